@@ -1,0 +1,97 @@
+"""Running a command as a user would: timed from the outside, its JSON lines stamped on arrival, never for ever."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from benchmarks.report import ROOT
+
+
+@dataclass
+class Finished:
+    """A command that has ended: its rows with their moment of arrival, how long it took, and how it left."""
+
+    command: list[str]
+    rows: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    seconds: float = 0.0
+    exit_code: int | None = None  # None: stopped at the limit
+    errors: str = ""
+
+    def last(self, kind: str, **fields: Any) -> tuple[float, dict[str, Any]] | None:
+        """The newest row of a kind with these fields, and the second it arrived."""
+        wanted = {"kind": kind, **fields}
+        return next((row for row in reversed(self.rows) if wanted.items() <= row[1].items()), None)
+
+
+def qfleet(*arguments: str) -> list[str]:
+    """The command line a user types, by its script when there is one."""
+    script = ROOT / "scripts" / "qfleet"
+    return [str(script), *arguments] if script.exists() else [sys.executable, "-m", "qfleet", *arguments]
+
+
+def run(command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None) -> Finished:
+    """Run to the end or to the limit, whichever is first."""
+    done = Finished(list(command))
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        begin = time.monotonic()
+        process = start(command, errors, env)
+        reader = threading.Thread(target=_collect, args=(process.stdout, begin, done.rows), daemon=True)
+        reader.start()
+        try:
+            done.exit_code = process.wait(limit_seconds)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            stop(process)
+        reader.join(10)
+        done.seconds = time.monotonic() - begin
+        done.errors = tail(errors)
+    return done
+
+
+def start(
+    command: Sequence[str], errors: IO[str], env: Mapping[str, str] | None = None, quiet: bool = False
+) -> "subprocess.Popen[str]":
+    """Begin a command in a process group of its own, so that all of it can be stopped."""
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})}
+    return subprocess.Popen(  # noqa: S603 - commands are made by the benchmarks themselves
+        list(command),
+        cwd=ROOT,
+        env=surroundings,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def tail(errors: IO[str]) -> str:
+    """The last of what a command said on stderr, without where this clone lives."""
+    errors.seek(0)
+    return errors.read()[-4000:].replace(str(ROOT), ".")
+
+
+def stop(process: "subprocess.Popen[str]") -> None:
+    """End what is left of a command's process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def _collect(stream: IO[str] | None, begin: float, rows: list[tuple[float, dict[str, Any]]]) -> None:
+    for line in stream or ():
+        moment = time.monotonic() - begin
+        with contextlib.suppress(json.JSONDecodeError):
+            row = json.loads(line)
+            if isinstance(row, dict):
+                rows.append((moment, row))

@@ -1,0 +1,20 @@
+"""qfleet: deep Q-networks from a laptop to a cluster, from one plan."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qfleet.plan import Plan, make_plan
+    from qfleet.run import Run, load, resume, train
+
+__all__ = ["Plan", "Run", "load", "make_plan", "resume", "train"]
+
+_HOMES = {"Plan": "qfleet.plan", "make_plan": "qfleet.plan"}
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first asked for, so that `qfleet --help` need not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'qfleet' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES.get(name, "qfleet.run")), name)

@@ -1,0 +1,7 @@
+"""`python -m qfleet`."""
+
+import sys
+
+from qfleet.cli import main
+
+sys.exit(main())

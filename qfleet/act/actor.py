@@ -1,0 +1,157 @@
+"""The actor: acts in its world and turns what happens into rollouts. Shapes: B lanes, A actions."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from qfleet.act.explore import Schedule
+from qfleet.act.policy import Policy
+from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World
+from qfleet.data.saved import (
+    FLAGS,
+    FLOATS,
+    restore_generator,
+    saved_array,
+    saved_count,
+    saved_numbers,
+    saved_value,
+)
+
+
+class Episodes:
+    """Adds up rewards per lane and hands out the episodes that ended."""
+
+    def __init__(self, lanes: int) -> None:
+        self.returns = np.zeros(lanes, np.float64)
+        self.lengths = np.zeros(lanes, np.int64)
+
+    def count(self, reward: Array, stepped: Array, ended: Array) -> list[tuple[float, int]]:
+        """Take one row in; (return, length) of each episode it ended."""
+        self.returns += reward * stepped
+        self.lengths += stepped
+        if not ended.any():
+            return []
+        done = [(float(self.returns[lane]), int(self.lengths[lane])) for lane in np.flatnonzero(ended)]
+        self.returns[ended] = 0.0
+        self.lengths[ended] = 0
+        return done
+
+
+class Actor:
+    """One policy in one world of B lanes. `send` starts a step everywhere, `receive` finishes it."""
+
+    def __init__(
+        self, world: World, policy: Policy, epsilon: Schedule, rng: np.random.Generator, *, worker: int = 0
+    ) -> None:
+        self.world, self.policy, self.epsilon, self.rng = world, policy, epsilon, rng
+        self.source = (worker, 0)
+        self.steps = self.sequence = 0
+        self.in_flight = 0  # steps sent but not yet received
+        self.episodes = Episodes(world.num)
+        self.last = np.zeros(world.num, np.bool_)
+        self.now: Step | None = None
+        self.action = np.zeros(world.num, np.int64)
+
+    def start(self) -> None:
+        """Begin the first episodes."""
+        self.now = self.world.reset()
+
+    def current(self) -> Step:
+        """What the world shows now."""
+        if self.now is None:
+            raise RuntimeError("the actor was not started")
+        return self.now
+
+    def send(self) -> None:
+        """Choose actions for what is seen and start the step."""
+        now = self.current()
+        self.action, _, _ = self.policy.act(now.obs, None, self.epsilon(self.steps), self.rng, now.mask)
+        self.in_flight = len(self.last) - int(self.last.sum())
+        self.world.send(self.action)
+
+    def receive(self) -> tuple[Rollout, list[tuple[float, int]]]:
+        """Finish the step: the row it makes, and the episodes it ended."""
+        was, now = self.current(), self.world.receive()
+        ended = (now.terminated | now.truncated) & ~self.last
+        finished = self.episodes.count(now.reward, ~self.last, ended)
+        newest = was.obs[:, -1] if self.world.spec.stack > 1 else was.obs
+        rollout = Rollout(
+            obs=newest[None],
+            action=self.action[None],
+            reward=now.reward[None],
+            discount=(~now.terminated).astype(np.float32)[None],
+            last=self.last[None],
+            source=(*self.source, self.sequence),
+            version=self.policy.version,
+            mask=None if was.mask is None else was.mask[None],
+        )
+        self.steps += self.in_flight
+        self.sequence += 1
+        self.in_flight = 0
+        self.now, self.last = now, ended
+        return rollout, finished
+
+    def state_dict(self) -> State:
+        """Between a receive and a send: the world, what it shows, and the counters."""
+        now = self.current()
+        return {
+            "world": self.world.state_dict(),
+            "obs": now.obs,
+            "mask": now.mask,
+            "last": self.last,
+            "returns": self.episodes.returns.copy(),
+            "lengths": self.episodes.lengths.copy(),
+            "steps": self.steps,
+            "sequence": self.sequence,
+            "rng": self.rng.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: State) -> Array:
+        """Come back; returns the lanes [B] that could not be brought back to the same observation.
+
+        Such a lane shows its old observation once more as a final one, so its episode ends as truncated; what the
+        world shows next there is the first observation of a new episode.
+        """
+        reached = self.world.load_state_dict(saved_value(state, "world"))
+        obs, mask = self._saved_sight(state, reached)
+        lanes = (self.world.num,)
+        self.last = saved_array(state, "last", FLAGS, lanes).copy()
+        self.episodes.returns[:] = saved_array(state, "returns", FLOATS, lanes)
+        self.episodes.lengths[:] = saved_numbers(state, "lengths", lanes, 0, 2**53)
+        self.steps, self.sequence = saved_count(state, "steps"), saved_count(state, "sequence")
+        restore_generator(self.rng, saved_value(state, "rng"))
+        same = (reached.obs == obs).reshape(len(self.last), -1).all(1)
+        lost: Array = ~same | ((reached.terminated | reached.truncated) != self.last)
+        if lost.any():
+            self._give_up(lost)
+        self.now = replace(reached, obs=obs, mask=mask)
+        return lost
+
+    def _saved_sight(self, state: State, reached: Step) -> tuple[Array, Array | None]:
+        obs = saved_array(state, "obs", reached.obs.dtype.kind, reached.obs.shape)
+        if obs.dtype != reached.obs.dtype:
+            raise ValueError(f"obs: expected {reached.obs.dtype}, got {obs.dtype}")
+        if reached.mask is None:
+            return obs, None
+        return obs, saved_array(state, "mask", FLAGS, reached.mask.shape)
+
+    def _give_up(self, lost: Array) -> None:
+        """What these lanes showed becomes a final observation; the world begins anew there."""
+        self.last = self.last | lost
+        self.episodes.returns[lost] = 0.0
+        self.episodes.lengths[lost] = 0
+        self.world.abandon(lost)
+
+
+def acting(actor: Actor, channel: Channel, board: Board) -> Iterator[Tick]:
+    """The actor as a worker: newest weights, act and send; then receive and hand over. Two ticks per step."""
+    while True:
+        if (fresh := board.read(actor.policy.version)) is not None:
+            actor.policy.load(*fresh)
+        actor.send()
+        yield Tick(busy=True)
+        rollout, finished = actor.receive()
+        while not channel.put(rollout):
+            yield Tick(busy=False)
+        yield Tick(busy=True, stats={"episodes": finished})

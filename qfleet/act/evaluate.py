@@ -1,0 +1,50 @@
+"""Evaluation: the greedy policy on worlds of its own, full episodes, raw rewards."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from qfleet.act.policy import Policy
+from qfleet.data import World
+
+MAX_LANES = 128
+# As many steps as an Atari game may have: a policy that never dies must not keep an evaluation for ever.
+MAX_EPISODE_STEPS = 27_000
+
+
+def lanes_for(episodes: int) -> int:
+    """How many worlds play side by side: each lane plays the same number, so short episodes are not favoured."""
+    rounds = math.ceil(episodes / MAX_LANES)
+    return math.ceil(episodes / rounds)
+
+
+def play(
+    policy: Policy,
+    world: World,
+    episodes: int,
+    *,
+    epsilon: float = 0.0,
+    rng: np.random.Generator | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> list[float]:
+    """Returns of `episodes` full episodes (at most MAX_EPISODE_STEPS long), lane by lane; fewer if `stop` says so."""
+    quota = math.ceil(episodes / world.num)
+    returns: list[list[float]] = [[] for _ in range(world.num)]
+    totals, lengths = np.zeros(world.num, np.float64), np.zeros(world.num, np.int64)
+    last = np.zeros(world.num, np.bool_)
+    now = world.reset()
+    while min(len(done) for done in returns) < quota and not stop():
+        action, _, _ = policy.act(now.obs, None, epsilon, rng if epsilon else None, now.mask)
+        world.send(action)
+        now = world.receive()
+        totals += now.reward
+        lengths += ~last
+        endless = lengths >= MAX_EPISODE_STEPS
+        if endless.any():
+            world.abandon(endless)
+        last = (now.terminated | now.truncated | endless) & ~last
+        for lane in np.flatnonzero(last):
+            returns[lane].append(float(totals[lane]))
+        totals[last] = lengths[last] = 0
+    return [value for rank in range(quota) for done in returns for value in done[rank : rank + 1]][:episodes]

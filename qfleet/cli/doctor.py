@@ -1,0 +1,111 @@
+"""`qfleet doctor`: is this machine ready?"""
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+from cyclopts import Parameter
+
+from qfleet.cli.say import say, say_columns, say_json, size
+from qfleet.cli.training import Out
+
+NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
+EXTRAS = {
+    "atari": "ale_py",
+    "box2d": "Box2D",
+    "minatar": "minatar",
+    "video": "imageio",
+    "plot": "matplotlib",
+    "tb": "tensorboardX",
+}
+LEAST_FREE_BYTES = 1_000_000_000
+
+
+class Finding(NamedTuple):
+    """One thing looked at; `code` is the exit code it asks for when it is not as it should be."""
+
+    name: str
+    ok: bool
+    detail: str
+    code: int = 1
+
+
+def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False) -> int:
+    """Look at versions, devices, memory, disk and extras. Exit code 0 when all is well."""
+    findings = [_python(), *map(_package, NEEDED), *_torch(), _cores(), _memory(), *_disk(Path(out)), *_extras()]
+    if json:
+        say_json([finding._asdict() for finding in findings])
+    else:
+        say_columns((each.name, "ok" if each.ok else "PROBLEM", each.detail) for each in findings)
+    bad = [each for each in findings if not each.ok]
+    if bad and not json:
+        say(f"\n{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
+    return max((each.code for each in bad), default=0)
+
+
+def _python() -> Finding:
+    return Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.system()}")
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, True, version(name))
+    except PackageNotFoundError:
+        return Finding(name, False, f"missing: pip install {name}")
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return [Finding("devices", False, f"torch cannot be imported: {error}")]
+    names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
+    if torch.backends.mps.is_available():
+        names.append("mps")
+    return [
+        Finding("devices", True, ", ".join(["cpu", *names])),
+        Finding("threads", True, f"torch uses {torch.get_num_threads()}; set runtime.threads to change it"),
+    ]
+
+
+def _cores() -> Finding:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Finding("cores", True, f"{usable} usable of {os.cpu_count()}")
+
+
+def _memory() -> Finding:
+    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    return Finding("memory", True, size(page * pages))
+
+
+def _disk(out: Path) -> list[Finding]:
+    folder = next(each for each in (out, *out.absolute().parents) if each.is_dir())
+    free = shutil.disk_usage(folder).free
+    return [
+        Finding("disk", free >= LEAST_FREE_BYTES, f"{size(free)} free in {folder}", 5),
+        _write_probe(folder),
+    ]
+
+
+def _write_probe(folder: Path) -> Finding:
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".qfleet-probe-") as file:
+            file.write(bytes(65_536))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return Finding("writing", False, f"cannot write in {folder}: {error.strerror}", 5)
+    return Finding("writing", True, f"a file was written and synced in {folder}")
+
+
+def _extras() -> list[Finding]:
+    return [
+        Finding(extra, True, "installed" if find_spec(module) else f'not installed: pip install "qfleet[{extra}]"')
+        for extra, module in EXTRAS.items()
+    ]

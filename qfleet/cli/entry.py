@@ -1,0 +1,90 @@
+"""From words to an exit code. Every error comes out in three sentences; tracebacks only with `--debug`."""
+
+import errno
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import CycloptsError
+
+from qfleet.cli.say import invocation, say_error
+from qfleet.errors import QfleetError, StorageError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141  # what the shell reports for any program whose reader went away
+DISK_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and answer with its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    token = invocation.set(tuple(words))
+    try:
+        return _run(words)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence()
+        return BROKEN_PIPE
+    except Exception as error:
+        return _fail(error, debug)
+    finally:
+        invocation.reset(token)
+
+
+def _run(words: list[str]) -> int:
+    from qfleet.cli.app import app
+    from qfleet.cli.words import translate
+
+    try:
+        code = app(words)
+    except CycloptsError as error:
+        raise translate(error) from error
+    sys.stdout.flush()
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    shown = _for_user(error)
+    try:
+        say_error(shown)
+    except BrokenPipeError:
+        _silence()
+    return shown.exit_code
+
+
+def _for_user(error: Exception) -> QfleetError:
+    if isinstance(error, QfleetError):
+        return error
+    if isinstance(error, OSError) and error.errno in DISK_SAYS_NO:
+        where = f" {error.filename}" if error.filename else ""
+        return StorageError(
+            f"the system refused a file operation{where}: {error.strerror}",
+            "The disk is full, failing or not yours to write.",
+            "Check free space and permissions: qfleet doctor",
+        )
+    return QfleetError(
+        f"{type(error).__name__}: {error}",
+        "This is a bug in qfleet, not in what you did.",
+        f"Please report it with {_write_log(error)}; --debug shows the traceback here.",
+    )
+
+
+def _write_log(error: Exception) -> str:
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="qfleet-bug-", suffix=".log", delete=False) as file:
+            traceback.print_exception(error, file=file)
+            return file.name
+    except OSError:
+        return "the output of --debug"
+
+
+def _silence() -> None:
+    # Python flushes standard output once more at exit; without this that flush would complain again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

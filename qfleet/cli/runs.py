@@ -1,0 +1,123 @@
+"""`qfleet runs`: list, show, diff, rm."""
+
+import sys
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+
+from qfleet.cli.groups import COMMANDS, LOOK
+from qfleet.cli.say import say, say_columns, say_json, size
+from qfleet.cli.training import Out, RunName
+from qfleet.errors import UsageError
+from qfleet.plan.draft import show as shown
+
+app = App(
+    name="runs",
+    help="List runs; show, compare or remove them.",
+    group=LOOK,
+    group_commands=COMMANDS,
+    help_epilogue="Example:\n  qfleet runs",
+)
+
+Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
+
+
+def list_all(*, out: Out = "runs", json: Json = False) -> int:
+    """List the runs in a folder, the newest first."""
+    from qfleet.watch import list_runs
+
+    found = list_runs(out)
+    if json:
+        say_json(found)
+    elif not found:
+        say(f"There is no run in {out} yet. Start one: qfleet train CartPole-v1")
+    else:
+        say_columns([_row(each) for each in found], ("run", "environment", "state", "steps", "best", "score", "age"))
+    return 0
+
+
+def show(run: RunName, /, *, out: Out = "runs", json: Json = False) -> int:
+    """Show one run: state, scores, checkpoints, size."""
+    from qfleet.watch import find_run, show_run
+
+    found = show_run(find_run(run, out))
+    if json:
+        say_json(found)
+        return 0
+    keys = ("name", "path", "env", "state", "steps", "best", "score")
+    status = found.get("status") or {}
+    say_columns(
+        [(key, shown(found[key])) for key in keys if found.get(key) is not None]
+        + [(key, shown(status[key])) for key in ("reason", "exit_code", "resume") if status.get(key) is not None]
+        + [("checkpoints", ", ".join(found["checkpoints"]) or "none"), ("size", size(found["bytes"]))]
+    )
+    return 0
+
+
+def diff(
+    first: Annotated[str, Parameter(name="RUN", help="A run.")],
+    second: Annotated[str, Parameter(name="OTHER", help="The run to compare it with.")],
+    /,
+    *,
+    out: Out = "runs",
+    json: Json = False,
+) -> int:
+    """Show the settings in which two runs differ."""
+    from qfleet.watch import diff_runs, find_run
+
+    a, b = find_run(first, out), find_run(second, out)
+    found = diff_runs(a, b)
+    if json:
+        say_json([{"path": path, "a": left, "b": right} for path, left, right in found])
+    elif not found:
+        say(f"{a.name} and {b.name} have equal plans.")
+    else:
+        say_columns([(path, shown(left), shown(right)) for path, left, right in found], ("setting", a.name, b.name))
+    return 0
+
+
+def remove(
+    *runs: Annotated[str, Parameter(name="RUN", help="One or more runs.")],
+    out: Out = "runs",
+    yes: Annotated[bool, Parameter(help="Do not ask.", show_default=False)] = False,
+) -> int:
+    """Delete runs and all their checkpoints, after asking."""
+    if not runs:
+        raise UsageError("qfleet runs rm needs RUN", "RUN says what to delete, and it is missing.", "See: qfleet runs")
+    from qfleet.watch import find_run, remove_run
+
+    paths = [find_run(run, out) for run in runs]
+    if not yes:
+        _ask(", ".join(map(str, paths)))
+    for path in paths:
+        remove_run(path)
+        say(f"removed {path}")
+    return 0
+
+
+def _ask(what: str) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError(
+            f"{what} would be deleted", "There is nobody to ask: standard input is no terminal.", "Add --yes to delete."
+        )
+    if input(f"Delete {what}? Type yes: ").strip() != "yes":
+        raise UsageError("nothing was deleted", "The answer was not yes.", "Type yes, or give --yes.")
+
+
+def _row(run: dict[str, Any]) -> tuple[object, ...]:
+    scores = ["-" if run.get(key) is None else f"{run[key]:.1f}" for key in ("best", "score")]
+    return run["name"], run["env"], run["state"], run["steps"], *scores, _age(run["age_seconds"])
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+app.default(list_all)
+app.command(list_all, name=("list", "ls"), help_epilogue="Example:\n  qfleet runs list --out experiments")
+app.command(show, help_epilogue="Example:\n  qfleet runs show latest")
+app.command(diff, help_epilogue="Example:\n  qfleet runs diff cartpole-dqn-0001 cartpole-dqn-0002")
+app.command(remove, name="rm", help_epilogue="Example:\n  qfleet runs rm cartpole-dqn-0001 --yes")

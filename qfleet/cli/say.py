@@ -1,0 +1,51 @@
+"""Words to the user: clean of control characters, aligned, on the right stream."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from qfleet.errors import QfleetError
+
+# The words of the present command, for provenance.
+invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
+
+
+def clean(text: str) -> str:
+    """Text that cannot move the cursor or recolour the terminal: run names and ids may come from anywhere."""
+    return "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in text)
+
+
+def say(text: str = "", *, to_stderr: bool = False) -> None:
+    """One message; with JSON on standard output, words for people go to standard error."""
+    print(clean(text), file=sys.stderr if to_stderr else sys.stdout)
+
+
+def say_json(value: Any) -> None:
+    """One JSON value, for programs."""
+    print(json.dumps(value, indent=2, default=str))
+
+
+def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
+    """Rows in aligned columns, never cut, so that they can be searched and piped."""
+    table = [tuple(map(str, row)) for row in ([header] if header else []) + list(rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def say_error(error: QfleetError) -> None:
+    """What happened, why, and what to do."""
+    parts = (("error: ", error.what), ("  why: ", error.why), ("   do: ", error.fix))
+    lines = [label + clean(text).replace("\n", "\n       ") for label, text in parts if text]
+    print("\n".join(lines), file=sys.stderr)
+
+
+def size(count: float) -> str:
+    """Bytes as people read them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,44 @@
+"""`qfleet env check`: does an environment keep its promises, and how fast is it?"""
+
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from qfleet.cli.groups import COMMANDS, PREPARE
+from qfleet.cli.say import say_columns, say_json
+from qfleet.cli.words import compose_words
+from qfleet.errors import EnvError
+
+app = App(
+    name="env",
+    help="Look at environments.",
+    group=PREPARE,
+    group_commands=COMMANDS,
+    help_epilogue="Example:\n  qfleet env check CartPole-v1",
+)
+
+
+def check(
+    *words: Annotated[str, Parameter(name="ENV", help="Environment id, then any settings env.PATH=value.")],
+    json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
+) -> int:
+    """Check an environment: spaces, contract, determinism, exact re-driving, speed."""
+    env = compose_words(words, None, None).plan.env
+    from qfleet.envs import check_env
+
+    found = check_env(env)
+    if json:
+        say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in found])
+    else:
+        say_columns([(name, "ok" if ok else "FAILED", detail) for name, ok, detail in found])
+    failed = [name for name, ok, _ in found if not ok]
+    if failed:
+        raise EnvError(
+            f"{env.id} fails {', '.join(failed)}",
+            "Training on it would be wrong, inexact or impossible.",
+            "Mend the environment; the lines above say what was seen.",
+        )
+    return 0
+
+
+app.command(check, help_epilogue="Example:\n  qfleet env check CartPole-v1\n  qfleet env check my_env.py:MyEnv")

@@ -1,0 +1,73 @@
+"""Reading saved state with suspicion: what is not as it was written is a ValueError naming the field. B lanes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from qfleet.data.types import Array, State
+from qfleet.errors import UsageError
+
+INTEGERS, FLOATS, FLAGS = "iu", "f", "b"
+_PHILOX_WORDS = 4
+
+
+def saved_array(state: State, name: str, kinds: str, shape: tuple[int | None, ...]) -> Array:
+    """One array of these dtype kinds and this shape (None: any length); floats must be finite."""
+    array = saved_value(state, name)
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in kinds:
+        raise ValueError(f"{name}: expected an array of kind {kinds!r}, got {_described(array)}")
+    fits = len(shape) == array.ndim and all(want in (None, got) for want, got in zip(shape, array.shape, strict=True))
+    if not fits:
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError(f"{name}: expected finite numbers")
+    return array
+
+
+def saved_numbers(state: State, name: str, shape: tuple[int | None, ...], low: int, high: int) -> Array:
+    """An array of integers from `low` to `high`."""
+    array = saved_array(state, name, INTEGERS, shape)
+    if array.size and not (low <= int(array.min()) and int(array.max()) <= high):
+        raise ValueError(f"{name}: expected {low} to {high}, got {int(array.min())} to {int(array.max())}")
+    return array
+
+
+def saved_count(state: State, name: str, high: int = 2**53) -> int:
+    """One integer from 0 to `high`."""
+    value = saved_value(state, name)
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= high:
+        raise ValueError(f"{name}: expected an integer from 0 to {high}, got {_described(value)}")
+    return int(value)
+
+
+def saved_value(state: State, name: str) -> Any:
+    """A field of any kind, if it is there."""
+    if not isinstance(state, Mapping) or name not in state:
+        raise ValueError(f"{name} is missing")
+    return state[name]
+
+
+def restore_generator(generator: np.random.Generator, state: State) -> None:
+    """Put a generator's state back."""
+    # NumPy takes any position and would read outside the buffer.
+    if isinstance(generator.bit_generator, np.random.Philox):
+        saved_count(state, "buffer_pos", _PHILOX_WORDS)
+    try:
+        generator.bit_generator.state = state
+    except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
+        raise ValueError(f"the generator's state does not fit: {error!r}") from error
+
+
+def check_lanes(saved: int, num: int) -> None:
+    """A saved world fits only a world with as many lanes."""
+    if saved != num:
+        raise UsageError(
+            f"env.num={num}, but the checkpoint holds {saved} environments.",
+            "An environment's episode can only be continued in a lane of its own.",
+            f"Resume with env.num={saved}.",
+        )
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else repr(value)[:60]

@@ -1,0 +1,150 @@
+"""What travels between rooms. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[Any]
+# Whatever must survive a restart: a tree of dicts whose leaves are JSON values or NumPy arrays.
+State: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shapes and dtypes of a world. `obs` is what is stored per step; with `stack` > 1 a policy sees that many."""
+
+    obs: tuple[int, ...]
+    dtype: str
+    actions: tuple[int, ...]
+    stack: int = 1
+    masked: bool = False
+    state: tuple[int, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one observation as the network sees it."""
+        return (self.stack, *self.obs) if self.stack > 1 else self.obs
+
+    @property
+    def num_actions(self) -> int:
+        """How many actions the network values."""
+        return int(np.prod(self.actions))
+
+
+@dataclass(slots=True)
+class Step:
+    """A world's answer for all lanes. One that ended shows its final observation; the next answer is its reset."""
+
+    obs: Array  # [B, *input_shape]
+    reward: Array  # [B] float32
+    terminated: Array  # [B] bool
+    truncated: Array  # [B] bool
+    mask: Array | None = None  # [B, A] bool, True = allowed
+
+
+@dataclass(slots=True)
+class Rollout:
+    """Raw steps from one actor, time-major. A row whose `last` is set holds a final observation and is not a step."""
+
+    obs: Array  # [T, B, *spec.obs]
+    action: Array  # [T, B] int64
+    reward: Array  # [T, B] float32, raw
+    discount: Array  # [T, B] float32, the world's own: 1 or 0
+    last: Array  # [T, B] bool
+    source: tuple[int, int, int]  # (worker, incarnation, sequence)
+    version: int
+    mask: Array | None = None  # [T, B, A] bool
+    state: Array | None = None
+    priority: Array | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a learner learns from; n-step and gamma are already folded into reward and discount."""
+
+    obs: Array  # [N, *input_shape]
+    action: Array  # [N] int64
+    reward: Array  # [N] float32
+    discount: Array  # [N] float32
+    next_obs: Array  # [N, *input_shape]
+    weight: Array  # [N] float32
+    ids: Array  # [N] int64
+    next_mask: Array | None = None  # [N, A] bool
+
+
+@dataclass(slots=True)
+class Report:
+    """What one update has to say."""
+
+    loss: float
+    priority: Array  # [N] float32
+    stats: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Tick:
+    """One unit of a worker's work: did it do anything, and what is worth telling."""
+
+    busy: bool
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class World(Protocol):
+    """Several copies of one environment stepped together; ended lanes reset on their next step (NEXT_STEP)."""
+
+    spec: Spec
+    num: int
+
+    def reset(self) -> Step:
+        """Begin the first episode in every lane."""
+        ...
+
+    def send(self, action: Array) -> None:
+        """Start one step in every lane; the action of a lane that just ended is ignored."""
+        ...
+
+    def receive(self) -> Step:
+        """Finish the step begun by `send`."""
+        ...
+
+    def abandon(self, lanes: Array) -> None:
+        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
+        ...
+
+    def state_dict(self) -> State:
+        """Everything needed to come back to this very moment."""
+        ...
+
+    def load_state_dict(self, state: State) -> Step:
+        """Come back, by restoring or re-driving; the answer shows the observations reached."""
+        ...
+
+    def close(self) -> None:
+        """Let go of processes, threads and memory."""
+        ...
+
+
+class Channel(Protocol):
+    """Carries Rollouts; never blocks."""
+
+    def put(self, rollout: Rollout) -> bool:
+        """Hand one over; False when there is no room."""
+        ...
+
+    def get(self) -> Rollout | None:
+        """The oldest one waiting, if any."""
+        ...
+
+
+class Board(Protocol):
+    """Holds the newest weights; never blocks."""
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Replace what readers see."""
+        ...
+
+    def read(self, newer_than: int) -> tuple[int, Any] | None:
+        """The newest weights, if they are newer."""
+        ...

@@ -1,0 +1,161 @@
+"""How qfleet sees a Gymnasium environment: array observations, one discrete action. C channels, A actions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from qfleet.data import Array
+from qfleet.errors import UsageError
+
+DEFAULT_BINS = 5
+MAX_JOINT_ACTIONS = 10_000
+_FLATTENED = (spaces.Dict, spaces.Tuple, spaces.MultiDiscrete, spaces.MultiBinary)
+
+
+class OutsideSpace(Exception):
+    """An environment returned something its own space does not contain."""
+
+    def __init__(self, field: str, expected: str, got: str) -> None:
+        super().__init__(field, expected, got)
+        self.field, self.expected, self.got = field, expected, got
+
+
+@dataclass(frozen=True, slots=True)
+class ObsAdapter:
+    """Turns what the environment shows into an array of `shape`, to be stored as `dtype`."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    encode: Callable[[Any], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ActionAdapter:
+    """Turns one joint action index into what the environment takes; `counts` are the choices per dimension."""
+
+    counts: tuple[int, ...]
+    decode: Callable[[int], Any]
+
+
+def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
+    """The adapter for an observation space."""
+    if isinstance(space, spaces.Box):
+        return _box_obs(space)
+    if isinstance(space, spaces.Discrete):
+        return _one_hot(space)
+    if isinstance(space, _FLATTENED) and space.is_np_flattenable:
+        return _flat_obs(space)
+    raise UsageError(
+        f"env.id={name!r} has observations of type {type(space).__name__}.",
+        "qfleet takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these.",
+        "Wrap the environment so that its observation is an array of fixed shape.",
+    )
+
+
+def _box_obs(space: spaces.Box) -> ObsAdapter:
+    shape, kind = space.shape, space.dtype
+    stored = shape or (1,)
+    # Networks divide bytes by 255, so True is stored as 255 and seen as exactly 1.
+    scale = 255 if kind == np.bool_ else None
+    dtype = "uint8" if kind in (np.uint8, np.bool_) else "float32"
+
+    def encode(obs: Any) -> Array:
+        array = np.asarray(obs)
+        if array.shape != shape:
+            raise OutsideSpace("observation shape", str(shape), str(array.shape))
+        if array.dtype != kind and not np.can_cast(array.dtype, kind, "same_kind"):
+            raise OutsideSpace("observation dtype", str(kind), str(array.dtype))
+        if scale:
+            array = array.astype(np.uint8) * np.uint8(scale)
+        return array.reshape(stored)
+
+    return ObsAdapter(stored, dtype, encode)
+
+
+def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
+    size, start = int(space.n), int(space.start)
+    rows = np.eye(size, dtype=np.float32)
+
+    def encode(obs: Any) -> Array:
+        array = np.asarray(obs)
+        if array.size != 1 or array.dtype.kind not in "iu" or not 0 <= int(array.item()) - start < size:
+            raise OutsideSpace("observation", f"an integer from {start} to {start + size - 1}", repr(obs))
+        row: Array = rows[int(array.item()) - start]
+        return row
+
+    return ObsAdapter((size,), "float32", encode)
+
+
+def _flat_obs(space: spaces.Space[Any]) -> ObsAdapter:
+    shape = (spaces.flatdim(space),)
+
+    def encode(obs: Any) -> Array:
+        try:
+            array = np.asarray(spaces.flatten(space, obs), np.float32)
+        except (KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError) as error:
+            raise OutsideSpace("observation", str(space), f"{type(obs).__name__} ({error!r})") from error
+        if array.shape != shape:
+            raise OutsideSpace("observation size when flattened", str(shape), str(array.shape))
+        return array
+
+    return ObsAdapter(shape, "float32", encode)
+
+
+def adapt_actions(space: spaces.Space[Any], bins: int | None, name: str) -> ActionAdapter:
+    """The adapter for an action space; `bins` is the plan's `env.bins`."""
+    if isinstance(space, spaces.Box):
+        return _binned(space, bins, name)
+    if bins is not None:
+        raise UsageError(
+            f"env.bins={bins} has no effect on {name}.",
+            f"Its actions are discrete already ({space}).",
+            "Remove env.bins.",
+        )
+    if isinstance(space, spaces.Discrete):
+        start = int(space.start)
+        return ActionAdapter((int(space.n),), lambda index: index + start)
+    if isinstance(space, spaces.MultiDiscrete):
+        nvec, first = np.ravel(space.nvec), np.ravel(space.start)
+        levels = [np.arange(low, low + count) for low, count in zip(first, nvec, strict=True)]
+        return _joint(levels, space, f"env.id={name!r}", "Wrap the environment so that it offers fewer joint actions.")
+    if isinstance(space, spaces.MultiBinary):
+        levels = [np.arange(2)] * int(np.prod(space.shape))
+        return _joint(levels, space, f"env.id={name!r}", "Wrap the environment so that it offers fewer joint actions.")
+    raise UsageError(
+        f"env.id={name!r} has actions of type {type(space).__name__}.",
+        "A Q-network values each action of a finite set: Discrete, MultiDiscrete, MultiBinary, or a Box cut into bins.",
+        "Wrap the environment so that its action space is one of these.",
+    )
+
+
+def _binned(space: spaces.Box, bins: int | None, name: str) -> ActionAdapter:
+    if not space.is_bounded():
+        raise UsageError(
+            f"env.id={name!r} has a Box action space without finite bounds ({space}).",
+            "env.bins places its points between the lowest and the highest action.",
+            "Wrap the environment so that every action dimension has finite bounds.",
+        )
+    count = bins or DEFAULT_BINS
+    low, high = np.ravel(space.low).astype(np.float64), np.ravel(space.high).astype(np.float64)
+    levels = [np.linspace(a, b, count) for a, b in zip(low, high, strict=True)]
+    fits = int(MAX_JOINT_ACTIONS ** (1 / max(len(levels), 1)) + 1e-9)
+    lower = f"Set env.bins={fits} or lower." if fits >= 2 else "Wrap the environment so that it has fewer dimensions."
+    return _joint(levels, space, f"env.bins={count} on {name}", lower)
+
+
+def _joint(levels: list[Array], space: spaces.Space[Any], what: str, fix: str) -> ActionAdapter:
+    counts = tuple(len(level) for level in levels)
+    total = int(np.prod([int(count) for count in counts], dtype=object))
+    if total > MAX_JOINT_ACTIONS:
+        raise UsageError(
+            f"{what} makes {total:,} joint actions (dimensions {' x '.join(map(str, counts))}).",
+            f"The network would need an output for each of them; the limit is {MAX_JOINT_ACTIONS:,}.",
+            fix,
+        )
+    grid = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape((total, *(space.shape or ())))
+    table = grid.astype(space.dtype)  # [A, *action shape]
+    # A copy, so that an environment that writes into its action cannot change the table.
+    return ActionAdapter(counts, lambda index: table[index].copy())

@@ -1,0 +1,214 @@
+"""Atari through ALE's own vector environment: its threads step, resize and stack frames. B lanes, S frame size."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from qfleet.data import Array, Spec, State, Step
+from qfleet.data.saved import FLAGS, saved_array
+from qfleet.envs.episodes import Episodes
+from qfleet.errors import UsageError
+from qfleet.plan.schema import Scalar
+
+STACK = 4
+FRAME_SIZE = 84
+# What may be changed about the native environment; everything else is fixed by how frames are stored.
+OPTIONS = (
+    "episodic_life",
+    "frameskip",
+    "full_action_space",
+    "max_num_frames_per_episode",
+    "maxpool",
+    "noop_max",
+    "use_fire_reset",
+)
+_STICKY_ID = re.compile(r"ALE/\w+-v5")
+_PLAIN_ID = re.compile(r"\w+NoFrameskip-v4")
+
+
+def is_atari(name: str) -> bool:
+    """Does this id mean the standard Atari task?"""
+    return bool(_STICKY_ID.fullmatch(name) or _PLAIN_ID.fullmatch(name))
+
+
+def register() -> None:
+    """Make ALE's ids known to Gymnasium."""
+    try:
+        import ale_py
+    except ImportError as error:
+        raise UsageError(
+            "Atari environments need the package ale-py.",
+            f"Importing it failed: {error}.",
+            'Install it: pip install "qfleet[atari]"',
+        ) from error
+    gym.register_envs(ale_py)
+
+
+class Atari:
+    """One game in many lanes: grey frames of S x S, stacks of 4 padded with zeros, raw rewards, whole games.
+
+    ALE loads the ROM anew when it is given a seed, which takes as long as a hundred steps or more. So a seed serves
+    the episodes of at least `reseed_steps` steps (0: one episode), and all actions since are recorded.
+    """
+
+    def __init__(
+        self,
+        game: str,
+        num: int,
+        *,
+        seed: int,
+        stream: int,
+        sticky: float,
+        frame_size: int | None = None,
+        threads: int = 1,
+        reseed_steps: int = 0,
+        options: dict[str, Scalar] | None = None,
+    ) -> None:
+        size = frame_size or FRAME_SIZE
+        self.num, self._reseed_steps = num, reseed_steps
+        self._env = _native(game, num, size, sticky, threads, options or {})
+        self.spec = Spec((size, size), "uint8", (int(self._env.single_action_space.n),), stack=STACK)
+        self._episodes = Episodes(num, seed, stream)
+        self._sent: Array | None = None
+        self._abandoned = np.zeros(num, bool)
+        self._last = self._blank(np.zeros((num, STACK, size, size), np.uint8))
+
+    def reset(self) -> Step:
+        """Begin the first episode in every lane."""
+        self._finish()
+        self._episodes.rewind()
+        self._abandoned = np.zeros(self.num, bool)
+        seeds = self._episodes.begin(np.ones(self.num, bool))
+        self._last = self._blank(self._env.reset(seed=seeds)[0])
+        return self._last
+
+    def send(self, action: Array) -> None:
+        """Hand the actions to the native threads, which begin at once."""
+        self._sent = np.array(action, np.int64)
+        self._env.send(self._sent)
+
+    def receive(self) -> Step:
+        """Wait for the native threads; a lane that ended is reset again with a new seed when that is due."""
+        if self._sent is None:
+            raise RuntimeError("receive() without send()")
+        fresh = self._last.terminated | self._last.truncated
+        # The step in which a lane resets itself is recorded too: driving again has to take it as well.
+        self._episodes.record(self._sent, np.ones(self.num, bool))
+        self._last = self._take()
+        # The native environment goes on with an episode that was given up: what it answered there is overwritten.
+        due = self._abandoned | (fresh & (self._episodes.length > self._reseed_steps))
+        self._abandoned = np.zeros(self.num, bool)
+        if due.any():
+            self._episodes.begin(due)
+            self._reseed(due)
+        return self._last
+
+    def abandon(self, lanes: Array) -> None:
+        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
+        self._require_idle()
+        self._abandoned = self._abandoned | lanes
+        self._last = replace(self._last, truncated=self._last.truncated | lanes)
+
+    def state_dict(self) -> State:
+        """Each lane's seed and the actions since; `ended` marks lanes that reset on their next step."""
+        self._require_idle()
+        ended = self._last.terminated | self._last.truncated
+        return {**self._episodes.state_dict(), "ended": ended, "abandoned": self._abandoned.copy()}
+
+    def load_state_dict(self, state: State) -> Step:
+        """Drive the lanes again so that all arrive together: one with fewer actions begins later."""
+        self._finish()
+        # An action outside the game's would make the native environment wait for ever.
+        self._episodes.load_state_dict(state, self.spec.num_actions)
+        abandoned = saved_array(state, "abandoned", FLAGS, (self.num,)).copy()
+        start = int(self._episodes.length.max()) - self._episodes.length  # [B]
+        script = self._script(start)
+        self._last = self._blank(self._env.reset(seed=self._episodes.seed)[0])
+        for now, action in enumerate(script):
+            self._reseed(start == now)
+            self._env.send(action)
+            self._last = self._take()
+        self._reseed(start == len(script))
+        self._abandoned = abandoned
+        self._last.truncated |= abandoned
+        return self._last
+
+    def render(self) -> Array:
+        """The first lane's newest frame in three equal channels, enlarged."""
+        frame = self._last.obs[0, -1].repeat(4, axis=0).repeat(4, axis=1)
+        return np.stack([frame] * 3, axis=-1)
+
+    def close(self) -> None:
+        """Let go of the native threads."""
+        if self._env is not None:
+            self._finish()
+            self._env.close()
+            self._env = None
+
+    def _script(self, start: Array) -> Array:  # [T, B]; no-ops until a lane begins
+        length = int(self._episodes.length.max())
+        script = np.zeros((length, self.num), np.int64)
+        for lane in range(self.num):
+            script[start[lane] :, lane] = self._episodes.actions(lane)
+        return script
+
+    def _reseed(self, lanes: Array) -> None:
+        if not lanes.any():
+            return
+        obs = self._env.reset(seed=self._episodes.seed[lanes], options={"reset_mask": lanes})[0]
+        self._last.obs[lanes] = obs[lanes]
+        self._last.reward[lanes] = 0
+        self._last.terminated[lanes] = self._last.truncated[lanes] = False
+
+    def _take(self) -> Step:
+        # The native environment hands out a new buffer each time, so nothing is copied.
+        obs, reward, terminated, truncated, _ = self._env.recv()
+        self._sent = None
+        return Step(obs, reward.astype(np.float32), terminated, truncated)
+
+    def _finish(self) -> None:
+        if self._sent is not None:
+            self._take()
+
+    def _require_idle(self) -> None:
+        if self._sent is not None:
+            raise RuntimeError("a step is under way: call receive() first")
+
+    def _blank(self, obs: Array) -> Step:
+        return Step(obs, np.zeros(self.num, np.float32), np.zeros(self.num, bool), np.zeros(self.num, bool))
+
+
+def atari_game(name: str) -> tuple[str, float]:
+    """The ROM and the sticky-action probability that an Atari id means; its own frame skip is not used."""
+    register()
+    kwargs = gym.spec(name).kwargs
+    return str(kwargs["game"]), float(kwargs["repeat_action_probability"])
+
+
+def _native(game: str, num: int, size: int, sticky: float, threads: int, options: dict[str, Scalar]) -> Any:
+    register()
+    from ale_py.vector_env import AtariVectorEnv
+
+    wrong = sorted(set(options) - set(OPTIONS))
+    if wrong:
+        raise UsageError(
+            f"env.options.{wrong[0]}={options[wrong[0]]!r} has no effect on Atari.",
+            f"The native Atari environment takes {', '.join(OPTIONS)}.",
+            f"Remove env.options.{wrong[0]}; stickiness is env.sticky and the frame's side env.frame_size.",
+        )
+    # No fire at reset: gymnasium's AtariPreprocessing does not press it either, so frames compare equal.
+    settings: dict[str, Any] = {"noop_max": 30, "use_fire_reset": False, "episodic_life": False, **options}
+    return AtariVectorEnv(
+        game,
+        num,
+        num_threads=threads,
+        repeat_action_probability=sticky,
+        img_height=size,
+        img_width=size,
+        stack_num=STACK,
+        reward_clipping=False,
+        **settings,
+    )

@@ -1,0 +1,219 @@
+"""From an `env.id` to a function that makes one environment."""
+
+import contextlib
+import difflib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium as gym
+
+from qfleet.envs import atari, minatar
+from qfleet.envs.lanes import AnyEnv
+from qfleet.errors import EnvError, QfleetError, UsageError
+from qfleet.plan.schema import Env
+
+_EXTRAS = {
+    "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
+    "atari": ("ALE/", "NoFrameskip"),
+    "minatar": ("MinAtar/",),
+}
+
+
+def find(env: Env, render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    """What makes one copy of the plan's environment; `env.options` go to it as keyword arguments."""
+    path, _, name = env.id.rpartition(":")
+    if path.endswith(".py"):
+        return _guarded(env, _from_file(env.id, Path(path), name), render_mode)
+    if env.id.startswith("MinAtar/"):
+        return _guarded(env, _minatar(env.id), render_mode)
+    return _guarded(env, _registered(env.id), render_mode)
+
+
+def absolute_id(env_id: str) -> str:
+    """`file.py:Class` with the file's absolute path, so that it means the same in every folder; others as they are."""
+    path, _, name = env_id.rpartition(":")
+    return f"{Path(path).resolve()}:{name}" if path.endswith(".py") else env_id
+
+
+def called(env: Env, make: Callable[[], AnyEnv]) -> Callable[[], AnyEnv]:
+    """The user's own function, with its failures named."""
+    if env.options:
+        raise UsageError(
+            f"env.options={env.options} has no effect.",
+            "The environment is made by your own function, which takes no arguments.",
+            "Remove env.options, or use the values inside the function.",
+        )
+    return _guarded(env, make)
+
+
+def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    options: dict[str, Any] = dict(env.options)
+    if render_mode is not None:
+        options["render_mode"] = render_mode
+
+    def made() -> AnyEnv:
+        try:
+            return make(**options)
+        except QfleetError:
+            raise
+        except gym.error.DependencyNotInstalled as error:
+            raise UsageError(
+                f"env.id={env.id!r} needs a package that is not installed.", f"{error}.", _extra_fix(env.id)
+            ) from error
+        except Exception as error:
+            raise _not_made(env, render_mode, error) from error
+
+    return made
+
+
+def _not_made(env: Env, render_mode: str | None, error: Exception) -> QfleetError:
+    if isinstance(error, TypeError) and render_mode and "render_mode" in str(error):
+        return UsageError(
+            f"env.id={env.id!r} cannot be recorded: its constructor takes no render_mode.",
+            f"Making it with render_mode={render_mode!r} said: {error}.",
+            f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
+        )
+    if isinstance(error, TypeError) and env.options:
+        return UsageError(
+            f"env.options={env.options} was refused by {env.id!r}.",
+            f"Making the environment said: {error}.",
+            "Options are keyword arguments of the environment's constructor: correct or remove them.",
+        )
+    return EnvError(
+        f"{env.id}: the environment could not be made: {type(error).__name__}: {error}",
+        "The exception came from its own constructor.",
+        "Mend the environment; its own traceback is this error's cause.",
+    )
+
+
+def _registered(name: str) -> Callable[..., AnyEnv]:
+    module, _, plain = name.rpartition(":")
+    if module:
+        _import(name, module)
+    try:
+        entry = gym.spec(plain).entry_point
+    except gym.error.Error as error:
+        raise unknown(plain) from error
+    if str(entry).startswith("ale_py"):
+        raise UsageError(
+            f"env.id={name!r} is an Atari id without the standard preprocessing.",
+            "qfleet plays ALE/X-v5 (sticky) and XNoFrameskip-v4 (not sticky), both with 4 frames per step.",
+            "Use one of these two, with env.sticky= to change the stickiness.",
+        )
+
+    def make(**options: Any) -> AnyEnv:
+        # qfleet checks what comes out itself, once for all lanes; gymnasium's checker would slow every step.
+        return gym.make(plain, disable_env_checker=True, **options)
+
+    return make
+
+
+def _minatar(name: str) -> Callable[..., AnyEnv]:
+    if name not in minatar.IDS:
+        raise unknown(name)
+    game, minimal = minatar.IDS[name]
+
+    def make(**options: Any) -> AnyEnv:
+        return minatar.MinAtar(game, minimal=minimal, **options)
+
+    return make
+
+
+def unknown(name: str) -> UsageError:
+    """No such id: the nearest ones, and what may have to be installed."""
+    with contextlib.suppress(UsageError):
+        atari.register()  # so that Atari ids can be suggested
+    ids = [*gym.registry, *minatar.IDS]
+    stem, heads = name.rpartition("/")[2].lower(), {i: i.rpartition("/")[2].lower() for i in ids}
+    near = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
+    near += [i for i in ids if heads[i].startswith(stem.split("-")[0]) and i not in near][-3:]
+    extra = _extra_fix(name) if any(name.startswith(p) or p in name for ps in _EXTRAS.values() for p in ps) else ""
+    return UsageError(
+        f"env.id={name!r} is not a known environment.",
+        f"The nearest known ids are {', '.join(near)}." if near else "No known id is like it.",
+        extra
+        or "Use a known id, module:Id for one that a module registers, or path/to/file.py:ClassName for your own.",
+    )
+
+
+def _extra_fix(name: str) -> str:
+    for extra, parts in _EXTRAS.items():
+        if any(part in name for part in parts):
+            return f'Install what is missing: pip install "qfleet[{extra}]"'
+    return "Install the package that the message names."
+
+
+def _import(name: str, module: str) -> None:
+    # At the end: what is installed means the same in every folder.
+    _stay_importable(str(Path.cwd()))
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(
+            f"env.id={name!r}: the module {module!r} could not be imported.",
+            f"Python said: {error}.",
+            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
+        ) from error
+
+
+def _from_file(name: str, path: Path, attribute: str) -> Callable[..., AnyEnv]:
+    if not path.is_file():
+        raise UsageError(
+            f"env.id={name!r}: there is no file {path}.",
+            "An own environment is given as path/to/file.py:ClassName.",
+            "Correct the path; it is relative to the folder the command runs in.",
+        )
+    module = _load(name, path)
+    make = getattr(module, attribute, None)
+    if not callable(make):
+        offered = sorted(key for key, value in vars(module).items() if _is_env_class(value, module))
+        raise UsageError(
+            f"env.id={name!r}: {path} has no class or function {attribute!r}.",
+            f"Its environment classes are: {', '.join(offered) or 'none'}.",
+            "Name a gymnasium.Env class, or a function that returns one, after the colon.",
+        )
+    return make  # type: ignore[no-any-return]
+
+
+def _is_env_class(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type) and issubclass(value, gym.Env) and value.__module__ == module.__name__
+
+
+def _stay_importable(folder: str) -> None:
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+@contextlib.contextmanager
+def _importable(folder: str) -> Iterator[None]:
+    """Imports find this folder's modules first, as in a script that lies there; later, lazy ones find them last."""
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        _stay_importable(folder)
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    key = f"qfleet_own_{path.stem}"
+    spec = importlib.util.spec_from_file_location(key, path.resolve())
+    if spec is None or spec.loader is None:
+        raise UsageError(f"env.id={name!r}: {path} cannot be loaded.", "It is not Python source.", "Give a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[key] = module  # dataclasses and the like look their own module up
+    try:
+        with _importable(str(path.resolve().parent)):
+            spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[key]
+        raise EnvError(
+            f"{name}: running {path} raised {type(error).__name__}: {error}",
+            "The file must run without errors before its environment can be made.",
+            "Mend the file; its own traceback is this error's cause.",
+        ) from error
+    return module

@@ -1,0 +1,80 @@
+"""Choosing the world for a plan."""
+
+from collections.abc import Callable
+
+import gymnasium as gym
+
+from qfleet.data import World
+from qfleet.envs.atari import Atari, atari_game, is_atari, register
+from qfleet.envs.cartpole import CartPole
+from qfleet.envs.episodes import TRAIN
+from qfleet.envs.find import called, find, unknown
+from qfleet.envs.lanes import AnyEnv, Lanes
+from qfleet.errors import UsageError
+from qfleet.plan.schema import Env
+
+_CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
+# In training a fresh Atari seed costs time; in evaluation every episode has one of its own.
+_RESEED_STEPS = 1_000
+_CARTPOLE_OPTIONS = {"max_episode_steps", "sutton_barto_reward"}
+
+
+def make_world(
+    env: Env,
+    *,
+    seed: int,
+    stream: int,
+    num: int | None = None,
+    make: Callable[[], AnyEnv] | None = None,
+    threads: int = 1,
+    render_mode: str | None = None,
+) -> World:
+    """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds."""
+    num = num or env.num
+    if make is None and is_atari(env.id):
+        return _atari(env, num, seed, stream, threads)
+    _refuse_atari_settings(env)
+    if make is None and render_mode is None and env.id in _CARTPOLE_STEPS and env.options.keys() <= _CARTPOLE_OPTIONS:
+        return _cartpole(env, num, seed, stream)
+    factory = called(env, make) if make else find(env, render_mode)
+    return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
+
+
+def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
+    if env.bins is not None:
+        raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
+    register()
+    if env.id not in gym.registry:
+        raise unknown(env.id)
+    game, sticky = atari_game(env.id)
+    return Atari(
+        game,
+        num,
+        seed=seed,
+        stream=stream,
+        sticky=sticky if env.sticky is None else env.sticky,
+        frame_size=env.frame_size,
+        threads=threads,
+        reseed_steps=_RESEED_STEPS if stream == TRAIN else 0,
+        options=env.options,
+    )
+
+
+def _cartpole(env: Env, num: int, seed: int, stream: int) -> CartPole:
+    if env.bins is not None:
+        raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
+    steps = int(env.options.get("max_episode_steps", _CARTPOLE_STEPS[env.id]))
+    sutton = bool(env.options.get("sutton_barto_reward", False))
+    return CartPole(num, seed=seed, stream=stream, max_episode_steps=steps, sutton_barto_reward=sutton)
+
+
+def _refuse_atari_settings(env: Env) -> None:
+    why = "Only Atari ids (ALE/Pong-v5, PongNoFrameskip-v4, ...) know it."
+    if env.frame_size is not None:
+        raise _no_effect("frame_size", env.frame_size, env.id, why)
+    if env.sticky is not None:
+        raise _no_effect("sticky", env.sticky, env.id, why)
+
+
+def _no_effect(key: str, value: object, name: str, why: str) -> UsageError:
+    return UsageError(f"env.{key}={value} has no effect on {name}.", why, f"Remove env.{key}.")

@@ -1,0 +1,198 @@
+"""Small environments with known answers or known faults, for tests; importing this registers them as `toys/X-v0`."""
+
+import os
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from qfleet.data import Array
+
+Info = dict[str, Any]
+
+
+class Constant(gym.Env[Array, Any]):
+    """One observation, reward 1, cut off after 10 steps: at gamma 0.9, Q is 10, or 5.26 if the cut counts as an end."""
+
+    def __init__(self, limit: int = 10) -> None:
+        self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = spaces.Discrete(2)
+        self._limit, self._step = limit, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        """Begin again."""
+        super().reset(seed=seed)
+        self._step = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
+        """The same again, until the limit."""
+        self._step += 1
+        return np.ones(1, np.float32), 1.0, False, self._step >= self._limit, {}
+
+
+class Counting(gym.Env[Array, Any]):
+    """Shows (copy, episode, step); episode k lasts `lengths[k % len]` steps and is terminated if k is even.
+
+    Copies number themselves in the order in which they are made since `Counting.made` was set to 0. The reward is
+    100 * episode + step, so that a reward says which step it belongs to.
+    """
+
+    made: ClassVar[int] = 0
+
+    def __init__(self, lengths: tuple[int, ...] = (3, 5, 1, 4), num_actions: int = 3) -> None:
+        self.observation_space = spaces.Box(0.0, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(num_actions)
+        self._lengths, self._copy = lengths, Counting.made
+        self._episode, self._step = -1, 0
+        self.seeds: list[int | None] = []
+        self.actions: list[int] = []
+        Counting.made += 1
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+        """The next episode; a seed seen before means that episode again."""
+        super().reset(seed=seed)
+        if seed not in self.seeds:
+            self.seeds.append(seed)
+        self._episode, self._step = self.seeds.index(seed), 0
+        return self._obs(), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
+        """Count one on."""
+        self.actions.append(action)
+        self._step += 1
+        over = self._step >= self._lengths[self._episode % len(self._lengths)]
+        terminated = over and self._episode % 2 == 0
+        return self._obs(), 100.0 * self._episode + self._step, terminated, over and not terminated, {}
+
+    def _obs(self) -> Array:
+        return np.array([self._copy, self._episode, self._step], np.float32)
+
+
+class Random(gym.Env[Array, Any]):
+    """A random walk decided by the seed; ends at distance 2, is cut off after 50 steps. Other toys build on it."""
+
+    size: ClassVar[int] = 2
+
+    def __init__(self, num_actions: int = 4) -> None:
+        self.observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (self.size,), np.float32)
+        self.action_space: spaces.Space[Any] = spaces.Discrete(num_actions)
+        self._place, self._step = np.zeros(self.size, np.float32), 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        """Back to the middle."""
+        super().reset(seed=seed)
+        self._place, self._step = self._draw(0.1), 0
+        return self._show(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        """One random step, pushed by the action."""
+        self._place = self._place + self._draw(0.3) + np.float32(0.01) * np.float32(np.sum(action))
+        self._step += 1
+        far = bool(np.abs(self._place).max() > 2)
+        return self._show(), float(self._place.sum()), far, self._step >= 50, self._info()
+
+    def _draw(self, scale: float) -> Array:
+        return self.np_random.normal(0, scale, self.size).astype(np.float32)
+
+    def _show(self) -> Any:
+        return self._place.copy()
+
+    def _info(self) -> Info:
+        return {}
+
+
+class Masked(Random):
+    """Allows one action fewer each step in turn; `allow` False allows none after the first step."""
+
+    def __init__(self, allow: bool = True) -> None:
+        super().__init__()
+        self._allow = allow
+
+    def _info(self) -> Info:
+        mask = np.ones(4, np.int8)
+        mask[self._step % 4] = 0
+        return {"action_mask": mask if self._allow or self._step == 0 else np.zeros(4, np.int8)}
+
+
+class DictObs(Random):
+    """Shows a Dict of a position and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"far": spaces.Discrete(2), "place": self.observation_space})
+
+    def _show(self) -> Any:
+        return {"far": int(np.abs(self._place).max() > 1), "place": self._place.copy()}
+
+
+class BoxAction(Random):
+    """Takes two continuous actions; reports the last one in its observation."""
+
+    size: ClassVar[int] = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(np.array([-1, 0], np.float32), np.array([1, 4], np.float32))
+        self.last = np.zeros(2, np.float32)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        """Keep the action, then walk."""
+        self.last = np.array(action)
+        return super().step(action)
+
+
+class NotFinite(Random):
+    """Returns NaN in its observation, or infinity as its reward, at step `at`."""
+
+    def __init__(self, field: str = "obs", at: int = 3) -> None:
+        super().__init__()
+        self._field, self._at = field, at
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        """As ever, but for one step."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self._step == self._at:
+            obs, reward = (obs * np.nan, reward) if self._field == "obs" else (obs, np.inf)
+        return obs, reward, terminated, truncated, info
+
+
+class Misshapen(Random):
+    """Returns an observation of the wrong shape (or dtype) at step 3."""
+
+    def __init__(self, fault: str = "shape") -> None:
+        super().__init__()
+        self._fault = fault
+
+    def _show(self) -> Any:
+        if self._step != 3:
+            return super()._show()
+        return np.zeros(7, np.float32) if self._fault == "shape" else np.array(["a", "b"])
+
+
+class Raising(Random):
+    """Raises in `step` number `at`; at 0, in `reset`."""
+
+    def __init__(self, at: int = 3) -> None:
+        super().__init__()
+        self._at = at
+
+    def _show(self) -> Any:
+        if self._step == self._at:
+            raise ZeroDivisionError("the toy broke")
+        return super()._show()
+
+
+class Unrepeatable(Random):
+    """Ignores its seed."""
+
+    def _draw(self, scale: float) -> Array:
+        return (np.frombuffer(os.urandom(self.size), np.uint8).astype(np.float32) - 127) * np.float32(scale / 100)
+
+
+for _toy in (
+    Constant, Counting, Random, Masked, DictObs, BoxAction, NotFinite, Misshapen, Raising, Unrepeatable,
+):  # fmt: skip
+    if f"toys/{_toy.__name__}-v0" not in gym.registry:
+        gym.register(f"toys/{_toy.__name__}-v0", entry_point=f"{__name__}:{_toy.__name__}")

@@ -1,0 +1,144 @@
+"""Optimisers as one call into torch's fused kernels, and clipping that also tells whether the gradient is finite.
+
+These are the kernels that torch.optim calls. Its classes are not used because making one imports torch's compiler,
+a second or more before the first step, and each of their steps costs as much as a small network's backward pass
+(docs/decisions/0007). A test holds every optimiser here bit-equal to its namesake there.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qfleet.plan.schema import Adam as AdamPlan
+from qfleet.plan.schema import Rmsprop as RmspropPlan
+from qfleet.plan.schema import Sgd as SgdPlan
+
+
+class Optimizer(Protocol):
+    """Moves parameters against their gradients, in place; `moments` is all it remembers, a tensor per parameter."""
+
+    moments: dict[str, list[Tensor]]
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One step."""
+        ...
+
+
+def zeros(parameters: list[Tensor]) -> list[Tensor]:
+    """A zero tensor laid out like each parameter."""
+    return [torch.zeros_like(parameter) for parameter in parameters]
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015); weight decay is decoupled (Loshchilov and Hutter 2019)."""
+
+    def __init__(
+        self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters = parameters
+        self.kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
+        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.moments = {
+            "step": [torch.zeros((), device=parameter.device) for parameter in parameters],
+            "exp_avg": zeros(parameters),
+            "exp_avg_sq": zeros(parameters),
+        }
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One step."""
+        kept = self.moments
+        torch._foreach_add_(kept["step"], 1)
+        self.kernel(
+            self.parameters,
+            gradients,
+            kept["exp_avg"],
+            kept["exp_avg_sq"],
+            [],
+            kept["step"],
+            lr=self.learning_rate,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=self.weight_decay,
+            eps=self.eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+
+class Rmsprop:
+    """RMSProp as in Graves 2013, eq. 38-41; `eps` is added outside the root, as torch does."""
+
+    def __init__(
+        self,
+        parameters: list[Tensor],
+        learning_rate: float,
+        *,
+        decay: float = 0.95,
+        eps: float = 1e-5,
+        centered: bool = True,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.parameters, self.learning_rate, self.weight_decay = parameters, learning_rate, weight_decay
+        self.decay, self.eps = decay, eps
+        self.moments = {"square_avg": zeros(parameters)}
+        if centered:
+            self.moments["grad_avg"] = zeros(parameters)
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One step."""
+        square, mean = self.moments["square_avg"], self.moments.get("grad_avg")
+        if self.weight_decay:
+            gradients = list(torch._foreach_add(gradients, self.parameters, alpha=self.weight_decay))
+        torch._foreach_mul_(square, self.decay)
+        torch._foreach_addcmul_(square, gradients, gradients, value=1.0 - self.decay)
+        spread = square
+        if mean is not None:
+            torch._foreach_lerp_(mean, gradients, 1.0 - self.decay)
+            spread = list(torch._foreach_addcmul(square, mean, mean, value=-1.0))
+        scale = list(torch._foreach_sqrt(spread))
+        torch._foreach_add_(scale, self.eps)
+        torch._foreach_addcdiv_(self.parameters, gradients, scale, value=-self.learning_rate)
+
+
+class Sgd:
+    """Gradient descent with momentum."""
+
+    def __init__(
+        self, parameters: list[Tensor], learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters, self.learning_rate, self.weight_decay = parameters, learning_rate, weight_decay
+        self.momentum = momentum
+        self.moments = {"momentum_buffer": zeros(parameters)} if momentum else {}
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One step."""
+        if self.weight_decay:
+            gradients = list(torch._foreach_add(gradients, self.parameters, alpha=self.weight_decay))
+        if self.momentum:
+            torch._foreach_mul_(self.moments["momentum_buffer"], self.momentum)
+            torch._foreach_add_(self.moments["momentum_buffer"], gradients)
+            gradients = self.moments["momentum_buffer"]
+        torch._foreach_add_(self.parameters, gradients, alpha=-self.learning_rate)
+
+
+def make_optimizer(optim: AdamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> Optimizer:
+    """The optimiser the plan names."""
+    rate, decay = optim.learning_rate, optim.weight_decay
+    match optim:
+        case AdamPlan():
+            return Adam(parameters, rate, eps=optim.eps, weight_decay=decay)
+        case RmspropPlan():
+            return Rmsprop(
+                parameters, rate, decay=optim.decay, eps=optim.eps, centered=optim.centered, weight_decay=decay
+            )
+        case SgdPlan():
+            return Sgd(parameters, rate, momentum=optim.momentum, weight_decay=decay)
+
+
+def clip_gradients(gradients: list[Tensor], limit: float | None) -> float:
+    """The global norm before clipping; scales the gradients in place when it exceeds the limit."""
+    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    if limit is not None and norm > limit:
+        torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+    return norm

@@ -1,0 +1,32 @@
+"""The whole run as frozen data."""
+
+from qfleet.plan.check import check, total_updates, updates_per_step
+from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
+from qfleet.plan.layers import Composed, compose, make_plan, names_code
+from qfleet.plan.paths import flatten
+from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
+from qfleet.plan.schema import Plan
+
+__all__ = [
+    "Composed",
+    "Described",
+    "Plan",
+    "algorithm_presets",
+    "check",
+    "compose",
+    "defaults_for",
+    "describe",
+    "diff",
+    "environment_presets",
+    "flatten",
+    "make_plan",
+    "names_code",
+    "plan_hash",
+    "read_plan",
+    "read_toml",
+    "schema",
+    "to_toml",
+    "total_updates",
+    "updates_per_step",
+    "write_plan",
+]

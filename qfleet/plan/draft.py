@@ -1,0 +1,236 @@
+"""A plan while it is being put together: values, where each came from, and the errors a wrong setting earns."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from qfleet.errors import UsageError
+from qfleet.plan import paths
+from qfleet.plan.paths import Leaf
+from qfleet.plan.schema import Plan
+
+DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting of one layer. `text` is parsed by the field's type; `asked` means a person wrote it."""
+
+    path: str
+    value: object
+    origin: str
+    text: bool = False
+    asked: bool = False
+
+    def __str__(self) -> str:
+        quote = '"' if isinstance(self.value, str) and not self.text else ""  # as in the file it stands in
+        return f"{self.path}={quote}{show(self.value)}{quote}"
+
+
+def show(value: object) -> str:
+    """A value as one would type it."""
+    match value:
+        case None:
+            return paths.NONE
+        case bool():
+            return str(value).lower()
+        case list() | tuple():
+            return "[" + ", ".join(map(show, value)) + "]"
+        case dict():
+            return "{" + ", ".join(f"{key} = {show(each)}" for key, each in value.items()) + "}"
+    text = str(value)
+    text = text if text.isprintable() else ascii(text)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+class Draft:
+    """Values by path, complete from the start; each layer laid over it replaces some."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = paths.defaults()
+        self.origins: dict[str, str] = dict.fromkeys(self.values, DEFAULT)
+        self._asked: set[str] = set()
+
+    def lay(self, entries: Iterable[Entry]) -> None:
+        """Put one layer over what is there; choices of `type` come first, whatever the order."""
+        normal = [_normal(entry) for entry in entries]
+        _refuse_twice(normal)
+        for entry in sorted(normal, key=lambda entry: not entry.path.endswith(".type")):
+            if _choice_of(entry.path):
+                self._choose(entry)
+            else:
+                self._set(entry)
+
+    def plan(self) -> Plan:
+        """The finished plan."""
+        return paths.unflatten(self.values)
+
+    def _keep(self, path: str, value: object, entry: Entry) -> None:
+        self.values[path], self.origins[path] = value, entry.origin
+        (self._asked.add if entry.asked else self._asked.discard)(path)
+
+    def _set(self, entry: Entry) -> None:
+        table, _, key = entry.path.rpartition(".")
+        if _is_open(table):
+            value = paths.parse_scalar(entry.value) if entry.text and isinstance(entry.value, str) else entry.value
+            entry = Entry(table, {**self.values[table], key: value}, entry.origin, asked=entry.asked)
+        leaf = self._leaf(entry)
+        try:
+            if entry.text and isinstance(entry.value, str):
+                value = paths.parse(entry.value, leaf.hint)
+            else:
+                value = paths.convert(entry.value, leaf.hint)
+        except ValueError as error:
+            limit = str(error) if isinstance(error, paths.Limit) else ""
+            _refuse_value(entry, leaf.hint, self.values[entry.path], limit)
+        self._keep(entry.path, value, entry)
+
+    def _leaf(self, entry: Entry) -> Leaf:
+        leaves = paths.index().leaves.get(entry.path)
+        if leaves is None:
+            _refuse_path(entry)
+        fitting = [leaf for leaf in leaves if all(self.values.get(f"{at}.type") == tag for at, tag in leaf.needs)]
+        if not fitting:
+            self._refuse_idle(entry, leaves)
+        return fitting[0]
+
+    def _choose(self, entry: Entry) -> None:
+        section = entry.path.removesuffix(".type")
+        choice = paths.index().choices[section]
+        tag = paths.NONE if entry.value is None else entry.value
+        tag = tag.strip().lower() if isinstance(tag, str) else tag
+        if tag not in choice.names:
+            _refuse_choice(entry, choice.names)
+        if tag != self.values[entry.path]:
+            self._reset(section, str(tag), entry)
+        self._keep(entry.path, tag, entry)
+
+    def _reset(self, section: str, tag: str, entry: Entry) -> None:
+        variants = paths.index().choices[section].variants
+        old = self.values[f"{section}.type"]
+        was = paths.flatten(variants[old](), section) if old in variants else {}
+        for path in [path for path in self.values if path.startswith(f"{section}.") and path != entry.path]:
+            if path in self._asked and self.values[path] != was.get(path):
+                self._refuse_replaced(path, old, entry)
+            del self.values[path], self.origins[path]
+            self._asked.discard(path)
+        fresh = paths.flatten(variants[tag](), section) if tag in variants else {}
+        self.values.update(fresh)
+        self.origins.update(dict.fromkeys(fresh, DEFAULT))
+
+    def _refuse_idle(self, entry: Entry, leaves: list[Leaf]) -> NoReturn:
+        section, _ = next(need for need in leaves[0].needs if self.values.get(f"{need[0]}.type") != need[1])
+        tags = [tag for leaf in leaves for place, tag in leaf.needs if place == section]
+        chosen, name = self.values.get(f"{section}.type"), entry.path.rpartition(".")[2]
+        raise UsageError(
+            f"{entry} has no effect ({entry.origin})",
+            f"{section}.type is {chosen} ({self.origins[f'{section}.type']}); {name} belongs to {' and '.join(tags)}.",
+            f"Add {section}.type={tags[0]}, or leave {entry.path} out.",
+        )
+
+    def _refuse_replaced(self, path: str, old: str, entry: Entry) -> NoReturn:
+        raise UsageError(
+            f"{path}={show(self.values[path])} has no effect ({self.origins[path]})",
+            f"{entry} ({entry.origin}) replaces {old} and resets its settings.",
+            f"Leave {path} out of {self.origins[path]}, or keep {entry.path}={old}.",
+        )
+
+
+def entries_of(tree: Mapping[str, Any], origin: str, section: str = "") -> list[Entry]:
+    """The settings in a tree of tables, such as a TOML file."""
+    found: list[Entry] = []
+    for name, value in tree.items():
+        path = paths.join(section, name)
+        if isinstance(value, dict) and value and not _is_open(path):
+            found += entries_of(value, origin, path)
+        elif value != {} or path not in paths.index().sections:  # an empty section says nothing
+            found.append(Entry(path, value, origin, asked=True))
+    return found
+
+
+def _normal(entry: Entry) -> Entry:
+    # `net.torso=none` says the same as `net.torso.type=none`.
+    choice = paths.index().choices.get(entry.path)
+    if choice and choice.optional and (entry.value is None or str(entry.value).lower() == paths.NONE):
+        return Entry(f"{entry.path}.type", paths.NONE, entry.origin, entry.text, entry.asked)
+    return entry
+
+
+def _choice_of(path: str) -> bool:
+    return path.endswith(".type") and path.removesuffix(".type") in paths.index().choices
+
+
+def _refuse_twice(entries: list[Entry]) -> None:
+    seen: dict[str, Entry] = {}
+    for entry in entries:
+        first = seen.setdefault(entry.path, entry)
+        if first is not entry:
+            raise UsageError(
+                f"{entry.path} is given twice: {show(first.value)} and {show(entry.value)} ({entry.origin})",
+                "Which of the two is meant cannot be known.",
+                "Leave one of them out.",
+            )
+
+
+def _is_open(path: str) -> bool:
+    return any(leaf.open for leaf in paths.index().leaves.get(path, []))
+
+
+def _refuse_path(entry: Entry) -> NoReturn:
+    if entry.path in paths.index().choices:
+        _refuse_choice_section(entry)
+    if entry.path in paths.index().sections:
+        _refuse_section(entry)
+    sections = paths.index().sections
+    parent = next(each for each in _parents(entry.path) if each in sections)
+    near = paths.nearest_path(entry.path)
+    raise UsageError(
+        f"{entry} is not a setting of a plan ({entry.origin})",
+        f"{parent or 'A plan'} has {', '.join(sections[parent])}.",
+        f"Did you mean {near}?" if near else "See every setting with: qfleet plan show CartPole-v1",
+    )
+
+
+def _refuse_choice_section(entry: Entry) -> NoReturn:
+    names = paths.index().choices[entry.path].names
+    tag = str(entry.value) if str(entry.value) in names else names[0]
+    raise UsageError(
+        f"{entry} is not a setting but a section ({entry.origin})",
+        f"The variant of {entry.path} is chosen by {entry.path}.type ({', '.join(names)}).",
+        f"Write {entry.path}.type={tag}",
+    )
+
+
+def _refuse_section(entry: Entry) -> NoReturn:
+    names = paths.index().sections[entry.path]
+    raise UsageError(
+        f"{entry} is not a setting but a section ({entry.origin})",
+        f"{entry.path} has {', '.join(names)}.",
+        f"Set what is inside it: {entry.path}.NAME=VALUE",
+    )
+
+
+def _parents(path: str) -> list[str]:
+    words = path.split(".")
+    return [".".join(words[:count]) for count in range(len(words) - 1, -1, -1)]
+
+
+def _refuse_value(entry: Entry, hint: Any, current: object, limit: str) -> NoReturn:
+    words = paths.expected(hint) + limit
+    choices = words.removeprefix("one of ").split(", ") if words.startswith("one of ") else []
+    near = paths.nearest(str(entry.value), choices)
+    example = f"{entry.path}.NAME=VALUE" if _is_open(entry.path) else f"{entry.path}={show(current)}"
+    raise UsageError(
+        f"{entry} is not valid ({entry.origin})",
+        f"{entry.path} must be {words}.",
+        f"Did you mean {entry.path}={near}?" if near else f"Write for example {example}",
+    )
+
+
+def _refuse_choice(entry: Entry, names: list[str]) -> NoReturn:
+    near = paths.nearest(str(entry.value), names)
+    raise UsageError(
+        f"{entry} is not valid ({entry.origin})",
+        f"{entry.path} must be one of {', '.join(names)}.",
+        f"Did you mean {entry.path}={near}?" if near else f"Write for example {entry.path}={names[0]}",
+    )

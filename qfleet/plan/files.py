@@ -1,0 +1,131 @@
+"""Plans on disk: TOML in, TOML out, a JSON Schema for editors, a hash and a difference."""
+
+import hashlib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qfleet.errors import StorageError, UsageError
+from qfleet.plan import paths
+from qfleet.plan.draft import Draft, entries_of
+from qfleet.plan.schema import Plan
+
+LARGEST_FILE_BYTES = 1_000_000
+HEADER = "# The whole run as data. Start a new run from it with: qfleet train --plan run.toml\n"
+
+
+def read_toml(file: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file; every way this can fail is an error the user can act on."""
+    path = Path(file)
+    try:
+        if not path.is_file():
+            raise UsageError(
+                f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given."
+            )
+        with path.open("rb") as stream:
+            data = stream.read(LARGEST_FILE_BYTES + 1)
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}", f"The system says: {error.strerror}.", "Check its permissions."
+        ) from error
+    if len(data) > LARGEST_FILE_BYTES:
+        raise UsageError(
+            f"{file} is larger than 1 MB",
+            "A plan has a few kilobytes; this is something else.",
+            "Check the path given.",
+        )
+    return _parse(data, file)
+
+
+def _parse(data: bytes, file: str | Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{file} is not text", f"Byte {error.start} is not UTF-8.", "Give a TOML file saved as UTF-8."
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{file} is not TOML", f"{error}.", 'Write sections and settings like: [algo] and, below, loss = "huber"'
+        ) from error
+    except RecursionError as error:
+        raise UsageError(
+            f"{file} is not a plan", "Its values are nested hundreds of levels deep.", "Check the path given."
+        ) from error
+
+
+def read_plan(file: str | Path) -> Plan:
+    """A complete plan as `write_plan` wrote it; whether to trust code named by its `env.id` is up to the caller."""
+    draft = Draft()
+    draft.lay(entries_of(read_toml(file), str(file)))
+    if not draft.values["env.id"]:
+        raise UsageError(
+            f"{file} names no environment", "A complete plan has env.id.", 'Add below [env]: id = "CartPole-v1"'
+        )
+    return draft.plan()
+
+
+def to_toml(plan: Plan) -> str:
+    """The plan as TOML that reads back equal; what is None is written as "none", for TOML has no null."""
+    import tomli_w
+
+    return HEADER + "\n" + tomli_w.dumps(_plain(msgspec.to_builtins(plan)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return paths.NONE if value is None else value
+
+
+def write_plan(plan: Plan, file: str | Path) -> None:
+    """Write the plan whole or not at all."""
+    path = Path(file)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("w", encoding="utf-8") as stream:
+            stream.write(to_toml(plan))
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise StorageError(
+            f"cannot write {path}", f"The system says: {error.strerror}.", "Check free space and permissions."
+        ) from error
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema of a plan file, for editors."""
+    made = msgspec.json.schema(Plan)
+    made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    for name in ("Plan", "Env"):
+        made["$defs"][name].pop("required", None)  # the environment may come from the command line
+    fitted: dict[str, Any] = _for_toml(made)
+    return fitted
+
+
+def _for_toml(part: Any) -> Any:
+    if isinstance(part, dict):
+        if part == {"type": "null"}:
+            return {"const": paths.NONE}
+        return {key: paths.NONE if key == "default" and each is None else _for_toml(each) for key, each in part.items()}
+    return [_for_toml(each) for each in part] if isinstance(part, list) else part
+
+
+def plan_hash(plan: Plan) -> str:
+    """SHA-256 of the plan's canonical JSON: equal plans, equal hashes, on every machine."""
+    return hashlib.sha256(msgspec.json.encode(plan, order="deterministic")).hexdigest()
+
+
+def diff(a: Plan, b: Plan) -> list[tuple[str, Any, Any]]:
+    """The settings in which two plans differ, as (path, in a, in b); None where a plan does not have it."""
+    left, right = paths.flatten(a), paths.flatten(b)
+    keys = list(left) + [path for path in right if path not in left]
+    return [(path, left.get(path), right.get(path)) for path in keys if left.get(path) != right.get(path)]

@@ -1,0 +1,312 @@
+"""Every setting of a plan by its dotted path: which variant owns it, what it accepts, how text becomes a value."""
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Struct
+from msgspec import inspect as kinds
+
+from qfleet.plan.schema import Env, Plan, Scalar
+
+NONE = "none"
+LARGEST_INT = 2**63 - 1  # TOML and NumPy both stop here
+
+# What people who come from other libraries type first.
+FOREIGN = {
+    "lr": "optim.learning_rate",
+    "gamma": "algo.discount",
+    "tau": "algo.target.tau",
+    "epsilon": "algo.explore.start",
+    "buffer_size": "replay.capacity",
+    "memory_size": "replay.capacity",
+    "learning_starts": "algo.learn_start_steps",
+    "target_update_interval": "algo.target.every_updates",
+    "train_freq": "replay.samples_per_insert",
+    "total_timesteps": "until.steps",
+    "num_envs": "env.num",
+    "n_envs": "env.num",
+    "env": "env.id",
+    "device": "runtime.device",
+    "hidden_sizes": "net.torso.sizes",
+    "net_arch": "net.torso.sizes",
+    "optimizer": "optim.type",
+    "max_grad_norm": "optim.clip_norm",
+    "alpha": "replay.sampler.alpha",
+    "double": "algo.rule.type",
+}
+
+
+class Limit(ValueError):
+    """A value outside what any setting of its type may hold; the text fits after "must be a number"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One setting. `needs` lists the (section, variant) choices under which it exists."""
+
+    path: str
+    hint: Any
+    needs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def open(self) -> bool:
+        """Whether the setting is a table with keys of the user's own choosing."""
+        return isinstance(kinds.type_info(self.hint), kinds.DictType)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The `type` of a section: its variants by name; `optional` adds none, "chosen for you"."""
+
+    section: str
+    variants: dict[str, type[Struct]]
+    optional: bool
+
+    @property
+    def names(self) -> list[str]:
+        """The values `type` may take."""
+        return [*self.variants, *([NONE] if self.optional else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """All paths of the plan."""
+
+    leaves: dict[str, list[Leaf]]
+    choices: dict[str, Choice]  # by section: "algo.rule", "optim", ...
+    sections: dict[str, list[str]]  # section -> the names inside, "" is the plan itself
+
+    def paths(self) -> list[str]:
+        """Every path a user may set."""
+        return sorted([*self.leaves, *(f"{section}.type" for section in self.choices)])
+
+
+def tag_of(kind: type[Struct]) -> str | None:
+    """The variant's name, if the struct is one."""
+    tag = kind.__struct_config__.tag
+    return tag if isinstance(tag, str) else None
+
+
+def join(section: str, name: str) -> str:
+    """A dotted path."""
+    return f"{section}.{name}" if section else name
+
+
+def structs_in(hint: Any) -> list[type[Struct]]:
+    """The struct classes a field may hold; empty for a plain value."""
+    return [kind for kind in (get_args(hint) or (hint,)) if isinstance(kind, type) and issubclass(kind, Struct)]
+
+
+@cache
+def hints(kind: type[Struct]) -> dict[str, Any]:
+    """Field names and their types."""
+    return get_type_hints(kind, include_extras=True)
+
+
+@cache
+def index() -> Index:
+    """All paths of the plan, found once."""
+    found = Index({}, {}, {})
+    _visit(Plan, "", (), found)
+    return found
+
+
+def _visit(kind: type[Struct], section: str, needs: tuple[tuple[str, str], ...], found: Index) -> None:
+    names = found.sections.setdefault(section, [])
+    for name, hint in hints(kind).items():
+        path, inside = join(section, name), structs_in(hint)
+        if name not in names:
+            names.append(name)
+        if not inside:
+            found.leaves.setdefault(path, []).append(Leaf(path, hint, needs))
+            continue
+        tags = {tag: struct for struct in inside if (tag := tag_of(struct))}
+        if tags:
+            found.choices[path] = Choice(path, tags, type(None) in get_args(hint))
+            found.sections[path] = ["type"]
+        for struct in inside:
+            tag = tag_of(struct)
+            _visit(struct, path, (*needs, (path, tag)) if tag else needs, found)
+
+
+def flatten(part: Struct, section: str = "") -> dict[str, Any]:
+    """A plan, or a piece of one, as {path: value}; an absent optional section shows as `type` none."""
+    flat: dict[str, Any] = {}
+    for name, hint in hints(type(part)).items():
+        path, value = join(section, name), getattr(part, name)
+        if not structs_in(hint):
+            flat[path] = value
+        elif value is None:
+            flat[f"{path}.type"] = NONE
+        else:
+            if tag := tag_of(type(value)):
+                flat[f"{path}.type"] = tag
+            flat.update(flatten(value, path))
+    return flat
+
+
+def defaults() -> dict[str, Any]:
+    """The schema's own values for every path (the environment is still empty)."""
+    return flatten(Plan(env=Env(id="")))
+
+
+def unflatten(flat: dict[str, Any]) -> Plan:
+    """The plan with these values."""
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        if _is_absent(path, value):
+            path, value = path.removesuffix(".type"), None
+        *sections, name = path.split(".")
+        inside = tree
+        for section in sections:
+            inside = inside.setdefault(section, {})
+        inside[name] = value
+    return msgspec.convert(tree, Plan)
+
+
+def _is_absent(path: str, value: object) -> bool:
+    section = path.removesuffix(".type")
+    return path.endswith(".type") and section in index().choices and index().choices[section].optional and value == NONE
+
+
+# --- what a setting accepts, in words ---
+
+
+def expected(hint: Any) -> str:
+    """What a setting accepts, as words that fit after "must be"."""
+    return _words(kinds.type_info(hint))
+
+
+def _words(kind: kinds.Type) -> str:
+    match kind:
+        case kinds.UnionType(types=types):
+            return " or ".join(
+                _words(each) for each in sorted(types, key=lambda each: isinstance(each, kinds.NoneType))
+            )
+        case kinds.IntType() | kinds.FloatType():
+            return ("an integer" if isinstance(kind, kinds.IntType) else "a number") + _range(kind)
+        case kinds.LiteralType(values=values):
+            return "one of " + ", ".join(map(str, values))
+        case kinds.VarTupleType(item_type=item):
+            return f"a list ({_words(item)} each), such as [128, 128]"
+        case kinds.BoolType():
+            return "true or false"
+        case kinds.NoneType():
+            return NONE
+        case kinds.DictType():
+            return "a table of numbers, texts, true or false"
+    return "text"
+
+
+def _range(kind: kinds.IntType | kinds.FloatType) -> str:
+    low = kind.ge if kind.ge is not None else kind.gt
+    if low is None:
+        return ""
+    if kind.ge is not None:
+        return f" of at least {low:g}" if kind.le is None else f" from {low:g} to {kind.le:g}"
+    return f" above {low:g}" if kind.le is None else f" above {low:g} and at most {kind.le:g}"
+
+
+# --- text and values ---
+
+
+def convert(value: object, hint: Any) -> Any:
+    """The value as the plan holds it; ValueError when it does not fit."""
+    if isinstance(value, str) and value.lower() == NONE and _takes_none(hint):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Limit(", and finite")
+    if isinstance(value, float) and value.is_integer() and isinstance(kinds.type_info(hint), kinds.IntType):
+        value = int(value)
+    if any(isinstance(number, int) and abs(number) > LARGEST_INT for number in _numbers(value)):
+        raise Limit(", and at most 2^63 - 1")
+    return msgspec.convert(value, hint)
+
+
+def parse(text: str, hint: Any) -> Any:
+    """The value a text stands for, by the type of the setting; ValueError when it does not fit."""
+    if text.lower() == NONE and _takes_none(hint):
+        return None
+    return convert(_read(text.strip(), kinds.type_info(hint)), hint)
+
+
+def parse_scalar(text: str) -> Scalar:
+    """The value of a setting whose type is unknown: a number or true/false if it looks like one, else text."""
+    for kind in (kinds.IntType(), kinds.FloatType(), kinds.BoolType()):
+        try:
+            value: Scalar = _read(text, kind)
+        except ValueError:
+            continue
+        if not isinstance(value, float) or math.isfinite(value):
+            return value
+    return text
+
+
+def _takes_none(hint: Any) -> bool:
+    kind = kinds.type_info(hint)
+    return isinstance(kind, kinds.UnionType) and kind.includes_none
+
+
+def _numbers(value: object) -> Iterator[object]:
+    yield from value if isinstance(value, list | tuple) else [value]
+
+
+def _read(text: str, kind: kinds.Type) -> Any:
+    match kind:
+        case kinds.UnionType(types=types):
+            return _read(text, next(each for each in types if not isinstance(each, kinds.NoneType)))
+        case kinds.BoolType():
+            return _read_bool(text)
+        case kinds.IntType():
+            return _read_int(text)
+        case kinds.FloatType():
+            return float(text)
+        case kinds.VarTupleType(item_type=item):
+            body = text.removeprefix("[").removesuffix("]").strip().removesuffix(",")
+            return [_read(each.strip(), item) for each in body.split(",")] if body else []
+    return text
+
+
+def _read_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _read_int(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():  # also false for nan and inf
+            raise
+        return int(number)
+
+
+# --- the nearest valid name ---
+
+
+def nearest(name: str, names: list[str]) -> str | None:
+    """The name the user most likely meant."""
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def nearest_path(path: str) -> str | None:
+    """The plan path the user most likely meant: by its last word, by another library's name, or by spelling."""
+    paths, last = index().paths(), path.rsplit(".", 1)[-1].lower()
+    same = [each for each in paths if each.rsplit(".", 1)[-1] == last]
+    if len(same) == 1 or (same and "." not in path and last != "type"):
+        return same[0]
+    if last in FOREIGN:
+        return FOREIGN[last]
+    if near := nearest(path, paths):
+        return near
+    ends = {each.rsplit(".", 1)[-1]: each for each in reversed(paths) if not each.endswith(".type")}
+    end = nearest(last, list(ends))
+    return ends[end] if end else None

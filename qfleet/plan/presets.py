@@ -1,0 +1,290 @@
+"""Presets are functions that return settings. Two kinds: defaults for an environment, and named algorithms over them.
+
+Each docstring has three parts: what it is, `Source:`, and `Advice:`; `qfleet presets` shows them. Remember that
+`replay.samples_per_insert` is the batch size times the updates per environment step.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import getdoc
+from typing import Any, TypeAlias
+
+from qfleet.errors import UsageError
+from qfleet.plan.paths import nearest
+
+Settings: TypeAlias = dict[str, Any]
+Preset: TypeAlias = Callable[[], Settings]
+
+ATARI = re.compile(r"^ALE/|NoFrameskip-v4$")
+
+
+def general() -> Settings:
+    """Cautious settings for an environment nobody tuned yet.
+
+    Source: the common ground of the published classic-control settings.
+    Advice: first raise until.steps; then try optim.learning_rate one third lower or higher.
+    """
+    return {
+        "algo.n_step": 3,
+        "algo.explore.steps": 20_000,
+        "optim.learning_rate": 5e-4,
+    }
+
+
+def cartpole() -> Settings:
+    """Balance a pole; solved in seconds.
+
+    Source: own measurements (batch 256 once per 4 steps, averaged target, five-step returns).
+    Advice: a steadier but slower run has algo.n_step=3 and optim.learning_rate=1e-3.
+    """
+    return {
+        **_quick(),
+        "optim.learning_rate": 2e-3,
+        "algo.target.tau": 0.02,
+        "algo.explore.steps": 10_000,
+        "eval.every_steps": 1_000,
+        "until.steps": 50_000,
+        "until.score": 475.0,
+    }
+
+
+def acrobot() -> Settings:
+    """Swing a two-link arm up.
+
+    Source: own measurements (the CartPole recipe with a lower learning rate).
+    Advice: it is learned well before the end; until.steps=30_000 is often enough.
+    """
+    return {
+        **_quick(),
+        "optim.learning_rate": 1e-3,
+        "algo.target.tau": 0.01,
+        "algo.explore.end": 0.1,
+        "algo.explore.steps": 12_000,
+        "until.steps": 60_000,
+    }
+
+
+def mountaincar() -> Settings:
+    """Leave a valley by swinging; the reward says nothing until the goal is reached.
+
+    Source: RL Baselines3 Zoo.
+    Advice: when it never reaches the goal, explore longer: algo.explore.steps=60_000.
+    """
+    return {
+        **_classic(),
+        "algo.n_step": 1,
+        "algo.discount": 0.98,
+        "algo.target.every_updates": 300,
+        "replay.samples_per_insert": 64.0,
+        "replay.capacity": 10_000,
+        "optim.learning_rate": 4e-3,
+        "algo.explore.end": 0.07,
+        "algo.explore.steps": 24_000,
+        "until.steps": 120_000,
+    }
+
+
+def lunarlander() -> Settings:
+    """Land a module softly between two flags.
+
+    Source: own measurements (three-step returns and an averaged target; one-step returns took twice the steps).
+    Advice: 200 counts as solved; until.score=200 stops there.
+    """
+    return {
+        **_quick(),
+        "algo.n_step": 3,
+        "optim.learning_rate": 5e-4,
+        "algo.target.tau": 0.005,
+        "net.torso.sizes": (256, 256),
+        "replay.capacity": 100_000,
+        "algo.explore.end": 0.05,
+        "algo.explore.steps": 50_000,
+        "eval.every_steps": 10_000,
+        "eval.episodes": 50,
+        "until.steps": 300_000,
+    }
+
+
+def minatar() -> Settings:
+    """Five Atari games on a 10x10 grid.
+
+    Source: Young and Tian 2019; Obando-Ceron and Castro 2021; fully connected layers instead of their convolution.
+    Advice: replay.samples_per_insert=32 (an update per step) learns more per step and runs slower.
+    """
+    return {
+        "algo.n_step": 3,
+        "algo.batch_size": 32,
+        "replay.samples_per_insert": 8.0,
+        "algo.learn_start_steps": 5_000,
+        "algo.explore.end": 0.01,
+        "algo.explore.steps": 100_000,
+        "algo.target.every_updates": 1_000,
+        "optim.learning_rate": 2.5e-4,
+        "optim.eps": 3.1e-4,
+        "eval.every_steps": 50_000,
+        "save.every_steps": 50_000,
+        "log.every_steps": 5_000,
+        "until.steps": 1_000_000,
+    }
+
+
+def atari() -> Settings:
+    """Atari games from pictures: 84x84 grey, four frames stacked.
+
+    Source: Mnih et al. 2015 with Adam, Double and three-step returns as in Hessel et al. 2018.
+    Advice: replay.capacity=1_000_000 as published needs 7 GB of memory.
+    """
+    return {
+        "env.clip_reward": True,
+        "algo.n_step": 3,
+        "algo.batch_size": 32,
+        "replay.samples_per_insert": 8.0,
+        "replay.capacity": 200_000,
+        "algo.learn_start_steps": 20_000,
+        "algo.explore.end": 0.01,
+        "algo.explore.steps": 250_000,
+        "algo.target.every_updates": 2_000,
+        "net.torso.type": "nature",
+        "optim.learning_rate": 6.25e-5,
+        "optim.eps": 1.5e-4,
+        "eval.every_steps": 100_000,
+        "eval.episodes": 10,
+        "eval.test_episodes": 30,
+        "save.every_steps": 100_000,
+        "save.every_seconds": 600.0,
+        "log.every_steps": 5_000,
+        "until.steps": 2_000_000,
+    }
+
+
+def _quick() -> Settings:
+    return {
+        "algo.n_step": 5,
+        "algo.batch_size": 256,
+        "replay.samples_per_insert": 64.0,
+        "replay.capacity": 50_000,
+        "algo.target.type": "average",
+        "net.torso.type": "mlp",
+        "net.torso.sizes": (128, 128),
+    }
+
+
+def _classic() -> Settings:
+    return {
+        "algo.n_step": 3,
+        "algo.batch_size": 128,
+        "replay.samples_per_insert": 128.0,
+        "replay.capacity": 50_000,
+        "algo.target.every_updates": 250,
+        "optim.learning_rate": 6.3e-4,
+        "net.torso.type": "mlp",
+        "net.torso.sizes": (256, 256),
+    }
+
+
+def dqn() -> Settings:
+    """The deep Q-network as first published: no Double, no duelling, one-step, uniform replay.
+
+    Source: Mnih et al. 2015.
+    Advice: a baseline to compare with; `double` is better almost everywhere.
+    """
+    return {"algo.rule.type": "max", "algo.n_step": 1, "net.dueling": False, "replay.sampler.type": "uniform"}
+
+
+def double() -> Settings:
+    """DQN whose target lets the online network choose and the target network judge.
+
+    Source: van Hasselt et al. 2016.
+    Advice: costs nothing; keep it on.
+    """
+    return {**dqn(), "algo.rule.type": "double"}
+
+
+def dueling() -> Settings:
+    """Double DQN with separate streams for the state's value and the actions' advantages.
+
+    Source: Wang et al. 2016.
+    Advice: helps most where many actions are equally good.
+    """
+    return {**double(), "net.dueling": True}
+
+
+def per() -> Settings:
+    """Double DQN that replays surprising steps more often.
+
+    Source: Schaul et al. 2016 (proportional variant).
+    Advice: lower optim.learning_rate to a quarter if the loss is restless.
+    """
+    return {**double(), "replay.sampler.type": "prioritized"}
+
+
+def nstep() -> Settings:
+    """Double DQN with three-step returns.
+
+    Source: Sutton 1988; Hessel et al. 2018.
+    Advice: 3 to 5 steps speed up sparse rewards; much more adds noise.
+    """
+    return {**double(), "algo.n_step": 3}
+
+
+ENVIRONMENTS: tuple[tuple[re.Pattern[str], Preset], ...] = (
+    (re.compile(r"^CartPole-v\d+$"), cartpole),
+    (re.compile(r"^Acrobot-v\d+$"), acrobot),
+    (re.compile(r"^MountainCar-v\d+$"), mountaincar),
+    (re.compile(r"^LunarLander-v\d+$"), lunarlander),
+    (re.compile(r"^MinAtar/"), minatar),
+    (ATARI, atari),
+    (re.compile(r""), general),
+)
+ALGORITHMS: tuple[Preset, ...] = (dqn, double, dueling, per, nstep)
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A preset as `qfleet presets` shows it."""
+
+    name: str
+    kind: str  # "algorithm" or "environment"
+    title: str
+    source: str
+    advice: str
+    settings: Settings
+
+
+def defaults_for(env_id: str) -> tuple[str, Settings]:
+    """The name and settings of the defaults that fit an environment id."""
+    preset = next(preset for pattern, preset in ENVIRONMENTS if pattern.search(env_id))
+    return preset.__name__, preset()
+
+
+def environment_presets() -> dict[str, Preset]:
+    """Environment defaults by name; asking for one by name uses it for any environment."""
+    return {preset.__name__: preset for _, preset in ENVIRONMENTS}
+
+
+def algorithm_presets() -> dict[str, Preset]:
+    """Named algorithms, laid over the environment's defaults."""
+    return {preset.__name__: preset for preset in ALGORITHMS}
+
+
+def find_preset(name: str) -> Preset:
+    """The preset of this name."""
+    known = algorithm_presets() | environment_presets()
+    if name in known:
+        return known[name]
+    near = nearest(name, list(known))
+    raise UsageError(
+        f"unknown preset {name}",
+        f"The presets are {', '.join(known)}.",
+        f"Did you mean {near}?" if near else "See what each does with: qfleet presets",
+    )
+
+
+def describe(name: str) -> Described:
+    """What a preset is, where it comes from, and what to try next."""
+    preset = find_preset(name)
+    kind = "algorithm" if name in algorithm_presets() else "environment"
+    lines = [line for line in (getdoc(preset) or "").splitlines() if line]
+    said = {key: text for key, _, text in (line.partition(": ") for line in lines[1:])}
+    return Described(name, kind, lines[0], said["Source"], said["Advice"], preset())

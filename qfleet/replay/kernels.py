@@ -1,0 +1,147 @@
+"""Compiled loops of the replay: what becomes ready, how items are cut, and the sum tree.
+
+Shapes: R rows of a ring, L lanes, D numbers per stored observation, N items, n the n-step length.
+An item is a (row, lane) pair written as one number, row * L + lane; rows count from the start of the run and never
+repeat, their place in the ring is row % R.
+"""
+
+from numba import njit
+
+from qfleet.data import Array
+
+
+@njit(cache=True)
+def admit(last: Array, row: int, n: int, first: Array, items: Array, head: int) -> int:
+    """Queue the items `row` completed; `first[lane]` is the lane's oldest row not yet queued. Answers the new head."""
+    rows, lanes = last.shape
+    capacity = items.shape[0]
+    for lane in range(lanes):
+        if last[row % rows, lane]:
+            # The episode is over: its tail becomes ready with shorter windows, and this row is not a step.
+            for begin in range(first[lane], row):
+                items[head % capacity] = begin * lanes + lane
+                head += 1
+            first[lane] = row + 1
+        elif row - first[lane] == n:
+            items[head % capacity] = first[lane] * lanes + lane
+            head += 1
+            first[lane] += 1
+    return head
+
+
+@njit(cache=True)
+def fold(
+    reward: Array,
+    discount: Array,
+    last: Array,
+    row: int,
+    lane: int,
+    n: int,
+    gamma: float,
+    clip: bool,
+) -> tuple[float, float, int]:
+    """Sum up to n rewards from `row` on: the folded reward, the folded discount, and the row to bootstrap from."""
+    rows = last.shape[0]
+    total, keep = 0.0, 1.0
+    for step in range(n):
+        slot = (row + step) % rows
+        gain = float(reward[slot, lane])
+        if clip:
+            gain = min(max(gain, -1.0), 1.0)
+        total += keep * gain
+        keep *= gamma * discount[slot, lane]
+        if last[(row + step + 1) % rows, lane]:
+            return total, keep, row + step + 1
+    return total, keep, row + n
+
+
+@njit(cache=True)
+def stack_into(obs: Array, last: Array, row: int, lane: int, out: Array) -> None:
+    """Copy the frames that lead up to `row`, zeros before the episode's first one."""
+    rows, depth = obs.shape[0], out.shape[0]
+    at = row
+    for place in range(depth - 1, -1, -1):
+        out[place] = obs[at % rows, lane]
+        if at == 0 or last[(at - 1) % rows, lane]:
+            out[:place] = 0
+            return
+        at -= 1
+
+
+@njit(cache=True)
+def cut(
+    obs: Array,
+    action: Array,
+    reward: Array,
+    discount: Array,
+    last: Array,
+    items: Array,
+    n: int,
+    gamma: float,
+    clip: bool,
+    out_obs: Array,
+    out_action: Array,
+    out_reward: Array,
+    out_discount: Array,
+    out_next: Array,
+    next_rows: Array,
+) -> None:
+    """Cut N items out of the ring into a batch; `next_rows` tells which row each bootstraps from."""
+    rows, lanes = last.shape
+    for i in range(items.shape[0]):
+        row, lane = items[i] // lanes, items[i] % lanes
+        total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+        stack_into(obs, last, row, lane, out_obs[i])
+        stack_into(obs, last, end, lane, out_next[i])
+        out_action[i] = action[row % rows, lane]
+        out_reward[i] = total
+        out_discount[i] = keep
+        next_rows[i] = end
+
+
+@njit(cache=True)
+def tree_set(tree: Array, leaves: Array, values: Array) -> None:
+    """Write leaves and renew the sums above them. tree[1] is the root, tree[size + i] leaf i, size a power of two."""
+    size = tree.shape[0] // 2
+    for i in range(leaves.shape[0]):
+        node = size + leaves[i]
+        tree[node] = values[i]
+        node //= 2
+        while node >= 1:
+            tree[node] = tree[2 * node] + tree[2 * node + 1]
+            node //= 2
+
+
+@njit(cache=True)
+def tree_fill(tree: Array, first: int, num: int, modulus: int, value: float) -> None:
+    """Write the same value into `num` leaves from `first` on, wrapping at `modulus`."""
+    size = tree.shape[0] // 2
+    for i in range(num):
+        node = size + (first + i) % modulus
+        tree[node] = value
+        node //= 2
+        while node >= 1:
+            tree[node] = tree[2 * node] + tree[2 * node + 1]
+            node //= 2
+
+
+@njit(cache=True)
+def tree_find(tree: Array, marks: Array, out: Array) -> None:
+    """For each mark in [0, root) the leaf whose share of the total it falls into; never a leaf of zero."""
+    size = tree.shape[0] // 2
+    for i in range(marks.shape[0]):
+        mark, node = marks[i], 1
+        while node < size:
+            node *= 2
+            # Rounding may leave a mark at or past the left sum with nothing on the right: stay left then.
+            if mark >= tree[node] and tree[node + 1] > 0.0:
+                mark -= tree[node]
+                node += 1
+        out[i] = node - size
+
+
+@njit(cache=True)
+def tree_sum(tree: Array) -> None:
+    """Recompute every inner node from the leaves."""
+    for node in range(tree.shape[0] // 2 - 1, 0, -1):
+        tree[node] = tree[2 * node] + tree[2 * node + 1]

@@ -1,0 +1,133 @@
+"""Samplers choose which live items are learned from. Items have serial numbers; the live ones are [tail, head)."""
+
+from typing import Protocol
+
+import numpy as np
+
+from qfleet.data import Array, State
+from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
+from qfleet.replay.kernels import tree_fill, tree_find, tree_set, tree_sum
+
+
+class Sampler(Protocol):
+    """Told of every item that comes and goes; draws serial numbers with their importance weights."""
+
+    def move(self, tail: int, head: int) -> None:
+        """The live items are now [tail, head)."""
+        ...
+
+    def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Serial numbers [N] and weights [N]."""
+        ...
+
+    def update(self, serials: Array, priority: Array) -> None:
+        """New priorities for live items."""
+        ...
+
+    def state_dict(self) -> State:
+        """What must survive a restart."""
+        ...
+
+    def load_state_dict(self, state: State) -> None:
+        """Take it back; `move` has been called with the same tail and head before."""
+        ...
+
+
+class Uniform:
+    """Every live item is equally likely."""
+
+    def __init__(self) -> None:
+        self.tail = self.head = 0
+
+    def move(self, tail: int, head: int) -> None:
+        """The live items are now [tail, head)."""
+        self.tail, self.head = tail, head
+
+    def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Serial numbers with replacement; all weights are one."""
+        return rng.integers(self.tail, self.head, num), np.ones(num, np.float32)
+
+    def update(self, serials: Array, priority: Array) -> None:
+        """Priorities mean nothing here."""
+
+    def state_dict(self) -> State:
+        """Nothing of its own."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Nothing of its own."""
+
+
+class Prioritized:
+    """Proportional prioritised replay (Schaul et al. 2016, section 3.3), on a float64 sum tree.
+
+    P(i) = p_i^alpha / sum_k p_k^alpha, weight_i = (N P(i))^-beta / max_j weight_j, one draw per equal slice of the
+    total. New items get the largest priority ever seen. Beta moves with the number of draws, one per update.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        *,
+        alpha: float = 0.6,
+        beta_start: float = 0.4,
+        beta_end: float = 1.0,
+        beta_updates: int = 100_000,
+        eps: float = 1e-6,
+    ) -> None:
+        self.capacity, self.alpha, self.eps = capacity, alpha, eps
+        self.beta_start, self.beta_end, self.beta_updates = beta_start, beta_end, beta_updates
+        self.tree = np.zeros(2 * (1 << (capacity - 1).bit_length()), np.float64)
+        self.tail = self.head = self.draws = 0
+        self.largest = 1.0
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the importance weights at this moment."""
+        done = min(1.0, self.draws / self.beta_updates)
+        return self.beta_start + done * (self.beta_end - self.beta_start)
+
+    def move(self, tail: int, head: int) -> None:
+        """The live items are now [tail, head)."""
+        gone = min(tail, self.head) - self.tail
+        tree_fill(self.tree, self.tail, gone, self.capacity, 0.0)
+        begin = max(self.head, tail)
+        tree_fill(self.tree, begin, head - begin, self.capacity, self.largest**self.alpha)
+        self.tail, self.head = tail, head
+
+    def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
+        """Serial numbers by priority, and their importance weights."""
+        total = self.tree[1]
+        marks = (np.arange(num) + rng.random(num)) * (total / num)
+        leaves = np.empty(num, np.int64)
+        tree_find(self.tree, marks, leaves)
+        share = self.tree[len(self.tree) // 2 + leaves] / total
+        weight = ((self.head - self.tail) * share) ** -self.beta
+        self.draws += 1
+        # Leaf i holds the one live serial that is congruent to it.
+        serials = self.tail + (leaves - self.tail) % self.capacity
+        return serials, (weight / weight.max()).astype(np.float32)
+
+    def update(self, serials: Array, priority: Array) -> None:
+        """New priorities for live items; the caller has dropped the others."""
+        size = priority.astype(np.float64) + self.eps
+        if len(size):
+            self.largest = max(self.largest, float(size.max()))
+        tree_set(self.tree, serials % self.capacity, size**self.alpha)
+
+    def state_dict(self) -> State:
+        """Leaves in serial order, and the counters."""
+        live = np.arange(self.tail, self.head) % self.capacity
+        leaves = self.tree[len(self.tree) // 2 + live]
+        return {"leaves": leaves, "largest": self.largest, "draws": self.draws}
+
+    def load_state_dict(self, state: State) -> None:
+        """Write the leaves back and sum them up: the inner sums come out bit-equal."""
+        live = np.arange(self.tail, self.head) % self.capacity
+        leaves = saved_array(state, "leaves", FLOATS, (len(live),))
+        if len(leaves) and leaves.min() < 0.0:
+            raise ValueError("leaves: a priority is negative")
+        self.tree[:] = 0.0
+        self.tree[len(self.tree) // 2 + live] = leaves
+        tree_sum(self.tree)
+        self.largest, self.draws = float(saved_value(state, "largest")), saved_count(state, "draws")

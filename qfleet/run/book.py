@@ -1,0 +1,61 @@
+"""The book: what a run has seen so far, in counts that repeat exactly."""
+
+from collections import deque
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from qfleet.data import State, Tick
+
+RECENT = 100  # episodes that `return_mean` averages over
+
+
+@dataclass
+class Book:
+    """Sums since the last row, recent returns, and the best evaluation."""
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    episodes: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    gradient_norm: float = 0.0
+    value_mean: float = 0.0  # of the last update: the first sign of divergence
+    skipped: int = 0
+    rollbacks: int = 0
+    exact: bool = True  # still the run that its seed decides
+    logged_steps: int = 0
+    judged_steps: int = 0
+    best: dict[str, Any] | None = None
+    last_eval: dict[str, Any] | None = None
+
+    def note(self, tick: Tick) -> None:
+        """Take a worker's tick in."""
+        stats = tick.stats
+        if "loss" in stats:
+            self.loss_sum += stats["loss"]
+            self.loss_count += 1
+            self.gradient_norm, self.value_mean = stats["gradient_norm"], stats["value_mean"]
+        elif "skipped" in stats:
+            self.skipped += 1
+        for value, _ in stats.get("episodes", ()):
+            self.recent.append(value)
+            self.episodes += 1
+
+    def return_mean(self) -> float | None:
+        """Mean return of the newest training episodes."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+    def take_loss(self) -> float | None:
+        """Mean loss since it was last taken."""
+        mean = self.loss_sum / self.loss_count if self.loss_count else None
+        self.loss_sum, self.loss_count = 0.0, 0
+        return mean
+
+    def state_dict(self) -> State:
+        """Plain values."""
+        return {**vars(self), "recent": list(self.recent)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take them back."""
+        for field_ in fields(self):
+            setattr(self, field_.name, state[field_.name])
+        self.recent = deque(state["recent"], maxlen=RECENT)

@@ -1,0 +1,161 @@
+"""The keeper: a run at rest to and from checkpoints."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from qfleet.data import Array, State
+from qfleet.errors import NoCheckpointError, UsageError
+from qfleet.plan import flatten
+from qfleet.plan.schema import Plan
+from qfleet.replay import row_bytes
+from qfleet.run.wiring import Line
+from qfleet.save import (
+    Checkpoint,
+    Checkpoints,
+    Damaged,
+    Link,
+    compress,
+    decompress,
+    pack_state,
+    pack_tensors,
+    unpack_state,
+    unpack_tensors,
+)
+
+SEGMENT_BYTES = 8 * 2**20
+HEADER_BYTES = 2**16  # names, shapes and alignment in a file of tensors
+FREE = ("until", "eval", "save", "log", "runtime")  # parts of a plan that may change while a run goes on
+
+
+class Keeper:
+    """Saves a line into a run's checkpoints and brings it back."""
+
+    def __init__(self, checkpoints: Checkpoints, line: Line, versions: dict[str, str]) -> None:
+        self.checkpoints, self.line, self.versions = checkpoints, line, versions
+        self.last: Checkpoint | None = None
+        self.previous: Checkpoint | None = None  # the one before the last
+        self.book: State = {}  # as it stands in the last checkpoint
+
+    def save(self, step: int, book: State, meta: dict[str, Any]) -> Checkpoint:
+        """Commit everything as it is now, unless that is done already."""
+        if self.last is not None and self.last.step == step:
+            if self.book == book:
+                return self.last
+        else:
+            self.previous = self.last
+        meta = {"versions": self.versions, "plan": decisive(self.line.plan), "conditions": self.conditions(), **meta}
+        self.last = self.checkpoints.commit(step, self.blobs(book), meta)
+        self.book = book
+        return self.last
+
+    def require_space(self) -> None:
+        """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
+        learner, replay = self.line.learner, self.line.feed.replay
+        weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
+        rows = sum(column.nbytes for column in replay.store.columns().values())
+        self.checkpoints.require_space((self.line.plan.save.keep + 1) * (weights + rows // 20))
+
+    def conditions(self) -> dict[str, Any]:
+        """What bit-equal numbers depend on besides the plan."""
+        runtime = self.line.plan.runtime
+        return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": runtime.threads}
+
+    def changed_conditions(self) -> list[str]:
+        """What is no longer as it was when the last checkpoint was written."""
+        before = self.last.meta["conditions"] if self.last is not None else {}
+        return [
+            f"{name} {before.get(name)} -> {now}" for name, now in self.conditions().items() if before.get(name) != now
+        ]
+
+    def blobs(self, book: State) -> Iterator[tuple[str, bytes | Link]]:
+        """The files of a checkpoint, made one at a time."""
+        line = self.line
+        yield "model.safetensors", pack_tensors(line.learner.model_arrays())
+        yield "optim.safetensors", pack_tensors(line.learner.optim_arrays())
+        yield from pack_state({"line": line.state_dict(), "book": book}).items()
+        if line.plan.save.replay == "full":
+            yield from self.segments()
+
+    def segments(self) -> Iterator[tuple[str, bytes | Link]]:
+        """Replay rows in segments at fixed places, so that most are in an earlier checkpoint already."""
+        store = self.line.feed.replay.store
+        size = segment_rows(row_bytes(store.spec) * store.lanes)
+        begin = self.line.feed.replay.first_row()
+        while begin < store.head:
+            end = min((begin // size + 1) * size, store.head)
+            name = f"replay/rows_{begin:012d}_{end:012d}.zst"
+            yield name, self.kept(name) or compress(pack_tensors(store.read(begin, end)))
+            begin = end
+
+    def kept(self, name: str) -> bytes | Link | None:
+        """A segment as an earlier checkpoint holds it, if nothing has happened to it since.
+
+        It is written twice and linked from then on, each time to the copy of the checkpoint before the last: two
+        checkpoints in a row never share a file, so one bad sector spoils one of them.
+        """
+        try:
+            if self.previous is not None and name in self.previous.files and (self.previous.path / name).is_file():
+                return self.previous.link(name)
+            return self.last.read(name) if self.last is not None and name in self.last.files else None
+        except NoCheckpointError:
+            return None
+
+    def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
+        """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
+        require_same_plan(checkpoint, self.line.plan)
+        try:
+            book, lost = self.unpack(checkpoint)
+        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
+            raise Damaged(checkpoint.path.name, f"its contents do not fit together ({error})") from error
+        self.last, self.previous, self.book = checkpoint, None, book
+        return book, lost
+
+    def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:
+        """Every file into its place."""
+        line = self.line
+        line.learner.load_model_arrays(unpack_tensors(checkpoint.read("model.safetensors")))
+        line.learner.load_optim_arrays(unpack_tensors(checkpoint.read("optim.safetensors")))
+        state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
+        with_replay = line.plan.save.replay == "full"
+        if with_replay:
+            self.restore_rows(checkpoint, state["line"]["feed"]["replay"])
+        return state["book"], line.load_state_dict(state["line"], with_replay=with_replay)
+
+    def restore_rows(self, checkpoint: Checkpoint, state: State) -> None:
+        """The replay's rows, which must be all there, in order and no larger than they can be."""
+        store, at = self.line.feed.replay.store, int(state["first_row"])
+        for name in sorted(name for name in checkpoint.files if name.startswith("replay/")):
+            begin, end = (int(part) for part in name.removesuffix(".zst").split("_")[-2:])
+            if begin != at or not begin < end <= int(state["row"]) or end - begin > store.rows:
+                raise ValueError(f"{name} does not follow on row {at}")
+            limit = (end - begin) * store.lanes * row_bytes(store.spec) + HEADER_BYTES
+            store.restore(begin, end, unpack_tensors(decompress(checkpoint.read(name), limit)))
+            at = end
+        if at != int(state["row"]):
+            raise ValueError(f"replay rows from {at} on are missing")
+
+
+def segment_rows(bytes_per_row: int) -> int:
+    """Rows per segment: a power of two near SEGMENT_BYTES."""
+    return max(64, 1 << (max(1, SEGMENT_BYTES // bytes_per_row).bit_length() - 1))
+
+
+def decisive(plan: Plan) -> dict[str, Any]:
+    """The settings that a checkpoint's numbers depend on, as plain JSON values."""
+    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(flatten(plan)))
+    return {path: value for path, value in values.items() if path.split(".")[0] not in FREE}
+
+
+def require_same_plan(checkpoint: Checkpoint, plan: Plan) -> None:
+    """Refuse to go on under another plan: what was stored for one would be misread by the other."""
+    saved, now = checkpoint.meta["plan"], decisive(plan)
+    changed = sorted(path for path in saved.keys() | now.keys() if saved.get(path) != now.get(path))
+    if changed:
+        path = changed[0]
+        raise UsageError(
+            f"run.toml says {path}={now.get(path)}, but the run was trained with {path}={saved.get(path)}",
+            f"A run goes on with the plan it began with; changed: {', '.join(changed)}.",
+            "Put the old value back, or start a new run with --from to keep the weights.",
+        )

@@ -1,0 +1,93 @@
+"""Filling in what the plan left open, from the world's spaces and the machine; the choices go into run.toml."""
+
+import os
+
+import msgspec
+import torch
+
+from qfleet.data import Spec
+from qfleet.errors import UsageError
+from qfleet.plan.schema import MlpTorso, NatureTorso, OwnTorso, Plan
+
+SMALLEST_PICTURE = 36  # the Nature convolutions need at least 36 x 36 pixels
+
+
+def is_picture(spec: Spec) -> bool:
+    """Is it large enough for the Nature convolutions?"""
+    shape = spec.input_shape
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_PICTURE
+
+
+def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
+    """Convolutions for pictures, fully connected layers for the rest, unless the plan says otherwise."""
+    torso = plan.net.torso
+    if own:
+        torso = OwnTorso()
+    elif isinstance(torso, OwnTorso):
+        raise UsageError(
+            "net.torso.type is `own`, but no torso was given",
+            "A torso of your own is a Python object; a plan cannot hold it.",
+            "Pass it from Python, train(plan, torso=...), or choose net.torso.type=mlp or nature.",
+        )
+    elif torso is None:
+        torso = NatureTorso() if is_picture(spec) else MlpTorso()
+    elif isinstance(torso, NatureTorso) and not is_picture(spec):
+        raise UsageError(
+            f"net.torso.type=nature does not fit observations of shape {spec.input_shape}",
+            f"It wants pictures [channels, height, width] of at least {SMALLEST_PICTURE}x{SMALLEST_PICTURE}.",
+            "Use net.torso.type=mlp, or leave net.torso out.",
+        )
+    return msgspec.structs.replace(plan, net=msgspec.structs.replace(plan.net, torso=torso))
+
+
+def choose_device(plan: Plan) -> str:
+    """The plan's device if this machine has it; otherwise the accelerator if there is one."""
+    if plan.runtime.device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    require_device(plan)
+    return plan.runtime.device
+
+
+def require_device(plan: Plan) -> None:
+    """Refuse a device that this machine does not have."""
+    try:
+        torch.empty(1, device=plan.runtime.device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"runtime.device={plan.runtime.device} cannot be used",
+            str(error).splitlines()[0].rstrip(".") + ".",
+            "Use runtime.device=cpu, or see `qfleet doctor` for what this machine has.",
+        ) from error
+
+
+def usable_device(plan: Plan) -> str:
+    """The plan's device, or the CPU where this machine has no such device: a policy can be looked at anywhere."""
+    try:
+        return choose_device(plan)
+    except UsageError:
+        return "cpu"
+
+
+def choose_threads(plan: Plan) -> int:
+    """Small networks are fastest on one thread; convolutions use every core."""
+    if plan.runtime.threads is not None:
+        return plan.runtime.threads
+    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso) else 1
+
+
+def check_normalize(plan: Plan, spec: Spec) -> None:
+    """Pixels are scaled by the network itself."""
+    if plan.env.normalize in ("obs", "both") and spec.dtype == "uint8":
+        raise UsageError(
+            f"env.normalize={plan.env.normalize} has no effect on {plan.env.id}",
+            "Its observations are bytes, which the network divides by 255 itself.",
+            "Use env.normalize=reward or off.",
+        )
+
+
+def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False) -> Plan:
+    """The plan with nothing left open."""
+    check_normalize(plan, spec)
+    plan = choose_torso(plan, spec, own_torso)
+    runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
+    return msgspec.structs.replace(plan, runtime=runtime)

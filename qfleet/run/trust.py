@@ -1,0 +1,95 @@
+"""Which runs may name code. A plan that names a file or module is trusted when this user's own command wrote it.
+
+The proof is a keyed hash in the run directory; the key never leaves the user's own state folder.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from qfleet.envs import absolute_id
+from qfleet.errors import StorageError, UsageError
+from qfleet.plan import names_code
+from qfleet.plan.schema import Env
+from qfleet.watch import read_json, write_json
+from qfleet.watch.metrics import open_plain, sync_folder
+
+FILE = "trust.json"
+KEY_BYTES = 32
+
+
+def key() -> bytes:
+    """This user's key, made on first use, readable by nobody else."""
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "qfleet"
+    path = home / "trust.key"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(FileNotFoundError):
+            return whole_key(path)
+        make_key(path)
+        return whole_key(path)
+    except OSError as error:
+        raise StorageError(
+            f"the key {path} cannot be read or made",
+            f"The system said: {error.strerror or error}.",
+            "Mend the folder's permissions, or name another state folder with XDG_STATE_HOME.",
+        ) from error
+
+
+def whole_key(path: Path) -> bytes:
+    """The key in a file, if it is a key."""
+    with os.fdopen(open_plain(path), "rb") as file:
+        found = file.read(KEY_BYTES + 1)
+    if len(found) != KEY_BYTES:
+        raise StorageError(
+            f"the key {path} is damaged",
+            f"A key has {KEY_BYTES} bytes; this file has {'fewer' if len(found) < KEY_BYTES else 'more'}.",
+            "Delete it; runs that name code will ask for --trust-env once more.",
+        )
+    return found
+
+
+def make_key(path: Path) -> None:
+    """A new key, whole from the first moment it has its name; of two made at once the first one stays."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with os.fdopen(open_plain(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(KEY_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        sync_folder(path.parent)
+    finally:
+        draft.unlink()
+
+
+def proof(run_dir: Path, env: Env) -> str:
+    """What only this user can have written about this run and the code it names."""
+    facts = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
+    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def sign(run_dir: Path, env: Env) -> None:
+    """Remember that this user's own command named this environment, with these options."""
+    if names_code(env.id):
+        write_json(run_dir / FILE, {"env": env.id, "proof": proof(run_dir, env)})
+
+
+def require_trust(run_dir: Path, env: Env, trust_env: bool) -> None:
+    """Refuse to import code that a run directory names unless this user wrote it or says so now."""
+    if not names_code(env.id) or trust_env:
+        return
+    found = str(read_json(run_dir / FILE).get("proof", ""))
+    # As bytes: compare_digest takes no text beyond ASCII.
+    if not hmac.compare_digest(found.encode(errors="replace"), proof(run_dir, env).encode()):
+        raise UsageError(
+            f"{run_dir.name} names code to run: env.id={env.id}",
+            "This run was not created by a command of yours at this place, so its code is not imported.",
+            "If you trust it, add --trust-env.",
+        )

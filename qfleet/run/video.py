@@ -1,0 +1,129 @@
+"""Videos of a policy at play."""
+
+import os
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qfleet.act import Policy
+from qfleet.data import Array
+from qfleet.envs import TEST, make_world
+from qfleet.errors import StorageError, UsageError
+from qfleet.plan.schema import Plan
+from qfleet.run.wiring import EnvMaker
+
+MAX_FRAMES = 20_000
+FRAMES_PER_SECOND = 30
+# What ffmpeg is told for each ending. A gif goes through it too: other writers keep every frame in memory.
+FORMATS: dict[str, dict[str, Any]] = {
+    ".mp4": {},
+    ".mkv": {},
+    ".mov": {},
+    ".gif": {"codec": "gif", "pixelformat": "rgb8", "quality": None, "output_params": ["-f", "gif"]},
+}
+
+
+def record(plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker | None = None) -> Path:
+    """Play greedily and write what is seen, frame by frame; the file's ending chooses the format."""
+    if file.suffix.lower() not in FORMATS:
+        raise UsageError(
+            f"cannot record into {file}",
+            "The end of the name chooses the format.",
+            f"Give a name that ends in {', '.join(FORMATS)}.",
+        )
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window: pictures are all that is wanted
+    world = make_world(plan.env, seed=plan.seed, stream=TEST, num=1, make=make, render_mode="rgb_array")
+    with closing(world):
+        write(played(world, policy, episodes), file)
+    return file
+
+
+def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
+    """The frames of so many episodes, MAX_FRAMES at most."""
+    now, last, done, frames = world.reset(), False, 0, 1
+    yield picture(world)
+    while done < episodes and frames < MAX_FRAMES:
+        action, _, _ = policy.act(now.obs, mask=now.mask)
+        world.send(action)
+        now = world.receive()
+        last = bool(now.terminated[0] | now.truncated[0]) and not last
+        done += last
+        frames += 1
+        yield picture(world)
+
+
+def picture(world: Any) -> Array:
+    """What the first lane looks like now, with even sides as video codecs want them."""
+    try:
+        frame = world.render()
+    except Exception as error:
+        raise _no_picture(f"Its render() raised {type(error).__name__}: {error}.") from error
+    if not isinstance(frame, np.ndarray) or frame.ndim < 2:
+        raise _no_picture("It does not render pictures (render_mode=rgb_array).")
+    return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]
+
+
+def _no_picture(why: str) -> UsageError:
+    return UsageError(
+        "this environment cannot be recorded",
+        why,
+        "Choose an environment with an rgb_array render mode; your own is to be made with that mode.",
+    )
+
+
+def write(frames: Iterator[Array], file: Path) -> None:
+    """Hand frames on as they come; the file appears when it is whole."""
+    first = next(frames)  # an environment that cannot be drawn leaves no trace
+    draft = file.with_name(f".{file.name}.tmp{'.mp4' if file.suffix.lower() == '.gif' else file.suffix.lower()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.unlink(missing_ok=True)
+        with closing(_writer(draft, FORMATS[file.suffix.lower()])) as writer:
+            _append(writer, first)
+            for frame in frames:
+                _append(writer, frame)
+        os.replace(draft, file)
+    except OSError as error:
+        raise StorageError(
+            f"cannot write {file}",
+            f"The system said: {error.strerror or str(error).splitlines()[0]}.",
+            "Free some space or choose another file.",
+        ) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _writer(file: Path, settings: dict[str, Any]) -> Any:
+    try:
+        import imageio.v2 as imageio
+
+        return imageio.get_writer(
+            file,
+            format="FFMPEG",
+            mode="I",
+            fps=FRAMES_PER_SECOND,
+            macro_block_size=1,
+            ffmpeg_log_level="error",
+            **settings,
+        )
+    except ImportError as error:
+        raise _no_ffmpeg(error) from error
+
+
+def _append(writer: Any, frame: Array) -> None:
+    try:
+        writer.append_data(frame)
+    except (FileNotFoundError, RuntimeError) as error:  # the program is looked for when the first frame comes
+        raise _no_ffmpeg(error) from error
+
+
+def _no_ffmpeg(error: Exception) -> UsageError:
+    return UsageError(
+        "recording needs imageio and ffmpeg",
+        f"They cannot be used: {error}.",
+        'Run: pip install "qfleet[video]"',
+    )

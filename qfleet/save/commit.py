@@ -1,0 +1,155 @@
+"""How a checkpoint comes into being and goes: the only file operations that change a run's checkpoints.
+
+Files are written and fsynced in `.tmp-<uuid>`, the manifest last, and the directory is then renamed to
+`step_<12 digits>`. A second commit of the same step takes the place of the first: the first is called
+`.old-step_...` until the second is safe, and gets its name back at the next start if that never happened.
+"""
+
+import errno
+import hashlib
+import uuid
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from qfleet.errors import StorageError
+from qfleet.save.files import Data, FileLayer
+from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, valid_name, write_manifest
+
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A file that an earlier checkpoint already holds and that need not be written again."""
+
+    path: Path
+    sha256: str
+    bytes: int
+
+
+Blob: TypeAlias = Data | Link
+
+
+def temporary_name(root: Path) -> Path:
+    """A fresh place for what is not, or no longer, a checkpoint."""
+    return root / f".tmp-{uuid.uuid4().hex}"
+
+
+def make_dirs(files: FileLayer, folder: Path) -> None:
+    """Make a directory and its parents, each safe before the next."""
+    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    for place in reversed(missing):
+        files.make_dir(place)
+        files.fsync_dir(place.parent)
+
+
+def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blank: Manifest) -> tuple[Manifest, int]:
+    """Put all files into a fresh directory, the manifest last; also says how many bytes that took."""
+    files.make_dir(folder)
+    made = {folder}
+    entries: dict[str, Entry] = {}
+    written = 0
+    for name, blob in blobs:
+        if not valid_name(name) or name in entries:
+            raise ValueError(f"{name!r} is not a file name for a checkpoint, or appears twice")
+        _make_parents(files, folder, name, made)
+        entries[name], new_bytes = _put(files, folder / name, blob)
+        written += new_bytes
+    manifest = Manifest(blank.step, entries, blank.meta)
+    raw = write_manifest(manifest)
+    _store(files, folder / MANIFEST_NAME, raw)
+    for place in sorted(made, reverse=True):
+        files.fsync_dir(place)
+    return manifest, written + len(raw)
+
+
+def publish(files: FileLayer, temporary: Path, path: Path) -> None:
+    """Give a finished directory its name; from here on it exists."""
+    old = path.with_name(f".old-{path.name}")
+    replaces = path.is_dir()
+    try:
+        if replaces:
+            discard(files, old)
+            files.rename(path, old)
+        files.rename(temporary, path)
+    except BaseException:
+        if replaces:
+            with suppress(OSError):
+                files.rename(old, path)
+        raise
+    files.fsync_dir(path.parent)
+    if replaces:
+        discard(files, old)
+
+
+def drop(files: FileLayer, path: Path) -> None:
+    """Delete a checkpoint so that a crash in between leaves no half of one."""
+    doomed = temporary_name(path.parent)
+    files.rename(path, doomed)
+    files.fsync_dir(path.parent)
+    discard(files, doomed)
+
+
+def discard(files: FileLayer, folder: Path) -> None:
+    """Delete what nobody needs; what cannot be deleted now goes at the next start."""
+    with suppress(OSError):
+        files.remove(folder)
+
+
+def recover(files: FileLayer, root: Path) -> int:
+    """Finish what a dead writer left, an interrupted replacement first; says how many directories were removed."""
+    for old in sorted(root.glob(".old-step_*")):
+        path = root / old.name.removeprefix(".old-")
+        with suppress(OSError):
+            if path.exists():
+                drop(files, old)
+            else:
+                files.rename(old, path)
+                files.fsync_dir(root)
+    leftovers = sorted(root.glob(".tmp-*"))
+    for leftover in leftovers:
+        discard(files, leftover)
+    return len(leftovers)
+
+
+def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[Entry, int]:
+    if isinstance(blob, Link):
+        return Entry(blob.bytes, blob.sha256), _link(files, path, blob)
+    _store(files, path, blob)
+    size = memoryview(blob).nbytes
+    return Entry(size, hashlib.sha256(blob).hexdigest()), size
+
+
+def _link(files: FileLayer, path: Path, link: Link) -> int:
+    """Share the file, or copy it where the filesystem cannot; says how many bytes that took."""
+    try:
+        files.link(link.path, path)
+        same, taken = path.stat().st_size == link.bytes, 0
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        data = link.path.read_bytes()
+        same, taken = hashlib.sha256(data).hexdigest() == link.sha256, len(data)
+        _store(files, path, data)
+    if not same:
+        raise StorageError(
+            f"{link.path} has changed since it was committed.",
+            "Checkpoints share files that did not change between them, and this one did.",
+            "Run `qfleet verify RUN` to see which checkpoints are whole, and check the health of the disk.",
+        )
+    return taken
+
+
+def _store(files: FileLayer, path: Path, data: Data) -> None:
+    files.write(path, data)
+    files.fsync(path)
+
+
+def _make_parents(files: FileLayer, folder: Path, name: str, made: set[Path]) -> None:
+    parents = [place for place in (folder / name).parents if place.is_relative_to(folder) and place not in made]
+    for place in reversed(parents):
+        files.make_dir(place)
+        made.add(place)

@@ -1,0 +1,157 @@
+"""Is what lies on the disk what was written? Nothing here changes a file."""
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from qfleet.errors import NoCheckpointError, QfleetError, StorageError
+from qfleet.save.damage import Damaged
+from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, parse_manifest, step_of
+
+MAX_MANIFEST_BYTES = 16 << 20
+# Errors that say "these bytes are gone"; any other (no permission, no memory) says nothing about the checkpoint.
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, errno.ENXIO}
+
+
+class Verdict(NamedTuple):
+    """What is to be said of one checkpoint."""
+
+    name: str
+    ok: bool
+    detail: str
+
+
+def verify_run(path: Path) -> list[Verdict]:
+    """A verdict for each checkpoint of a run directory (or for one checkpoint directory), oldest first."""
+    if step_of(path.name) is not None:
+        return [_verdict(path)]
+    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    folders = [folder for _, folder in step_folders(root)]
+    if not folders:
+        raise NoCheckpointError(
+            f"There is no checkpoint in {root}.",
+            "A checkpoint is a directory step_<12 digits>, and none is there.",
+            "Give the directory of a run that has saved at least once.",
+        )
+    # A folder that has gone meanwhile was pruned by the run itself.
+    return [verdict for folder in folders if (verdict := _verdict(folder)).ok or folder.exists()]
+
+
+def verify(path: Path) -> list[str]:
+    """The problems of one checkpoint directory; none means that every byte of it is as written."""
+    return _inspect(path)[1]
+
+
+def step_folders(root: Path) -> list[tuple[int, Path]]:
+    """The checkpoint directories under `root` by step, oldest first; whether they are whole is another question."""
+    try:
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _unreadable(str(root), error) from None
+    return sorted((step, root / name) for name in names if (step := step_of(name)) is not None)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a checkpoint directory, which must bear the name of its step."""
+    with open_plain(folder, MANIFEST_NAME) as file:
+        manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1))
+    if step_of(folder.name) != manifest.step:
+        raise Damaged(folder.name, f"{MANIFEST_NAME} is that of step {manifest.step}")
+    return manifest
+
+
+def tree_problems(folder: Path, files: Mapping[str, Entry]) -> list[str]:
+    """Missing, added, resized or disguised files, found without reading them."""
+    with as_damage(folder.name):
+        found = dict(_walk(folder, files))
+    extra = sorted(found.keys() - files.keys() - {MANIFEST_NAME})
+    changed = (_change(name, entry, found.get(name)) for name, entry in files.items())
+    return [f"{name} is not in the manifest" for name in extra] + [change for change in changed if change]
+
+
+def hash_problem(folder: Path, name: str, entry: Entry) -> str | None:
+    """What is wrong with the bytes of one file, which is read as a stream."""
+    with open_plain(folder, name) as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return None if digest == entry.sha256 else f"{name} does not have the hash the manifest gives"
+
+
+@contextmanager
+def open_plain(folder: Path, name: str) -> Iterator[BufferedReader]:
+    """Open a regular file for reading: no link is followed and no pipe is waited for."""
+    with as_damage(name):
+        number = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                raise Damaged(name, f"{name} is not a plain file")
+            yield file
+
+
+@contextmanager
+def as_damage(name: str) -> Iterator[None]:
+    """Turn an operating system's error into damage, or into a storage error when it says nothing about the bytes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _GONE:
+            raise _unreadable(name, error) from None
+        raise Damaged(name, f"{name} cannot be read ({error.strerror})") from None
+
+
+def _walk(folder: Path, files: Mapping[str, Entry]) -> Iterator[tuple[str, os.stat_result]]:
+    """All that is in a checkpoint, by relative name; directories the manifest does not imply are not entered."""
+    known = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    pending = [""]
+    while pending:
+        prefix = pending.pop()
+        with os.scandir(folder / prefix) as entries:
+            for entry in entries:
+                name = prefix + entry.name
+                if entry.is_dir(follow_symlinks=False) and name in known:
+                    pending.append(name + "/")
+                else:
+                    yield name, entry.stat(follow_symlinks=False)
+
+
+def _change(name: str, entry: Entry, found: os.stat_result | None) -> str | None:
+    if found is None:
+        return f"{name} is missing"
+    if not stat.S_ISREG(found.st_mode):
+        return f"{name} is not a plain file"
+    if found.st_size != entry.bytes:
+        return f"{name} has {found.st_size} bytes instead of {entry.bytes}"
+    return None
+
+
+def _inspect(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+    try:
+        files = read_manifest(folder).files
+        problems = tree_problems(folder, files)
+        return files, problems or [bad for name, entry in files.items() if (bad := hash_problem(folder, name, entry))]
+    except Damaged as damage:
+        return {}, damage.problems
+    except QfleetError as error:
+        return {}, [error.what]
+
+
+def _verdict(folder: Path) -> Verdict:
+    files, problems = _inspect(folder)
+    size = sum(entry.bytes for entry in files.values())
+    return Verdict(folder.name, not problems, "; ".join(problems) or f"{len(files)} files, {size} bytes")
+
+
+def _unreadable(name: str, error: OSError) -> StorageError:
+    return StorageError(
+        f"{name} cannot be read: {error.strerror}.",
+        "The operating system refused, so nothing is known about the checkpoint itself.",
+        "Check the owner and permissions of the run directory and the health of the disk.",
+    )

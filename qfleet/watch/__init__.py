@@ -1,0 +1,49 @@
+"""Looking at runs: rows and events, what the terminal shows, run directories, curves."""
+
+from qfleet.watch.card import write_card
+from qfleet.watch.display import Mode, Watcher, auto_mode, make_watcher
+from qfleet.watch.metrics import (
+    CLOCK_FIELDS,
+    EventLog,
+    RowLog,
+    json_line,
+    read_json,
+    read_rows,
+    without_clock,
+    write_file,
+    write_json,
+)
+from qfleet.watch.origin import program, provenance
+from qfleet.watch.plot import plot_runs
+from qfleet.watch.runs import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
+from qfleet.watch.statistics import summarize
+from qfleet.watch.tensorboard import TensorBoardWriter
+
+__all__ = [
+    "CLOCK_FIELDS",
+    "EventLog",
+    "Mode",
+    "RowLog",
+    "TensorBoardWriter",
+    "Watcher",
+    "auto_mode",
+    "diff_runs",
+    "find_run",
+    "json_line",
+    "list_runs",
+    "make_watcher",
+    "new_run_dir",
+    "plot_runs",
+    "program",
+    "provenance",
+    "read_json",
+    "read_rows",
+    "remove_run",
+    "run_state",
+    "show_run",
+    "summarize",
+    "without_clock",
+    "write_card",
+    "write_file",
+    "write_json",
+]

@@ -1,0 +1,71 @@
+"""card.md: a run on one page, for people who find the folder later."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from qfleet.watch.metrics import write_file
+from qfleet.watch.runs import flatten, show_run
+from qfleet.watch.stream import clean
+from qfleet.watch.words import number
+
+HIGHLIGHTS = (
+    "env.id",
+    "seed",
+    "algo.rule.type",
+    "algo.n_step",
+    "algo.discount",
+    "algo.batch_size",
+    "net.torso.type",
+    "net.head.type",
+    "net.dueling",
+    "optim.type",
+    "optim.learning_rate",
+    "replay.capacity",
+    "replay.sampler.type",
+    "replay.samples_per_insert",
+)
+
+
+def write_card(run_dir: Path | str) -> Path:
+    """Write card.md into the run directory: score, plan, versions, commands."""
+    path = Path(run_dir)
+    run = show_run(path)
+    plan = flatten(run["plan"])
+    sections = [
+        f"# {_cell(run['name'])}\n\n{_cell(run['env'])}, {_cell(run['state'])} after {number(run['steps'])} steps.",
+        "## Score\n\n" + _scores(run),
+        "## Plan\n\n" + _table(("setting", "value"), [(f"`{key}`", plan[key]) for key in HIGHLIGHTS if key in plan]),
+        "## Made with\n\n" + _table(("package", "version"), list(_versions(run).items())),
+        f"## Commands\n\n```\nqfleet eval {path.name}\nqfleet plot {path.name}\nqfleet resume {path.name}\n```",
+    ]
+    write_file(path / "card.md", ("\n\n".join(sections) + "\n").encode())
+    return path / "card.md"
+
+
+def _scores(run: Mapping[str, Any]) -> str:
+    rows = (("test", run["status"].get("score")), ("best", run["best_row"]), ("last evaluation", run["last_eval"]))
+    table = [
+        (name, *(number(row.get(key)) for key in ("mean", "low", "high", "median", "iqm", "episodes")))
+        for name, row in rows
+        if isinstance(row, Mapping) and isinstance(row.get("mean"), int | float)
+    ]
+    if not table:
+        return "Not evaluated yet."
+    return _table(("", "mean", "low", "high", "median", "IQM", "episodes"), table) + (
+        "\n\nGreedy policy, whole episodes, raw rewards; low and high are the 95 % bootstrap interval of the mean."
+    )
+
+
+def _versions(run: Mapping[str, Any]) -> dict[str, Any]:
+    versions = run["provenance"].get("versions")
+    return dict(versions) if isinstance(versions, Mapping) else {}
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    return clean(str(value).replace("\n", " ")).replace("|", "\\|")

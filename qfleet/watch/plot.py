@@ -1,0 +1,185 @@
+"""Curves of one run or several as a picture; needs the extra `plot`. No window, no global state."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qfleet.errors import UsageError
+from qfleet.watch.metrics import Row, read_rows, write_file
+from qfleet.watch.runs import read_plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours: told apart by people with any colour vision, and in print.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+FORMATS = {".png", ".svg", ".pdf"}
+INK, PALE = "#333333", "#E6E6E6"
+STYLE: dict[Any, Any] = {
+    "font.size": 12,
+    "axes.edgecolor": "#999999",
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "grid.color": PALE,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "qfleet",
+}
+
+
+def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
+    """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`."""
+    target = _target(Path(file))
+    runs = {name: _rows(Path(path)) for name, path in _labels(paths).items()}
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    except ImportError as error:
+        raise UsageError(
+            "plots need the package matplotlib", f"it cannot be imported: {error}", 'pip install "qfleet[plot]"'
+        ) from error
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(12, 9), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.15))
+        _draw(figure, runs, _title(paths))
+        picture = io.BytesIO()
+        figure.savefig(picture, format=target.suffix[1:].lower())
+    write_file(target, picture.getvalue())
+    return target
+
+
+def _target(file: Path) -> Path:
+    if file.suffix.lower() in FORMATS and file.parent.is_dir():
+        return file
+    why = "its folder does not exist" if file.suffix.lower() in FORMATS else "the end of the name chooses the format"
+    raise UsageError(
+        f"cannot draw into {file}", why, "give a name like curves.png (or .svg, .pdf) in a folder that exists"
+    )
+
+
+def _labels(paths: Sequence[Path | str]) -> dict[str, Path | str]:
+    """Run names as labels; whole paths where two runs share a name."""
+    if not paths:
+        raise UsageError("there is nothing to plot", "no run was named", "name one: qfleet plot latest")
+    names = [Path(path).resolve().name for path in paths]
+    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
+
+
+def _rows(path: Path) -> list[Row]:
+    rows = [row for row in read_rows(path / "metrics.jsonl") if row.get("kind") in ("progress", "eval")]
+    if not rows:
+        raise UsageError(
+            f"the run {path} has nothing to plot yet",
+            f"there is no row in {path / 'metrics.jsonl'}",
+            "let it train a little longer, or name another run: qfleet runs",
+        )
+    return rows
+
+
+def _title(paths: Sequence[Path | str]) -> str:
+    ids = []
+    for path in paths:
+        try:
+            ids.append(str(read_plan(Path(path))["env"]["id"]))
+        except (UsageError, KeyError, TypeError):
+            continue
+    names = [Path(paths[0]).resolve().name] if len(paths) == 1 else []
+    return " · ".join([*dict.fromkeys(ids), *names])
+
+
+def _kind(row: Row) -> str:
+    """The row's kind; an evaluation on test episodes is one of its own."""
+    return "test" if row.get("split") == "test" else str(row.get("kind"))
+
+
+def _curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> tuple[list[float], list[float]]:
+    """Steps and values of one field; rows without a number there are left out."""
+    points = [(row.get(at, row.get("env_steps")), row.get(field)) for row in rows if _kind(row) == kind]
+    kept = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    return [x for x, _ in kept], [y for _, y in kept]
+
+
+def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:
+    grid: Any = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
+    returns, loss, speed = grid
+    for index, (name, rows) in enumerate(runs.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        line = "-" if index < len(COLOURS) else "--"
+        _draw_returns(returns, rows, name, colour, line, alone=len(runs) == 1)
+        loss.plot(*_curve(rows, "progress", "loss"), color=colour, linestyle=line, linewidth=1.2)
+        speed.plot(*_curve(rows, "progress", "steps_per_second"), color=colour, linestyle=line, linewidth=1.2)
+    _label(returns, "return")
+    _label(loss, "loss")
+    _label(speed, "steps per second")
+    _scale(loss, runs)
+    speed.set_ylim(bottom=0)
+    _steps_axis(speed)
+    figure.align_ylabels()
+    returns.set_title(title, loc="left", fontweight="bold", pad=14)
+    returns.legend(loc="best", ncols=1 + len(runs) // 8)
+
+
+def _draw_returns(axes: "Axes", rows: list[Row], name: str, colour: str, line: str, *, alone: bool) -> None:
+    training = "training episodes" if alone else None
+    axes.plot(*_curve(rows, "progress", "return_mean"), color=colour, linewidth=0.9, alpha=0.45, label=training)
+    steps, means = _curve(rows, "eval", "mean")
+    label = "evaluation, 95 % interval" if alone else name
+    axes.plot(steps, means, color=colour, linestyle=line, linewidth=2.2, marker="o", markersize=4, label=label)
+    below, low = _curve(rows, "eval", "low")
+    above, high = _curve(rows, "eval", "high")
+    if below == above == steps:
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    _draw_test(axes, rows, colour, alone=alone)
+
+
+def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> None:
+    """The reported score as a star with its interval, at the step of the checkpoint that made it."""
+    steps, means = _curve(rows, "test", "mean", at="checkpoint")
+    (below, low), (above, high) = (_curve(rows, "test", field, at="checkpoint") for field in ("low", "high"))
+    if not steps or not below == above == steps:
+        return
+    spans = [
+        [max(0.0, mean - bound) for mean, bound in zip(means, low, strict=True)],
+        [max(0.0, bound - mean) for mean, bound in zip(means, high, strict=True)],
+    ]
+    label = "test episodes, 95 % interval" if alone else None
+    star: dict[str, Any] = {
+        "marker": "*",
+        "markersize": 15,
+        "markeredgecolor": INK,
+        "markeredgewidth": 0.8,
+        "zorder": 5,
+    }
+    axes.errorbar(steps, means, spans, fmt="none", ecolor=INK, elinewidth=1.4, capsize=4, zorder=4)
+    axes.plot(steps, means, color=colour, linestyle="", label=label, **star)
+
+
+def _label(axes: "Axes", text: str) -> None:
+    axes.set_ylabel(text)
+    axes.tick_params(length=0)
+    axes.margins(x=0.01)
+
+
+def _scale(axes: "Axes", runs: dict[str, list[Row]]) -> None:
+    """A logarithmic axis when the loss is positive and spans more than a factor of a hundred."""
+    losses = [value for rows in runs.values() for value in _curve(rows, "progress", "loss")[1] if math.isfinite(value)]
+    if losses and min(losses) > 0 and max(losses) > 100 * min(losses):
+        axes.set_yscale("log")
+
+
+def _steps_axis(axes: "Axes") -> None:
+    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+    axes.set_xlabel("environment steps")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.set_xlim(left=0)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -1,0 +1,304 @@
+"""Run directories: making, finding, listing, comparing and removing them."""
+
+import difflib
+import fcntl
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from qfleet.errors import StorageError, UsageError
+from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+LATEST = "latest"
+MOST_PLAN_BYTES = 1_000_000
+MOST_TRIES = 1000
+
+
+def is_run(path: Path) -> bool:
+    """Is this the directory of a run?"""
+    return os.path.isfile(path / "run.toml")  # False, too, for names the system refuses
+
+
+def new_run_dir(out: Path | str, env_id: str, name: str | None = None, preset: str = "dqn") -> Path:
+    """Make the directory of a new run: the given name, or the next free number like cartpole-dqn-0007."""
+    parent = Path(out)
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        path = _named(parent, name) if name is not None else _numbered(parent, f"{_slug(env_id)}-{_slug(preset)}")
+        sync_folder(parent)  # else a power cut could take the run away, checkpoints and all
+        return path
+    except OSError as error:
+        raise StorageError(
+            f"cannot make a run directory in {parent}",
+            f"the system said: {error.strerror or error}",
+            "choose another folder with --out",
+        ) from error
+
+
+def _named(parent: Path, name: str) -> Path:
+    check_name(name)
+    try:
+        (parent / name).mkdir()
+    except FileExistsError:
+        raise UsageError(
+            f"there is already a run called {name!r} in {parent}",
+            "a new run never writes into the directory of an old one",
+            f"choose another --name, or go on with it: qfleet resume {parent / name}",
+        ) from None
+    return parent / name
+
+
+def _numbered(parent: Path, stem: str) -> Path:
+    taken = [int(path.name[len(stem) + 1 :]) for path in parent.iterdir() if _is_numbered(path.name, stem)]
+    first = max(taken, default=0) + 1
+    for number in range(first, first + MOST_TRIES):
+        path = parent / f"{stem}-{number:04}"
+        try:
+            path.mkdir()
+        except FileExistsError:  # another run took this number a moment ago
+            continue
+        return path
+    raise StorageError(f"no free run number after {stem}-{first:04} in {parent}", "", "choose a name with --name")
+
+
+def _is_numbered(name: str, stem: str) -> bool:
+    return re.fullmatch(re.escape(stem) + r"-[0-9]{1,9}", name) is not None
+
+
+def _slug(text: str) -> str:
+    """CartPole-v1 becomes cartpole, ALE/Pong-v5 pong, maze.py:Maze maze."""
+    text = re.sub(r"-v\d+$", "", text.rpartition(":")[2])
+    text = re.sub(r"[^a-z0-9]+", "-", text.removeprefix("ALE/").lower()).strip("-")
+    return text[:40].strip("-") or "run"
+
+
+def check_name(name: str) -> None:
+    """Refuse a run name that could leave its folder or be taken for something else."""
+    if NAME.fullmatch(name) is None or name[0] in ".-" or name == LATEST:
+        raise UsageError(
+            f"{name!r} cannot be the name of a run",
+            "a name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, starts with a letter or digit or _,"
+            f" and is not {LATEST!r}",
+            "choose another --name, for example cartpole-first-try",
+        )
+
+
+def find_run(name: str | Path, out: Path | str = "runs") -> Path:
+    """A run by path, name, unique beginning of a name, or "latest"."""
+    text, parent = str(name), Path(out)
+    if text == LATEST:
+        return _latest(parent)
+    plain_name = NAME.fullmatch(text) is not None and text not in (".", "..")
+    if plain_name and is_run(parent / text):
+        return parent / text
+    if is_run(Path(text)):
+        return Path(text)
+    matches = [path for path in _run_dirs(parent) if plain_name and path.name.startswith(text)]
+    if len(matches) == 1:
+        return matches[0]
+    raise _ambiguous(text, matches) if matches else _unknown(text, parent)
+
+
+def _latest(parent: Path) -> Path:
+    runs = _run_dirs(parent)
+    if not runs:
+        raise UsageError(
+            f"there is no run in {parent}",
+            "'latest' means the run in that folder that was active last",
+            "start one: qfleet train CartPole-v1, or name its folder with --out",
+        )
+    return runs[0]
+
+
+def _ambiguous(text: str, matches: list[Path]) -> UsageError:
+    names = ", ".join(sorted(path.name for path in matches)[:5]) + (", ..." if len(matches) > 5 else "")
+    return UsageError(f"{text!r} could be {len(matches)} runs", f"these begin so: {names}", "give more of the name")
+
+
+def _unknown(text: str, parent: Path) -> UsageError:
+    names = [path.name for path in _run_dirs(parent)]
+    near = difflib.get_close_matches(Path(text).name, names, n=3, cutoff=0.4) or names[:3]
+    why = f"{parent} holds " + (f"for example {', '.join(near)}" if near else "no runs")
+    return UsageError(
+        f"there is no run {text!r}", why, "list them with: qfleet runs, or give the path of a run directory"
+    )
+
+
+def _run_dirs(parent: Path) -> list[Path]:
+    """Runs in a folder, the one active last first."""
+    try:
+        found = [path for path in parent.iterdir() if not path.name.startswith(".") and is_run(path)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda path: (_touched(path), path.name), reverse=True)
+
+
+def _touched(path: Path) -> float:
+    """When the run last said something about itself."""
+    for name in ("status.json", "run.toml"):
+        try:
+            return (path / name).stat().st_mtime
+        except OSError:
+            continue
+    return 0.0
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """run.toml as plain data."""
+    file = path / "run.toml"
+    try:
+        if file.stat().st_size > MOST_PLAN_BYTES:
+            raise UsageError(
+                f"{file} is larger than {MOST_PLAN_BYTES:,} bytes", "no plan is", "is this a run directory?"
+            )
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"cannot read the plan in {file}", f"{error}", "name the directory of a run; list them with: qfleet runs"
+        ) from error
+
+
+def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
+    """One dict per run, the one active last first: name, path, env, state, steps, best, score, age_seconds."""
+    now = datetime.now(UTC).timestamp()  # compared with file times, for display only
+    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(Path(out))]
+
+
+def _listed(path: Path) -> dict[str, Any]:
+    status = read_json(path / "status.json")
+    try:
+        env = read_plan(path).get("env")
+    except UsageError:
+        env = None
+    return {
+        "name": path.name,
+        "path": str(path),
+        "env": env.get("id", "?") if isinstance(env, Mapping) else "?",
+        "state": run_state(path, status),
+        "steps": status.get("env_steps", 0),
+        "best": _mean(read_json(path / "best.json")),
+        "score": _mean(status.get("score")),
+    }
+
+
+def _mean(row: Any) -> float | None:
+    value = row.get("mean", row.get("score")) if isinstance(row, Mapping) else row
+    return float(value) if isinstance(value, int | float) else None
+
+
+def run_state(path: Path, status: Mapping[str, Any] | None = None) -> str:
+    """The state in status.json; a run that says "running" but whose writer is gone was "killed"."""
+    status = read_json(path / "status.json") if status is None else status
+    state = str(status.get("state", "new"))
+    return "killed" if state == "running" and not is_locked(path) else state
+
+
+def is_locked(path: Path) -> bool:
+    """Does a living process write to this run?"""
+    try:
+        file = open_plain(path / "run.lock")
+    except OSError:
+        return False
+    try:
+        # Shared, so that two who look at the same moment do not take each other for the writer.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[None]:
+    file = open_plain(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(file)
+
+
+def remove_run(path: Path | str) -> None:
+    """Delete a run directory, unless it is not one or a process still writes to it."""
+    path = Path(path)
+    if path.is_symlink() or not is_run(path):
+        raise UsageError(
+            f"{path} is not a run directory",
+            "there is no run.toml in it, or it is a link",
+            "list them with: qfleet runs",
+        )
+    try:
+        with _held(path):
+            shutil.rmtree(path)
+    except BlockingIOError:
+        raise StorageError(
+            f"{path} is in use", "a process is still writing to this run", "stop it with Ctrl-C first"
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            f"cannot remove {path}",
+            f"the system said: {error.strerror or error}",
+            "check who owns the folder, then retry",
+        ) from error
+
+
+def show_run(path: Path | str) -> dict[str, Any]:
+    """All there is to know about a run: state, plan, checkpoints, size, last rows, provenance."""
+    path = Path(path)
+    rows = read_rows(path / "metrics.jsonl")
+    checkpoints = sorted(p.parent.name for p in path.glob("checkpoints/step_*/manifest.json"))
+    return {
+        **_listed(path),
+        "status": read_json(path / "status.json"),
+        "plan": read_plan(path),
+        "best_row": read_json(path / "best.json"),
+        "last_progress": _last(rows, "progress"),
+        "last_eval": _last([row for row in rows if row.get("split") != "test"], "eval"),
+        "checkpoints": [name for name in checkpoints if re.fullmatch(r"step_\d{12}", name)],
+        "events": len(read_rows(path / "events.jsonl")),
+        "bytes": _size(path),
+        "provenance": read_json(path / "provenance.json"),
+    }
+
+
+def _last(rows: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    return next((row for row in reversed(rows) if row.get("kind") == kind), None)
+
+
+def _size(path: Path) -> int:
+    """Bytes on the disk; a file linked into several checkpoints counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                stat = os.lstat(os.path.join(folder, name))
+            except OSError:
+                continue
+            seen[stat.st_dev, stat.st_ino] = stat.st_size
+    return sum(seen.values())
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as plan paths: {"env": {"id": x}} becomes {"env.id": x}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def diff_runs(a: Path | str, b: Path | str) -> list[tuple[str, Any, Any]]:
+    """Where two plans differ: (path, value in a, value in b); None where one has no such setting."""
+    left, right = flatten(read_plan(Path(a))), flatten(read_plan(Path(b)))
+    paths = [*left, *(path for path in right if path not in left)]
+    return [(path, left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)]

@@ -1,0 +1,245 @@
+"""The live screen: one calm panel, redrawn twice a second by the training loop itself (no thread)."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import IO, Any, cast
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from qfleet.watch.stream import Stream, clean, simplify
+from qfleet.watch.words import (
+    RAMP,
+    SIMPLE_RAMP,
+    duration,
+    end_lines,
+    machine,
+    number,
+    seconds_left,
+    share,
+    sparkline,
+)
+
+REDRAW_EVERY_SECONDS = 0.5
+WIDEST = 108  # wider lines are hard to follow with the eye
+MOST_POINTS = 2048
+MOST_WARNINGS = 3
+QUIET, STRONG, ACCENT, ALARM = "bright_black", "bold", "cyan", "yellow"
+
+
+class Trend:
+    """The course of one number over the whole run, thinned by pairs when it grows long."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._pairs = 1
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float | None) -> None:
+        """One more value; what is missing is passed over."""
+        if value is None or value != value:
+            return
+        self._sum, self._count = self._sum + float(value), self._count + 1
+        if self._count < self._pairs:
+            return
+        self.values.append(self._sum / self._count)
+        self._sum, self._count = 0.0, 0
+        if len(self.values) >= MOST_POINTS:
+            self.values = [(a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)]
+            self._pairs *= 2
+
+
+class Screen:
+    """What the panel shows; a rich renderable that fits the console it is drawn on."""
+
+    def __init__(self) -> None:
+        self.info: Mapping[str, Any] = {}
+        self.snapshot: Mapping[str, Any] = {}
+        self.returns, self.losses, self.scores = Trend(), Trend(), Trend()
+        self.evaluation: Mapping[str, Any] | None = None
+        self.ended = False
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Remember what the trends and the evaluation line need from a row."""
+        if row.get("kind") == "progress":
+            self.returns.add(row.get("return_mean"))
+            self.losses.add(row.get("loss"))
+        elif row.get("kind") == "eval" and row.get("split") != "test":
+            self.scores.add(row.get("mean"))
+            self.evaluation = row
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = min(options.max_width, WIDEST)
+        roomy = (options.height or console.height) >= 22
+        body = Group(*_spaced(self._blocks(width - 6, options.ascii_only), roomy))
+        yield Panel(
+            Padding(body, (1 if roomy else 0, 2)),
+            title=self._title(options.ascii_only, width),
+            title_align="left",
+            subtitle=None if self.ended else Text("Ctrl-C saves and leaves", style=QUIET),
+            subtitle_align="right",
+            border_style=QUIET,
+            box=box.ROUNDED,
+            width=width,
+        )
+
+    def _blocks(self, width: int, simple: bool) -> list[RenderableType]:
+        blocks = [self._bar(simple), self._learning(width, simple), self._machine(simple)]
+        warnings = list(self.snapshot.get("warnings") or ())[-MOST_WARNINGS:]
+        if warnings:
+            blocks.append(Group(*(_text(f"! {warning}", simple, ALARM) for warning in warnings)))
+        return blocks
+
+    def _title(self, simple: bool, width: int) -> Text:
+        what = " · ".join(str(self.info[key]) for key in ("env", "preset") if self.info.get(key))
+        title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, simple, f"{STRONG} default"))
+        run = str(self.info.get("run") or "")
+        if run and len(title) + len(run) + 9 <= width:
+            title.append_text(_text(f" · {run}", simple, QUIET))
+        return title
+
+    def _bar(self, simple: bool) -> RenderableType:
+        done, until = self.snapshot.get("env_steps") or 0, self.snapshot.get("until_steps")
+        grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+        grid.add_column(ratio=1)
+        grid.add_column(justify="right", no_wrap=True)
+        steps = f"{number(done)} / {number(until)} steps" if until else f"{number(done)} steps"
+        words = _text(f"{share(done, until):4.0%}  {steps}", simple)
+        grid.add_row(
+            ProgressBar(total=until or 1, completed=done, complete_style=ACCENT, finished_style="green"), words
+        )
+        return grid
+
+    def _learning(self, width: int, simple: bool) -> Table:
+        shot, grid = self.snapshot, _facts()
+        ramp, room = (SIMPLE_RAMP if simple else RAMP), max(8, width - 24)
+        course = Text(sparkline(self.returns.values, room, ramp), style=ACCENT)
+        grid.add_row("return", _text(number(shot.get("return_mean")), simple, STRONG), course)
+        fall = [math.log10(max(loss, 1e-12)) for loss in self.losses.values]
+        grid.add_row("loss", _text(number(shot.get("loss")), simple), Text(sparkline(fall, room, ramp), QUIET))
+        row = self.evaluation or shot.get("eval")
+        if row:
+            grid.add_row("evaluation", _text(number(row.get("mean")), simple, STRONG), _judged(row, simple))
+        else:
+            grid.add_row("evaluation", _text("–", simple), _text("none yet", simple, QUIET))
+        if shot.get("best") is not None:
+            scores = Text(sparkline(self.scores.values, room, ramp), style="green")
+            grid.add_row("best", _text(number(_score(shot["best"])), simple, "bold green"), scores)
+        return grid
+
+    def _machine(self, simple: bool) -> Table:
+        shot, grid = self.snapshot, Table.grid(padding=(0, 2, 0, 0))
+        for column in range(2):
+            grid.add_column(style=QUIET, no_wrap=True, min_width=10)
+            grid.add_column(no_wrap=True, min_width=22 if column == 0 else 0)
+        room = shot.get("replay_capacity")
+        full = f"{share(shot.get('replay_size'), room):.0%} of {number(room)}"
+        facts = [
+            ("speed", f"{_whole(shot.get('steps_per_second'))} steps/s", "epsilon", number(shot.get("epsilon"))),
+            ("", f"{_whole(shot.get('updates_per_second'))} updates/s", "replay", full),
+            ("elapsed", duration(shot.get("seconds")), "checkpoint", _ago(shot.get("checkpoint_age_seconds"))),
+            ("left", f"about {duration(seconds_left(shot))}", "device", machine(self.info)),
+        ]
+        for a, b, c, d in facts:
+            grid.add_row(a, _text(b, simple), c, _text(d, simple))
+        return grid
+
+
+def _facts() -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style=QUIET, no_wrap=True, min_width=10)
+    grid.add_column(no_wrap=True, min_width=8)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    return grid
+
+
+def _judged(row: Mapping[str, Any], simple: bool) -> Text:
+    between = f"[{number(row.get('low'))}, {number(row.get('high'))}]"
+    where = f"{number(row.get('episodes'))} episodes at {number(row.get('env_steps'))} steps"
+    return _text(f"95 % {between} · {where}", simple)
+
+
+def _score(best: Any) -> Any:
+    return best.get("mean") if isinstance(best, Mapping) else best
+
+
+def _whole(value: float | None) -> str:
+    return number(value if value is None else round(value))
+
+
+def _ago(seconds: float | None) -> str:
+    return "none yet" if seconds is None else f"{duration(seconds)} ago"
+
+
+def _text(text: str, simple: bool, style: str = "") -> Text:
+    text = clean(text)
+    return Text(simplify(text) if simple else text, style=style, overflow="ellipsis", no_wrap=True)
+
+
+def _spaced(blocks: list[RenderableType], roomy: bool) -> list[RenderableType]:
+    if not roomy:
+        return blocks
+    return [piece for block in blocks for piece in (block, Text(""))][:-1]
+
+
+class LiveWatcher:
+    """Redraws the screen in place and leaves the last one standing."""
+
+    def __init__(
+        self, stream: Stream, clock: Callable[[], float] = time.monotonic, console: Console | None = None
+    ) -> None:
+        self.every_seconds = REDRAW_EVERY_SECONDS
+        self.screen = Screen()
+        self._clock, self._next = clock, 0.0
+        self._console = console or Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
+        self._live: Live | None = None
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Print the notes, then open the screen."""
+        self.screen.info = info
+        for note in info.get("notes") or ():
+            self._say(str(note), QUIET)
+        self._live = Live(self.screen, console=self._console, auto_refresh=False, vertical_overflow="crop")
+        self._live.start(refresh=True)
+        # A killed run could not give the cursor back, so it is never taken.
+        self._console.show_cursor(True)
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Keep what the screen needs; an evaluation is shown with the next redraw."""
+        self.screen.see(row)
+        if row.get("kind") == "eval":
+            self._next = 0.0
+
+    def live(self, snapshot: Mapping[str, Any]) -> None:
+        """Redraw, if the last drawing is half a second old."""
+        now = self._clock()
+        if self._live is None or now < self._next:
+            return
+        self._next = now + self.every_seconds
+        self.screen.snapshot = snapshot
+        self._live.refresh()
+
+    def stop(self, status: Mapping[str, Any]) -> None:
+        """Draw the last state, close the screen, and say how it ended."""
+        if self._live is not None:
+            counts = {key: status[key] for key in ("env_steps", "updates") if status.get(key) is not None}
+            self.screen.snapshot = {**self.screen.snapshot, **counts}
+            self.screen.ended = True
+            self._live.stop()
+            self._live = None
+        style = STRONG if not status.get("exit_code") else f"{STRONG} {ALARM}"
+        for line in end_lines(status):
+            self._say(line, style)
+            style = ""
+
+    def _say(self, text: str, style: str) -> None:
+        shown = _text(text, self._console.options.ascii_only, style)
+        shown.overflow = "ignore"
+        self._console.print(shown, soft_wrap=True)

@@ -1,0 +1,115 @@
+"""Numbers and facts as people read them; shared by the plain lines, the screen and the card."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+RAMP = "▁▂▃▄▅▆▇█"
+SIMPLE_RAMP = "_.-=+*#@"
+
+
+def number(value: Any, missing: str = "–") -> str:
+    """Three or four significant digits, thousands apart, or a dash."""
+    if value is None or not math.isfinite(value):
+        return missing
+    if isinstance(value, int):
+        return f"{value:,}"
+    size = abs(value)
+    if size >= 1e7 or 0 < size < 1e-4:
+        return f"{value:.2e}"
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 1:
+        return f"{value:.{1 if size >= 10 else 2}f}"
+    return f"{value:.3g}"
+
+
+def duration(seconds: float | None) -> str:
+    """42 s, 3:07, 2:05:00, or 4 d 3 h."""
+    if seconds is None or not math.isfinite(seconds) or seconds < 0:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} d {hours % 24} h"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def interval(row: Mapping[str, Any]) -> str:
+    """The mean of an evaluation with its 95 % interval: 498.1 [491.0, 500.0]."""
+    return f"{number(row.get('mean'))} [{number(row.get('low'))}, {number(row.get('high'))}]"
+
+
+def seconds_left(snapshot: Mapping[str, Any]) -> float | None:
+    """How long until the planned number of steps, at the present speed."""
+    until, speed = snapshot.get("until_steps"), snapshot.get("steps_per_second")
+    if not until or not speed or not math.isfinite(speed):
+        return None
+    return max(0.0, float(until - (snapshot.get("env_steps") or 0)) / float(speed))
+
+
+def share(part: Any, whole: Any) -> float:
+    """part / whole between 0 and 1; 0 when unknown."""
+    return min(1.0, max(0.0, part / whole)) if part and whole else 0.0
+
+
+def sparkline(values: Sequence[float], width: int, ramp: str = RAMP) -> str:
+    """The course of `values` in at most `width` characters; each stands for the mean of its share of them."""
+    num = len(values)
+    columns = min(num, width)
+    if columns < 1:
+        return ""
+    edges = [index * num // columns for index in range(columns + 1)]
+    heights = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(heights), max(heights)
+    if high <= low:
+        return ramp[len(ramp) // 2] * columns
+    return "".join(ramp[min(len(ramp) - 1, int((x - low) / (high - low) * len(ramp)))] for x in heights)
+
+
+def machine(info: Mapping[str, Any]) -> str:
+    """The device and its threads: cpu, 2 threads."""
+    threads = info.get("threads")
+    return str(info.get("device") or "cpu") + (f", {threads} thread{'s' * (threads != 1)}" if threads else "")
+
+
+def evaluation_line(row: Mapping[str, Any]) -> str:
+    """One evaluation in one line."""
+    what = "test" if row.get("split") == "test" else "evaluation"
+    return (
+        f"{what} at {number(row.get('env_steps'))} steps: {interval(row)}"
+        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}"
+    )
+
+
+def progress_line(snapshot: Mapping[str, Any]) -> str:
+    """The state of training in one line."""
+    parts = [
+        f"{number(snapshot.get('env_steps'))} / {number(snapshot.get('until_steps'))} steps",
+        f"return {number(snapshot.get('return_mean'))}",
+        f"loss {number(snapshot.get('loss'))}",
+        f"epsilon {number(snapshot.get('epsilon'))}",
+        f"{number(snapshot.get('steps_per_second'))} steps/s",
+        f"{number(snapshot.get('updates_per_second'))} updates/s",
+        f"{duration(seconds_left(snapshot))} left",
+    ]
+    return " · ".join(parts)
+
+
+def end_lines(status: Mapping[str, Any]) -> list[str]:
+    """How the run ended: the state and why, the reported score, and how to go on when it stopped early."""
+    reason = f": {status['reason']}" if status.get("reason") else ""
+    counts = f"{number(status.get('env_steps'))} steps, {number(status.get('updates'))} updates"
+    lines = [f"{status.get('state', 'ended')}{reason} ({counts})"]
+    score = status.get("score")
+    if score:
+        lines.append(
+            f"score {interval(score)} · mean and 95 % interval of {number(score.get('episodes'))} test episodes"
+        )
+    if status.get("resume") and status.get("exit_code"):
+        lines.append(f"to go on: {status['resume']}")
+    return lines

@@ -1,0 +1,289 @@
+"""The actor's rows and the evaluation's episodes, in worlds that say where they are."""
+
+import numpy as np
+import pytest
+from torch import nn
+
+from qfleet.act import Actor, Policy, acting, evaluate, lanes_for, play
+from qfleet.data import Array, Rollout
+from qfleet.envs.episodes import TRAIN
+from qfleet.envs.lanes import Lanes
+from qfleet.envs.toys import Counting, Masked, Unrepeatable
+from qfleet.nets import QNet
+from qfleet.qlearn import Scalar
+from qfleet.run.carriers import Queue, Shelf
+
+LENGTHS = (3, 5, 1, 4)
+
+
+def counting(lanes: int) -> Lanes:
+    Counting.made = 0
+    return Lanes(lambda: Counting(LENGTHS), lanes, seed=1, stream=TRAIN)
+
+
+def policy(inputs: int = 3, actions: int = 3) -> Policy:
+    return Policy(QNet(nn.Linear(inputs, actions), nn.Identity()), Scalar(), actions)
+
+
+def make_actor(world: Lanes) -> Actor:
+    inputs, actions = world.spec.obs[0], world.spec.num_actions
+    actor = Actor(world, policy(inputs, actions), lambda step: 0.5, np.random.default_rng(0))
+    actor.start()
+    return actor
+
+
+def gather(actor: Actor, num: int) -> tuple[dict[str, Array], list[tuple[float, int]]]:
+    """So many rows put together, and the episodes that ended."""
+    rollouts: list[Rollout] = []
+    finished: list[tuple[float, int]] = []
+    for _ in range(num):
+        actor.send()
+        rollout, ended = actor.receive()
+        rollouts.append(rollout)
+        finished += ended
+    names = ("obs", "action", "reward", "discount", "last")
+    return {name: np.concatenate([getattr(rollout, name) for rollout in rollouts]) for name in names}, finished
+
+
+def expected_rows(num: int) -> list[tuple[int, int, float, float, bool]]:
+    """One lane of the counting world: episode, step, reward, discount, last."""
+    rows: list[tuple[int, int, float, float, bool]] = []
+    episode = 0
+    while len(rows) < num:
+        length = LENGTHS[episode % 4]
+        for step in range(length):
+            dies = step + 1 == length and episode % 2 == 0
+            rows.append((episode, step, 100.0 * episode + step + 1, 0.0 if dies else 1.0, False))
+        rows.append((episode, length, 0.0, 1.0, True))
+        episode += 1
+    return rows[:num]
+
+
+def test_rows_are_steps_and_final_observations_in_order() -> None:
+    actor = make_actor(counting(3))
+    rows, _ = gather(actor, 40)
+    for lane in range(3):
+        columns = (rows[name][:, lane].tolist() for name in ("obs", "reward", "discount", "last"))
+        got = [(int(obs[1]), int(obs[2]), *rest) for obs, *rest in zip(*columns, strict=True)]
+        assert got == expected_rows(40)
+        assert (rows["obs"][:, lane, 0] == lane).all()
+    assert rows["action"].dtype == np.int64
+    assert rows["discount"].dtype == rows["reward"].dtype == np.float32
+
+
+def test_final_rows_are_not_steps() -> None:
+    actor = make_actor(counting(2))
+    rows, finished = gather(actor, 41)
+    assert actor.steps == np.count_nonzero(~rows["last"])
+    ended = [row for row in expected_rows(42) if row[4]]
+    returns = [sum(100.0 * episode + step + 1 for step in range(length)) for episode, length, *_ in ended]
+    expected = [(total, length) for total, (_, length, *_) in zip(returns, ended, strict=True)]
+    assert finished == [pair for pair in expected for _ in range(2)]
+
+
+def test_the_row_holds_the_action_the_world_took() -> None:
+    world = counting(2)
+    rows, _ = gather(make_actor(world), 30)
+    for lane, env in enumerate(world._envs):
+        taken = rows["action"][:, lane][~rows["last"][:, lane]]
+        assert env.actions == taken.tolist()  # type: ignore[attr-defined]
+
+
+def test_steps_under_way_are_counted_between_send_and_receive() -> None:
+    actor = make_actor(counting(2))
+    seen = []
+    for _ in range(5):
+        actor.send()
+        before, in_flight = actor.steps, actor.in_flight
+        actor.receive()
+        assert actor.in_flight == 0
+        assert actor.steps == before + in_flight
+        seen.append(in_flight)
+    assert seen == [2, 2, 2, 0, 2]  # the fourth row is the final observation of episodes of three steps
+
+
+def test_rollouts_are_numbered_and_carry_the_mask_they_were_chosen_under() -> None:
+    actor = make_actor(Lanes(Masked, 3, seed=1, stream=TRAIN))
+    masks = []
+    for sequence in range(20):
+        shown = actor.current().mask
+        actor.send()
+        rollout, _ = actor.receive()
+        assert rollout.source == (0, 0, sequence)
+        assert rollout.mask is not None
+        assert shown is not None
+        assert np.array_equal(rollout.mask[0], shown)
+        assert shown[np.arange(3), rollout.action[0]].all()
+        masks.append(shown)
+    assert not np.stack(masks).all()
+
+
+def test_a_full_channel_makes_the_worker_wait_without_losing_a_row() -> None:
+    actor, channel = make_actor(counting(1)), Queue(1)
+    worker = acting(actor, channel, Shelf())
+    assert [next(worker).busy for _ in range(5)] == [True, True, True, False, False]
+    first = channel.get()
+    assert next(worker).busy
+    second = channel.get()
+    assert first is not None
+    assert second is not None
+    assert (first.source[2], second.source[2]) == (0, 1)
+
+
+def test_an_actor_comes_back_to_the_same_moment() -> None:
+    first, again = make_actor(counting(2)), make_actor(counting(2))
+    gather(first, 7)
+    state = first.state_dict()
+    expected, expected_ends = gather(first, 20)
+    again.policy = first.policy
+    gather(again, 3)
+    assert not again.load_state_dict(state).any()
+    got, ends = gather(again, 20)
+    assert ends == expected_ends
+    assert all(np.array_equal(got[name], expected[name]) for name in expected)
+
+
+class Forgetful(Counting):
+    """Driven again with another `offset` it is elsewhere."""
+
+    offset = 0
+
+    def _obs(self) -> Array:
+        return super()._obs() + np.array([0, 0, Forgetful.offset], np.float32)
+
+
+def test_an_episode_that_cannot_be_driven_again_ends_as_truncated() -> None:
+    first, again = (make_actor(Lanes(Unrepeatable, 2, seed=1, stream=TRAIN)) for _ in range(2))
+    gather(first, 3)
+    was = first.current().obs.copy()
+    lost = again.load_state_dict(first.state_dict())
+    assert lost.all()
+    rows, _ = gather(again, 2)
+    assert rows["last"].tolist() == [[True, True], [False, False]]
+    assert np.array_equal(rows["obs"][0], was)  # shown once more, as the final observation of what was given up
+    assert again.steps == first.steps + 2
+
+
+def forgetful_actors() -> tuple[Actor, Actor]:
+    """Two actors in the same world."""
+    Forgetful.offset = Counting.made = 0
+    first = make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+    Counting.made = 0
+    return first, make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+
+
+@pytest.mark.parametrize("saved_again", [False, True])
+@pytest.mark.parametrize("rows_before", [2, 3])  # in an episode, and at its end
+def test_a_lost_lanes_new_episode_is_whole_and_joined_to_nothing(rows_before: int, saved_again: bool) -> None:
+    first, again = forgetful_actors()
+    before, _ = gather(first, rows_before)
+    state = first.state_dict()
+    Forgetful.offset = 1000
+    assert again.load_state_dict(state).all()
+    Forgetful.offset = 0
+    if saved_again:
+        Counting.made = 0
+        third = make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+        assert not third.load_state_dict(again.state_dict()).any()
+        again = third
+    rows, finished = gather(again, 7)
+    whole = {name: np.concatenate([before[name], rows[name]]) for name in rows}
+    end = (0, rows_before, 0.0, 1.0, True)
+    for lane in range(2):
+        columns = (whole[name][:, lane].tolist() for name in ("obs", "reward", "discount", "last"))
+        got = [(int(obs[1]), int(obs[2]), *rest) for obs, *rest in zip(*columns, strict=True)]
+        assert got == [*expected_rows(rows_before), end, *expected_rows(4 + 6)[4:]]
+    # The episode that was given up is not reported; the next one is, from its first step.
+    assert finished == [(float(sum(100 + step for step in range(1, 6))), 5)] * 2
+    assert again.steps == np.count_nonzero(~whole["last"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("obs", np.zeros((2, 4), np.float32)),
+        ("obs", np.zeros((2, 3))),
+        ("obs", np.full((2, 3), np.nan, np.float32)),
+        ("last", np.zeros(3, bool)),
+        ("last", np.zeros(2)),
+        ("returns", np.zeros(1)),
+        ("returns", np.full(2, np.inf)),
+        ("lengths", np.array([-1, 0])),
+        ("steps", -1),
+        ("steps", 2**60),
+        ("steps", True),
+        ("sequence", 1.5),
+        ("rng", {"bit_generator": "Philox"}),
+        ("rng", "no"),
+        ("world", {}),
+        ("world", None),
+    ],
+)
+def test_a_damaged_state_is_refused(field: str, value: object) -> None:
+    actor = make_actor(counting(2))
+    gather(actor, 4)
+    state = actor.state_dict()
+    with pytest.raises(ValueError, match="missing|generator" if field in ("rng", "world") else field):
+        actor.load_state_dict({**state, field: value})
+    with pytest.raises(ValueError, match=f"{field} is missing"):
+        actor.load_state_dict({name: kept for name, kept in state.items() if name != field})
+    assert not actor.load_state_dict(state).any()
+
+
+@pytest.mark.parametrize("position", [-1, 5, 2**40])
+def test_a_generator_never_reads_outside_its_buffer(position: int) -> None:
+    actor = make_actor(counting(2))
+    actor.rng = np.random.Generator(np.random.Philox(3))
+    state = actor.state_dict()
+    state["rng"] = {**state["rng"], "buffer_pos": position}
+    with pytest.raises(ValueError, match="buffer_pos"):
+        actor.load_state_dict(state)
+
+
+@pytest.mark.parametrize("episodes", [1, 3, 7])
+def test_every_lane_plays_equally_many_episodes(episodes: int) -> None:
+    # Lane k's n-th episode has the n-th length, so the returns tell which episodes were counted.
+    returns = play(policy(), counting(3), episodes)
+    totals = [sum(100.0 * n + step + 1 for step in range(LENGTHS[n % 4])) for n in range(3)]
+    assert returns == [totals[number // 3] for number in range(episodes)]
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    class Uneven(Counting):
+        """The first copy's episodes are twenty times as long as the second's."""
+
+        def __init__(self) -> None:
+            super().__init__((20,) if Counting.made == 0 else (1,))
+
+    Counting.made = 0
+    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6)
+    lengths = [20 if value % 100 == 10 else 1 for value in returns]  # 1 + ... + 20 = 210, plus hundreds
+    assert lengths == [20, 1] * 3
+
+
+def test_an_endless_episode_counts_as_ended_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "MAX_EPISODE_STEPS", 4)
+
+    class Uneven(Counting):
+        """The first copy never ends by itself; the second does before the limit, at it, and after it."""
+
+        def __init__(self) -> None:
+            super().__init__((10**9,) if Counting.made == 0 else (3, 4, 5))
+
+    Counting.made = 0
+    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6)
+    # 1 + 2 + 3 + 4, plus 100 a step for each episode before; every episode is counted once, from its first step.
+    assert returns == [10, 6, 410, 410, 810, 810]
+
+
+def test_an_evaluation_can_be_cut_short() -> None:
+    calls = iter(range(100))
+    assert len(play(policy(), counting(2), 50, stop=lambda: next(calls) > 20)) < 50
+
+
+@pytest.mark.parametrize("episodes", [1, 20, 100, 128, 129, 200, 1_000])
+def test_lanes_share_episodes_evenly(episodes: int) -> None:
+    lanes = lanes_for(episodes)
+    rounds = -(-episodes // lanes)
+    assert lanes <= 128
+    assert 0 <= lanes * rounds - episodes < rounds  # no lane plays a whole episode in vain, but for rounding

@@ -1,0 +1,118 @@
+"""The policy: greedy, exploring within the mask, with a fixed use of random numbers, and never on NaN."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qfleet.act import Policy, make_epsilon
+from qfleet.act.policy import NonFiniteValues
+from qfleet.nets import QNet
+from qfleet.plan.schema import Algo, ConstantEpsilon, ExponentialEpsilon, LinearEpsilon
+from qfleet.qlearn import Scalar
+
+CHI_SQUARE_2 = 13.82  # 99.9 % quantiles for 2 and 3 degrees of freedom
+CHI_SQUARE_3 = 16.27
+
+
+def shown(num_actions: int = 4) -> Policy:
+    """A policy for which the observation is the values."""
+    return Policy(QNet(nn.Identity(), nn.Identity()), Scalar(), num_actions)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def test_epsilon_falls_in_a_line_then_stays() -> None:
+    epsilon = make_epsilon(Algo(explore=LinearEpsilon(start=1.0, end=0.1, steps=1_000)))
+    assert [epsilon(step) for step in (0, 250, 500, 1_000, 10**9)] == pytest.approx([1.0, 0.775, 0.55, 0.1, 0.1])
+
+
+def test_epsilon_halves_its_distance() -> None:
+    epsilon = make_epsilon(Algo(explore=ExponentialEpsilon(start=1.0, end=0.2, half_life_steps=100)))
+    assert [epsilon(step) for step in (0, 100, 200, 10**9)] == pytest.approx([1.0, 0.6, 0.4, 0.2])
+
+
+def test_epsilon_may_be_constant() -> None:
+    epsilon = make_epsilon(Algo(explore=ConstantEpsilon(epsilon=0.3)))
+    assert {epsilon(step) for step in (0, 1, 10**9)} == {0.3}
+
+
+def test_greedy_takes_the_best_and_returns_the_values() -> None:
+    obs = np.array([[0, 3, 1, 2], [5, 3, 1, 2]], np.float32)
+    action, _, values = shown().act(obs)
+    assert action.tolist() == [1, 0]
+    assert np.array_equal(values, obs)
+
+
+def test_greedy_takes_the_best_of_the_allowed_even_when_all_are_negative() -> None:
+    obs = np.array([[-1, -2, -3, -4], [5, 3, 1, 2]], np.float32)
+    mask = np.array([[False, False, True, True], [False, True, True, True]])
+    assert shown().act(obs, mask=mask)[0].tolist() == [2, 1]
+
+
+def test_no_exploration_at_zero_and_nothing_else_at_one() -> None:
+    obs = np.tile(np.array([0, 3, 1, 2], np.float32), (4_000, 1))
+    assert (shown().act(obs, epsilon=0.0, rng=rng())[0] == 1).all()
+    counts = np.bincount(shown().act(obs, epsilon=1.0, rng=rng())[0], minlength=4)
+    assert ((counts - 1_000) ** 2 / 1_000).sum() < CHI_SQUARE_3
+
+
+def test_epsilon_is_the_share_of_random_actions() -> None:
+    obs = np.tile(np.array([0, 3, 1, 2], np.float32), (40_000, 1))
+    other = np.mean(shown().act(obs, epsilon=0.2, rng=rng())[0] != 1)
+    assert other == pytest.approx(0.2 * 3 / 4, abs=0.01)
+
+
+def test_exploration_is_uniform_over_the_allowed_and_never_outside() -> None:
+    allowed = [0, 2, 3]
+    mask = np.zeros((30_000, 4), np.bool_)
+    mask[:, allowed] = True
+    action = shown().act(np.zeros((30_000, 4), np.float32), epsilon=1.0, rng=rng(), mask=mask)[0]
+    counts = np.bincount(action, minlength=4)
+    assert counts[1] == 0
+    assert ((counts[allowed] - 10_000) ** 2 / 10_000).sum() < CHI_SQUARE_2
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.5, 1.0])
+def test_no_forbidden_action_under_random_masks(epsilon: float) -> None:
+    generator = np.random.default_rng(3)
+    mask = generator.random((5_000, 4)) < 0.4
+    mask[np.arange(5_000), generator.integers(0, 4, 5_000)] = True
+    values = generator.normal(size=(5_000, 4)).astype(np.float32)
+    action = shown().act(values, epsilon=epsilon, rng=rng(), mask=mask)[0]
+    assert mask[np.arange(5_000), action].all()
+
+
+def test_every_step_uses_the_same_random_numbers_whatever_it_does() -> None:
+    after = []
+    for epsilon in (0.0, 0.5, 1.0):
+        for mask in (None, np.ones((6, 4), np.bool_), np.eye(4, dtype=np.bool_)[[0, 1, 2, 3, 0, 1]]):
+            generator = rng()
+            shown().act(np.zeros((6, 4), np.float32), epsilon=epsilon, rng=generator, mask=mask)
+            after.append(generator.random())
+    expected = rng()
+    expected.random((2, 6))
+    assert set(after) == {expected.random()}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("epsilon", [0.0, 1.0])
+def test_values_that_are_not_finite_refuse_to_act(value: float, epsilon: float) -> None:
+    obs = np.zeros((3, 4), np.float32)
+    obs[1, 2] = value
+    with pytest.raises(NonFiniteValues):
+        shown().act(obs, epsilon=epsilon, rng=rng())
+
+
+def test_loaded_weights_are_shared_not_copied() -> None:
+    learned = QNet(nn.Linear(4, 4), nn.Identity())
+    policy = Policy(QNet(nn.Linear(4, 4), nn.Identity()), Scalar(), 4)
+    weights: dict[str, Tensor] = learned.state_dict()
+    policy.load(3, weights)
+    assert policy.version == 3
+    with torch.no_grad():
+        learned.torso.weight.fill_(1.0)  # type: ignore[operator]
+        learned.torso.bias.fill_(2.0)  # type: ignore[operator]
+    assert policy.values(np.ones((1, 4), np.float32)).tolist() == [[6.0] * 4]

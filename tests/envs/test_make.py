@@ -1,0 +1,237 @@
+"""Finding an environment by its name, and looking it over."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet.envs import TRAIN, absolute_id, check_env, make_world, toys
+from qfleet.envs.lanes import Lanes
+from qfleet.errors import EnvError, UsageError
+from qfleet.plan.schema import Env
+
+OWN = """
+import gymnasium as gym
+import numpy as np
+
+class Walk(gym.Env):
+    def __init__(self, size=3, render_mode=None):
+        self.observation_space = gym.spaces.Box(0, 1, (size,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.random(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(self.observation_space.shape, np.float32), 1.0, True, False, {}
+
+def walk():
+    return Walk(5)
+
+number = 3
+"""
+
+
+def world(name: str, **settings: Any) -> Any:
+    return make_world(Env(id=name, num=2, **settings), seed=0, stream=TRAIN)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own_env.py"
+    path.write_text(OWN)
+    return path
+
+
+def test_a_class_or_function_in_a_file(own: Path) -> None:
+    assert world(f"{own}:Walk").reset().obs.shape == (2, 3)
+    assert world(f"{own}:Walk", options={"size": 4}).reset().obs.shape == (2, 4)
+    assert world(f"{own}:walk").reset().obs.shape == (2, 5)
+
+
+@pytest.fixture
+def import_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """sys.path as it was, and what a test adds to it is gone afterwards."""
+    kept = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))]
+    monkeypatch.setattr(sys, "path", kept)
+    return kept
+
+
+def test_a_file_may_import_its_neighbours_at_once_and_later(tmp_path: Path, import_path: list[str]) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "walk_sizes.py").write_text("SIZE = 7\n")
+    (folder / "walk_sizes_later.py").write_text("SIZE = 8\n")
+    (folder / "walk_env.py").write_text(
+        OWN.replace("class Walk", "import walk_sizes\n\nclass Walk")
+        + "\ndef now():\n    return Walk(walk_sizes.SIZE)\n"
+        + "\ndef later():\n    import walk_sizes_later\n    return Walk(walk_sizes_later.SIZE)\n"
+    )
+    first = import_path[0]
+    assert world(f"{folder / 'walk_env.py'}:now").reset().obs.shape == (2, 7)
+    assert world(f"{folder / 'walk_env.py'}:later").reset().obs.shape == (2, 8)
+    assert import_path[0] == first  # its neighbours do not take the place of installed packages for ever
+    assert import_path.count(str(folder)) == 1
+
+
+def test_a_neighbour_goes_before_what_is_installed_while_the_file_is_loaded(
+    tmp_path: Path, import_path: list[str]
+) -> None:
+    for name, size in (("elsewhere", 3), ("here", 9)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "walk_width.py").write_text(f"SIZE = {size}\n")
+    import_path.insert(0, str(tmp_path / "elsewhere"))
+    (tmp_path / "here" / "wide.py").write_text("import walk_width\n" + OWN.replace("size=3", "size=walk_width.SIZE"))
+    assert world(f"{tmp_path / 'here' / 'wide.py'}:Walk").reset().obs.shape == (2, 9)
+
+
+def test_a_module_in_the_current_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, import_path: list[str]
+) -> None:
+    (tmp_path / "walks_here.py").write_text(OWN + "\ngym.register('WalkHere-v0', entry_point='walks_later:Walk')\n")
+    (tmp_path / "walks_later.py").write_text(OWN.replace("size=3", "size=6"))
+    with pytest.raises(UsageError, match="could not be imported"):
+        world("walks_here:WalkHere-v0")
+    monkeypatch.chdir(tmp_path)
+    assert world("walks_here:WalkHere-v0").reset().obs.shape == (2, 6)
+    assert import_path[-1] == str(tmp_path)
+
+
+def test_an_absolute_id_means_the_same_in_every_folder(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.parent)
+    assert absolute_id("own_env.py:Walk") == f"{own.resolve()}:Walk"
+    assert absolute_id("../x/own_env.py:Walk") == f"{own.parent.parent.resolve()}/x/own_env.py:Walk"
+    assert absolute_id(f"{own.resolve()}:Walk") == f"{own.resolve()}:Walk"
+    for same in ("CartPole-v1", "ALE/Pong-v5", "a.module:Thing-v0", "strange.py"):
+        assert absolute_id(same) == same
+
+
+def test_a_constructor_without_render_mode_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "blind.py"
+    path.write_text(OWN.replace(", render_mode=None", ""))
+    with pytest.raises(UsageError) as caught:
+        make_world(Env(id=f"{path}:Walk", options={"size": 4}), seed=0, stream=TRAIN, render_mode="rgb_array")
+    assert "takes no render_mode" in caught.value.what
+    assert "render_mode=None" in caught.value.fix
+
+
+def test_what_a_module_registers() -> None:
+    made = world("qfleet.envs.toys:toys/Masked-v0")
+    assert isinstance(made, Lanes)
+    assert made.spec.masked
+
+
+def test_the_users_own_function_is_used_instead_of_the_id() -> None:
+    made = make_world(Env(id="CartPole-v1", num=3), seed=0, stream=TRAIN, make=toys.DictObs)
+    assert made.reset().obs.shape == (3, 4)
+    with pytest.raises(UsageError, match=r"env\.options"):
+        make_world(Env(id="mine", options={"a": 1}), seed=0, stream=TRAIN, make=toys.DictObs)
+
+
+def test_num_overrides_the_plans() -> None:
+    assert make_world(Env(id="Acrobot-v1", num=5), seed=0, stream=TRAIN, num=1).num == 1
+    assert make_world(Env(id="Acrobot-v1", num=5), seed=0, stream=TRAIN).num == 5
+
+
+def test_box_actions_reach_the_environment() -> None:
+    env = toys.BoxAction()
+    made = make_world(Env(id="box", num=1, bins=3), seed=0, stream=TRAIN, make=lambda: env)
+    assert made.spec.actions == (3, 3)
+    made.reset()
+    made.send(np.array([5]))
+    made.receive()
+    assert env.last.tolist() == [0.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("CartPol-v1", ["env.id='CartPol-v1'", "CartPole-v1"]),
+        ("CartPole", ["CartPole-v1"]),
+        ("LunarLander-v2", ["LunarLander-v3", 'pip install "qfleet[box2d]"']),
+        ("MinAtar/Pong-v1", ["MinAtar/Pong-v1", "MinAtar/"]),
+        ("Pong", ["ALE/Pong-v5"]),
+        ("zzzz-v0", ["zzzz-v0", "file.py:ClassName"]),
+        ("no_such_module:Thing-v0", ["'no_such_module'", "could not be imported"]),
+        ("no/such/file.py:Thing", ["no/such/file.py", "there is no file"]),
+    ],
+)
+def test_unknown_names_are_answered_with_the_nearest(name: str, words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        world(name)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_an_atari_id_without_preprocessing_is_refused() -> None:
+    pytest.importorskip("ale_py")
+    world("ALE/Pong-v5").close()  # which makes the other ids known too
+    with pytest.raises(UsageError, match="ALE/X-v5"):
+        world("Pong-v4")
+
+
+def test_a_file_without_the_class_lists_what_it_has(own: Path) -> None:
+    for missing in ("Wolk", "number"):
+        with pytest.raises(UsageError, match=r"(?s)no class or function.*Walk"):
+            world(f"{own}:{missing}")
+
+
+def test_a_file_that_fails_keeps_its_own_error(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("1 / 0\n")
+    with pytest.raises(EnvError, match="ZeroDivisionError") as caught:
+        world(f"{path}:Thing")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_constructor_that_fails_or_refuses_its_options(own: Path) -> None:
+    with pytest.raises(UsageError, match=r"env\.options=\{'colour': 1\}"):
+        world(f"{own}:Walk", options={"colour": 1})
+
+    def broken() -> Any:
+        raise OSError("no device")
+
+    with pytest.raises(EnvError, match="no device"):
+        make_world(Env(id="mine"), seed=0, stream=TRAIN, make=broken)
+    with pytest.raises(UsageError, match="not a Gymnasium environment"):
+        make_world(Env(id="mine"), seed=0, stream=TRAIN, make=lambda: 3)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "extra"), [("minatar", "MinAtar/Breakout-v1", "minatar"), ("Box2D", "LunarLander-v3", "box2d")]
+)
+def test_a_missing_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, package: str, name: str, extra: str
+) -> None:
+    modules = __import__("sys").modules
+    for loaded in [m for m in modules if m.startswith("gymnasium.envs.box2d")]:
+        monkeypatch.delitem(modules, loaded)
+    monkeypatch.setitem(modules, package, None)
+    with pytest.raises(UsageError, match=rf'pip install "qfleet\[{extra}\]"'):
+        world(name)
+
+
+def verdicts(name: str) -> dict[str, bool]:
+    return {check.name: check.ok for check in check_env(Env(id=name))}
+
+
+def test_a_sound_environment_passes_every_check() -> None:
+    checks = check_env(Env(id="qfleet.envs.toys:toys/Masked-v0"))
+    assert all(check.ok for check in checks)
+    details = {check.name: check.detail for check in checks}
+    assert details["spaces"] == "observation (2,) float32, 4 actions"
+    assert "75%" in details["masks"]
+    assert "steps per second" in details["speed"]
+
+
+def test_an_unsound_environment_fails_the_right_checks() -> None:
+    wrong = verdicts("qfleet.envs.toys:toys/Unrepeatable-v0")
+    assert [name for name, ok in wrong.items() if not ok] == ["determinism", "re-drive"]
+    assert not verdicts("qfleet.envs.toys:toys/NotFinite-v0")["contract"]
+    raising = check_env(Env(id="mine"), make=lambda: toys.Raising(0))
+    assert [(check.name, check.ok) for check in raising] == [("made", False)]
+    assert "the toy broke" in raising[0].detail

@@ -1,0 +1,158 @@
+"""The gate's exact count, the observer's statistics, and what the worker does when numbers stop being finite."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qfleet.data import Array, Batch
+from qfleet.learn import Diverging, Feed, Gate, Learner, Observer, learning
+from qfleet.run.carriers import Queue, Shelf
+from tests.learn.parts import VECTOR, batch, make, same
+from tests.replay.streams import random_stream, rollout
+
+
+@pytest.mark.parametrize(
+    ("samples_per_insert", "batch_size", "start", "lanes"),
+    [(0.7, 3, 1_001, 7), (1 / 3, 7, 0, 8), (0.1, 1, 5, 3), (1e-05, 1, 0, 8), (32.0, 256, 1_000, 8), (0.3, 1, 999, 16)],
+)
+def test_the_gate_lets_exactly_the_floor_through(
+    samples_per_insert: float, batch_size: int, start: int, lanes: int
+) -> None:
+    gate = Gate(samples_per_insert, batch_size, start)
+    ratio = Fraction(str(samples_per_insert)) / batch_size
+    for steps in range(0, 1_000_000, 97 * lanes):
+        while gate.is_open(steps):
+            gate.passed()
+        assert gate.updates == max(0, (steps - start) * ratio.numerator // ratio.denominator)
+    assert gate.updates > 0
+
+
+def test_a_ratio_that_floats_get_wrong() -> None:
+    assert int(1.1 * 10**17) != 11 * 10**16
+    assert Gate(1.1, 1, 0).allowed(10**17) == 11 * 10**16
+    assert [Gate(0.7, 1, 0).allowed(10 * tens) for tens in range(1_000)] == [7 * tens for tens in range(1_000)]
+
+
+@given(st.integers(1, 400), st.integers(1, 64), st.integers(0, 100), st.lists(st.integers(0, 20), max_size=30))
+def test_the_gate_never_depends_on_how_steps_come_in(
+    hundredths: int, batch_size: int, start: int, arrivals: list[int]
+) -> None:
+    gate, steps = Gate(hundredths / 100, batch_size, start), 0
+    for more in arrivals:
+        steps += more
+        while gate.is_open(steps):
+            gate.passed()
+    assert gate.updates == max(0, steps - start) * hundredths // (100 * batch_size)
+
+
+def test_the_gates_count_survives_a_restart() -> None:
+    gate, again = Gate(1.0, 1, 0), Gate(1.0, 1, 0)
+    for _ in range(5):
+        gate.passed()
+    again.load_state_dict(gate.state_dict())
+    assert [gate.is_open(steps) for steps in (5, 6)] == [again.is_open(steps) for steps in (5, 6)] == [False, True]
+
+
+def test_forgiven_updates_are_never_made_up_for() -> None:
+    gate = Gate(0.5, 1, 10)
+    gate.passed()
+    gate.forgive(30)  # ten were allowed, one was made
+    assert [gate.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
+    again = Gate(0.5, 1, 10)
+    again.load_state_dict(gate.state_dict())
+    assert [again.is_open(steps) for steps in (31, 32)] == [False, True]
+
+
+class Script:
+    """A replay that hands out the batches it was given, and notes the priorities it gets back."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self.batches = batches
+        self.updated: list[Array] = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def sample(self, size: int) -> Batch | None:
+        return self.batches.pop(0) if self.batches else None
+
+    def update(self, ids: Array, priority: Array) -> None:
+        self.updated.append(priority)
+
+
+def feed_of(learner: Learner, batches: list[Batch]) -> tuple[Feed, Script]:
+    script = Script(batches)
+    feed = Feed(script, Gate(1.0, 1, 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
+    feed.steps = 1_000
+    return feed, script
+
+
+def good() -> Batch:
+    return batch()
+
+
+def bad() -> Batch:
+    return batch(reward=np.nan)
+
+
+def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched() -> None:
+    learner = make()
+    before = learner.model_arrays()
+    feed, script = feed_of(learner, [bad() for _ in range(9)])
+    worker = learning(learner, feed, Queue(1), Shelf())
+    for _ in range(4):
+        assert "skipped" in next(worker).stats
+    with pytest.raises(Diverging, match="nan") as caught:
+        next(worker)
+    assert len(script.batches) == 4
+    assert np.isnan(caught.value.batch.reward[0])
+    assert same(learner.model_arrays(), before)
+    assert learner.updates == feed.gate.updates == 0
+    assert not script.updated
+
+
+def test_a_good_batch_in_between_starts_the_count_again() -> None:
+    learner = make()
+    batches = [*(bad() for _ in range(4)), good(), *(bad() for _ in range(4)), good()]
+    feed, script = feed_of(learner, batches)
+    worker = learning(learner, feed, Queue(1), Shelf())
+    kinds = ["loss" if "loss" in next(worker).stats else "skipped" for _ in range(10)]
+    assert kinds == [*["skipped"] * 4, "loss", *["skipped"] * 4, "loss"]
+    assert learner.updates == feed.gate.updates == len(script.updated) == 2
+
+
+def test_the_worker_publishes_rests_and_learns_at_the_gates_pace() -> None:
+    learner, board = make(), Shelf()
+    feed, script = feed_of(learner, [good() for _ in range(10)])
+    feed.steps, under_way = 2, [0]
+    worker = learning(learner, feed, Queue(1), board, lambda: under_way[0])
+    assert [next(worker).busy for _ in range(4)] == [True, True, False, False]
+    assert board.version == learner.updates + 1 == 3
+    under_way[0] = 1  # a step that will surely arrive may be learned for already
+    assert [next(worker).busy for _ in range(3)] == [True, False, False]
+    assert len(script.updated) == 3
+    assert script.updated[0].shape == (8,)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_the_observers_statistics_are_those_of_what_came_in(lanes: int) -> None:
+    learner = make(normalize="both")
+    observer = Observer(learner.net, lanes, discount=0.9)
+    rows = random_stream(np.random.default_rng(1), VECTOR, lanes, 60, end=0.2)
+    for row in range(60):
+        observer.observe(rollout(rows, row, row + 1))
+    seen = rows["obs"].reshape(-1, 4)
+    returns = []
+    for lane in range(lanes):
+        total = 0.0
+        for reward, last in zip(rows["reward"][:, lane], rows["last"][:, lane], strict=True):
+            total = 0.0 if last else 0.9 * total + float(reward)
+            returns += [] if last else [total]
+    assert learner.net.normalize is not None
+    assert learner.net.rewards is not None
+    assert learner.net.normalize.mean.numpy() == pytest.approx(seen.astype(np.float64).mean(0), abs=1e-9)
+    assert learner.net.rewards.count.item() == len(returns)
+    assert learner.net.rewards.scale() == pytest.approx(1 / np.std(returns), rel=1e-6)

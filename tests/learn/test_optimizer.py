@@ -1,0 +1,59 @@
+"""Our optimisers against torch's own, bit for bit."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qfleet.learn.optimizer import Adam, Optimizer, Rmsprop, Sgd, make_optimizer
+from qfleet.plan.schema import Adam as AdamPlan
+
+Ours = Callable[[list[Tensor]], Optimizer]
+Theirs = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+PAIRS: dict[str, tuple[Ours, Theirs]] = {
+    "adam": (
+        lambda ours: Adam(ours, 1e-3, eps=1e-5),
+        lambda theirs: torch.optim.Adam(theirs, 1e-3, eps=1e-5, fused=True),
+    ),
+    "adamw": (
+        lambda ours: Adam(ours, 1e-3, weight_decay=0.1),
+        lambda theirs: torch.optim.AdamW(theirs, 1e-3, weight_decay=0.1, fused=True),
+    ),
+    "rmsprop centred": (
+        lambda ours: Rmsprop(ours, 1e-3),
+        lambda theirs: torch.optim.RMSprop(theirs, 1e-3, alpha=0.95, eps=1e-5, centered=True, foreach=True),
+    ),
+    "rmsprop with decay": (
+        lambda ours: Rmsprop(ours, 1e-3, centered=False, weight_decay=0.1),
+        lambda theirs: torch.optim.RMSprop(theirs, 1e-3, alpha=0.95, eps=1e-5, weight_decay=0.1, foreach=True),
+    ),
+    "sgd": (lambda ours: Sgd(ours, 1e-2), lambda theirs: torch.optim.SGD(theirs, 1e-2, foreach=True)),
+    "sgd with momentum": (
+        lambda ours: Sgd(ours, 1e-2, momentum=0.9, weight_decay=0.1),
+        lambda theirs: torch.optim.SGD(theirs, 1e-2, momentum=0.9, weight_decay=0.1, foreach=True),
+    ),
+}
+
+
+@pytest.mark.parametrize(("ours", "theirs"), PAIRS.values(), ids=PAIRS.keys())
+def test_fifty_steps_equal_torch_optim_bit_for_bit(ours: Ours, theirs: Theirs) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(5, 3, generator=generator), torch.randn(7, generator=generator)]
+    parameters = [nn.Parameter(value.clone()) for value in values]
+    mine, reference = ours(values), theirs(parameters)
+    for _step in range(50):
+        gradients = [torch.randn(value.shape, generator=generator) for value in values]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        mine.step(gradients)
+        reference.step()
+    assert all(torch.equal(value, parameter.data) for value, parameter in zip(values, parameters, strict=True))
+
+
+def test_the_plan_reaches_the_kernel() -> None:
+    value = torch.ones(3)
+    optimizer = make_optimizer(AdamPlan(learning_rate=0.25), [value])
+    optimizer.step([torch.ones(3)])
+    assert torch.allclose(value, torch.full((3,), 0.75))

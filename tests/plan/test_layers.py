@@ -1,0 +1,168 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qfleet.errors import UsageError
+from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
+from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, Rmsprop, Sgd
+
+HERE = "command line"
+
+
+def write(folder: Path, text: str) -> str:
+    file = folder / "plan.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+    file = write(tmp_path, 'seed = 7\n[algo]\nn_step = 4\nloss = "mse"\n')
+    made = compose("CartPole-v1", "nstep", file, [("algo.n_step", "2", HERE)])
+    assert (made.plan.algo.n_step, made.plan.algo.loss, made.plan.seed) == (2, "mse", 7)
+    assert made.origins["algo.n_step"] == HERE
+    assert made.origins["algo.loss"] == file
+    assert made.origins["algo.rule.type"] == "preset nstep"
+    assert made.origins["algo.batch_size"] == "defaults for CartPole-v1"
+    assert made.origins["algo.discount"] == "default"
+    assert made.origins["env.id"] == HERE
+    assert made.origins.keys() == flatten(made.plan).keys()
+
+
+def test_each_layer_alone_shows_through() -> None:
+    name, settings = defaults_for("CartPole-v1")
+    plan = flatten(compose("CartPole-v1").plan)
+    assert name == "cartpole"
+    assert {path: plan[path] for path in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "value"),
+    [
+        ("until.steps", "200_000", 200_000),
+        ("until.steps", "1e6", 1_000_000),
+        ("optim.learning_rate", "1e-3", 1e-3),
+        ("optim.learning_rate", "1", 1.0),
+        ("optim.clip_norm", "none", None),
+        ("optim.clip_norm", "None", None),
+        ("net.dueling", "true", True),
+        ("net.dueling", "False", False),
+        ("net.torso.sizes", "[128,64]", (128, 64)),
+        ("net.torso.sizes", "128, 64", (128, 64)),
+        ("net.torso.sizes", "32", (32,)),
+        ("net.torso.sizes", "[]", ()),
+        ("until.score", "-90", -90.0),
+        ("algo.loss", "mse", "mse"),
+        ("runtime.device", "cuda:1", "cuda:1"),
+        ("runtime.device", "none", None),
+        ("env.options.difficulty", "2", {"difficulty": 2}),
+        ("env.options.gravity", "-9.5", {"gravity": -9.5}),
+        ("env.options.wind", "true", {"wind": True}),
+        ("env.options.mode", "inf", {"mode": "inf"}),
+    ],
+)
+def test_text_is_read_by_the_type_of_the_setting(path: str, text: str, value: object) -> None:
+    place = path if not path.startswith("env.options") else "env.options"
+    found = flatten(compose("CartPole-v1", overrides=[("net.torso.type", "mlp", HERE), (path, text, HERE)]).plan)[place]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_options_join_those_of_the_file(tmp_path: Path) -> None:
+    file = write(tmp_path, "[env.options]\na = 1\nb = 2\n")
+    made = compose("X-v0", file=file, overrides=[("env.options.b", "3", HERE), ("env.options.c", "x", HERE)])
+    assert made.plan.env.options == {"a": 1, "b": 3, "c": "x"}
+
+
+def test_choosing_a_type_resets_its_section() -> None:
+    assert compose("CartPole-v1").plan.optim != Adam()
+    assert compose("CartPole-v1", overrides=[("optim.type", "sgd", HERE)]).plan.optim == Sgd()
+    made = compose("CartPole-v1", overrides=[("algo.target.type", "copy", HERE)])
+    assert made.plan.algo.target == CopyTarget()
+    assert made.origins["algo.target.every_updates"] == "default"
+    assert "algo.target.tau" not in made.origins
+
+
+def test_naming_the_type_that_is_there_resets_nothing() -> None:
+    plan = compose("CartPole-v1", overrides=[("algo.target.type", "average", HERE)]).plan
+    assert plan.algo.target == compose("CartPole-v1").plan.algo.target != AverageTarget()
+
+
+def test_order_within_a_layer_does_not_matter(tmp_path: Path) -> None:
+    settings = [("optim.decay", "0.9", HERE), ("optim.type", "rmsprop", HERE)]
+    assert compose("CartPole-v1", overrides=settings).plan.optim == Rmsprop(decay=0.9)
+
+
+def test_a_users_setting_is_never_lost_in_silence(tmp_path: Path) -> None:
+    file = write(tmp_path, '[optim]\ntype = "rmsprop"\nlearning_rate = 0.5\n')
+    with pytest.raises(UsageError) as caught:
+        compose("CartPole-v1", file=file, overrides=[("optim.type", "sgd", HERE)])
+    assert caught.value.what == f"optim.learning_rate=0.5 has no effect ({file})"
+
+
+def test_a_setting_left_at_its_default_is_not_lost(tmp_path: Path) -> None:
+    file = write(tmp_path, '[optim]\ntype = "rmsprop"\ndecay = 0.95\n')
+    assert compose("CartPole-v1", file=file, overrides=[("optim.type", "sgd", HERE)]).plan.optim == Sgd()
+
+
+def test_an_absent_torso_can_be_chosen_and_given_back() -> None:
+    assert compose("X-v0").plan.net.torso is None
+    plan = compose("X-v0", overrides=[("net.torso.type", "mlp", HERE), ("net.torso.sizes", "8", HERE)]).plan
+    assert plan.net.torso == MlpTorso(sizes=(8,))
+    for path in ("net.torso", "net.torso.type"):
+        assert compose("CartPole-v1", overrides=[(path, "none", HERE)]).plan.net.torso is None
+
+
+def test_the_environment_may_come_from_any_layer(tmp_path: Path) -> None:
+    file = write(tmp_path, '[env]\nid = "Acrobot-v1"\n')
+    assert compose(file=file).plan.env.id == "Acrobot-v1"
+    assert compose(file=file).defaults == "acrobot"
+    assert compose("CartPole-v1", file=file).defaults == "cartpole"
+    made = compose("CartPole-v1", file=file, overrides=[("env.id", "MountainCar-v0", HERE)])
+    assert (made.plan.env.id, made.defaults) == ("MountainCar-v0", "mountaincar")
+
+
+@pytest.mark.parametrize("env_id", ["os:X-v0", "maze.py:Maze", "a.b.c:D-v1"])
+def test_code_is_named_on_the_command_line_or_not_at_all(env_id: str, tmp_path: Path) -> None:
+    file = write(tmp_path, f'[env]\nid = "{env_id}"\n')
+    with pytest.raises(UsageError, match="names code to run"):
+        compose(file=file)
+    assert compose(env_id, file=file).plan.env.id == env_id
+    assert compose(file=file, overrides=[("env.id", env_id, HERE)]).plan.env.id == env_id
+
+
+def test_python_values_need_no_text() -> None:
+    plan = make_plan("CartPole-v1", "per", {"algo.n_step": 3, "net.torso.sizes": [16], "optim.clip_norm": None})
+    assert (plan.algo.n_step, plan.net.torso, plan.optim.clip_norm) == (3, MlpTorso(sizes=(16,)), None)
+    assert Plan.of("CartPole-v1", "per", {"algo.n_step": 3}) == make_plan("CartPole-v1", "per", {"algo.n_step": 3})
+    with pytest.raises(UsageError, match=r"algo.n_step=3.5 is not valid \(Python\)"):
+        make_plan("CartPole-v1", overrides={"algo.n_step": 3.5})
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("algo.n_steps", "algo.n_step"),
+        ("algo.batchsize", "algo.batch_size"),
+        ("capacity", "replay.capacity"),
+        ("dueling", "net.dueling"),
+        ("learning_rate", "optim.learning_rate"),
+        ("optim.lr", "optim.learning_rate"),
+        ("algo.gamma", "algo.discount"),
+        ("total_timesteps", "until.steps"),
+        ("sed", "seed"),
+        ("zzzzzz", None),
+    ],
+)
+def test_nearest_path(typed: str, meant: str | None) -> None:
+    assert paths.nearest_path(typed) == meant
+
+
+@given(st.sampled_from(paths.index().paths()), st.text(max_size=12))
+def test_any_text_is_a_value_or_a_usage_error(path: str, text: str) -> None:
+    try:
+        plan = compose("CartPole-v1", overrides=[(path, text, HERE)]).plan
+    except UsageError:
+        return
+    assert paths.unflatten(flatten(plan)) == plan

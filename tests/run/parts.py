@@ -1,0 +1,118 @@
+"""Small runs, and what is left of them on the disk."""
+
+import hashlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import qfleet.envs.toys  # noqa: F401  registers toys/...
+from qfleet import Plan, Run, resume, train
+from qfleet.plan import make_plan
+from qfleet.watch import read_json, read_rows, without_clock
+
+Settings = dict[str, Any]
+
+# Many rows, saves and updates in few steps; nothing is judged.
+SMALL: Settings = {
+    "env.num": 4,
+    "algo.learn_start_steps": 40,
+    "algo.batch_size": 16,
+    "algo.explore.steps": 200,
+    "algo.target.type": "copy",
+    "algo.target.every_updates": 7,
+    "replay.capacity": 150,
+    "replay.samples_per_insert": 5,
+    "net.torso.type": "mlp",
+    "net.torso.sizes": (16,),
+    "log.every_steps": 30,
+    "save.every_steps": 50,
+    "save.max_share": 1,
+    "eval.episodes": 0,
+    "eval.test_episodes": 0,
+    "until.steps": 300,
+    "runtime.threads": 1,
+}
+JUDGED: Settings = {"eval.every_steps": 100, "eval.episodes": 3, "eval.test_episodes": 4}
+PONG: Settings = {
+    "env.num": 2,
+    "net.torso.type": "nature",
+    "net.torso.width": 16,
+    "net.torso.sizes": None,
+    "algo.batch_size": 4,
+    "algo.learn_start_steps": 60,
+    "replay.samples_per_insert": 1,
+    "replay.capacity": 200,
+    "until.steps": 150,
+}
+
+
+def small(changes: Settings | None = None, env_id: str = "CartPole-v1") -> Plan:
+    """A small plan with some settings changed; None takes one away."""
+    return make_plan(env_id, None, settings(changes))
+
+
+def settings(changes: Settings | None = None) -> Settings:
+    """The small plan's settings, some changed, some taken away."""
+    return {path: value for path, value in {**SMALL, **(changes or {})}.items() if value is not None}
+
+
+def until(plan: Plan, steps: int) -> Plan:
+    """The same plan with an earlier end, be it before anything is learned."""
+    return msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps))
+
+
+def words(out: Path, changes: Settings | None = None, env_id: str = "CartPole-v1") -> list[str]:
+    """The command that trains the same plan."""
+    shown = {path: list(value) if isinstance(value, tuple) else value for path, value in settings(changes).items()}
+    return ["train", env_id, "--quiet", "--out", str(out), *(f"{path}={value}" for path, value in shown.items())]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The committed checkpoints, oldest first."""
+    return sorted(path.parent for path in run.glob("checkpoints/step_*/manifest.json") if ".corrupt" not in str(path))
+
+
+def hashes(checkpoint: Path) -> dict[str, str]:
+    """Every file but the manifest, which carries clock and versions."""
+    files = [path for path in sorted(checkpoint.rglob("*")) if path.is_file() and path.name != "manifest.json"]
+    return {str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def rows(run: Path) -> list[Settings]:
+    """All rows of a run, without the clock."""
+    return [without_clock(row) for row in read_rows(run / "metrics.jsonl")]
+
+
+def events(run: Path, kind: str) -> list[Settings]:
+    """All events of one kind."""
+    return [event for event in read_rows(run / "events.jsonl") if event["kind"] == kind]
+
+
+def status(run: Path) -> Settings:
+    """status.json."""
+    return read_json(run / "status.json")
+
+
+def same(run: Path, reference: Path) -> bool:
+    """Did two runs end bit-equal? Says where not."""
+    mine, yours = checkpoints(run)[-1], checkpoints(reference)[-1]
+    assert mine.name == yours.name
+    assert hashes(mine) == hashes(yours)
+    assert rows(run) == rows(reference)
+    return True
+
+
+def trained(plan: Plan, out: Path, **more: Any) -> Run:
+    """Train without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return train(plan, out=out, **more)
+
+
+def resumed(run: Run | Path, **more: Any) -> Run:
+    """Resume without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return resume(run.path if isinstance(run, Run) else run, **more)

@@ -1,0 +1,122 @@
+"""Damaged checkpoints: the older one is used, with a word about both; the run still ends as it would have."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qfleet import Run, load, resume
+from qfleet.errors import NoCheckpointError
+from qfleet.save.checkpoint import CheckpointWarning
+from tests.run.conftest import Reference
+from tests.run.parts import checkpoints, events, same, small, status, trained, until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("every_save")]
+
+FILES = ["model.safetensors", "optim.safetensors", "state.json", "state.safetensors", "replay/*", "manifest.json"]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+HARMS: dict[str, Callable[[Path], object]] = {"flipped": flip, "cut": cut, "missing": Path.unlink}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that ended early with two checkpoints; tests work on copies."""
+    return trained(until(small(), 170), tmp_path_factory.mktemp("stopped")).path
+
+
+def copied(stopped: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
+
+
+def resumed_with_warning(run: Path, **more: Any) -> Run:
+    bad, good = (path.name for path in reversed(checkpoints(run)))
+    with pytest.warns(CheckpointWarning, match=rf"{bad} is damaged .*going on from {good}"):
+        return resume(run, steps=300, **more)
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", FILES)
+def test_harm_to_any_file_is_noticed_and_the_run_still_ends_the_same(
+    name: str, harm: str, stopped: Path, tmp_path: Path, reference: Reference
+) -> None:
+    run = copied(stopped, tmp_path)
+    newest = checkpoints(run)[-1]
+    HARMS[harm](next(newest.glob(name)))
+    if (name, harm) == ("manifest.json", "missing"):
+        # Without a manifest it is not listed by `checkpoints`, yet it must be noticed.
+        with pytest.warns(CheckpointWarning, match=newest.name):
+            ended = resume(run, steps=300)
+    else:
+        ended = resumed_with_warning(run)
+    assert same(ended.path, reference().path)
+    (event,) = events(run, "checkpoint_corrupt")
+    assert event["bad"] == newest.name
+    assert event["used"] < newest.name
+    assert (run / "checkpoints" / event["aside"]).is_dir()
+
+
+def test_swapped_files_are_noticed(stopped: Path, tmp_path: Path, reference: Reference) -> None:
+    run = copied(stopped, tmp_path)
+    older, newer = checkpoints(run)
+    shutil.copy(older / "model.safetensors", newer / "model.safetensors")
+    assert same(resumed_with_warning(run).path, reference().path)
+
+
+def test_strict_refuses_the_older_one(stopped: Path, tmp_path: Path) -> None:
+    run = copied(stopped, tmp_path)
+    flip(checkpoints(run)[-1] / "model.safetensors")
+    with pytest.raises(NoCheckpointError, match=r"model\.safetensors"):
+        resume(run, steps=300, strict=True)
+    assert status(run)["exit_code"] == 6
+
+
+def test_without_a_whole_one_nothing_begins_from_scratch(stopped: Path, tmp_path: Path) -> None:
+    run = copied(stopped, tmp_path)
+    rows = (run / "metrics.jsonl").read_bytes()
+    for checkpoint in checkpoints(run):
+        flip(checkpoint / "optim.safetensors")
+    with pytest.warns(CheckpointWarning), pytest.raises(NoCheckpointError, match="no usable checkpoint"):
+        resume(run, steps=300)
+    assert (status(run)["state"], status(run)["exit_code"]) == ("failed", 6)
+    assert checkpoints(run) == []
+    assert (run / "metrics.jsonl").read_bytes() == rows
+
+
+def test_damage_while_it_runs_does_not_end_the_run(tmp_path: Path, reference: Reference) -> None:
+    whole = reference()
+    done: list[dict[str, Any]] = []
+
+    def harm(row: dict[str, Any]) -> None:
+        run = next(tmp_path.iterdir())
+        if row["env_steps"] > 150 and not done:
+            done.append(row)
+            flip(next(checkpoints(run)[-1].glob("replay/*")))
+            flip(checkpoints(run)[-1] / "model.safetensors")
+
+    run = trained(small(), tmp_path, callbacks=[harm])
+    assert done
+    assert same(run.path, whole.path)
+
+
+def test_a_damaged_best_checkpoint_means_the_latest(stopped: Path, tmp_path: Path) -> None:
+    run = copied(stopped, tmp_path)
+    best = checkpoints(run)[0]
+    (run / "best.json").write_text(f'{{"step": {int(best.name.removeprefix("step_"))}}}')
+    flip(best / "model.safetensors")
+    with pytest.warns(UserWarning, match="latest checkpoint is used instead"):
+        loaded = load(run)
+    assert loaded.policy is not None
+    assert best.is_dir()  # readers change nothing

@@ -1,0 +1,146 @@
+"""Which runs may name code: the key, and what it signs."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qfleet.errors import StorageError, UsageError
+from qfleet.plan.schema import Env
+from qfleet.run import trust
+from qfleet.run.trust import require_trust, sign
+
+MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run directory in the folder the commands are given in."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def trusted(run: Path, env: Env) -> bool:
+    try:
+        require_trust(run, env, False)
+    except UsageError as error:
+        return "--trust-env" not in error.fix
+    return True
+
+
+def key_file(home: Path) -> Path:
+    return home / "qfleet" / "trust.key"
+
+
+def test_what_this_user_signed_is_trusted_and_nothing_else(run: Path) -> None:
+    assert not trusted(run, MINE)
+    sign(run, MINE)
+    assert trusted(run, MINE)
+    require_trust(run, Env(id="other.py:Mine"), True)
+
+
+def test_names_that_are_no_code_need_no_proof(run: Path) -> None:
+    sign(run, Env(id="CartPole-v1"))
+    assert os.listdir(run) == []
+    assert trusted(run, Env(id="CartPole-v1", options={"max_episode_steps": 3}))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Env(id="mine.py:Other", options=MINE.options),
+        Env(id="theirs.py:Mine", options=MINE.options),
+        Env(id="mine:Mine", options=MINE.options),
+        Env(id=MINE.id, options={**MINE.options, "size": 4}),
+        Env(id=MINE.id, options={**MINE.options, "size": 3.0}),
+        Env(id=MINE.id, options={"size": 3}),
+        Env(id=MINE.id),
+    ],
+)
+def test_another_id_or_other_options_are_not(run: Path, other: Env) -> None:
+    sign(run, MINE)
+    assert not trusted(run, other)
+
+
+def test_what_does_not_matter_to_the_code_is_not_signed(run: Path) -> None:
+    sign(run, MINE)
+    assert trusted(run, Env(id=MINE.id, options=dict(reversed(MINE.options.items())), num=3))
+
+
+def test_a_file_is_signed_where_it_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign(run, MINE)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not trusted(run, MINE)  # another file of the same name
+    assert trusted(run, Env(id="../mine.py:Mine", options=MINE.options))
+    assert trusted(run, Env(id=f"{tmp_path}/mine.py:Mine", options=MINE.options))
+
+
+def test_a_copy_of_a_run_is_not_trusted(run: Path) -> None:
+    sign(run, MINE)
+    copy = run.with_name("b")
+    copy.mkdir()
+    (copy / trust.FILE).write_bytes((run / trust.FILE).read_bytes())
+    assert not trusted(copy, MINE)
+
+
+@pytest.mark.parametrize("proof", ["", "é" * 64, "\ud800", "0" * 64, 7, None, ["x"], {}])
+def test_a_proof_of_any_kind_is_answered(run: Path, proof: Any) -> None:
+    sign(run, MINE)
+    (run / trust.FILE).write_text(json.dumps({"proof": proof}))
+    assert not trusted(run, MINE)
+
+
+def test_the_key_is_private_whole_and_alone(run: Path, own_home: Path) -> None:
+    sign(run, MINE)
+    assert os.listdir(own_home / "qfleet") == ["trust.key"]
+    assert key_file(own_home).stat().st_mode & 0o777 == 0o600
+    assert len(key_file(own_home).read_bytes()) == 32
+    kept = trust.key()
+    assert kept == trust.key() == key_file(own_home).read_bytes()
+
+
+@pytest.mark.usefixtures("own_home")
+def test_many_who_make_it_at_once_get_the_same_one() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert len(set(pool.map(lambda _: trust.key(), range(64), timeout=30))) == 1
+
+
+def test_a_key_has_its_name_only_when_it_is_whole(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda file: seen.append(key_file(own_home).exists()))
+    trust.key()
+    assert seen == [False, True]  # the bytes before it has its name, the name after
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_damaged_key_says_to_delete_it(run: Path, own_home: Path, size: int) -> None:
+    sign(run, MINE)
+    key_file(own_home).write_bytes(b"x" * size)
+    with pytest.raises(StorageError, match="is damaged") as caught:
+        sign(run, MINE)
+    assert caught.value.fix.startswith("Delete it")
+    with pytest.raises(StorageError, match="is damaged"):
+        require_trust(run, MINE, False)
+    key_file(own_home).unlink()
+    assert not trusted(run, MINE)
+    sign(run, MINE)
+    assert trusted(run, MINE)
+
+
+def test_a_key_that_is_a_link_or_cannot_be_made_is_a_storage_error(own_home: Path) -> None:
+    (own_home / "qfleet").mkdir()
+    (own_home / "known").write_bytes(b"x" * 32)
+    key_file(own_home).symlink_to(own_home / "known")
+    with pytest.raises(StorageError, match=r"trust\.key"):
+        trust.key()
+    key_file(own_home).unlink()
+    (own_home / "qfleet").rmdir()
+    (own_home / "qfleet").write_text("in the way")
+    with pytest.raises(StorageError, match=r"trust\.key"):
+        trust.key()

@@ -1,0 +1,264 @@
+"""What the pages for strangers say is true: their commands and code run, their quotes, links and plan paths exist."""
+
+import re
+import runpy
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+
+from qfleet import errors
+from qfleet.cli import main
+from qfleet.plan import algorithm_presets, environment_presets
+from qfleet.plan.paths import index, parse
+from qfleet.run.signals import ENDINGS
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\S*)[ ]*(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# ([\w-]+\.(?:py|toml))\n")
+PATH = re.compile(r"(?<!`)`([a-z]+(?:\.[a-z_]+)*)(?:=([^`]*))?`(?!`)")
+NUMBER = re.compile(r"-?\d[\d,]*(\.\d+)?")
+BIG = re.compile(r"^(ALE|MinAtar|LunarLander|Pendulum|Acrobot)")
+# Long enough for updates, evaluations and a checkpoint; short enough for a test.
+TINY = [
+    "--steps=600",
+    "algo.learn_start_steps=200",
+    "algo.batch_size=8",
+    "replay.samples_per_insert=1",
+    "eval.every_steps=300",
+    "eval.episodes=2",
+    "eval.test_episodes=2",
+]
+
+
+class Block(NamedTuple):
+    """A fenced piece of a page: ```LANGUAGE SOURCE."""
+
+    page: Path
+    language: str
+    source: str
+    text: str
+
+
+def blocks_of(page: Path) -> list[Block]:
+    return [Block(page, *found) for found in FENCE.findall(page.read_text("utf-8"))]
+
+
+def prose_of(page: Path) -> str:
+    return FENCE.sub("", page.read_text("utf-8"))
+
+
+def commands_of(block: Block) -> list[str]:
+    return [line for line in block.text.splitlines() if line.startswith("scripts/qfleet")]
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+RUNNABLE = [page for page in PAGES if any(block.language in ("sh", "python") for block in blocks_of(page))]
+
+
+# --- commands and code ---
+
+
+def shortened(words: list[str]) -> list[str]:
+    """The same command, tiny: fewer steps and episodes; a large world only as far as its plan."""
+    short = list(words)
+    for option, value in (("--steps", "900"), ("--episodes", "2")):
+        if option in short:
+            short[short.index(option) + 1] = value
+    if short[0] != "train" or "--dry-run" in short:
+        return short
+    if BIG.match(short[1]):
+        return [*short, "--dry-run"]
+    if "--steps" in short:
+        at = short.index("--steps")
+        del short[at : at + 2]
+    return [*short, *TINY]
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Write a block that bears a file's name; run Python that does not, and every qfleet command."""
+    named = FILE_NAME.match(block.text)
+    if named:
+        (folder / named[1]).write_text(block.text)
+    elif block.language == "python" and not block.source:
+        script = folder / "block.py"
+        script.write_text(block.text)
+        runpy.run_path(str(script))
+    elif block.language == "sh":
+        for line in commands_of(block):
+            words = shlex.split(line, comments=True)[1:]
+            assert main(shortened(words)) == 0, f"{block.page.name}: {line}"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, as a newcomer has one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_commands_and_code_run_in_the_order_they_are_read(page: Path, place: Path) -> None:
+    for block in blocks_of(page):
+        run_block(block, place)
+
+
+def test_commands_are_not_lost_to_a_misspelt_fence() -> None:
+    assert not [line for block in BLOCKS if block.language != "sh" for line in commands_of(block)]
+    assert {block.language for block in BLOCKS} <= {"sh", "text", "python", "toml", ""}
+
+
+def test_a_command_that_fails_is_seen(place: Path) -> None:
+    wrong = Block(Path("page.md"), "sh", "", "scripts/qfleet train CartPole-v1 algo.nstep=3\n")
+    with pytest.raises(AssertionError, match=r"algo\.nstep"):
+        run_block(wrong, place)
+
+
+def test_code_that_fails_is_seen(place: Path) -> None:
+    with pytest.raises(AssertionError):
+        run_block(Block(Path("page.md"), "python", "", "assert 1 == 2\n"), place)
+
+
+# --- what is shown ---
+
+
+def shape(line: str) -> str:
+    """A line of output without its numbers and without the folder it speaks of."""
+    return NUMBER.sub("N", re.sub(r"runs/\S+", "RUN", line))
+
+
+def test_the_output_shown_first_is_what_the_command_prints(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = next(block.text for block in blocks_of(ROOT / "README.md") if block.language == "text")
+    assert main(["train", "CartPole-v1", *TINY, "until.score=1"]) == 0  # a score that the first evaluation has
+    printed = capsys.readouterr().out.splitlines()
+    wanted = [line for line in shown.splitlines() if line != "..."]
+    assert printed[0].startswith(wanted[0])
+    shapes = {shape(line) for line in printed}
+    assert not [line for line in wanted[1:] if shape(line) not in shapes], "\n".join(printed)
+
+
+def test_errors_shown_are_what_is_printed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = next(block.text for block in BLOCKS if block.text.startswith("error:"))
+    assert main(["train", "CartPole-v1", "algo.nstep=3"]) == 2
+    assert capsys.readouterr().err == shown
+
+
+def test_the_check_shown_is_what_is_printed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = next(block.text for block in BLOCKS if block.text.startswith("made "))
+    assert main(["env", "check", "CartPole-v1"]) == 0
+    assert capsys.readouterr().out.startswith(shown)
+
+
+def test_every_exit_code_is_listed() -> None:
+    table = (ROOT / "README.md").read_text("utf-8").partition("## Exit codes")[2].partition("\n## ")[0]
+    listed = {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.QfleetError)]
+    assert listed == {0, *(kind.exit_code for kind in kinds), *(code for _, code in ENDINGS.values())}
+
+
+def test_every_preset_is_listed() -> None:
+    table = (ROOT / "README.md").read_text("utf-8").partition("| presets |")[2].partition("\n\n")[0]
+    assert re.findall(r"`(\w+)`", table) == [*algorithm_presets(), *environment_presets()]
+
+
+def test_the_run_directory_is_as_drawn(place: Path) -> None:
+    drawn = next(block.text for block in BLOCKS if block.text.startswith("runs/cartpole-dqn-0001/"))
+    assert main(["train", "CartPole-v1", "--quiet", *TINY]) == 0
+    names = re.findall(r"\b[a-z]+\.(?:toml|jsonl|json|md|safetensors)\b", drawn.replace("--plan run.toml", ""))
+    made = {path.name for path in place.rglob("runs/cartpole-dqn-0001/**/*") if path.is_file()}
+    assert {name for name in made if not name.endswith(".zst")} == set(names)
+
+
+# --- quotes, links, plan paths, pictures ---
+
+
+def misquoted(block: Block) -> Iterator[str]:
+    """The first line of a quotation that its file does not hold, in this order and whatever its indentation."""
+    lines = iter((ROOT / block.source).read_text("utf-8").splitlines())
+    for quoted in filter(None, map(str.strip, block.text.splitlines())):
+        if not any(line.strip() == quoted for line in lines):
+            yield f"{block.page.name} quotes {block.source}: {quoted}"
+            return
+
+
+def test_quotes_are_true() -> None:
+    quotes = [block for block in BLOCKS if block.source]
+    assert len(quotes) > 5
+    assert not [wrong for block in quotes for wrong in misquoted(block)]
+
+
+@pytest.mark.parametrize("text", ["class Batch:\nclass Rollout:\n", "class Rollouts:\n"])
+def test_a_false_quote_is_seen(text: str) -> None:
+    assert list(misquoted(Block(ROOT / "README.md", "python", "qfleet/data/types.py", text)))
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The fragments GitHub makes of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", prose_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        if "://" in target:
+            continue
+        if not path.exists() or (anchor and anchor not in anchors_of(path)):
+            yield f"{page.name}: {target}"
+
+
+def test_links_and_their_anchors_lead_somewhere() -> None:
+    assert not [link for page in PAGES for link in broken_links(page, prose_of(page))]
+
+
+def test_a_broken_anchor_is_seen() -> None:
+    text = "[a](README.md#python) [b](README.md#perl) [c](gone.md) [d](https://example.org/x)"
+    assert list(broken_links(ROOT / "README.md", text)) == ["README.md: README.md#perl", "README.md: gone.md"]
+
+
+def fits(path: str, value: str) -> bool:
+    """Does some variant of this setting take the value?"""
+    section = path.removesuffix(".type")
+    if path.endswith(".type"):
+        return value in index().choices[section].names
+    for leaf in index().leaves[path]:
+        try:
+            parse(value, leaf.hint)
+        except ValueError:
+            continue
+        return True
+    return False
+
+
+def unknown_settings(text: str) -> Iterator[str]:
+    """Backticked plan paths that do not exist, or values that they do not take."""
+    for path, value in PATH.findall(text):
+        if path.partition(".")[0] not in index().sections[""] or path in index().sections:
+            continue
+        if path.startswith("env.options") or path.endswith((".safetensors", ".json", ".toml")):
+            continue
+        if path not in index().paths() or (value and not fits(path, value)):
+            yield f"{path}={value}" if value else path
+
+
+def test_plan_paths_exist_and_take_the_values_shown() -> None:
+    assert not [f"{page.name}: {wrong}" for page in PAGES for wrong in unknown_settings(prose_of(page))]
+
+
+def test_a_wrong_plan_path_is_seen() -> None:
+    text = "`algo.n_step=3` `algo.nstep` `replay.sampler.type=best` `net.torso` `env.num=many` `run.path` `seed=7`"
+    assert list(unknown_settings(text)) == ["algo.nstep", "replay.sampler.type=best", "env.num=many"]
+
+
+def test_the_picture_of_the_line_names_its_rooms() -> None:
+    picture = ElementTree.parse(ROOT / "docs/pictures/line.svg")  # noqa: S314  (our own file)
+    words = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"envs", "act", "replay", "learn", "Rollout", "Batch", "weights", "priorities"} <= words
+    assert all((ROOT / "qfleet" / room).is_dir() for room in ("envs", "act", "replay", "learn"))

@@ -1,0 +1,204 @@
+"""The house's own rules, those that no linter knows. Each rule is also shown to catch what it forbids."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "qfleet").rglob("*.py"))
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+ROOMS = sorted(path.parent.name for path in (ROOT / "qfleet").glob("*/__init__.py"))
+
+# Each can run code found in a file, or loads a file format that can.
+UNSAFE_MODULES = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "yaml"}
+UNSAFE_CALLS = {"eval", "exec", "os.system", "torch.load", "torch.save"}
+CLOCKS = {"time.time", "time.time_ns"}  # datetime.now may stamp a record
+WAITS = {"acquire", "communicate", "join", "wait"}
+COMMANDS = {"subprocess.call", "subprocess.check_call", "subprocess.check_output", "subprocess.run"}
+VAGUE = re.compile(r"(Manager|Handler|Helper|Utils?|Base|Mixin|Factory|Impl|V2)$")
+VAGUE_FILES = {"base", "common", "helpers", "misc", "util", "utils"}
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
+MAX_FUNCTION_LINES = 50
+
+Rule = Callable[[ast.Module], Iterator[str]]
+
+
+def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def unsafe_imports(tree: ast.Module) -> Iterator[str]:
+    """Nothing that unpickles, or that loads objects named by a file."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            yield from (f"{node.lineno}: imports {name}" for name in names if name.split(".")[0] in UNSAFE_MODULES)
+
+
+def unsafe_calls(tree: ast.Module) -> Iterator[str]:
+    """No eval, no exec, no torch.load, no NumPy objects."""
+    for name, call in calls(tree):
+        allowed = {word.arg: ast.unparse(word.value) for word in call.keywords}
+        if name in UNSAFE_CALLS or allowed.get("allow_pickle", "False") != "False":
+            yield f"{call.lineno}: calls {name}"
+
+
+def wall_clocks(tree: ast.Module) -> Iterator[str]:
+    """Durations and limits come from time.monotonic: the wall clock jumps."""
+    yield from (f"{call.lineno}: calls {name}" for name, call in calls(tree) if name in CLOCKS)
+
+
+def endless_waits(tree: ast.Module) -> Iterator[str]:
+    """Every wait has a limit."""
+    for name, call in calls(tree):
+        limited = any(word.arg in {"timeout", "blocking", None} for word in call.keywords)
+        waits = name.rpartition(".")[2] in WAITS and "." in name and not call.args
+        if (waits or name in COMMANDS) and not limited:
+            yield f"{call.lineno}: {name} waits without a limit"
+
+
+def vague_names(tree: ast.Module) -> Iterator[str]:
+    """Plain nouns: a name that could be on any class says nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and VAGUE.search(node.name):
+            yield f"{node.lineno}: class {node.name}"
+
+
+def long_functions(tree: ast.Module) -> Iterator[str]:
+    """A function can be seen at once."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{node.lineno}: {node.name} has {lines} lines"
+
+
+RULES: list[Rule] = [unsafe_imports, unsafe_calls, wall_clocks, endless_waits, vague_names, long_functions]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sources_keep_the_rule(rule: Rule) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{what}" for path in SOURCES for what in rule(ast.parse(path.read_text("utf-8")))
+    ]
+    assert not found, f"{rule.__doc__}\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        (unsafe_imports, "import pickle"),
+        (unsafe_imports, "from yaml import load"),
+        (unsafe_imports, "def f():\n    import cloudpickle.pickle"),
+        (unsafe_calls, "eval('1')"),
+        (unsafe_calls, "torch.load('x', weights_only=True)"),
+        (unsafe_calls, "np.load('x', allow_pickle=True)"),
+        (wall_clocks, "time.time()"),
+        (endless_waits, "thread.join()"),
+        (endless_waits, "lock.acquire()"),
+        (endless_waits, "subprocess.run(['ls'])"),
+        (vague_names, "class RunManager: ..."),
+        (vague_names, "class EnvBase: ..."),
+        (long_functions, "def f():\n" + "    x = 1\n" * 60),
+    ],
+)
+def test_the_rule_catches(rule: Rule, code: str) -> None:
+    assert list(rule(ast.parse(code)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "code"),
+    [
+        (unsafe_calls, "model.eval()"),
+        (unsafe_calls, "np.load('x', allow_pickle=False)"),
+        (wall_clocks, "time.monotonic()"),
+        (endless_waits, "', '.join(words)"),
+        (endless_waits, "thread.join(timeout=5)"),
+        (endless_waits, "lock.acquire(blocking=False)"),
+        (endless_waits, "subprocess.run(['ls'], timeout=5)"),
+        (vague_names, "class Learner: ..."),
+    ],
+)
+def test_the_rule_lets_pass(rule: Rule, code: str) -> None:
+    assert not list(rule(ast.parse(code)))
+
+
+def test_nothing_is_left_for_later() -> None:
+    found = [str(path.relative_to(ROOT)) for path in SOURCES if UNFINISHED.search(path.read_text("utf-8"))]
+    assert not found
+
+
+def test_file_names_say_something() -> None:
+    assert not [str(path.relative_to(ROOT)) for path in SOURCES if path.stem in VAGUE_FILES]
+
+
+@pytest.mark.parametrize("module", ["qfleet", "qfleet.plan", "qfleet.cli"])
+def test_plans_and_help_start_without_heavy_libraries(module: str) -> None:
+    code = f"import sys, {module}; print([m for m in ('torch', 'numpy', 'gymnasium', 'numba') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_the_house_plan_and_the_layers_name_every_room() -> None:
+    page = (ROOT / "docs/house.md").read_text("utf-8")
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = re.findall(r"qfleet\.(\w+)", " ".join(contracts[0]["layers"]))
+    assert sorted(layers) == sorted([*ROOMS, "errors"])
+    assert sorted(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == ROOMS
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    """Relative links that lead nowhere; code blocks do not count."""
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path = target.partition("#")[0]
+        if path and "://" not in path and not path.startswith("mailto:") and not (page.parent / path).exists():
+            yield f"{page.name}: {target}"
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    assert not [link for page in PAGES for link in broken_links(page)]
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("[a](page.md#top) [b](gone.md) [c](https://example.org)\n```\n[d](code.md)\n```\n")
+    assert list(broken_links(page)) == ["page.md: gone.md"]
+
+
+def test_slow_suites_are_picked_by_path() -> None:
+    def picked(changed: str) -> list[str]:
+        command = [sys.executable, str(ROOT / "scripts/suites.py")]
+        done = subprocess.run(command, input=changed, capture_output=True, text=True, timeout=30, check=True)
+        return [line.split("\t")[0] for line in done.stdout.splitlines()]
+
+    assert picked("README.md\ndocs/tour.md\n") == []
+    assert picked("README.md\nqfleet/watch/screen.py\n") == ["slow"]
+    assert picked("qfleet/qlearn/td.py\n") == ["slow", "learning"]
+    assert picked("qfleet/replay/store.py\n") == ["slow", "atari", "learning"]
+
+
+def test_slow_suites_name_paths_that_exist_and_fit_in_ci() -> None:
+    suites = tomllib.loads((ROOT / "scripts/suites.toml").read_text("utf-8"))["suite"]
+    assert not [path for suite in suites for path in [*suite["paths"], *suite["tests"]] if not (ROOT / path).exists()]
+    assert sum(suite["minutes"] for suite in suites) <= 30  # of .ci/run's 40
+
+
+def test_constraints_pin_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    pins = re.findall(r"^([\w.-]+)==[\w.]+(?:;.*)?$", (ROOT / "constraints.txt").read_text("utf-8"), re.MULTILINE)
+    names = {re.split(r"[\[>;= ]", line)[0] for line in asked} - {"qfleet"}
+
+    def plain(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    assert {plain(name) for name in names} <= {plain(pin) for pin in pins}

@@ -1,0 +1,362 @@
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from qfleet.errors import UsageError
+from qfleet.watch import Watcher, auto_mode, make_watcher
+from qfleet.watch.screen import LiveWatcher, Screen, Trend
+from qfleet.watch.stream import Stream
+from qfleet.watch.words import duration, end_lines, number, seconds_left, sparkline
+
+INFO = {
+    "run": "runs/cartpole-dqn-0007",
+    "env": "CartPole-v1",
+    "preset": "cartpole",
+    "device": "cpu",
+    "threads": 2,
+    "notes": ["tuned defaults for CartPole"],
+}
+EVAL: dict[str, Any] = {
+    "kind": "eval",
+    "env_steps": 30_000,
+    "updates": 3_750,
+    "episodes": 20,
+    "mean": 498.1,
+    "median": 500.0,
+    "iqm": 500.0,
+    "low": 491.0,
+    "high": 500.0,
+    "returns": [500.0],
+}
+SNAPSHOT: dict[str, Any] = {
+    "env_steps": 31_000,
+    "until_steps": 50_000,
+    "updates": 3_875,
+    "seconds": 14.2,
+    "steps_per_second": 2_183.4,
+    "updates_per_second": 272.9,
+    "epsilon": 0.05,
+    "loss": 0.0213,
+    "return_mean": 487.2,
+    "replay_size": 31_000,
+    "replay_capacity": 100_000,
+    "checkpoint_age_seconds": 4.2,
+    "eval": None,
+    "warnings": ["the loss rose tenfold"],
+    "best": 498.1,
+}
+STATUS: dict[str, Any] = {
+    "state": "stopped",
+    "exit_code": 130,
+    "reason": "Ctrl-C",
+    "env_steps": 31_000,
+    "updates": 3_875,
+    "resume": "qfleet resume cartpole-dqn-0007",
+    "score": None,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Broken(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def run_through(watcher: Watcher) -> None:
+    watcher.start(INFO)
+    watcher.row({"kind": "progress", "return_mean": 1.0, "loss": 0.5})
+    watcher.live(SNAPSHOT)
+    watcher.row(EVAL)
+    watcher.live(SNAPSHOT)
+    watcher.stop(STATUS)
+
+
+def draw(width: int, height: int, **options: Any) -> list[str]:
+    screen = Screen()
+    screen.info = INFO
+    for index in range(60):
+        screen.see({"kind": "progress", "return_mean": float(index), "loss": 1 / (index + 1)})
+    screen.see(EVAL)
+    screen.snapshot = SNAPSHOT
+    options.setdefault("file", io.StringIO())
+    console = Console(record=True, width=width, height=height, color_system=None, **options)
+    console.print(screen)
+    return console.export_text().rstrip("\n").split("\n")
+
+
+def test_the_screens_evaluation_is_the_last_validation() -> None:
+    screen = Screen()
+    screen.see(EVAL)
+    screen.see({**EVAL, "split": "test", "mean": -1.0, "checkpoint": 1})
+    assert screen.evaluation == EVAL
+    assert screen.scores.values == [EVAL["mean"]]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
+def test_the_screen_tells_everything_and_fits(width: int, height: int) -> None:
+    lines = draw(width, height)
+    assert len(lines) < height
+    assert all(len(line) <= width for line in lines)
+    text = "\n".join(lines)
+    for word in (
+        "CartPole-v1 · cartpole · runs/cartpole-dqn-0007",
+        "62%  31,000 / 50,000 steps",
+        "487.2",
+        "▁",
+        "█",
+        "0.0213",
+        "498.1",
+        "95 % [491.0, 500.0] · 20 episodes at 30,000 steps",
+        "2,183 steps/s",
+        "273 updates/s",
+        "14 s",
+        "about 9 s",
+        "epsilon     0.05",
+        "31% of 100,000",
+        "4 s ago",
+        "cpu, 2 threads",
+        "! the loss rose tenfold",
+        "Ctrl-C saves and leaves",
+    ):
+        assert word in text, word
+
+
+def test_the_screen_fits_a_small_terminal() -> None:
+    lines = draw(60, 14)
+    assert len(lines) <= 13
+    assert all(len(line) <= 60 for line in lines)
+
+
+def test_the_screen_on_an_ascii_terminal() -> None:
+    lines = draw(80, 24, file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert "\n".join(lines).isascii()
+    assert "CartPole-v1 | cartpole" in lines[0]
+
+
+def test_the_screen_before_the_first_number() -> None:
+    console = Console(record=True, width=80, height=24, file=io.StringIO())
+    console.print(Screen())
+    text = console.export_text()
+    assert "none yet" in text
+    assert "nan" not in text
+
+
+def test_strange_text_cannot_steer_the_terminal() -> None:
+    out = io.StringIO()
+    watcher = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
+    watcher.start({**INFO, "env": "[red]x[/red]\x1b]0;title\x07", "notes": ["\x1b[2Jgone"]})
+    watcher.live({**SNAPSHOT, "warnings": ["\x1b[31mred\x9b"]})
+    watcher.stop({**STATUS, "reason": "\x1b[5m"})
+    text = out.getvalue()
+    for bad in ("\x1b]0;", "\x1b[2J", "\x1b[31mred", "\x9b", "\x1b[5m", "\x07"):
+        assert bad not in text
+    assert "[red]x[/red]" in text
+
+
+def test_live_redraws_twice_a_second_at_most() -> None:
+    clock, out = Clock(), io.StringIO()
+    watcher = LiveWatcher(Stream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
+    watcher.start(INFO)
+    assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")  # a killed run leaves the cursor
+    sizes = []
+    for _ in range(100):
+        watcher.live(SNAPSHOT)
+        sizes.append(len(out.getvalue()))
+        clock.now += 0.01
+    assert len(set(sizes)) == 2
+    watcher.stop(STATUS)
+    text = out.getvalue()
+    assert "stopped: Ctrl-C (31,000 steps, 3,875 updates)" in text
+    assert "to go on: qfleet resume cartpole-dqn-0007" in text
+    assert (
+        "Ctrl-C saves" not in text[text.rfind("qfleet \x1b") :]
+    )  # the last screen stands when nothing is left to stop
+
+
+def test_live_gives_standard_output_back() -> None:
+    out, before = io.StringIO(), (sys.stdout, sys.stderr)
+    watcher = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True))
+    run_through(watcher)
+    assert (sys.stdout, sys.stderr) == before
+
+
+def test_plain_lines_every_thirty_seconds_and_on_every_evaluation() -> None:
+    clock, out = Clock(), io.StringIO()
+    watcher = make_watcher("plain", out, clock=clock)
+    watcher.start(INFO)
+    for second in range(61):
+        clock.now = 100.0 + second
+        watcher.live(SNAPSHOT)
+    watcher.row(EVAL)
+    watcher.row({"kind": "progress", "env_steps": 5})
+    watcher.stop({**STATUS, "state": "done", "exit_code": 0, "reason": "reached until.steps", "score": EVAL})
+    line = (
+        "31,000 / 50,000 steps · return 487.2 · loss 0.0213 · epsilon 0.05 · 2,183 steps/s · 272.9 updates/s · 9 s left"
+    )
+    assert out.getvalue().splitlines() == [
+        "CartPole-v1 · cartpole · cpu, 2 threads · runs/cartpole-dqn-0007",
+        "note: tuned defaults for CartPole",
+        "warning: the loss rose tenfold",
+        line,
+        line,
+        "evaluation at 30,000 steps: 498.1 [491.0, 500.0] · 20 episodes · iqm 500.0",
+        "done: reached until.steps (31,000 steps, 3,875 updates)",
+        "score 498.1 [491.0, 500.0] · mean and 95 % interval of 20 test episodes",
+    ]
+
+
+def test_json_lines_are_the_rows_and_nothing_else() -> None:
+    out = io.StringIO()
+    run_through(make_watcher("json", out))
+    rows = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert rows == [{"kind": "progress", "return_mean": 1.0, "loss": 0.5}, EVAL]
+
+
+def test_quiet_says_only_how_it_ended() -> None:
+    out = io.StringIO()
+    run_through(make_watcher("quiet", out))
+    assert out.getvalue() == (
+        "stopped: Ctrl-C (31,000 steps, 3,875 updates) · to go on: qfleet resume cartpole-dqn-0007\n"
+    )
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])
+def test_a_broken_pipe_never_raises(mode: Any) -> None:
+    run_through(make_watcher(mode, Broken()))
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])
+def test_a_closed_stream_never_raises(mode: Any) -> None:
+    out = io.StringIO()
+    watcher = make_watcher(mode, out)
+    watcher.start(INFO)
+    out.close()
+    watcher.row(EVAL)
+    watcher.live(SNAPSHOT)
+    watcher.stop(STATUS)
+
+
+def test_a_broken_stream_is_remembered() -> None:
+    stream = Stream(Broken())
+    stream.line("a")
+    assert stream.broken
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "json"])
+def test_the_process_lives_on_when_its_reader_leaves(mode: str) -> None:
+    program = (
+        "import sys, time\n"
+        "from qfleet.watch import make_watcher\n"
+        f"w = make_watcher({mode!r})\n"
+        "w.start({'env': 'x'})\n"
+        "for step in range(2000):\n"
+        "    w.row({'kind': 'eval', 'env_steps': step, 'updates': 0, 'mean': 1.0})\n"
+        "    if step < 20: w.live({'env_steps': step})\n"
+        "w.stop({'state': 'done', 'env_steps': 1, 'updates': 1})\n"
+        "print('what others print afterwards', flush=True)\n"
+        "print('trained to the end', file=sys.stderr)\n"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, timeout=60, env=env)
+    os.close(write)
+    assert done.stderr.decode() == "trained to the end\n"
+    assert done.returncode == 0
+
+
+def test_plain_lines_on_an_ascii_stream() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    make_watcher("plain", stream).start({**INFO, "run": "runs/größe"})
+    assert raw.getvalue().splitlines()[0] == b"CartPole-v1 | cartpole | cpu, 2 threads | runs/gr??e"
+
+
+def test_mode_by_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    assert auto_mode(Terminal()) == "live"
+    assert auto_mode(io.StringIO()) == "plain"
+    assert auto_mode(Terminal(), json=True) == "json"
+    assert auto_mode(Terminal(), quiet=True) == "quiet"
+    monkeypatch.setenv("TERM", "dumb")
+    assert auto_mode(Terminal()) == "plain"
+
+
+def test_an_unknown_mode() -> None:
+    with pytest.raises(UsageError, match="'loud'"):
+        make_watcher("loud")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (float("nan"), "–"),
+        (0.0, "0"),
+        (0.05, "0.05"),
+        (3.14159, "3.14"),
+        (487.25, "487.2"),
+        (-1234.5, "-1,234"),
+        (31_000, "31,000"),
+        (2.5e8, "2.50e+08"),
+        (0.00001, "1.00e-05"),
+    ],
+)
+def test_numbers(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "–"), (9.4, "9 s"), (59.9, "1:00"), (187, "3:07"), (7500, "2:05:00"), (356_400, "4 d 3 h")],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_time_left_needs_a_speed() -> None:
+    assert seconds_left({"env_steps": 50, "until_steps": 100, "steps_per_second": 10.0}) == 5.0
+    assert seconds_left({"env_steps": 50, "until_steps": 100, "steps_per_second": 0.0}) is None
+    assert seconds_left({"env_steps": 120, "until_steps": 100, "steps_per_second": 1.0}) == 0.0
+
+
+def test_sparkline_shows_the_course() -> None:
+    assert sparkline([], 10) == ""
+    assert sparkline([1.0, 1.0], 10) == "▅▅"
+    assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 10) == "▁▂▃▄▅▆▇█"
+    assert sparkline(list(map(float, range(100))), 4) == "▁▃▆█"
+
+
+def test_a_trend_stays_short_and_keeps_its_shape() -> None:
+    trend = Trend()
+    for index in range(20_000):
+        trend.add(float(index))
+    trend.add(None)
+    trend.add(math.nan)
+    assert len(trend.values) <= 2048
+    assert trend.values == sorted(trend.values)
+    assert trend.values[-1] > 19_900
+
+
+def test_the_resume_command_is_for_runs_that_stopped_early() -> None:
+    assert len(end_lines(STATUS)) == 2
+    assert len(end_lines({**STATUS, "exit_code": 0})) == 1
