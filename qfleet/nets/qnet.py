@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
@@ -12,11 +13,19 @@ from qfleet.nets.torso import Mlp, Nature
 from qfleet.plan.schema import MlpTorso, NatureTorso, Net
 
 
-def stream(features: int, hidden: int, outputs: int) -> nn.Sequential:
+class Stream(nn.Module):
     """One hidden layer (if any) and a linear output."""
-    if not hidden:
-        return nn.Sequential(nn.Linear(features, outputs))
-    return nn.Sequential(nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+    def __init__(self, features: int, hidden: int, outputs: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(features, hidden) if hidden else None
+        self.out = nn.Linear(hidden or features, outputs)
+
+    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, outputs]
+        """Outputs; as in the MLP torso the functions under the layers are called."""
+        if (hidden := self.hidden) is not None:
+            features = functional.relu(functional.linear(features, hidden.weight, hidden.bias))
+        return functional.linear(features, self.out.weight, self.out.bias)
 
 
 class Plain(nn.Module):
@@ -24,7 +33,7 @@ class Plain(nn.Module):
 
     def __init__(self, features: int, hidden: int, actions: int) -> None:
         super().__init__()
-        self.actions = stream(features, hidden, actions)
+        self.actions = Stream(features, hidden, actions)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A]
         """Outputs per action."""
@@ -37,8 +46,8 @@ class Dueling(nn.Module):
 
     def __init__(self, features: int, hidden: int, actions: int) -> None:
         super().__init__()
-        self.value = stream(features, hidden, 1)
-        self.advantage = stream(features, hidden, actions)
+        self.value = Stream(features, hidden, 1)
+        self.advantage = Stream(features, hidden, actions)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A]
         """Outputs per action."""

@@ -8,9 +8,11 @@ network has one per stream (Wang et al. 2016).
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 
 class Mlp(nn.Module):
@@ -19,16 +21,16 @@ class Mlp(nn.Module):
     def __init__(self, shape: tuple[int, ...], sizes: Sequence[int]) -> None:
         super().__init__()
         widths = [math.prod(shape), *sizes[:-1]]
-        layers: list[nn.Module] = [nn.Flatten()]
-        for width_in, width_out in pairwise(widths):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
+        self.layers = nn.ModuleList(nn.Linear(width_in, width_out) for width_in, width_out in pairwise(widths))
         self.features = widths[-1]
         self.hidden = sizes[-1] if sizes else 0
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, ...] -> [N, F]
         """Features of a batch of observations."""
-        features: Tensor = self.layers(obs)
+        # Calling a layer costs as much as a small matrix product: the functions under it are called instead.
+        features = obs.flatten(1)
+        for layer in cast("list[nn.Linear]", self.layers):
+            features = functional.relu(functional.linear(features, layer.weight, layer.bias))
         return features
 
 

@@ -43,7 +43,7 @@ def cartpole() -> Settings:
         "optim.learning_rate": 2e-3,
         "algo.target.tau": 0.02,
         "algo.explore.steps": 10_000,
-        "eval.every_steps": 1_000,
+        "eval.every_steps": 2_000,
         "until.steps": 50_000,
         "until.score": 475.0,
     }
