@@ -146,6 +146,8 @@ def main() -> None:
     record |= {"command": " ".join(["scripts/qfleet", *qfleet_command(1, "DIR")[1:]]), "summary": rows}
     record |= {"peers": peers.versions() if given.peers else None, "runs": [asdict(run) for run in runs]}
     path = report.save("cartpole", record, text)
+    if given.peers and given.seeds >= 5:
+        report.publish("cartpole", "Time to a verified 475 on CartPole-v1", "scripts/bench cartpole --peers")
     print(f"\n{text}\nsaved {path.relative_to(report.ROOT)}")
 
 

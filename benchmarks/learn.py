@@ -126,10 +126,7 @@ def main() -> None:
     record |= {"summary": lines, "runs": [asdict(run) for group in runs.values() for run in group]}
     path = report.save("learn", record, text)
     if tasks == list(TASKS) and given.seeds >= 5 and not given.extra:
-        about = (
-            f"{report.caption({**record, 'date': report.today(), 'machine': report.machine()})} `scripts/bench learn`"
-        )
-        report.replace_section(report.ROOT / "docs" / "results.md", "learn", f"## Learning\n\n{about}\n\n{text}")
+        report.publish("learn", "Learning", "scripts/bench learn")
     print(f"\n{text}\nsaved {path.relative_to(report.ROOT)}")
 
 

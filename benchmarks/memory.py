@@ -115,6 +115,7 @@ def main() -> None:
              "yes" if r["met"] else "**no**") for r in rows]  # fmt: skip
     text = report.table(heads, body)
     path = report.save("memory", {"settings": vars(given), "bar_bytes": BAR_BYTES, "rows": rows}, text)
+    report.publish("memory", "Bytes per stored Atari step", "scripts/bench memory")
     print(f"{text}\nsaved {path.relative_to(report.ROOT)}")
 
 

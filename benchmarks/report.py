@@ -14,6 +14,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "results.md"
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "numba", "ale-py")
 
 
@@ -98,6 +99,12 @@ def caption(record: dict[str, Any]) -> str:
     facts = record["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return f"{record['date']}, {facts['cores']} cores of {facts['cpu']}, Python {facts['python']}, {versions}."
+
+
+def publish(name: str, title: str, command: str, *, results: Path = RESULTS, page: Path = PAGE) -> None:
+    """Show a saved benchmark on the results page, under its title and with the command that made it."""
+    table = (results / f"{name}.md").read_text(encoding="utf-8").partition("\n\n")[2]
+    replace_section(page, name, f"## {title}\n\n`{command}`: {table}")
 
 
 def replace_section(path: Path, name: str, body: str) -> None:

@@ -407,6 +407,8 @@ def main() -> None:
     heads = ("environment", "sampler", "n-step", "kills", "also stopped by", "runs", "where stops fell", "different")
     text = report.table(heads, [row(result) for result in results])
     path = report.save("resume", {"settings": vars(given), "cells": results}, text)
+    if given.kills >= 100 and given.env is None:
+        report.publish("resume", "Exact resume", "scripts/bench resume --kills 100")
     total = sum(result["different"] for result in results)
     kills = sum(result["kills"] for result in results)
     print(f"\n{text}\n{kills} kills, {total} runs that differ; saved {path.relative_to(report.ROOT)}")

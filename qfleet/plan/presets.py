@@ -69,7 +69,7 @@ def mountaincar() -> Settings:
     """Leave a valley by swinging; the reward says nothing until the goal is reached.
 
     Source: RL Baselines3 Zoo.
-    Advice: when it never reaches the goal, explore longer: algo.explore.steps=60_000.
+    Advice: our seeds never met the goal (docs/results.md); it wants better exploration than a falling epsilon.
     """
     return {
         **_classic(),
