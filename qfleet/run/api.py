@@ -18,7 +18,8 @@ from qfleet.errors import NoCheckpointError, QfleetError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
-from qfleet.run.course import SOLVED, Callback, Course, Ending
+from qfleet.run.course import SOLVED, Course
+from qfleet.run.diary import Callback, Diary, Ending
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.memory import estimate as estimate_memory
@@ -30,7 +31,6 @@ from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy, make_train_world
 from qfleet.save import Checkpoint, Checkpoints, hold_run, unpack_tensors
 from qfleet.watch import (
-    EventLog,
     TensorBoardWriter,
     Watcher,
     auto_mode,
@@ -147,9 +147,9 @@ def resume(
     def begin(course: Course) -> list[str]:
         lost = course.load(strict=strict)
         write_plan(plan, folder / "run.toml")
-        course.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
+        course.diary.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
         if plan.save.replay == "none":
-            course.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
+            course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
         return [f"resumed at step {course.steps}", *notes]
 
     with closing(world):
@@ -203,17 +203,18 @@ def conduct(
     plan = line.plan
     watcher = watcher if watcher is not None else interactive_watcher()
     with threads(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
-        course = make_course(line, folder, env, asked, watcher, callbacks)
+        diary = Diary(line, folder, watcher, callbacks)
+        course = make_course(line, diary, env, asked)
         try:
             notes = begin(course)
-            course.write_status()
+            diary.write_status()
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
-            course.callbacks += row_writers(plan, folder, course.steps)
-            status = course.write_status(*course.complete())
+            diary.callbacks += row_writers(plan, folder, course.steps)
+            status = diary.write_status(*course.complete())
         except BaseException as error:
             log.exception("the run ended with an error")
-            status = course.fail(failure(error))
+            status = diary.write_failure(failure(error), begun=course.keeper.last is not None)
             raise
         finally:
             if watcher is not None:
@@ -234,20 +235,12 @@ def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
     return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
 
 
-def make_course(
-    line: Line,
-    folder: Path,
-    env: EnvMaker | None,
-    asked: Asked,
-    watcher: Watcher | None,
-    callbacks: Iterable[Callback],
-) -> Course:
+def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) -> Course:
     """The course of a line, with its judge and keeper."""
-    plan = line.plan
-    events = EventLog(folder / "events.jsonl")
-    checkpoints = Checkpoints(folder / "checkpoints", keep=plan.save.keep, events=events.event)
+    keep, events = line.plan.save.keep, diary.events.event
+    checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events)
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
-    return Course(line, Judge(plan, env), keeper, folder, asked=asked, watcher=watcher, callbacks=callbacks)
+    return Course(line, Judge(line.plan, env), keeper, diary, asked)
 
 
 def load(

@@ -1,0 +1,217 @@
+"""The diary: everything a run tells its readers. Rows, events, status, warnings, the live screen and callbacks."""
+
+import os
+import shlex
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qfleet.errors import StorageError
+from qfleet.run.book import Book
+from qfleet.run.wiring import Line
+from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_json
+
+LIVE_SECONDS = 0.25
+STATUS_SECONDS = 5.0
+FAILED_WRITES = 3
+ALARMING_VALUE = 1e6
+
+Row = dict[str, Any]
+Callback = Callable[[Row], object]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run ended."""
+
+    state: str
+    exit_code: int | None
+    reason: str
+
+
+RUNNING = Ending("running", None, "")
+
+
+class Diary:
+    """Writes down what happens to a line, in its folder and to whoever watches."""
+
+    def __init__(
+        self,
+        line: Line,
+        folder: Path,
+        watcher: Watcher | None = None,
+        callbacks: Iterable[Callback] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.line, self.plan, self.folder, self.book = line, line.plan, folder, Book()
+        self.watcher, self.callbacks, self.clock = watcher, list(callbacks), clock
+        self.rows, self.events = RowLog(folder / "metrics.jsonl"), EventLog(folder / "events.jsonl")
+        self.warnings: list[str] = []
+        self.stop_asked = False  # by a callback
+        self.failed_writes = 0  # in a row
+        self.live_at = self.status_at = 0.0
+        self.go_on(0.0)
+
+    def go_on(self, seconds: float) -> None:
+        """Count time from here, after so many seconds of earlier stretches."""
+        self.seconds_before, self.began = seconds, self.clock()
+        self.saved_at = self.clock()
+        self.row_mark = (self.clock(), self.steps, self.updates)
+
+    @property
+    def steps(self) -> int:
+        """Environment steps so far."""
+        return self.line.actor.steps
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self.line.learner.updates
+
+    def seconds(self) -> float:
+        """Seconds of running, earlier stretches included."""
+        return self.seconds_before + self.clock() - self.began
+
+    # Rows
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """One row to the file, the watcher and the callbacks."""
+        row = self.write_row(kind, **fields)
+        for callback in self.callbacks:
+            if isinstance(answer := callback(row), bool | np.bool_) and answer:
+                self.stop_asked = True
+
+    def write_row(self, kind: str, **fields: Any) -> Row:
+        """One row to the file and the watcher."""
+        seconds = round(self.seconds(), 3)
+        row = {"kind": kind, "seconds": seconds, "env_steps": self.steps, "updates": self.updates, **fields}
+        try:
+            self.rows.row(row)
+        except StorageError as cause:
+            self.endure(cause)
+        if self.watcher is not None:
+            self.watcher.row(row)
+        return row
+
+    def log(self) -> None:
+        """A progress row."""
+        book = self.book
+        book.logged_steps = self.steps
+        if abs(book.value_mean) > ALARMING_VALUE:
+            self.warn(f"values have grown beyond {ALARMING_VALUE:g}: check reward scale, learning rate, target network")
+        steps_per_second, updates_per_second = self.speed()
+        self.row_mark = (self.clock(), self.steps, self.updates)
+        self.emit(
+            "progress",
+            steps_per_second=round(steps_per_second, 1),
+            updates_per_second=round(updates_per_second, 1),
+            epsilon=self.line.actor.epsilon(self.steps),
+            loss=book.take_loss(),
+            return_mean=book.return_mean(),
+            episodes=book.episodes,
+            value_mean=book.value_mean,
+            gradient_norm=book.gradient_norm,
+            replay_size=len(self.line.feed.replay),
+        )
+
+    def speed(self) -> tuple[float, float]:
+        """Steps and updates per second since the last row."""
+        then, steps, updates = self.row_mark
+        span = max(self.clock() - then, 1e-9)
+        return (self.steps - steps) / span, (self.updates - updates) / span
+
+    # The live screen, and signs of life
+
+    def show(self) -> None:
+        """Refresh what a watcher and status.json show, each at its own pace."""
+        if self.watcher is not None and self.clock() - self.live_at > LIVE_SECONDS:
+            self.live_at = self.clock()
+            self.watcher.live(self.snapshot())
+        if self.clock() - self.status_at > STATUS_SECONDS:
+            with suppress(StorageError):  # a sign of life is not worth the run
+                self.write_status()
+
+    def snapshot(self) -> Row:
+        """What a live display shows."""
+        book, (steps_per_second, updates_per_second) = self.book, self.speed()
+        return {
+            "env_steps": self.steps,
+            "until_steps": self.plan.until.steps,
+            "updates": self.updates,
+            "seconds": self.seconds(),
+            "steps_per_second": steps_per_second,
+            "updates_per_second": updates_per_second,
+            "epsilon": self.line.actor.epsilon(self.steps),
+            "loss": book.loss_sum / book.loss_count if book.loss_count else None,
+            "return_mean": book.return_mean(),
+            "replay_size": len(self.line.feed.replay),
+            "replay_capacity": self.plan.replay.capacity,
+            "checkpoint_age_seconds": self.clock() - self.saved_at,
+            "eval": book.last_eval,
+            "best": book.best,
+            "warnings": self.warnings[-3:],
+        }
+
+    # Trouble
+
+    def warn(self, text: str) -> None:
+        """Say it once, on the screen and in the events."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            self.events.event("warning", text=text, env_steps=self.steps)
+
+    def endure(self, cause: StorageError) -> None:
+        """A disk that says no is reported and tried again, a few times in a row."""
+        self.failed_writes += 1
+        self.warn(f"not written: {cause.what}")
+        if self.failed_writes == FAILED_WRITES:
+            raise cause
+
+    # Status
+
+    def write_status(self, ending: Ending = RUNNING, score: Row | None = None) -> Row:
+        """status.json: how the run stands, and how to go on."""
+        self.status_at = self.clock()
+        status = {
+            "state": ending.state,
+            "exit_code": ending.exit_code,
+            "reason": ending.reason,
+            "env_steps": self.steps,
+            "updates": self.updates,
+            "seconds": round(self.seconds(), 3),
+            "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
+            "best": self.book.best,
+            "score": None if score is None else short(score),
+            "exact": self.book.exact,
+            "pid": os.getpid() if ending is RUNNING else None,
+        }
+        write_json(self.folder / "status.json", status)
+        return status
+
+    def write_failure(self, ending: Ending, *, begun: bool) -> Row:
+        """Leave word of an error; a run that had not begun again keeps what it knew before."""
+        how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason}
+        self.events.event("failed", what=ending.reason, exit_code=ending.exit_code)
+        with suppress(StorageError):
+            if not begun:
+                write_json(self.folder / "status.json", {**read_json(self.folder / "status.json"), **how})
+                return how
+            self.write_row("end", **how, score=None)
+            return self.write_status(ending)
+        return how
+
+    def close(self) -> None:
+        """Let go of the rows, and of callbacks that hold files."""
+        self.rows.close()
+        for callback in self.callbacks:
+            getattr(callback, "close", lambda: None)()
+
+
+def short(row: Row) -> Row:
+    """An evaluation without its list of returns."""
+    return {name: value for name, value in row.items() if name != "returns"}
