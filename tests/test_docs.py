@@ -133,7 +133,10 @@ def shape(line: str) -> str:
     return NUMBER.sub("N", re.sub(r"runs/\S+", "RUN", line))
 
 
-def test_the_output_shown_first_is_what_the_command_prints(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_shown_first_is_what_the_command_prints(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QFLEET_PROGRAM", "scripts/qfleet")  # as that script does
     shown = next(block.text for block in blocks_of(ROOT / "README.md") if block.language == "text")
     assert main(["train", "CartPole-v1", *TINY, "until.score=1"]) == 0  # a score that the first evaluation has
     printed = capsys.readouterr().out.splitlines()

@@ -224,7 +224,7 @@ def test_what_was_handed_out_does_not_change_later() -> None:
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     arrays = make().model_arrays()
-    arrays["head.extra"] = arrays.pop("head.actions.0.weight")
+    arrays["head.extra"] = arrays.pop("head.actions.out.weight")
     with pytest.raises(KeyError, match=r"head\.extra"):
         make().load_model_arrays(arrays)
 
