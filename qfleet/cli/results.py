@@ -26,7 +26,7 @@ def evaluate(
     json: Annotated[bool, Parameter(help="Print the result as JSON.", show_default=False)] = False,
 ) -> int:
     """Judge the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
-    weights, num, other = _weights(which), whole("--episodes", episodes) or 100, whole("--seed", seed)
+    weights, num, other = _weights(which), whole("--episodes", episodes) or 100, whole("--seed", seed, 0)
     from qfleet.run import load
     from qfleet.watch import find_run
 

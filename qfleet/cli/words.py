@@ -18,7 +18,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, compose
 from qfleet.plan.check import COMMAND_LINE
 from qfleet.plan.paths import index, nearest, nearest_path, parse
-from qfleet.plan.schema import OwnTorso, Positive
+from qfleet.plan.schema import Count, OwnTorso, Positive
 
 SETTING = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
@@ -58,16 +58,16 @@ def compose_words(
     return composed
 
 
-def whole(option: str, text: str | None) -> int | None:
-    """The positive whole number given to an option."""
+def whole(option: str, text: str | None, least: int = 1) -> int | None:
+    """The whole number given to an option, 1 or more unless 0 is allowed."""
     if text is None:
         return None
     try:
-        return int(parse(text, Positive))
+        return int(parse(text, Positive if least else Count))
     except ValueError as error:
         raise UsageError(
             f"{option} {text} is not valid",
-            f"{option} must be an integer of at least 1.",
+            f"{option} must be an integer of at least {least}.",
             f"Write for example {option} 100",
         ) from error
 

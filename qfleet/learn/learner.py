@@ -47,13 +47,13 @@ class Learner:
         """One optimiser step on one batch."""
         loss, priority, values = td_loss(self.head, self.rule, self.view, self.net, self.target, self.tensors(batch))
         gradients = list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True))
-        norm, size = clip_gradients(gradients, self.clip_norm), loss.item()
-        if not (math.isfinite(size) and math.isfinite(norm)):
-            raise NonFiniteUpdate(f"loss {size}, gradient norm {norm}")
+        norm, size, value = clip_gradients(gradients, self.clip_norm), loss.item(), values.mean().item()
+        if not (math.isfinite(size) and math.isfinite(norm) and math.isfinite(value)):
+            raise NonFiniteUpdate(f"loss {size}, gradient norm {norm}, mean value {value}")
         self.optimizer.step(gradients)
         self.updates += 1
         self.follow(self.target_tensors, self.online_tensors, self.updates)
-        return Report(size, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": values.mean().item()})
+        return Report(size, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": value})
 
     def tensors(self, batch: Batch) -> Tensors:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""

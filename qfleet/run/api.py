@@ -18,7 +18,7 @@ from qfleet.errors import NoCheckpointError, QfleetError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
-from qfleet.run.course import SOLVED, Course
+from qfleet.run.course import OUT_OF_TIME, SOLVED, Course
 from qfleet.run.diary import Callback, Diary, Ending
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
@@ -28,7 +28,7 @@ from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.signals import Asked, listening
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
-from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy, make_train_world
+from qfleet.run.wiring import LAYERS, EnvMaker, Line, make_line, make_policy, make_train_world, stream
 from qfleet.save import Checkpoint, Checkpoints, hold_run, unpack_tensors
 from qfleet.watch import (
     TensorBoardWriter,
@@ -184,10 +184,13 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
 
 
 def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
-    """The plan with another end; a score that was reached before no longer stops it."""
-    reached = str(status.get("reason", "")).startswith(SOLVED)
-    score = None if reached else plan.until.score
-    return msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps, score=score))
+    """The plan with another end; a score or time that was reached before no longer stops it."""
+    reason, until = str(status.get("reason", "")), plan.until
+    score = None if reason.startswith(SOLVED) else until.score
+    seconds = None if reason.startswith(OUT_OF_TIME) else until.seconds
+    return msgspec.structs.replace(
+        plan, until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds)
+    )
 
 
 def conduct(
@@ -202,7 +205,7 @@ def conduct(
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
     watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
+    with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
         diary = Diary(line, folder, watcher, callbacks)
         course = make_course(line, diary, env, asked)
         try:
@@ -319,6 +322,14 @@ def threads(plan: Plan) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def own_torch_rng(plan: Plan) -> Iterator[None]:
+    """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(plan.seed, LAYERS).integers(2**63)))
+        yield
 
 
 @contextmanager

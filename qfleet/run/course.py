@@ -18,6 +18,7 @@ from qfleet.watch import write_file, write_json
 
 ROLLBACKS = 3
 SOLVED = "validation interval is above until.score"
+OUT_OF_TIME = "reached until.seconds"
 
 
 class Course:
@@ -86,7 +87,7 @@ class Course:
         if self.steps >= until.steps:
             return Ending("done", 0, f"reached until.steps={until.steps}")
         if until.seconds is not None and self.diary.seconds() >= until.seconds:
-            return Ending("done", 0, f"reached until.seconds={until.seconds:g}")
+            return Ending("done", 0, f"{OUT_OF_TIME}={until.seconds:g}")
         return None
 
     def solved(self, score: float) -> bool:
@@ -169,6 +170,7 @@ class Course:
             lambda found: (found.meta, self.keeper.load(found)), **options
         )
         self.book.load_state_dict(book)
+        self.bests = [self.book.best["env_steps"]] if self.book.best is not None else []
         if self.book.best is not None and self.book.best["env_steps"] not in self.keeper.checkpoints.steps():
             self.diary.warn(f"the best checkpoint, step {self.book.best['env_steps']}, is gone: a new best is sought")
             self.book.best = None
@@ -186,7 +188,7 @@ class Course:
         reasons = self.keeper.changed_conditions()
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
-        if self.plan.save.replay == "none":
+        if self.keeper.last is not None and self.keeper.last.meta["replay"] == "none":
             reasons.append("the replay was not saved")
         for reason in reasons:
             self.diary.warn(f"not exact: {reason}")
@@ -208,6 +210,7 @@ class Course:
             ) from cause
         self.load()
         self.book.rollbacks = rollbacks
+        self.book.exact = False  # where the last commit stood depends on the clock
         self.line.feed.replay.rng = stream(self.plan.seed, SAMPLE, rollbacks)
         self.diary.warn(f"rolled back to step {self.steps}: {cause}")
 

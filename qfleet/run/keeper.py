@@ -1,6 +1,7 @@
 """The keeper: a run at rest to and from checkpoints."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -14,7 +15,6 @@ from qfleet.run.wiring import Line
 from qfleet.save import (
     Checkpoint,
     Checkpoints,
-    Damaged,
     Link,
     compress,
     decompress,
@@ -40,15 +40,25 @@ class Keeper:
 
     def save(self, step: int, book: State, meta: dict[str, Any]) -> Checkpoint:
         """Commit everything as it is now, unless that is done already."""
-        if self.last is not None and self.last.step == step:
-            if self.book == book:
-                return self.last
-        else:
-            self.previous = self.last
-        meta = {"versions": self.versions, "plan": decisive(self.line.plan), "conditions": self.conditions(), **meta}
-        self.last = self.checkpoints.commit(step, self.blobs(book), meta)
-        self.book = book
-        return self.last
+        again = self.last is not None and self.last.step == step
+        if again and self.last is not None and self.book == book:
+            return self.last
+        new = self.checkpoints.commit(step, self.blobs(book), {**self.identity(), **meta})
+        # Only now: `blobs` reads from the last checkpoint and the one before it while the new one is written.
+        self.previous = self.previous if again else self.last
+        self.last, self.book = new, book
+        return new
+
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint says about itself, so that it is not read as something else."""
+        plan = self.line.plan
+        return {
+            "versions": self.versions,
+            "plan": decisive(plan),
+            "spec": plain(asdict(self.line.spec)),
+            "conditions": self.conditions(),
+            "replay": plan.save.replay,
+        }
 
     def require_space(self) -> None:
         """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
@@ -104,11 +114,17 @@ class Keeper:
 
     def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
-        require_same_plan(checkpoint, self.line.plan)
+        require_same(checkpoint, "plan", decisive(self.line.plan))
+        require_same(checkpoint, "spec", plain(asdict(self.line.spec)))
         try:
             book, lost = self.unpack(checkpoint)
         except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
-            raise Damaged(checkpoint.path.name, f"its contents do not fit together ({error})") from error
+            # Its bytes are those that were written: what does not fit is something on this side, and it stays in place.
+            raise UsageError(
+                f"{checkpoint.path.name} does not fit this run's network or environment: {error}",
+                "The checkpoint is whole, so the torso or the environment is not the one it was trained with.",
+                "Resume with the torso and environment of the beginning; the checkpoint was not touched.",
+            ) from error
         self.last, self.previous, self.book = checkpoint, None, book
         return book, lost
 
@@ -118,7 +134,7 @@ class Keeper:
         line.learner.load_model_arrays(unpack_tensors(checkpoint.read("model.safetensors")))
         line.learner.load_optim_arrays(unpack_tensors(checkpoint.read("optim.safetensors")))
         state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
-        with_replay = line.plan.save.replay == "full"
+        with_replay = checkpoint.meta["replay"] == "full"
         if with_replay:
             self.restore_rows(checkpoint, state["line"]["feed"]["replay"])
         return state["book"], line.load_state_dict(state["line"], with_replay=with_replay)
@@ -144,18 +160,23 @@ def segment_rows(bytes_per_row: int) -> int:
 
 def decisive(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
-    values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(flatten(plan)))
-    return {path: value for path, value in values.items() if path.split(".")[0] not in FREE}
+    return {path: value for path, value in plain(flatten(plan)).items() if path.split(".")[0] not in FREE}
 
 
-def require_same_plan(checkpoint: Checkpoint, plan: Plan) -> None:
-    """Refuse to go on under another plan: what was stored for one would be misread by the other."""
-    saved, now = checkpoint.meta["plan"], decisive(plan)
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """The values as JSON gives them back."""
+    back: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
+    return back
+
+
+def require_same(checkpoint: Checkpoint, what: str, now: dict[str, Any]) -> None:
+    """Refuse to go on under another plan or in another world: what was stored for one would be misread by the other."""
+    saved = checkpoint.meta[what]
     changed = sorted(path for path in saved.keys() | now.keys() if saved.get(path) != now.get(path))
     if changed:
-        path = changed[0]
+        path, where = changed[0], "run.toml" if what == "plan" else "the environment"
         raise UsageError(
-            f"run.toml says {path}={now.get(path)}, but the run was trained with {path}={saved.get(path)}",
-            f"A run goes on with the plan it began with; changed: {', '.join(changed)}.",
+            f"{where} says {path}={now.get(path)}, but the run was trained with {path}={saved.get(path)}",
+            f"A run goes on with the plan and environment it began with; changed: {', '.join(changed)}.",
             "Put the old value back, or start a new run with --from to keep the weights.",
         )

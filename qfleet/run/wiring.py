@@ -21,7 +21,7 @@ from qfleet.qlearn import Scalar
 from qfleet.replay import make_replay
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE = 101, 102, 103
+WEIGHTS, EXPLORE, SAMPLE, LAYERS = 101, 102, 103, 104
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -49,12 +49,18 @@ class Line:
 
     def state_dict(self) -> State:
         """Everything but weights, moments and replay rows, which have files of their own."""
-        return {"actor": self.actor.state_dict(), "feed": self.feed.state_dict(), "updates": self.learner.updates}
+        return {
+            "actor": self.actor.state_dict(),
+            "feed": self.feed.state_dict(),
+            "updates": self.learner.updates,
+            "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
+        }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
         self.feed.load_state_dict(state["feed"], with_replay=with_replay)
         self.learner.updates = int(state["updates"])
+        torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         self.actor.in_flight = 0  # what was under way when a run goes back is forgotten
         return self.actor.load_state_dict(state["actor"])
 
