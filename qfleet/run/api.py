@@ -264,7 +264,14 @@ def load(
         policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
     finally:
         world.close()
-    restore(policy.net, weights_of(folder, which))
+    try:
+        restore(policy.net, weights_of(folder, which))
+    except (KeyError, ValueError) as error:
+        raise UsageError(
+            f"the weights of {folder.name} do not fit its network: {error}",
+            "The torso or the environment is not the one this run was trained with.",
+            "Use the torso and environment of the beginning.",
+        ) from error
     return Run(folder, plan, policy, env)
 
 

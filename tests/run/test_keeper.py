@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from qfleet import resume, train
+from qfleet import load, resume, train
 from qfleet.envs.toys import Random
 from qfleet.errors import UsageError
 from qfleet.run import keeper
@@ -90,3 +90,9 @@ def test_a_torso_with_dropout_is_exact_too(tmp_path: Path) -> None:
     part = train(until(small(), 120), out=tmp_path / "part", torso=torso())
     again = resume(part.path, steps=small().until.steps, torso=torso())
     assert same(again.path, whole.path)
+
+
+def test_looking_at_a_run_with_another_environment_is_a_clear_error(tmp_path: Path) -> None:
+    run = train(until(small(env_id="toys/Random-v0"), 60), out=tmp_path, env=Random)
+    with pytest.raises(UsageError, match="do not fit its network"):
+        load(run.path, env=Wider)
