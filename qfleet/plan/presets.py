@@ -88,7 +88,7 @@ def mountaincar() -> Settings:
 def lunarlander() -> Settings:
     """Land a module softly between two flags.
 
-    Source: own measurements (three-step returns and an averaged target; one-step returns took twice the steps).
+    Source: own measurements (three-step returns and an averaged target; one-step returns learned more slowly).
     Advice: 200 counts as solved; until.score=200 stops there.
     """
     return {
