@@ -1,7 +1,8 @@
 """Exact resume: runs stopped at random moments and resumed must end bit-equal to one that was never disturbed.
 
-Eight cells: {CartPole, Pong} x {uniform, prioritized} x {n-step 1, 3}. In each, runs are killed (SIGKILL) at random
-moments and resumed until they are done; also once each by SIGTERM, Ctrl-C and by finishing early and being extended.
+DQN in {CartPole, Pong} x {uniform, prioritized} x {n-step 1, 3}, and every other member of the family once. In each
+cell runs are killed (SIGKILL) at random moments and resumed until they are done; also once each by SIGTERM, Ctrl-C and
+by finishing early and being extended.
 """
 
 import argparse
@@ -33,42 +34,78 @@ STARTING_SHARE, SAVING_SHARE = 0.15, 0.3
 SAVE_SECONDS = 5.0  # how long to lie in wait for a save
 LIMIT_SECONDS = 600.0
 STEP_FOLDER = re.compile(r"step_\d{12}")
-ALIKE = "runtime.threads=1 algo.learn_start_steps=200 log.every_steps=50 save.max_share=1"
+ALIKE = "runtime.threads=1 log.every_steps=50 save.max_share=1 save.every_steps=200"
+
+
+@dataclass(frozen=True)
+class World:
+    """How long a run is, and what is small about it; `replay` is for those that have one."""
+
+    steps: int
+    settings: str
+    replay: str
+
+
 SMALL = {
-    "CartPole-v1": (
+    "CartPole-v1": World(
         4_000,
-        "env.num=4 replay.capacity=1500 replay.samples_per_insert=8 algo.batch_size=32 save.every_steps=200 "
-        "eval.every_steps=1000 eval.episodes=2 eval.test_episodes=4 "
         # A score that CartPole cannot reach: every run goes on to its last step.
-        "until.score=501",
+        "env.num=4 eval.every_steps=1000 eval.episodes=2 eval.test_episodes=4 until.score=501",
+        "replay.capacity=1500 replay.samples_per_insert=8 algo.batch_size=32 algo.learn_start_steps=200",
     ),
-    "ALE/Pong-v5": (
+    "Pendulum-v1": World(
+        2_000,
+        "env.num=4 eval.every_steps=1000 eval.episodes=2 eval.test_episodes=4",
+        "replay.capacity=1500 replay.samples_per_insert=8 algo.batch_size=32 algo.learn_start_steps=200",
+    ),
+    "ALE/Pong-v5": World(
         2_400,
-        "env.num=2 net.torso.type=nature net.torso.width=32 replay.capacity=2000 replay.samples_per_insert=1 "
-        "algo.batch_size=8 algo.target.type=copy algo.target.every_updates=50 save.every_steps=200 "
-        "eval.every_steps=600 eval.episodes=1 eval.test_episodes=1",
+        "env.num=2 net.torso.type=nature net.torso.width=32 eval.every_steps=600 eval.episodes=1 eval.test_episodes=1",
+        "replay.capacity=2000 replay.samples_per_insert=1 algo.batch_size=8 algo.learn_start_steps=200 "
+        "algo.target.type=copy algo.target.every_updates=50",
     ),
+}
+# Members of the family: a preset if there is one, and what is added or made small.
+FAMILY = {
+    "dqn": ("", ""),
+    "c51": ("c51-small", ""),
+    "qrdqn": ("qrdqn-small", ""),
+    "iqn": ("iqn-small", ""),
+    "noisy": ("noisy-small", ""),
+    "munchausen": ("munchausen-small", ""),
+    "rainbow": ("rainbow-small", ""),
+    "r2d2": ("r2d2-small", "algo.batch_size=8 replay.samples_per_insert=16"),
+    "pqn": ("pqn-small", "replay.rows=16 replay.minibatches=4"),
+    "btr": ("btr-small", ""),
+    "decqn": ("decqn-small", "algo.target.every_updates=20"),
+    "spectral norm, dropout": ("", "net.spectral_norm=true net.dropout=0.1"),
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination of world, sampler and n-step."""
+    """One combination of world, sampler and n-step, or (where these are None) what a member of the family has."""
 
     env: str
-    sampler: str
-    n_step: int
+    sampler: str | None = None
+    n_step: int | None = None
+    member: str = "dqn"
     seed: int = 7
 
     @property
     def steps(self) -> int:
         """How long the undisturbed run is."""
-        return SMALL[self.env][0]
+        return SMALL[self.env].steps
 
     def settings(self) -> list[str]:
         """The plan as flags and paths, all but the number of steps."""
-        axes = [f"replay.sampler.type={self.sampler}", f"algo.n_step={self.n_step}"]
-        return ["--seed", str(self.seed), "--quiet", *ALIKE.split(), *SMALL[self.env][1].split(), *axes]
+        world, (preset, more) = SMALL[self.env], FAMILY[self.member]
+        replay = "" if self.member == "pqn" else world.replay
+        chosen = dict(word.split("=") for word in f"{ALIKE} {world.settings} {replay} {more}".split())
+        if self.sampler is not None:
+            chosen |= {"replay.sampler.type": self.sampler, "algo.n_step": str(self.n_step)}
+        flags = ["--seed", str(self.seed), "--quiet", *(["--preset", preset] if preset else [])]
+        return [*flags, *(f"{path}={value}" for path, value in chosen.items())]
 
     def train(self, out: Path, steps: int | None = None) -> list[str]:
         """The command that starts this cell's run."""
@@ -78,7 +115,10 @@ class Cell:
 
 # Not through the script: signals must reach the run itself.
 QFLEET = (sys.executable, "-m", "qfleet")
-CELLS = tuple(Cell(*axes) for axes in product(SMALL, ("uniform", "prioritized"), (1, 3)))
+CELLS = (
+    *(Cell(*axes) for axes in product(("CartPole-v1", "ALE/Pong-v5"), ("uniform", "prioritized"), (1, 3))),
+    *(Cell("Pendulum-v1" if name == "decqn" else "CartPole-v1", member=name) for name in FAMILY if name != "dqn"),
+)
 
 
 @dataclass(frozen=True)
@@ -389,7 +429,8 @@ def row(result: dict[str, Any]) -> tuple[Any, ...]:
     placed = ", ".join(f"{count} {name}" for name, count in where.most_common())
     others = ", ".join(sorted({stop["signal"] for stop in stops} - {"SIGKILL"}))
     runs = len(result["trials"])
-    return (cell["env"], cell["sampler"], cell["n_step"], result["kills"], others, runs, placed, result["different"])
+    axes = (cell["member"], cell["env"], cell["sampler"] or "its own", cell["n_step"] or "its own")
+    return (*axes, result["kills"], others, runs, placed, result["different"])
 
 
 def main() -> None:
@@ -399,15 +440,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="cells at the same time")
     parser.add_argument("--seed", type=int, default=0, help="decides when the kills fall")
     parser.add_argument("--env", choices=sorted(SMALL), help="only this one")
+    parser.add_argument("--member", choices=list(FAMILY), help="only this member of the family")
     given = parser.parse_args()
-    cells = [cell for cell in CELLS if given.env in (None, cell.env)]
+    cells = [cell for cell in CELLS if given.env in (None, cell.env) and given.member in (None, cell.member)]
+    if not cells:
+        parser.error(f"--member {given.member} is not tried in {given.env}")
     shares = [given.kills // len(cells) + (index < given.kills % len(cells)) for index in range(len(cells))]
     with ThreadPoolExecutor(given.jobs) as pool:
         results = list(pool.map(examine, cells, shares, [given.seed] * len(cells)))
-    heads = ("environment", "sampler", "n-step", "kills", "also stopped by", "runs", "where stops fell", "different")
-    text = report.table(heads, [row(result) for result in results])
+    heads = ("member", "environment", "sampler", "n-step", "kills", "also stopped by", "runs", "where stops fell")
+    text = report.table((*heads, "different"), [row(result) for result in results])
     path = report.save("resume", {"settings": vars(given), "cells": results}, text)
-    if given.kills >= 100 and given.env is None:
+    if given.kills >= 100 and cells == list(CELLS):
         report.publish("resume", "Exact resume", "scripts/bench resume --kills 100")
     total = sum(result["different"] for result in results)
     kills = sum(result["kills"] for result in results)

@@ -4,11 +4,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qfleet.plan import Plan, make_plan
-    from qfleet.run import Run, load, resume, train
+    from qfleet.run import Group, Run, load, resume, resume_group, train, train_group
+    from qfleet.watch.compare import compare
 
-__all__ = ["Plan", "Run", "load", "make_plan", "resume", "train"]
+__all__ = [
+    "Group",
+    "Plan",
+    "Run",
+    "compare",
+    "load",
+    "make_plan",
+    "resume",
+    "resume_group",
+    "train",
+    "train_group",
+]
 
-_HOMES = {"Plan": "qfleet.plan", "make_plan": "qfleet.plan"}
+_HOMES = {"Plan": "qfleet.plan", "make_plan": "qfleet.plan", "compare": "qfleet.watch.compare"}
 
 
 def __getattr__(name: str) -> Any:

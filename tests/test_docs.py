@@ -167,7 +167,7 @@ def test_every_exit_code_is_listed() -> None:
 
 def test_every_preset_is_listed() -> None:
     table = (ROOT / "README.md").read_text("utf-8").partition("| presets |")[2].partition("\n\n")[0]
-    assert re.findall(r"`(\w+)`", table) == [*algorithm_presets(), *environment_presets()]
+    assert re.findall(r"`([\w-]+)`", table) == [*algorithm_presets(), *environment_presets()]
 
 
 def test_the_run_directory_is_as_drawn(place: Path) -> None:

@@ -1,8 +1,21 @@
 """Acting: the policy, the actor, exploration and evaluation."""
 
 from qfleet.act.actor import Actor, acting
+from qfleet.act.crowd import Crowd
 from qfleet.act.evaluate import lanes_for, play
-from qfleet.act.explore import make_epsilon
-from qfleet.act.policy import Policy
+from qfleet.act.explore import Explore, Explorer, make_epsilon, make_explorer
+from qfleet.act.policy import Policy, carry
 
-__all__ = ["Actor", "Policy", "acting", "lanes_for", "make_epsilon", "play"]
+__all__ = [
+    "Actor",
+    "Crowd",
+    "Explore",
+    "Explorer",
+    "Policy",
+    "acting",
+    "carry",
+    "lanes_for",
+    "make_epsilon",
+    "make_explorer",
+    "play",
+]

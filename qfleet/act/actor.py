@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from qfleet.act.explore import Schedule
-from qfleet.act.policy import Policy
-from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World
+from qfleet.act.crowd import Crowd
+from qfleet.act.explore import Explorer
+from qfleet.act.policy import Policy, carry
+from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World, split_actions
 from qfleet.data.saved import (
     FLAGS,
     FLOATS,
@@ -42,9 +43,16 @@ class Actor:
     """One policy in one world of B lanes. `send` starts a step everywhere, `receive` finishes it."""
 
     def __init__(
-        self, world: World, policy: Policy, epsilon: Schedule, rng: np.random.Generator, *, worker: int = 0
+        self,
+        world: World,
+        policy: Policy | Crowd,
+        explorer: Explorer,
+        rng: np.random.Generator,
+        *,
+        worker: int = 0,
+        tell_values: bool = False,
     ) -> None:
-        self.world, self.policy, self.epsilon, self.rng = world, policy, epsilon, rng
+        self.world, self.policy, self.explorer, self.rng = world, policy, explorer, rng
         self.source = (worker, 0)
         self.steps = self.sequence = 0
         self.in_flight = 0  # steps sent but not yet received
@@ -52,6 +60,10 @@ class Actor:
         self.last = np.zeros(world.num, np.bool_)
         self.now: Step | None = None
         self.action = np.zeros(world.num, np.int64)
+        self.tell_values = tell_values  # for priorities that actors know first
+        self.value: Array | None = None
+        # What a recurrent policy remembered before and after the present action.
+        self.memory = self.next_memory = policy.blank(world.num)
 
     def start(self) -> None:
         """Begin the first episodes."""
@@ -66,9 +78,19 @@ class Actor:
     def send(self) -> None:
         """Choose actions for what is seen and start the step."""
         now = self.current()
-        self.action, _, _ = self.policy.act(now.obs, None, self.epsilon(self.steps), self.rng, now.mask)
+        self.action, self.next_memory, values = self.policy.decide(now.obs, self.memory, self.explore, noisy=True)
+        self.value = self.expected(values, now.mask) if self.tell_values else None
         self.in_flight = len(self.last) - int(self.last.sum())
         self.world.send(self.action)
+
+    def explore(self, values: Array) -> Array:  # -> [B]
+        """Actions for what is seen now."""
+        return self.explorer.choose(values, self.steps, self.rng, self.current().mask)
+
+    def expected(self, values: Array, mask: Array | None) -> Array:  # [B, 2]
+        """What the policy expects of its actions, and of the best ones."""
+        choices = [self.action] if values.ndim == 2 else split_actions(self.action, self.policy.actions)
+        return expected_values(values, choices, mask)
 
     def receive(self) -> tuple[Rollout, list[tuple[float, int]]]:
         """Finish the step: the row it makes, and the episodes it ended."""
@@ -85,7 +107,10 @@ class Actor:
             source=(*self.source, self.sequence),
             version=self.policy.version,
             mask=None if was.mask is None else was.mask[None],
+            state=None if self.memory is None else self.memory[None],
+            value=None if self.value is None else self.value[None],
         )
+        self.memory = carry(self.next_memory, now.reward, self.last)
         self.steps += self.in_flight
         self.sequence += 1
         self.in_flight = 0
@@ -104,6 +129,7 @@ class Actor:
             "lengths": self.episodes.lengths.copy(),
             "steps": self.steps,
             "sequence": self.sequence,
+            "memory": self.memory,
             "rng": self.rng.bit_generator.state,
         }
 
@@ -121,6 +147,8 @@ class Actor:
         self.episodes.lengths[:] = saved_numbers(state, "lengths", lanes, 0, 2**53)
         self.steps, self.sequence = saved_count(state, "steps"), saved_count(state, "sequence")
         restore_generator(self.rng, saved_value(state, "rng"))
+        if self.memory is not None:
+            self.memory = saved_array(state, "memory", FLOATS, self.memory.shape).astype(np.float32)
         same = (reached.obs == obs).reshape(len(self.last), -1).all(1)
         lost: Array = ~same | ((reached.terminated | reached.truncated) != self.last)
         if lost.any():
@@ -142,6 +170,15 @@ class Actor:
         self.episodes.returns[lost] = 0.0
         self.episodes.lengths[lost] = 0
         self.world.abandon(lost)
+
+
+def expected_values(values: Array, choices: list[Array], mask: Array | None) -> Array:  # -> [B, 2]
+    """What the policy expects of its action, and of the best one allowed; values are [B, A] or [B, D, A]."""
+    best = values if mask is None else np.where(mask, values, -np.inf)
+    if values.ndim == 2:
+        return np.stack([values[np.arange(len(values)), choices[0]], best.max(1)], 1)
+    taken = np.take_along_axis(values, np.stack(choices, 1)[:, :, None], 2)[:, :, 0]
+    return np.stack([taken.mean(1), best.max(2).mean(1)], 1)
 
 
 def acting(actor: Actor, channel: Channel, board: Board) -> Iterator[Tick]:

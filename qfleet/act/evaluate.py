@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qfleet.act.policy import Policy
+from qfleet.act.policy import Policy, carry
 from qfleet.data import World
 
 MAX_LANES = 128
@@ -33,11 +33,12 @@ def play(
     returns: list[list[float]] = [[] for _ in range(world.num)]
     totals, lengths = np.zeros(world.num, np.float64), np.zeros(world.num, np.int64)
     last = np.zeros(world.num, np.bool_)
-    now = world.reset()
+    now, state = world.reset(), policy.blank(world.num)
     while min(len(done) for done in returns) < quota and not stop():
-        action, _, _ = policy.act(now.obs, None, epsilon, rng if epsilon else None, now.mask)
+        action, state, _ = policy.act(now.obs, state, epsilon, rng if epsilon else None, now.mask)
         world.send(action)
         now = world.receive()
+        state = carry(state, now.reward, last)
         totals += now.reward
         lengths += ~last
         endless = lengths >= MAX_EPISODE_STEPS

@@ -1,14 +1,17 @@
-"""The policy: observations in, actions out; shared by actors, evaluation and serving. Shapes: B lanes, A actions."""
+"""The policy: observations in, actions out; shared by actors, evaluation and serving.
+
+Shapes: B lanes, A actions, D action dimensions, S state size. Values are [B, A], or [B, D, A] when decoupled.
+"""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qfleet.act.explore import Choose, epsilon_greedy, greedy
 from qfleet.data import Array
-from qfleet.nets import QNet
+from qfleet.nets import QNet, require_memory, set_noise
 from qfleet.qlearn import Head
 
 
@@ -16,22 +19,17 @@ class NonFiniteValues(Exception):
     """The network's weights have diverged: no action is chosen from them."""
 
 
-def allowed(draw: Array, mask: Array) -> Array:  # [B] in [0, 1), [B, A] -> [B]
-    """A uniformly random allowed action per lane, decided by one number each."""
-    count = mask.sum(1)
-    rank = np.minimum((draw * count).astype(np.int64), count - 1)
-    chosen: Array = (np.cumsum(mask, 1) > rank[:, None]).argmax(1)
-    return chosen
-
-
 class Policy:
-    """Greedy in the network's values, random with probability epsilon."""
+    """Greedy in the network's values, random with probability epsilon; `actions` are the counts per dimension."""
 
-    def __init__(self, net: QNet, head: Head, num_actions: int, device: torch.device | None = None) -> None:
-        self.net, self.head, self.num_actions = net, head, num_actions
+    def __init__(self, net: QNet, head: Head, actions: tuple[int, ...], device: torch.device | None = None) -> None:
+        self.net, self.head, self.actions = net, head, actions
+        self.num_actions = int(np.prod(actions, dtype=object))
         self.device = device or torch.device("cpu")
         self.version = 0
         self.shared: Mapping[str, Tensor] | None = None
+        self.noisy = False
+        set_noise(net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Take newer weights; on one device they are shared, not copied."""
@@ -40,29 +38,68 @@ class Policy:
             self.shared = weights
         self.version = version
 
-    def values(self, obs: Array) -> Array:  # [B, *input_shape] -> [B, A]
-        """The value of every action."""
+    def blank(self, lanes: int) -> Array | None:  # [B, S]
+        """The state at the beginning of episodes; None without memory."""
+        return None if self.net.memory is None else np.zeros((lanes, self.net.memory.state_size), np.float32)
+
+    def look(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
+        """The value of every action, and what a memory's cell holds afterwards [B, held]."""
         with torch.inference_mode():
-            out = self.net(torch.from_numpy(obs).to(self.device))
+            shown = torch.from_numpy(obs).to(self.device)
+            if state is None:
+                out, held = self.net(shown), None
+            else:
+                out, held = self.net.step(shown, torch.from_numpy(state).to(self.device))
             values: Array = self.head.values(out).cpu().numpy()
         if not np.isfinite(values).all():
             raise NonFiniteValues("the network's values are not finite")
-        return values
+        return values, None if held is None else held.cpu().numpy()
 
     def act(
         self,
         obs: Array,  # [B, *input_shape]
-        state: Any = None,
-        epsilon: float = 0.0,
+        state: Array | None = None,  # [B, S]
+        epsilon: float | Array = 0.0,  # one, or one per lane
         rng: np.random.Generator | None = None,
         mask: Array | None = None,  # [B, A] bool
-    ) -> tuple[Array, Any, Array]:
-        """Actions [B], the next recurrent state, and the values [B, A] they were chosen by."""
-        values = self.values(obs)
-        action = values.argmax(1) if mask is None else np.where(mask, values, -np.inf).argmax(1)
-        if rng is not None:
-            # Both numbers are drawn for every lane and step, so the stream does not depend on epsilon.
-            explore, draw = rng.random((2, len(action)))
-            anything = (draw * self.num_actions).astype(np.int64) if mask is None else allowed(draw, mask)
-            action = np.where(explore < epsilon, anything, action)
-        return action, state, values
+    ) -> tuple[Array, Array | None, Array]:
+        """Actions [B], the next recurrent state, and the values they were chosen by; greedy without an `rng`."""
+        if rng is None:
+            return self.decide(obs, state, lambda values: greedy(values, mask, self.actions), noisy=False)
+        return self.decide(
+            obs, state, lambda values: epsilon_greedy(values, epsilon, rng, mask, self.actions), noisy=True
+        )
+
+    def decide(
+        self, obs: Array, state: Array | None, choose: Choose, *, noisy: bool
+    ) -> tuple[Array, Array | None, Array]:
+        """As `act`, by a choice of the caller's own; noise is for exploring only."""
+        self.make_noisy(noisy)
+        if state is None:
+            state = self.blank(len(obs))
+        values, held = self.look(obs, state)
+        action = choose(values)
+        return action, None if held is None else self.remember(held, action), values
+
+    def make_noisy(self, noisy: bool) -> None:
+        """Switch the noise on or off."""
+        if self.noisy != noisy:
+            self.noisy = noisy
+            set_noise(self.net, noisy)
+
+    def remember(self, held: Array, action: Array) -> Array:  # [B, held], [B] -> [B, S]
+        """The state after an action; its reward is still to come (`carry`)."""
+        memory = require_memory(self.net)
+        state = np.zeros((len(held), memory.state_size), np.float32)
+        state[:, : memory.held] = held
+        state[np.arange(len(held)), memory.held + action] = 1.0
+        return state
+
+
+def carry(state: Array | None, reward: Array, blank: Array) -> Array | None:
+    """Add the reward that an action brought; lanes that begin a new episode (`blank`) remember nothing."""
+    if state is None:
+        return None
+    state[:, -1] = reward
+    state[blank] = 0.0
+    return state

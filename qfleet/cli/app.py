@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, Parameter
 
-from qfleet.cli import completion, doctor, plans, results, runs, training, worlds
+from qfleet.cli import compare, completion, doctor, plans, results, runs, training, worlds
 from qfleet.cli.groups import ABOUT, LOOK, PREPARE, TRAIN
 
 
@@ -46,7 +46,8 @@ app.command(
         "Examples:\n"
         "  qfleet train CartPole-v1\n"
         "  qfleet train LunarLander-v3 --preset per --steps 200_000 algo.n_step=3\n"
-        "  qfleet train my_env.py:MyEnv --plan my.toml --dry-run"
+        "  qfleet train my_env.py:MyEnv --plan my.toml --dry-run\n"
+        "  qfleet train CartPole-v1 --seeds 5"
     ),
 )
 app.command(
@@ -59,6 +60,14 @@ app.command(
 )
 app.command(results.record, group=LOOK, help_epilogue="Example:\n  qfleet record latest --episodes 3")
 app.command(results.plot, group=LOOK, help_epilogue="Example:\n  qfleet plot latest cartpole-dqn-0001 --file both.png")
+app.command(
+    compare.compare,
+    group=LOOK,
+    usage="Usage: qfleet compare SIDE [SIDE ...] [OPTIONS]",
+    help_epilogue=(
+        "Examples:\n  qfleet compare latest\n  qfleet compare cartpole-dqn-0001 cartpole-dqn-0002 --file both.png"
+    ),
+)
 app.command(results.verify, group=LOOK, help_epilogue="Example:\n  qfleet verify latest")
 app.command(runs.app)
 app.command(plans.app)

@@ -19,6 +19,7 @@ NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
 EXTRAS = {
     "atari": "ale_py",
     "box2d": "Box2D",
+    "mujoco": "mujoco",
     "minatar": "minatar",
     "video": "imageio",
     "plot": "matplotlib",

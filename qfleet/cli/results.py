@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from qfleet.cli.say import say, say_columns, say_json
+from qfleet.cli.say import say, say_columns, say_json, say_warnings
 from qfleet.cli.training import Out, RunName, TrustEnv
 from qfleet.cli.words import whole
 from qfleet.errors import NoCheckpointError, StorageError, UsageError
 
-Which = Annotated[str, Parameter(name="--which", help="Whose weights: best or latest.")]
-Episodes = Annotated[str | None, Parameter(help="How many whole episodes.")]
+Which = Annotated[str, Parameter(name="--which", help="Whose weights: best or latest.", metavar="WHICH")]
+Episodes = Annotated[str | None, Parameter(help="How many whole episodes.", metavar="N")]
 
 
 def evaluate(
@@ -21,7 +21,9 @@ def evaluate(
     episodes: Episodes = "100",
     which: Which = "best",
     out: Out = "runs",
-    seed: Annotated[str | None, Parameter(help="Other test episodes than those of the run's own report.")] = None,
+    seed: Annotated[
+        str | None, Parameter(help="Other test episodes than those of the run's own report.", metavar="N")
+    ] = None,
     trust_env: TrustEnv = False,
     json: Annotated[bool, Parameter(help="Print the result as JSON.", show_default=False)] = False,
 ) -> int:
@@ -30,7 +32,8 @@ def evaluate(
     from qfleet.run import load
     from qfleet.watch import find_run
 
-    row = load(find_run(run, out), which=weights, trust_env=trust_env).evaluate(episodes=num, seed=other)
+    with say_warnings():
+        row = load(find_run(run, out), which=weights, trust_env=trust_env).evaluate(episodes=num, seed=other)
     if json:
         say_json(row)
         return 0
@@ -45,7 +48,9 @@ def record(
     *,
     episodes: Episodes = "1",
     which: Which = "best",
-    file: Annotated[str | None, Parameter(help="Video file; videos/WHICH.mp4 in the run otherwise.")] = None,
+    file: Annotated[
+        str | None, Parameter(help="Video file; videos/WHICH.mp4 in the run otherwise.", metavar="FILE")
+    ] = None,
     out: Out = "runs",
     trust_env: TrustEnv = False,
 ) -> int:
@@ -56,13 +61,17 @@ def record(
 
     path = find_run(run, out)
     target = Path(file) if file is not None else path / "videos" / f"{weights}.mp4"
-    say(str(load(path, which=weights, trust_env=trust_env).record(target, episodes=num)))
+    with say_warnings():
+        film = load(path, which=weights, trust_env=trust_env).record(target, episodes=num)
+    say(str(film))
     return 0
 
 
 def plot(
     *runs: Annotated[str, Parameter(name="RUN", help="One or more runs, drawn over each other.")],
-    file: Annotated[str | None, Parameter(help="Picture file; plot.png in the run or in OUT otherwise.")] = None,
+    file: Annotated[
+        str | None, Parameter(help="Picture file; plot.png in the run or in OUT otherwise.", metavar="FILE")
+    ] = None,
     out: Out = "runs",
 ) -> int:
     """Draw return with its interval, loss and speed as a PNG."""

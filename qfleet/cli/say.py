@@ -2,7 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,14 +14,14 @@ from qfleet.errors import QfleetError
 invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
 
 
-def clean(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that cannot move the cursor or recolour the terminal: run names and ids may come from anywhere."""
     return "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in text)
 
 
 def say(text: str = "", *, to_stderr: bool = False) -> None:
     """One message; with JSON on standard output, words for people go to standard error."""
-    print(clean(text), file=sys.stderr if to_stderr else sys.stdout)
+    print(escaped(text), file=sys.stderr if to_stderr else sys.stdout)
 
 
 def say_json(value: Any) -> None:
@@ -38,8 +40,20 @@ def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) ->
 def say_error(error: QfleetError) -> None:
     """What happened, why, and what to do."""
     parts = (("error: ", error.what), ("  why: ", error.why), ("   do: ", error.fix))
-    lines = [label + clean(text).replace("\n", "\n       ") for label, text in parts if text]
+    lines = [label + escaped(text).replace("\n", "\n       ") for label, text in parts if text]
     print("\n".join(lines), file=sys.stderr)
+
+
+@contextmanager
+def say_warnings() -> Iterator[None]:
+    """Python's warnings as one line each on standard error, without the source line they came from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _say_warning
+        yield
+
+
+def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    say("warning: " + " ".join(str(message).split()), to_stderr=True)
 
 
 def size(count: float) -> str:

@@ -10,12 +10,13 @@ from cyclopts import Parameter
 from qfleet.cli.plans import origin_rows
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
 from qfleet.cli.words import compose_words, refuse_both, whole
+from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, total_updates, updates_per_step
 from qfleet.plan.check import COMMAND_LINE
 from qfleet.plan.draft import show
 
 if TYPE_CHECKING:
-    from qfleet.run import Run
+    from qfleet.run import Group, Run
 
 Words = Annotated[
     str, Parameter(name="ENV", help="Environment id, then any settings path=value (see: qfleet plan show ENV).")
@@ -28,6 +29,9 @@ Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=
 TrustEnv = Annotated[
     bool, Parameter(help="Run the environment code this run names, though another user made it.", show_default=False)
 ]
+Jobs = Annotated[
+    str | None, Parameter(help="Members of a group to run at once; as many as fit otherwise.", metavar="N")
+]
 RunName = Annotated[str, Parameter(name="RUN", help="Run folder, name, unique beginning of a name, or latest.")]
 
 
@@ -36,6 +40,10 @@ def train(
     preset: Preset = None,
     steps: Annotated[str | None, Parameter(help="Environment steps to train for (until.steps).")] = None,
     seed: Annotated[str | None, Parameter(help="Decides everything random (seed).")] = None,
+    seeds: Annotated[
+        str | None, Parameter(help="Train so many seeds side by side, from the seed on: a group.", metavar="N")
+    ] = None,
+    jobs: Jobs = None,
     plan: PlanFile = None,
     out: Out = "runs",
     name: Annotated[str | None, Parameter(help="Name of the run folder; chosen for you otherwise.")] = None,
@@ -48,10 +56,13 @@ def train(
 ) -> int:
     """Train an agent. Ctrl-C saves and leaves; `qfleet resume latest` goes on."""
     refuse_both(json, quiet)
+    num, at_once = _group_size(seeds, jobs)
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return _show_only(composed, json)
+        return _show_only(composed, json, num, at_once)
     _introduce(composed, json, quiet)
+    if num is not None:
+        return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
     from qfleet.run import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
@@ -76,18 +87,93 @@ def resume(
         bool, Parameter(help="Refuse a damaged newest checkpoint instead of using an older one.", show_default=False)
     ] = False,
     trust_env: TrustEnv = False,
+    jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
 ) -> int:
-    """Go on with a run exactly where its last checkpoint stands."""
+    """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
-    until = whole("--steps", steps)
+    until, at_once = whole("--steps", steps), whole("--jobs", jobs)
     from qfleet.run import resume as start
-    from qfleet.watch import auto_mode, find_run, make_watcher
+    from qfleet.watch import auto_mode, make_watcher
+    from qfleet.watch.runs import find_entry, is_group
 
-    path = find_run(run, out)
+    path = find_entry(run, out)
+    if is_group(path):
+        return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
+    _refuse_jobs(at_once, f"{path} is one run.")
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
     return _farewell(start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict), json, quiet)
+
+
+# --- groups ---
+
+
+def _group_size(seeds: str | None, jobs: str | None) -> tuple[int | None, int | None]:
+    """How many members, and how many of them at once."""
+    num, at_once = whole("--seeds", seeds), whole("--jobs", jobs)
+    if num is None:
+        _refuse_jobs(at_once, "Without --seeds there is one run.")
+    return num, at_once
+
+
+def _refuse_jobs(jobs: int | None, why: str) -> None:
+    if jobs is not None:
+        raise UsageError(f"--jobs {jobs} has no effect", why, "Leave --jobs out, or train a group: --seeds 5")
+
+
+def _train_group(
+    composed: Composed,
+    num: int,
+    jobs: int | None,
+    out: str,
+    name: str | None,
+    from_: str | None,
+    *,
+    json: bool,
+    quiet: bool,
+) -> int:
+    from qfleet.run import train_group
+    from qfleet.watch import auto_mode
+    from qfleet.watch.group import make_group_watcher
+
+    group = train_group(
+        composed.plan,
+        num,
+        jobs=jobs,
+        out=out,
+        name=name,
+        weights_from=from_,
+        watcher=make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
+        command=["qfleet", *invocation.get()],
+    )
+    return _report(group, json, quiet)
+
+
+def _resume_group(
+    path: Path, steps: int | None, jobs: int | None, *, trust_env: bool, strict: bool, json: bool, quiet: bool
+) -> int:
+    from qfleet.run import resume_group
+    from qfleet.watch import auto_mode
+    from qfleet.watch.group import make_group_watcher
+
+    watcher = make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
+    group = resume_group(path, steps=steps, jobs=jobs, trust_env=trust_env, strict=strict, watcher=watcher)
+    return _report(group, json, quiet)
+
+
+def _report(group: "Group", json: bool, quiet: bool) -> int:
+    """The table of a group that has ended, its state, and what to do next."""
+    from qfleet.cli.compare import report
+    from qfleet.watch import program
+
+    report(group.path, json=json, quiet=quiet)
+    if not quiet:
+        status, where = group.status, shlex.quote(str(group.path))
+        say(f"group  {group.path}: {status['reason']}", to_stderr=json)
+        next_ = status["resume"] if group.exit_code else f"{program()} compare {where} OTHER"
+        say(f"next   {next_}", to_stderr=json)
+    return group.exit_code
 
 
 def summary(composed: Composed) -> str:
@@ -120,10 +206,13 @@ def _farewell(run: "Run", json: bool, quiet: bool) -> int:
     return int(run.exit_code)
 
 
-def _show_only(composed: Composed, json: bool) -> int:
+def _show_only(composed: Composed, json: bool, members: int | None, jobs: int | None) -> int:
     from qfleet.run import estimate
+    from qfleet.run.group import find_room
 
     needs = estimate(composed.plan)
+    if members is not None:
+        needs |= {"members": members, "at_once": find_room(composed.plan, members, jobs).jobs}
     if needs["replay_bytes"] > needs["available_bytes"]:
         say("note: the replay does not fit into this machine's memory", to_stderr=True)
     if json:
@@ -133,11 +222,12 @@ def _show_only(composed: Composed, json: bool) -> int:
     say(summary(composed) + "\n")
     say_columns((path, show(value), origin) for path, value, origin in origin_rows(composed))
     say()
-    ratio = updates_per_step(composed.plan)
+    ratio = float(updates_per_step(composed.plan))
     pace = f"{ratio:g} per step" if ratio >= 1 else f"one per {1 / ratio:g} steps"
     say_columns(
         [("updates", f"at most {total_updates(composed.plan)}, {pace}")]
         + [(key.removesuffix("_bytes"), size(value)) for key, value in needs.items() if key.endswith("_bytes")]
+        + ([("members", f"{members}, {needs['at_once']} at once; each needs the above")] if members else [])
     )
     for note in composed.notes:
         say(f"note: {note}")

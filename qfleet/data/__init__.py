@@ -1,5 +1,6 @@
 """What travels between rooms."""
 
+from qfleet.data.actions import join_actions, split_actions
 from qfleet.data.types import (
     Array,
     Batch,
@@ -7,6 +8,7 @@ from qfleet.data.types import (
     Channel,
     Report,
     Rollout,
+    Sequences,
     Spec,
     State,
     Step,
@@ -14,4 +16,19 @@ from qfleet.data.types import (
     World,
 )
 
-__all__ = ["Array", "Batch", "Board", "Channel", "Report", "Rollout", "Spec", "State", "Step", "Tick", "World"]
+__all__ = [
+    "Array",
+    "Batch",
+    "Board",
+    "Channel",
+    "Report",
+    "Rollout",
+    "Sequences",
+    "Spec",
+    "State",
+    "Step",
+    "Tick",
+    "World",
+    "join_actions",
+    "split_actions",
+]

@@ -1,9 +1,9 @@
 """What travels between rooms. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
@@ -30,7 +30,7 @@ class Spec:
     @property
     def num_actions(self) -> int:
         """How many actions the network values."""
-        return int(np.prod(self.actions))
+        return math.prod(self.actions)
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class Rollout:
     source: tuple[int, int, int]  # (worker, incarnation, sequence)
     version: int
     mask: Array | None = None  # [T, B, A] bool
-    state: Array | None = None
-    priority: Array | None = None
+    state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
+    value: Array | None = None  # [T, B, 2] float32, what the policy expected: of its action, of the best one
 
 
 @dataclass(slots=True)
@@ -72,6 +72,28 @@ class Batch:
     weight: Array  # [N] float32
     ids: Array  # [N] int64
     next_mask: Array | None = None  # [N, A] bool
+    mask: Array | None = None  # [N, A] bool
+
+
+@dataclass(slots=True)
+class Sequences:
+    """What a recurrent learner learns from: windows of W rows, the first `burn_in` of which only warm the memory up.
+
+    The L rows after these are learned from; `ahead` tells the window's row that each of them bootstraps from. Rows of
+    `last` hold final observations: they are looked at but not learned from, and the memory is blank after them.
+    """
+
+    obs: Array  # [W, N, *input_shape]
+    action: Array  # [W, N] int64
+    gain: Array  # [W, N] float32, the raw reward of each row
+    last: Array  # [W, N] bool
+    state: Array  # [N, S] float32, the memory before the first row
+    reward: Array  # [L, N] float32, folded
+    discount: Array  # [L, N] float32, folded
+    ahead: Array  # [L, N] int64
+    weight: Array  # [N] float32
+    ids: Array  # [N] int64
+    mask: Array | None = None  # [W, N, A] bool
 
 
 @dataclass(slots=True)

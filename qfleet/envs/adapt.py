@@ -1,5 +1,6 @@
 """How qfleet sees a Gymnasium environment: array observations, one discrete action. C channels, A actions."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +8,11 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.data import Array
+from qfleet.data import Array, split_actions
+from qfleet.data.actions import LARGEST
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
-MAX_JOINT_ACTIONS = 10_000
 _FLATTENED = (spaces.Dict, spaces.Tuple, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -141,21 +142,24 @@ def _binned(space: spaces.Box, bins: int | None, name: str) -> ActionAdapter:
     count = bins or DEFAULT_BINS
     low, high = np.ravel(space.low).astype(np.float64), np.ravel(space.high).astype(np.float64)
     levels = [np.linspace(a, b, count) for a, b in zip(low, high, strict=True)]
-    fits = int(MAX_JOINT_ACTIONS ** (1 / max(len(levels), 1)) + 1e-9)
+    fits = int(LARGEST ** (1 / max(len(levels), 1)) + 1e-9)
     lower = f"Set env.bins={fits} or lower." if fits >= 2 else "Wrap the environment so that it has fewer dimensions."
     return _joint(levels, space, f"env.bins={count} on {name}", lower)
 
 
 def _joint(levels: list[Array], space: spaces.Space[Any], what: str, fix: str) -> ActionAdapter:
     counts = tuple(len(level) for level in levels)
-    total = int(np.prod([int(count) for count in counts], dtype=object))
-    if total > MAX_JOINT_ACTIONS:
+    total = math.prod(counts)
+    if total > LARGEST:
         raise UsageError(
-            f"{what} makes {total:,} joint actions (dimensions {' x '.join(map(str, counts))}).",
-            f"The network would need an output for each of them; the limit is {MAX_JOINT_ACTIONS:,}.",
+            f"{what} makes {total:.1e} joint actions (dimensions {' x '.join(map(str, counts))}).",
+            "They cannot even be numbered with 64 bits.",
             fix,
         )
-    grid = np.stack(np.meshgrid(*levels, indexing="ij"), axis=-1).reshape((total, *(space.shape or ())))
-    table = grid.astype(space.dtype)  # [A, *action shape]
-    # A copy, so that an environment that writes into its action cannot change the table.
-    return ActionAdapter(counts, lambda index: table[index].copy())
+
+    def decode(index: int) -> Any:
+        choices = split_actions(int(index), counts)
+        picked = [level[choice] for level, choice in zip(levels, choices, strict=True)]
+        return np.array(picked, space.dtype).reshape(space.shape or ())
+
+    return ActionAdapter(counts, decode)

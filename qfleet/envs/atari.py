@@ -2,29 +2,31 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
 import numpy as np
+from msgspec import Meta
 
 from qfleet.data import Array, Spec, State, Step
 from qfleet.data.saved import FLAGS, saved_array
 from qfleet.envs.episodes import Episodes
+from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Scalar
+from qfleet.plan.schema import Positive, Scalar
 
 STACK = 4
 FRAME_SIZE = 84
 # What may be changed about the native environment; everything else is fixed by how frames are stored.
-OPTIONS = (
-    "episodic_life",
-    "frameskip",
-    "full_action_space",
-    "max_num_frames_per_episode",
-    "maxpool",
-    "noop_max",
-    "use_fire_reset",
-)
+OPTIONS = {
+    "episodic_life": Option(bool, False),
+    "frameskip": Option(Annotated[int, Meta(ge=1, le=1_000)], 4),
+    "full_action_space": Option(bool, False),
+    "max_num_frames_per_episode": Option(Positive, 108_000),
+    "maxpool": Option(bool, True),
+    "noop_max": Option(Annotated[int, Meta(ge=0, le=10_000)], 30),
+    "use_fire_reset": Option(bool, False),
+}
 _STICKY_ID = re.compile(r"ALE/\w+-v5")
 _PLAIN_ID = re.compile(r"\w+NoFrameskip-v4")
 
@@ -200,15 +202,25 @@ def _native(game: str, num: int, size: int, sticky: float, threads: int, options
             f"Remove env.options.{wrong[0]}; stickiness is env.sticky and the frame's side env.frame_size.",
         )
     # No fire at reset: gymnasium's AtariPreprocessing does not press it either, so frames compare equal.
-    settings: dict[str, Any] = {"noop_max": 30, "use_fire_reset": False, "episodic_life": False, **options}
-    return AtariVectorEnv(
-        game,
-        num,
-        num_threads=threads,
-        repeat_action_probability=sticky,
-        img_height=size,
-        img_width=size,
-        stack_num=STACK,
-        reward_clipping=False,
-        **settings,
-    )
+    settings: dict[str, Any] = {"noop_max": 30, "use_fire_reset": False, "episodic_life": False}
+    settings |= fitting(options, OPTIONS, "Atari")
+    try:
+        return AtariVectorEnv(
+            game,
+            num,
+            num_threads=threads,
+            repeat_action_probability=sticky,
+            img_height=size,
+            img_width=size,
+            stack_num=STACK,
+            reward_clipping=False,
+            **settings,
+        )
+    except (TypeError, ValueError, gym.error.Error) as error:
+        if not options:
+            raise
+        raise UsageError(
+            f"env.options={options} was refused by the Atari emulator.",
+            f"It said: {str(error).splitlines()[0]}",
+            "Correct or remove these options.",
+        ) from error

@@ -5,6 +5,7 @@ import difflib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,31 @@ def absolute_id(env_id: str) -> str:
     """`file.py:Class` with the file's absolute path, so that it means the same in every folder; others as they are."""
     path, _, name = env_id.rpartition(":")
     return f"{Path(path).resolve()}:{name}" if path.endswith(".py") else env_id
+
+
+def module_file(env_id: str) -> str | None:
+    """The file that importing `module:Id` runs, found without running any of it; None for other ids, or if none is."""
+    name = env_id.rpartition(":")[0]
+    if not _is_module(name) or name.endswith(".py"):
+        return None
+    file = getattr(sys.modules.get(name), "__file__", None) or _origin(name)
+    return None if file is None else str(Path(file).resolve())
+
+
+def _is_module(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _origin(module: str) -> str | None:
+    # importlib.util.find_spec would run the packages around the module.
+    path, spec = [*sys.path, str(Path.cwd())], None
+    for name in accumulate(module.split("."), "{}.{}".format):
+        found = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next((each for each in found if each is not None), None)
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or ())
+    return spec.origin if spec is not None and spec.has_location else None
 
 
 def called(env: Env, make: Callable[[], AnyEnv]) -> Callable[[], AnyEnv]:
@@ -77,7 +103,7 @@ def _not_made(env: Env, render_mode: str | None, error: Exception) -> QfleetErro
             f"Making it with render_mode={render_mode!r} said: {error}.",
             f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
         )
-    if isinstance(error, TypeError) and env.options:
+    if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
             f"env.options={env.options} was refused by {env.id!r}.",
             f"Making the environment said: {error}.",
@@ -151,12 +177,20 @@ def _import(name: str, module: str) -> None:
     # At the end: what is installed means the same in every folder.
     _stay_importable(str(Path.cwd()))
     try:
+        if not _is_module(module):
+            raise ImportError(f"{module!r} is not the name of a module")
         importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
             f"env.id={name!r}: the module {module!r} could not be imported.",
             f"Python said: {error}.",
             "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
+        ) from error
+    except Exception as error:
+        raise EnvError(
+            f"{name}: importing {module} raised {type(error).__name__}: {error}",
+            "The module must be imported without errors before its environment can be made.",
+            "Mend the module; its own traceback is this error's cause.",
         ) from error
 
 

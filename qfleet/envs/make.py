@@ -1,22 +1,23 @@
 """Choosing the world for a plan."""
 
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium as gym
 
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
-from qfleet.envs.cartpole import CartPole
+from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.find import called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
+from qfleet.envs.options import fitting
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
 _CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 # In training a fresh Atari seed costs time; in evaluation every episode has one of its own.
 _RESEED_STEPS = 1_000
-_CARTPOLE_OPTIONS = {"max_episode_steps", "sutton_barto_reward"}
 
 
 def make_world(
@@ -34,8 +35,10 @@ def make_world(
     if make is None and is_atari(env.id):
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
-    if make is None and render_mode is None and env.id in _CARTPOLE_STEPS and env.options.keys() <= _CARTPOLE_OPTIONS:
-        return _cartpole(env, num, seed, stream)
+    if make is None and env.id in _CARTPOLE_STEPS:
+        options = fitting(env.options, OPTIONS, env.id)
+        if render_mode is None and options.keys() <= OPTIONS.keys():
+            return _cartpole(env, num, seed, stream, options)
     factory = called(env, make) if make else find(env, render_mode)
     return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
 
@@ -60,12 +63,10 @@ def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
     )
 
 
-def _cartpole(env: Env, num: int, seed: int, stream: int) -> CartPole:
+def _cartpole(env: Env, num: int, seed: int, stream: int, options: dict[str, Any]) -> CartPole:
     if env.bins is not None:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
-    steps = int(env.options.get("max_episode_steps", _CARTPOLE_STEPS[env.id]))
-    sutton = bool(env.options.get("sutton_barto_reward", False))
-    return CartPole(num, seed=seed, stream=stream, max_episode_steps=steps, sutton_barto_reward=sutton)
+    return CartPole(num, seed=seed, stream=stream, **{"max_episode_steps": _CARTPOLE_STEPS[env.id], **options})
 
 
 def _refuse_atari_settings(env: Env) -> None:

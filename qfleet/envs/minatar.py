@@ -7,7 +7,9 @@ import numpy as np
 from gymnasium import spaces
 
 from qfleet.data import Array
+from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
+from qfleet.plan.schema import Fraction
 
 GAMES = {
     "Asterix": "asterix",
@@ -16,6 +18,7 @@ GAMES = {
     "Seaquest": "seaquest",
     "SpaceInvaders": "space_invaders",
 }
+OPTIONS = {"difficulty_ramping": Option(bool, True), "sticky_action_prob": Option(Fraction, 0.1)}
 IDS = {f"MinAtar/{game}-v{version}": (rom, version == 1) for game, rom in GAMES.items() for version in (0, 1)}
 
 
@@ -34,7 +37,7 @@ class MinAtar(gym.Env[Array, Any]):
                 'Install it: pip install "qfleet[minatar]"',
             ) from error
         self.render_mode = render_mode
-        self._game = Environment(game, **options)
+        self._game = Environment(game, **fitting(options, OPTIONS, "MinAtar"))
         self._moves = self._game.minimal_action_set() if minimal else list(range(self._game.num_actions()))
         height, width, channels = self._game.state_shape()
         self.action_space = spaces.Discrete(len(self._moves))

@@ -1,56 +1,106 @@
 """Learning: batches into better weights, at the gate's pace."""
 
 import copy
+from collections.abc import Callable
 
 import torch
+from torch.nn.utils.parametrizations import _SpectralNorm
 
-from qfleet.learn.feed import Diverging, Feed, Observer, drain, learning
+from qfleet.data import Spec
+from qfleet.learn.bonus import Counts, make_bonus
+from qfleet.learn.feed import Diverging, Feed, Observer, ReplayFeed, drain, learning
+from qfleet.learn.fresh import FreshFeed
 from qfleet.learn.gate import Gate
 from qfleet.learn.learner import Learner, NonFiniteUpdate, arrays, restore
 from qfleet.learn.optimizer import make_optimizer
+from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
+from qfleet.learn.population import Members, rate_factors
 from qfleet.learn.target import make_follow, tensors
-from qfleet.nets import QNet
-from qfleet.plan.schema import Plan
-from qfleet.qlearn import Scalar, Steps, make_rule
+from qfleet.nets import Implicit, QNet
+from qfleet.plan import updates_per_step
+from qfleet.plan.schema import Fresh, ImplicitHead, Plan
+from qfleet.qlearn import make_head, make_rule, make_view
+from qfleet.replay import Replay
 
 
-def make_learner(plan: Plan, net: QNet, device: torch.device) -> Learner:
-    """The learner the plan describes, around this network."""
-    net.to(device)
+def make_target(plan: Plan, net: QNet) -> QNet:
+    """The target network: a copy that is never trained."""
     target = copy.deepcopy(net)
     # One set of running statistics serves both networks.
     target.normalize, target.rewards = net.normalize, net.rewards
     target.requires_grad_(False).eval()
+    for part in target.modules():
+        if isinstance(part, _SpectralNorm):
+            part.train()  # its weights change too, so it must go on estimating their largest singular value
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(target.head, Implicit):
+        target.head.fractions = plan.net.head.target_fractions
+    return target
+
+
+def make_learner(
+    plan: Plan,
+    spec: Spec,
+    net: QNet,
+    device: torch.device,
+    fresh: Callable[[int], QNet] | None = None,
+    rate_factor: float = 1.0,
+) -> Learner:
+    """The learner the plan describes, around this network; `fresh` makes the weights of a reset by its number."""
+    net.to(device)
     return Learner(
         net,
-        target,
+        make_target(plan, net),
         make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad)),
-        head=Scalar(plan.algo.loss),
-        rule=make_rule(plan.algo),
-        view=Steps(),
-        follow=make_follow(plan.algo),
+        head=make_head(plan, spec),
+        rule=None if isinstance(plan.replay, Fresh) else make_rule(plan.algo),
+        view=make_view(plan.algo),
+        follow=make_follow(plan),
         clip_norm=plan.optim.clip_norm,
+        decay_updates=plan.optim.decay_updates,
+        reset=make_reset(plan.algo, fresh),
+        rate_factor=rate_factor,
         device=device,
     )
 
 
+def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:
+    """Where the plan's batches come from."""
+    observer = Observer(learner.net, lanes, plan.algo.discount)
+    if isinstance(plan.replay, Fresh):
+        fresh = plan.replay
+        settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace}
+        return FreshFeed(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
+    anneal = make_anneal(plan.algo, replay.fold)
+    return ReplayFeed(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, plan.population.num)
+
+
 def make_gate(plan: Plan) -> Gate:
     """The gate the plan describes."""
-    return Gate(plan.replay.samples_per_insert, plan.algo.batch_size, plan.algo.learn_start_steps)
+    return Gate(updates_per_step(plan), plan.algo.learn_start_steps)
 
 
 __all__ = [
+    "Anneal",
+    "Counts",
     "Diverging",
     "Feed",
+    "FreshFeed",
     "Gate",
     "Learner",
+    "Members",
     "NonFiniteUpdate",
     "Observer",
+    "ReplayFeed",
+    "Reset",
     "arrays",
+    "dormant_units",
     "drain",
     "learning",
+    "make_bonus",
+    "make_feed",
     "make_gate",
     "make_learner",
     "make_optimizer",
+    "rate_factors",
     "restore",
 ]

@@ -1,13 +1,18 @@
 """The feed: rollouts in, batches out, at the gate's pace; and the learner as a worker. Shapes: T rows, B lanes."""
 
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import numpy as np
 import torch
 
-from qfleet.data import Array, Batch, Board, Channel, Rollout, State, Tick
+from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Tick
+from qfleet.data.saved import saved_count, saved_value
+from qfleet.learn.bonus import Counts
 from qfleet.learn.gate import Gate
 from qfleet.learn.learner import Learner, NonFiniteUpdate
+from qfleet.learn.plasticity import Anneal
+from qfleet.learn.population import Members
 from qfleet.nets import Normalize, QNet
 from qfleet.replay import Replay
 
@@ -17,7 +22,7 @@ SKIPS_IN_A_ROW = 5
 class Diverging(Exception):
     """Several updates in a row were not finite; `batch` is the last one tried."""
 
-    def __init__(self, cause: str, batch: Batch) -> None:
+    def __init__(self, cause: str, batch: Batch | Sequences) -> None:
         super().__init__(cause)
         self.batch = batch
 
@@ -43,43 +48,118 @@ class Observer:
         statistics.observe(torch.from_numpy(self.returns[~last]))
 
 
-class Feed:
+class Feed(Protocol):
+    """Where batches come from."""
+
+    steps: int
+    replay: Replay
+
+    def insert(self, rollout: Rollout) -> None:
+        """Take a rollout in."""
+        ...
+
+    def take(self, expected: int) -> Batch | Sequences | None:
+        """A batch if one is due, counting steps that are surely coming as well."""
+        ...
+
+    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
+        """The batch was learned from."""
+        ...
+
+    def news(self) -> dict[str, float]:
+        """What a progress row tells of it; means are since it was last asked."""
+        ...
+
+    def state_dict(self) -> State:
+        """All but the replay's rows."""
+        ...
+
+    def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
+        """Come back to that moment."""
+        ...
+
+
+def news_of(replay: Replay, bonus: Counts | None) -> dict[str, float]:
+    """The bonus paid and the share of items kept out, where the plan has such things."""
+    filtered = {} if replay.filter is None else {"filtered": replay.filter.share}
+    return {**({} if bonus is None else bonus.news()), **filtered}
+
+
+def add_paid(rollout: Rollout, replay: Replay, observer: Observer, bonus: Counts | None) -> int:
+    """Remember and observe a rollout, with its bonus if there is one; returns how many steps came in."""
+    paid = rollout if bonus is None else bonus.add(rollout)
+    observer.observe(paid)
+    return replay.add(paid, rollout.reward)
+
+
+class ReplayFeed:
     """Replay behind the gate: counts what came in and lets batches out in the plan's ratio."""
 
-    def __init__(self, replay: Replay, gate: Gate, observer: Observer, batch_size: int) -> None:
+    def __init__(
+        self,
+        replay: Replay,
+        gate: Gate,
+        observer: Observer,
+        batch_size: int,
+        anneal: Anneal | None = None,
+        bonus: Counts | None = None,
+        members: int = 1,
+    ) -> None:
         self.replay, self.gate, self.observer, self.batch_size = replay, gate, observer, batch_size
+        self.anneal, self.bonus, self.members = anneal, bonus, members  # each member gets a batch of its own
         self.steps = 0
-        self.refill = 0  # items the replay must hold again before learning goes on
+        self.refill = 0  # items that must have been ready again before learning goes on
+        self.refold()
+
+    def refold(self) -> None:
+        """Sum rewards as so many updates ask for."""
+        if self.anneal is not None:
+            self.replay.fold = self.anneal.fold(self.gate.updates)
 
     def insert(self, rollout: Rollout) -> None:
         """Remember a rollout."""
-        self.steps += self.replay.add(rollout)
-        self.observer.observe(rollout)
+        self.steps += add_paid(rollout, self.replay, self.observer, self.bonus)
 
-    def take(self, expected: int) -> Batch | None:
+    def take(self, expected: int) -> Batch | Sequences | None:
         """A batch if the gate is open, counting steps that are surely coming as well."""
-        if len(self.replay) < self.refill:
+        if self.refill and self.replay.ready < self.refill:
             self.gate.forgive(self.steps + expected)
             return None
         self.refill = 0
         if not self.gate.is_open(self.steps + expected):
             return None
-        return self.replay.sample(self.batch_size)
+        return self.replay.sample(self.batch_size * self.members)
+
+    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Count it, and remember how surprising its items still are."""
+        self.gate.passed()
+        self.replay.update(batch.ids, priority)
+        self.refold()
+
+    def news(self) -> dict[str, float]:
+        """The bonus paid and the share of items kept out."""
+        return news_of(self.replay, self.bonus)
 
     def state_dict(self) -> State:
-        """Counters, gate, replay without its rows, and the reward scale's memory."""
+        """Counters, gate, replay without its rows, and the memory of rewards and visits."""
         return {
             "steps": self.steps,
             "gate": self.gate.state_dict(),
+            "batch_size": self.batch_size,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
+            **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Come back to that moment."""
         self.steps = int(state["steps"])
         self.gate.load_state_dict(state["gate"])
+        self.batch_size = saved_count(state, "batch_size")
         self.observer.returns = np.array(state["returns"])
+        self.refold()
+        if self.bonus is not None:
+            self.bonus.load_state_dict(saved_value(state, "bonus"))
         if with_replay:
             self.replay.load_state_dict(state["replay"])
         else:
@@ -95,14 +175,14 @@ def drain(channel: Channel, feed: Feed) -> None:
 
 
 def learning(
-    learner: Learner, feed: Feed, channel: Channel, board: Board, expected: Callable[[], int] = lambda: 0
+    learner: Learner | Members, feed: Feed, channel: Channel, board: Board, expected: Callable[[], int] = lambda: 0
 ) -> Iterator[Tick]:
     """The learner as a worker: one update per tick while the gate is open.
 
     `expected` counts steps under way that will surely arrive: their updates are made while the worlds step, so that
     after every receive exactly floor(ratio x steps past the start) updates were made.
     """
-    weights = learner.net.state_dict()
+    weights = learner.weights()
     board.publish(learner.updates + 1, weights)
     skipped = 0
     while True:
@@ -120,7 +200,6 @@ def learning(
             yield Tick(busy=True, stats={"skipped": str(cause)})
             continue
         skipped = 0
-        feed.gate.passed()
-        feed.replay.update(batch.ids, report.priority)
+        feed.learned(batch, report.priority)
         board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

@@ -8,9 +8,8 @@ from qfleet.data import State
 class Gate:
     """Open while fewer than floor(ratio x steps past the start) updates were made."""
 
-    def __init__(self, samples_per_insert: float, batch_size: int, start_steps: int) -> None:
-        # An exact fraction: a float ratio would be off by one update after many steps.
-        self.ratio = Fraction(str(samples_per_insert)) / batch_size
+    def __init__(self, ratio: Fraction, start_steps: int) -> None:
+        self.ratio = ratio  # exact: a float would be off by one update after many steps
         self.start_steps = start_steps
         self.updates = 0
         self.forgiven = 0  # updates that will never be made up for

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qfleet.plan.schema import Adam as AdamPlan
+from qfleet.plan.schema import Radam as RadamPlan
 from qfleet.plan.schema import Rmsprop as RmspropPlan
 from qfleet.plan.schema import Sgd as SgdPlan
 
@@ -19,6 +20,7 @@ class Optimizer(Protocol):
     """Moves parameters against their gradients, in place; `moments` is all it remembers, a tensor per parameter."""
 
     moments: dict[str, list[Tensor]]
+    learning_rate: float
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -64,6 +66,51 @@ class Adam:
             amsgrad=False,
             maximize=False,
         )
+
+
+class Radam:
+    """Rectified Adam (Liu et al. 2020, algorithm 2); weight decay is decoupled. It knows no fused kernel."""
+
+    def __init__(
+        self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
+    ) -> None:
+        self.parameters = parameters
+        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.moments = {
+            "step": [torch.zeros((), device=parameter.device) for parameter in parameters],
+            "exp_avg": zeros(parameters),
+            "exp_avg_sq": zeros(parameters),
+        }
+
+    def step(self, gradients: list[Tensor]) -> None:
+        """One step."""
+        kept, beta1, beta2 = self.moments, 0.9, 0.999
+        torch._foreach_add_(kept["step"], 1)
+        if self.weight_decay:
+            torch._foreach_mul_(self.parameters, 1.0 - self.learning_rate * self.weight_decay)
+        torch._foreach_lerp_(kept["exp_avg"], gradients, 1.0 - beta1)
+        torch._foreach_mul_(kept["exp_avg_sq"], beta2)
+        torch._foreach_addcmul_(kept["exp_avg_sq"], gradients, gradients, 1.0 - beta2)
+        steps = torch.stack(kept["step"]).tolist()
+        for step in sorted(set(steps)):  # one, unless a reset let some parameters begin anew
+            self.move([at for at, own in enumerate(steps) if own == step], step, beta1, beta2)
+
+    def move(self, places: list[int], step: float, beta1: float, beta2: float) -> None:
+        """Move the parameters at these places, which have made so many steps."""
+        parameters, means, squares = (
+            [values[at] for at in places]
+            for values in (self.parameters, self.moments["exp_avg"], self.moments["exp_avg_sq"])
+        )
+        rate, most = self.learning_rate / (1.0 - beta1**step), 2.0 / (1.0 - beta2) - 1.0
+        length = most - 2.0 * step * beta2**step / (1.0 - beta2**step)
+        if length <= 5.0:  # too few gradients to know their variance: plain momentum
+            torch._foreach_add_(parameters, means, alpha=-rate)
+            return
+        rectified = ((length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)) ** 0.5
+        scale = list(torch._foreach_sqrt(squares))
+        torch._foreach_add_(scale, self.eps)
+        rate *= rectified * (1.0 - beta2**step) ** 0.5
+        torch._foreach_addcdiv_(parameters, means, scale, value=-rate)
 
 
 class Rmsprop:
@@ -122,12 +169,14 @@ class Sgd:
         torch._foreach_add_(self.parameters, gradients, alpha=-self.learning_rate)
 
 
-def make_optimizer(optim: AdamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> Optimizer:
+def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> Optimizer:
     """The optimiser the plan names."""
     rate, decay = optim.learning_rate, optim.weight_decay
     match optim:
         case AdamPlan():
             return Adam(parameters, rate, eps=optim.eps, weight_decay=decay)
+        case RadamPlan():
+            return Radam(parameters, rate, eps=optim.eps, weight_decay=decay)
         case RmspropPlan():
             return Rmsprop(
                 parameters, rate, decay=optim.decay, eps=optim.eps, centered=optim.centered, weight_decay=decay

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qfleet.plan.schema import Algo, CopyTarget
+from qfleet.plan.schema import CopyTarget, Fresh, Plan
 
 
 class Follow(Protocol):
@@ -36,8 +36,15 @@ def average(tau: float) -> Follow:
     return follow
 
 
-def make_follow(algo: Algo) -> Follow:
+def stay(target: list[Tensor], online: list[Tensor], updates: int) -> None:
+    """Not at all: nothing is read from the target."""
+
+
+def make_follow(plan: Plan) -> Follow:
     """How the plan wants the target to follow."""
+    algo = plan.algo
+    if isinstance(plan.replay, Fresh):
+        return stay
     return copy_every(algo.target.every_updates) if isinstance(algo.target, CopyTarget) else average(algo.target.tau)
 
 

@@ -1,7 +1,28 @@
-"""Networks: torsos that make features, heads that make one output per action."""
+"""Networks: torsos that make features, memories, heads that make outputs per action."""
 
+from qfleet.nets.heads import Dueling, Implicit, Plain
+from qfleet.nets.layers import Noisy, Style, dormant_share, set_noise, watching
+from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.qnet import QNet, make_net
-from qfleet.nets.torso import Mlp, Nature
+from qfleet.nets.qnet import QNet, make_net, require_memory
+from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
 
-__all__ = ["Mlp", "Nature", "Normalize", "QNet", "make_net"]
+__all__ = [
+    "Dueling",
+    "Impala",
+    "Implicit",
+    "Memory",
+    "Minatar",
+    "Mlp",
+    "Nature",
+    "Noisy",
+    "Normalize",
+    "Plain",
+    "QNet",
+    "Style",
+    "dormant_share",
+    "make_net",
+    "require_memory",
+    "set_noise",
+    "watching",
+]

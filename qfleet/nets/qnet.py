@@ -1,91 +1,95 @@
-"""The network: observations in, one output per action out. Shapes: N items, A actions, F features."""
+"""The network: observations in, one output per action out. Shapes: T rows, N items, F features, S state size.
 
-import math
+`*out` is what a head makes of one item: (A,), (A, K), (A + 1, K) or (D, A); see `nets/heads.py`.
+"""
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
+from qfleet.nets.heads import Dueling, Implicit, Plain
+from qfleet.nets.layers import Style
+from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.torso import Mlp, Nature
-from qfleet.plan.schema import MlpTorso, NatureTorso, Net
-
-
-class Stream(nn.Module):
-    """One hidden layer (if any) and a linear output."""
-
-    def __init__(self, features: int, hidden: int, outputs: int) -> None:
-        super().__init__()
-        self.hidden = nn.Linear(features, hidden) if hidden else None
-        self.out = nn.Linear(hidden or features, outputs)
-
-    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, outputs]
-        """Outputs; as in the MLP torso the functions under the layers are called."""
-        if (hidden := self.hidden) is not None:
-            features = functional.relu(functional.linear(features, hidden.weight, hidden.bias))
-        return functional.linear(features, self.out.weight, self.out.bias)
-
-
-class Plain(nn.Module):
-    """Features straight to action outputs."""
-
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
-        super().__init__()
-        self.actions = Stream(features, hidden, actions)
-
-    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A]
-        """Outputs per action."""
-        out: Tensor = self.actions(features)
-        return out
-
-
-class Dueling(nn.Module):
-    """Q = V + A - mean(A), two streams of their own (Wang et al. 2016, eq. 9)."""
-
-    def __init__(self, features: int, hidden: int, actions: int) -> None:
-        super().__init__()
-        self.value = Stream(features, hidden, 1)
-        self.advantage = Stream(features, hidden, actions)
-
-    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A]
-        """Outputs per action."""
-        if features.requires_grad:
-            # Both streams send gradient into the trunk: scale it so that its size stays that of one.
-            features.register_hook(lambda grad: grad / math.sqrt(2.0))  # type: ignore[no-untyped-call]
-        advantage = self.advantage(features)
-        out: Tensor = self.value(features) + advantage - advantage.mean(1, keepdim=True)
-        return out
+from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
+from qfleet.plan.schema import (
+    CategoricalHead,
+    ImpalaTorso,
+    ImplicitHead,
+    LstmMemory,
+    MinatarTorso,
+    MlpTorso,
+    NatureTorso,
+    Net,
+    NoMemory,
+    QuantileHead,
+)
 
 
 class QNet(nn.Module):
-    """Scale pixels or normalise vectors, then torso, then head."""
+    """Scale pixels or normalise vectors, then torso, perhaps memory, then head."""
 
     def __init__(
-        self, torso: nn.Module, head: nn.Module, normalize: Normalize | None = None, rewards: Normalize | None = None
+        self,
+        torso: nn.Module,
+        head: nn.Module,
+        normalize: Normalize | None = None,
+        rewards: Normalize | None = None,
+        memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self.torso, self.head = torso, head
+        self.torso, self.memory, self.head = torso, memory, head
         self.normalize, self.rewards = normalize, rewards
 
-    def forward(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, A]
-        """Outputs per action."""
+    def features(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, F]
+        """What the torso makes of observations."""
         if obs.dtype == torch.uint8:
             obs = obs.to(torch.float32) / 255.0
         elif self.normalize is not None:
             obs = self.normalize(obs)
-        out: Tensor = self.head(self.torso(obs))
+        features: Tensor = self.torso(obs)
+        return features
+
+    def forward(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
+        """Outputs per action, of a network without memory."""
+        out: Tensor = self.head(self.features(obs))
         return out
 
+    def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # [N, ...], [N, S] -> [N, *out], [N, held]
+        """Outputs of a network with memory, and what its cell holds afterwards."""
+        hidden, held = require_memory(self).step(self.features(obs), state)
+        return self.head(hidden), held
 
-def make_torso(net: Net, spec: Spec) -> nn.Module:
+    def unroll(
+        self, obs: Tensor, action: Tensor, gain: Tensor, last: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [T, N, ...], [T, N], [T, N], [T, N], [N, S] -> [T, N, *out], [N, S]
+        """Outputs of T rows one after the other, and the state after them."""
+        rows = obs.shape[:2]
+        features = self.features(obs.flatten(0, 1)).view(*rows, -1)
+        hidden, state = require_memory(self).unroll(features, action, gain, last, state)
+        out: Tensor = self.head(hidden.flatten(0, 1))
+        return out.view(*rows, *out.shape[1:]), state
+
+
+def require_memory(net: QNet) -> Memory:
+    """The network's memory."""
+    if net.memory is None:
+        raise ValueError("this network has no memory")
+    return net.memory
+
+
+def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
     """The torso the plan names."""
     match net.torso:
         case NatureTorso(width=width):
-            return Nature(spec.input_shape, width)
+            return Nature(spec.input_shape, width, style)
+        case ImpalaTorso(factor=factor, pool=pool, width=width):
+            return Impala(spec.input_shape, factor, pool, width, style)
+        case MinatarTorso(channels=channels, width=width):
+            return Minatar(spec.input_shape, channels, width, style)
         case MlpTorso(sizes=sizes):
-            return Mlp(spec.input_shape, sizes)
+            return Mlp(spec.input_shape, sizes, style)
         case _:
             raise UsageError(
                 "net.torso.type is `own`, but no torso was given",
@@ -94,19 +98,48 @@ def make_torso(net: Net, spec: Spec) -> nn.Module:
             )
 
 
+def make_memory(net: Net, features: int, actions: int) -> Memory | None:
+    """The memory the plan names, if any."""
+    if isinstance(net.memory, NoMemory):
+        return None
+    return Memory(features, net.memory.size, actions, "lstm" if isinstance(net.memory, LstmMemory) else "gru")
+
+
+def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
+    """The head the plan names."""
+
+    def streams(*shape: int) -> nn.Module:
+        if net.dueling:
+            return Dueling(features, hidden, shape, style, decoupled=net.decoupled)
+        return Plain(features, hidden, shape, style)
+
+    match net.head:
+        case CategoricalHead(atoms=atoms):
+            return streams(spec.num_actions, atoms)
+        case QuantileHead(quantiles=quantiles):
+            return streams(spec.num_actions, quantiles)
+        case ImplicitHead(fractions=fractions, cosines=cosines):
+            return Implicit(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
+        case _:
+            return streams(len(spec.actions), max(spec.actions)) if net.decoupled else streams(spec.num_actions)
+
+
 def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Module | None = None) -> QNet:
     """A fresh network; the seed decides its weights and no global generator is touched."""
+    style = Style(net.noisy, net.noisy_sigma, net.layer_norm, net.spectral_norm, net.dropout)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        body = torso if torso is not None else make_torso(net, spec)
+        body = torso if torso is not None else make_torso(net, spec, style)
         features = own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
+        memory = make_memory(net, features, spec.num_actions)
         hidden = int(getattr(body, "hidden", 0))
-        head = (Dueling if net.dueling else Plain)(features, hidden, spec.num_actions)
+        head = make_head(net, spec, features if memory is None else memory.size, hidden, style)
     return QNet(
         body,
         head,
         Normalize(spec.input_shape) if normalize in ("obs", "both") else None,
         Normalize(()) if normalize in ("reward", "both") else None,
+        memory,
     )
 
 

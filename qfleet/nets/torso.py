@@ -12,50 +12,129 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
+
+from qfleet.nets.layers import PLAIN, Dense, Relu, Style, relu, torso_dense
 
 
 class Mlp(nn.Module):
     """Fully connected layers with ReLU; the last size becomes the head's hidden layer."""
 
-    def __init__(self, shape: tuple[int, ...], sizes: Sequence[int]) -> None:
+    def __init__(self, shape: tuple[int, ...], sizes: Sequence[int], style: Style = PLAIN) -> None:
         super().__init__()
         widths = [math.prod(shape), *sizes[:-1]]
-        self.layers = nn.ModuleList(nn.Linear(width_in, width_out) for width_in, width_out in pairwise(widths))
+        self.layers = nn.ModuleList(torso_dense(*pair, style) for pair in pairwise(widths))
         self.features = widths[-1]
         self.hidden = sizes[-1] if sizes else 0
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, ...] -> [N, F]
         """Features of a batch of observations."""
-        # Calling a layer costs as much as a small matrix product: the functions under it are called instead.
         features = obs.flatten(1)
-        for layer in cast("list[nn.Linear]", self.layers):
-            features = functional.relu(functional.linear(features, layer.weight, layer.bias))
+        for layer in cast("list[Dense]", self.layers):
+            features = layer.forward(features)
         return features
 
 
 class Nature(nn.Module):
     """The convolutions of Mnih et al. 2015: 32@8x8/4, 64@4x4/2, 64@3x3/1, without padding."""
 
-    def __init__(self, shape: tuple[int, ...], width: int = 512) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int = 512, style: Style = PLAIN) -> None:
         super().__init__()
-        if len(shape) != 3:
-            raise ValueError(f"the nature torso wants pictures [C, H, W], not {shape}")
-        self.layers = nn.Sequential(
-            nn.Conv2d(shape[0], 32, 8, stride=4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, stride=2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, stride=1),
-            nn.ReLU(),
-            nn.Flatten(),
-        ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        with torch.no_grad():
-            self.features = self.layers(torch.zeros(1, *shape)).shape[1]
+        require_picture(shape, "nature")
+        kernels = ((shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
+        layers = [layer for kernel in kernels for layer in convolution(*kernel, style)]
+        self.layers = channels_last(nn.Sequential(*layers))
+        self.features = count_features(self.layers, shape)
         self.hidden = width
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
         """Features of a batch of pictures."""
         # conv backward is twice as fast channels_last on CPUs (docs/decisions); the weights are laid out so too.
         features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
-        return features
+        return features.flatten(1)
+
+
+class Minatar(nn.Module):
+    """One 3x3 convolution for small grids (Young and Tian 2019)."""
+
+    def __init__(self, shape: tuple[int, ...], channels: int = 16, width: int = 128, style: Style = PLAIN) -> None:
+        super().__init__()
+        require_picture(shape, "minatar")
+        self.layers = channels_last(nn.Sequential(*convolution(shape[0], channels, 3, 1, style)))
+        self.features = count_features(self.layers, shape)
+        self.hidden = width
+
+    def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
+        """Features of a batch of grids."""
+        features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
+        return features.flatten(1)
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions around which the input passes (He et al. 2016)."""
+
+    def __init__(self, channels: int, style: Style) -> None:
+        super().__init__()
+        convs = [nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2)]
+        self.first, self.second = [spectral_norm(conv) if style.spectral_norm else conv for conv in convs]
+        self.norms = nn.ModuleList(channel_norm(channels, style) for _ in range(2))
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Maps of the same size."""
+        inner = self.first(relu(self.norms[0](maps)))
+        out: Tensor = maps + self.second(relu(self.norms[1](inner)))
+        return out
+
+
+class Impala(nn.Module):
+    """The residual network of Espeholt et al. 2018, widened and pooled to a fixed size (Clark et al. 2024)."""
+
+    def __init__(
+        self, shape: tuple[int, ...], factor: int = 1, pool: int = 6, width: int = 256, style: Style = PLAIN
+    ) -> None:
+        super().__init__()
+        require_picture(shape, "impala")
+        depths = [shape[0], 16 * factor, 32 * factor, 32 * factor]
+        sections = [section for pair in pairwise(depths) for section in impala_section(*pair, style)]
+        self.layers = channels_last(nn.Sequential(*sections, Relu(), nn.AdaptiveMaxPool2d(pool)))
+        self.features = count_features(self.layers, shape)
+        self.hidden = width
+
+    def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
+        """Features of a batch of pictures."""
+        features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
+        return features.flatten(1)
+
+
+def impala_section(channels_in: int, channels_out: int, style: Style) -> list[nn.Module]:
+    """A convolution, a pooling that halves the picture, two residual blocks."""
+    conv, pool = nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)
+    return [conv, pool, Residual(channels_out, style), Residual(channels_out, style)]
+
+
+def convolution(channels_in: int, channels_out: int, kernel: int, stride: int, style: Style) -> list[nn.Module]:
+    """A convolution, normalised as the style says, and ReLU."""
+    conv: nn.Module = nn.Conv2d(channels_in, channels_out, kernel, stride=stride)
+    return [spectral_norm(conv) if style.spectral_norm else conv, channel_norm(channels_out, style), Relu()]
+
+
+def channel_norm(channels: int, style: Style) -> nn.Module:
+    """Layer normalisation of maps: statistics over channels and places, a scale and shift per channel."""
+    return nn.GroupNorm(1, channels) if style.layer_norm else nn.Identity()
+
+
+def channels_last(layers: nn.Sequential) -> nn.Sequential:
+    """The same layers, their weights laid out channels last."""
+    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def count_features(layers: nn.Module, shape: tuple[int, ...]) -> int:
+    """How many numbers come out for one picture."""
+    with torch.no_grad():
+        return int(layers(torch.zeros(1, *shape)).numel())
+
+
+def require_picture(shape: tuple[int, ...], name: str) -> None:
+    """Convolutions need channels, height and width."""
+    if len(shape) != 3:
+        raise ValueError(f"the {name} torso wants pictures [C, H, W], not {shape}")

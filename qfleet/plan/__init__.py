@@ -1,6 +1,6 @@
 """The whole run as frozen data."""
 
-from qfleet.plan.check import check, total_updates, updates_per_step
+from qfleet.plan.check import check, largest_n_step, total_updates, updates_per_step
 from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
 from qfleet.plan.layers import Composed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten
@@ -19,6 +19,7 @@ __all__ = [
     "diff",
     "environment_presets",
     "flatten",
+    "largest_n_step",
     "make_plan",
     "names_code",
     "plan_hash",

@@ -8,17 +8,36 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TypeAlias
 
 from qfleet.errors import UsageError
 from qfleet.plan import paths
+from qfleet.plan.algorithms import ATARI
 from qfleet.plan.draft import DEFAULT, show
-from qfleet.plan.presets import ATARI
-from qfleet.plan.schema import ConstantEpsilon, CopyTarget, LinearEpsilon, Plan, PrioritizedSampler
+from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.schema import (
+    Algo,
+    CategoricalHead,
+    CopyTarget,
+    ExponentialAnneal,
+    ExponentialEpsilon,
+    Fresh,
+    GrowingBatch,
+    LinearEpsilon,
+    PeriodicReset,
+    Plan,
+    PlateauRate,
+    PrioritizedSampler,
+    Replay,
+    SequencesView,
+    SoftmaxExplore,
+)
 
 COMMAND_LINE = "command line"
 PYTHON = "Python"
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
+PATIENCE = ("steer.stop_patience", "steer.learning_rate.patience", "steer.batch.patience")
 
 Problem: TypeAlias = tuple[str, str] | None
 
@@ -34,6 +53,11 @@ class Case:
         """The setting with its value and origin, for messages."""
         return f"{path}={show(paths.flatten(self.plan).get(path))} ({self.origins.get(path, DEFAULT)})"
 
+    @property
+    def buffer(self) -> Replay | None:
+        """The replay, unless the plan learns from fresh experience only."""
+        return self.plan.replay if isinstance(self.plan.replay, Replay) else None
+
     def asked_now(self, path: str) -> bool:
         """Whether this very command asked for it."""
         return self.origins.get(path) in (COMMAND_LINE, PYTHON)
@@ -42,18 +66,33 @@ class Case:
 Rule: TypeAlias = Callable[[Case], Problem]
 
 
-def updates_per_step(plan: Plan) -> float:
-    """How many updates the gate allows per environment step."""
-    return plan.replay.samples_per_insert / plan.algo.batch_size
+def updates_per_step(plan: Plan) -> Fraction:
+    """How many updates are made per environment step, exactly."""
+    if isinstance(plan.replay, Fresh):
+        return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
+    item_steps = plan.algo.view.length if isinstance(plan.algo.view, SequencesView) else 1
+    return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps)
+
+
+def largest_n_step(algo: Algo) -> int:
+    """The largest n that the plan reaches."""
+    return max(algo.n_step, algo.anneal.n_step) if isinstance(algo.anneal, ExponentialAnneal) else algo.n_step
+
+
+def item_stride(plan: Plan) -> int:
+    """How many steps a replayed item takes up."""
+    return plan.algo.view.stride if isinstance(plan.algo.view, SequencesView) else 1
 
 
 def total_updates(plan: Plan) -> int:
     """How many updates the whole run makes if no other end comes first."""
-    return math.floor(updates_per_step(plan) * max(0, plan.until.steps - plan.algo.learn_start_steps))
+    start = 0 if isinstance(plan.replay, Fresh) else plan.algo.learn_start_steps
+    return math.floor(updates_per_step(plan) * max(0, plan.until.steps - start))
 
 
 def _env_is_named(case: Case) -> Problem:
-    if 0 < len(case.plan.env.id) <= 500 and case.plan.env.id.isprintable() and not re.search(r"\s", case.plan.env.id):
+    name = case.plan.env.id.rpartition(".py:")[2]  # the path of a file may hold spaces
+    if name and len(case.plan.env.id) <= 500 and case.plan.env.id.isprintable() and not re.search(r"\s", name):
         return None
     return f"{case.named('env.id')} is not an environment id", "Give an id such as CartPole-v1 or ALE/Pong-v5."
 
@@ -66,24 +105,28 @@ def _options_are_names(case: Case) -> Problem:
 
 
 def _batch_fits(case: Case) -> Problem:
-    capacity, batch = case.plan.replay.capacity, case.plan.algo.batch_size
-    if batch <= capacity:
+    batch = case.plan.algo.batch_size
+    if case.buffer is None or batch <= case.buffer.capacity // item_stride(case.plan):
         return None
     what = f"{case.named('algo.batch_size')} is more than {case.named('replay.capacity')}"
-    return what, f"Set replay.capacity to {batch} or more, or lower algo.batch_size."
+    return what, f"Set replay.capacity to {batch * item_stride(case.plan)} or more, or lower algo.batch_size."
 
 
 def _windows_fit(case: Case) -> Problem:
-    need = case.plan.env.num * (case.plan.algo.n_step + 1)
-    if case.plan.replay.capacity >= need:
+    view = case.plan.algo.view
+    window = view.burn_in + view.length if isinstance(view, SequencesView) else 1
+    most = largest_n_step(case.plan.algo)
+    need = case.plan.env.num * (most + window)
+    if case.buffer is None or case.buffer.capacity >= need:
         return None
-    what = f"{case.named('replay.capacity')} cannot hold {case.named('algo.n_step')} for {case.named('env.num')}"
+    path = "algo.n_step" if most == case.plan.algo.n_step else "algo.anneal.n_step"
+    what = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
     return what, f"Set replay.capacity to {need} or more."
 
 
 def _learning_starts(case: Case) -> Problem:
     start, end = case.plan.algo.learn_start_steps, case.plan.until.steps
-    if start < end or not case.asked_now("algo.learn_start_steps"):
+    if start < end or case.buffer is None or not case.asked_now("algo.learn_start_steps"):
         return None
     what = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
     return what, f"Raise until.steps above {start}, or add algo.learn_start_steps={end // 10}."
@@ -98,7 +141,7 @@ def _some_updates(case: Case) -> Problem:
 
 def _epsilon_falls(case: Case) -> Problem:
     explore = case.plan.algo.explore
-    if isinstance(explore, ConstantEpsilon) or explore.start >= explore.end:
+    if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start >= explore.end:
         return None
     what = f"{case.named('algo.explore.start')} is below {case.named('algo.explore.end')}"
     return what, "Swap them, or set algo.explore.type=constant and algo.explore.epsilon."
@@ -106,7 +149,7 @@ def _epsilon_falls(case: Case) -> Problem:
 
 def _epsilon_moves(case: Case) -> Problem:
     explore = case.plan.algo.explore
-    if isinstance(explore, ConstantEpsilon) or explore.start != explore.end:
+    if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start != explore.end:
         return None
     path = "algo.explore.steps" if isinstance(explore, LinearEpsilon) else "algo.explore.half_life_steps"
     if not case.asked_now(path):
@@ -114,8 +157,16 @@ def _epsilon_moves(case: Case) -> Problem:
     return f"{case.named(path)} has no effect", "Leave it out, or let algo.explore.start and algo.explore.end differ."
 
 
+def _temperature_falls(case: Case) -> Problem:
+    explore = case.plan.algo.explore
+    if not isinstance(explore, SoftmaxExplore) or explore.end is None or explore.end <= explore.temperature:
+        return None
+    what = f"{case.named('algo.explore.end')} is above {case.named('algo.explore.temperature')}"
+    return what, "Swap them, or leave algo.explore.end out for a constant temperature."
+
+
 def _beta_rises(case: Case) -> Problem:
-    sampler = case.plan.replay.sampler
+    sampler = case.buffer.sampler if case.buffer is not None else None
     if not isinstance(sampler, PrioritizedSampler) or sampler.beta_start <= sampler.beta_end:
         return None
     what = f"{case.named('replay.sampler.beta_start')} is above {case.named('replay.sampler.beta_end')}"
@@ -123,7 +174,7 @@ def _beta_rises(case: Case) -> Problem:
 
 
 def _priorities_matter(case: Case) -> Problem:
-    sampler = case.plan.replay.sampler
+    sampler = case.buffer.sampler if case.buffer is not None else None
     if not isinstance(sampler, PrioritizedSampler) or sampler.alpha > 0:
         return None
     what = f"replay.sampler.type=prioritized has no effect with {case.named('replay.sampler.alpha')}"
@@ -154,7 +205,7 @@ def _score_is_measured(case: Case) -> Problem:
 
 def _target_moves(case: Case) -> Problem:
     path, target = "algo.target.every_updates", case.plan.algo.target
-    if not isinstance(target, CopyTarget) or not case.asked_now(path):
+    if not isinstance(target, CopyTarget) or not case.asked_now(path) or case.buffer is None:
         return None
     if target.every_updates <= total_updates(case.plan):
         return None
@@ -180,8 +231,105 @@ def _device_is_known(case: Case) -> Problem:
     return f"{case.named('runtime.device')} is not a device", fix
 
 
+def _require_pairs(case: Case) -> None:
+    """Raise for the first of `pairs.PAIRS` and `pairs.IDLE` that the plan falls into."""
+    for pair in PAIRS:
+        if pair.when(case.plan):
+            what = f"{case.named(pair.first)} does not go with {case.named(pair.second)}"
+            raise UsageError(what, pair.reason, pair.fix)
+    for path, idle, reason in IDLE:
+        if case.asked_now(path) and idle(case.plan):
+            raise UsageError(f"{case.named(path)} has no effect", reason, f"Leave {path} out.")
+
+
+def _reset_comes(case: Case) -> Problem:
+    path, reset = "algo.reset.every_updates", case.plan.algo.reset
+    if not isinstance(reset, PeriodicReset) or reset.every_updates < total_updates(case.plan):
+        return None
+    if not (case.asked_now(path) or case.asked_now("algo.reset.type")):
+        return None
+    what = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
+    return what, f"Set {path} to {max(1, total_updates(case.plan) // 4)} or so, or raise until.steps."
+
+
+def _anneal_moves(case: Case) -> Problem:
+    algo, anneal = case.plan.algo, case.plan.algo.anneal
+    if not isinstance(anneal, ExponentialAnneal) or (anneal.n_step, anneal.discount) != (algo.n_step, algo.discount):
+        return None
+    what = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
+    return what, "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start."
+
+
+def _anneal_ends(case: Case) -> Problem:
+    reset, anneal = case.plan.algo.reset, case.plan.algo.anneal
+    if not isinstance(reset, PeriodicReset) or not isinstance(anneal, ExponentialAnneal):
+        return None
+    if anneal.updates < reset.every_updates:
+        return None
+    what = f"{case.named('algo.anneal.updates')} is not less than {case.named('algo.reset.every_updates')}"
+    return what, f"Set algo.anneal.updates to {max(1, reset.every_updates // 2)} or so."
+
+
+def _rate_can_fall(case: Case) -> Problem:
+    rate = case.plan.steer.learning_rate
+    if not isinstance(rate, PlateauRate) or rate.floor < case.plan.optim.learning_rate:
+        return None
+    what = f"{case.named('steer.learning_rate.floor')} is not below {case.named('optim.learning_rate')}"
+    return what, f"Set steer.learning_rate.floor to {case.plan.optim.learning_rate / 100:g} or so."
+
+
+def _batch_can_grow(case: Case) -> Problem:
+    batch = case.plan.steer.batch
+    if not isinstance(batch, GrowingBatch) or batch.largest > case.plan.algo.batch_size:
+        return None
+    what = f"{case.named('steer.batch.largest')} is not above {case.named('algo.batch_size')}"
+    return what, f"Set steer.batch.largest to {case.plan.algo.batch_size * 4} or so."
+
+
+def _grown_batch_fits(case: Case) -> Problem:
+    batch, stride = case.plan.steer.batch, item_stride(case.plan)
+    if not isinstance(batch, GrowingBatch) or case.buffer is None or batch.largest <= case.buffer.capacity // stride:
+        return None
+    what = f"{case.named('steer.batch.largest')} is more than {case.named('replay.capacity')}"
+    return what, f"Set steer.batch.largest to {case.buffer.capacity // stride} or less."
+
+
+def _patience_runs_out(case: Case) -> Problem:
+    count, values = case.plan.until.steps // case.plan.eval.every_steps, paths.flatten(case.plan)
+    for path in PATIENCE:
+        asked = case.asked_now(path) or case.asked_now(f"{path.removesuffix('.patience')}.type")
+        if asked and (patience := values.get(path)) is not None and patience >= count:
+            what = f"{case.named(path)} never runs out: the run makes {count} evaluations"
+            return what, f"Lower {path} or eval.every_steps={case.plan.eval.every_steps}, or raise until.steps."
+    return None
+
+
+def _lanes_divide(case: Case) -> Problem:
+    lanes, members = case.plan.env.num, case.plan.population.num
+    if lanes % members == 0:
+        return None
+    what = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
+    return what, f"Set env.num={math.ceil(lanes / members) * members}, or another multiple."
+
+
+def _weights_are_taken(case: Case) -> Problem:
+    path, every = "population.every_steps", case.plan.population.every_steps
+    if every < case.plan.until.steps or not case.asked_now(path):
+        return None
+    what = f"{case.named(path)} has no effect: {case.named('until.steps')}"
+    return what, f"Set {path} to {max(1, case.plan.until.steps // 5)} or so, or raise until.steps."
+
+
+def _support_is_wide(case: Case) -> Problem:
+    head = case.plan.net.head
+    if not isinstance(head, CategoricalHead) or head.low < head.high:
+        return None
+    what = f"{case.named('net.head.low')} is not below {case.named('net.head.high')}"
+    return what, "Give the smallest and the largest discounted return to expect, such as 0 and 100."
+
+
 RULES: tuple[tuple[Rule, str], ...] = (
-    (_env_is_named, "An environment id is one word without spaces."),
+    (_env_is_named, "An environment id is one word; only the path of a file.py:ClassName may hold spaces."),
     (_options_are_names, "Options are passed to the environment as keyword arguments, so they must be names."),
     (_device_is_known, f"The devices are {', '.join(DEVICES)}, with a number if there are several (cuda:1)."),
     (_batch_fits, "A batch is drawn from the replay, which would never hold that many steps."),
@@ -190,12 +338,23 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_some_updates, "Updates per step are replay.samples_per_insert / algo.batch_size, rounded down over the run."),
     (_epsilon_falls, "Exploration is meant to fall; a rising epsilon unlearns what was found."),
     (_epsilon_moves, "Epsilon starts where it ends, so it has no time to take."),
+    (_temperature_falls, "Exploration is meant to fall; a hotter choice is a more random one."),
     (_beta_rises, "The correction for prioritised sampling must grow towards its end value."),
     (_priorities_matter, "With alpha 0 every step is equally likely, which is uniform sampling at a higher price."),
     (_steps_matter, "With discount 0 only the first reward counts, so further steps change nothing."),
     (_score_is_seen, "The score is measured by evaluations, and none happens before the last step."),
     (_score_is_measured, "The score is measured by evaluations, and there are none with 0 episodes."),
+    (_support_is_wide, "The atoms of a categorical head stand for returns from low to high."),
     (_target_moves, "The target network would keep its first, random weights for the whole run."),
+    (_reset_comes, "The first reset would come after the last update."),
+    (_anneal_moves, "It would move from these values to the same values."),
+    (_anneal_ends, "Annealing begins again after each reset, so algo.n_step and algo.discount would never be reached."),
+    (_rate_can_fall, "The learning rate is lowered towards the floor, so it must start above it."),
+    (_batch_can_grow, "The batch grows up to the largest, so it must start below it."),
+    (_grown_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
+    (_patience_runs_out, "The first score is what the others are compared with, so it takes one evaluation more."),
+    (_lanes_divide, "Each member acts in as many environments as every other."),
+    (_weights_are_taken, "The worst member would take the weights of the best at the end of the run, or never."),
     (
         _only_atari("env.sticky"),
         "Sticky actions are a feature of the Atari emulator (ids ALE/... and ...NoFrameskip-v4).",
@@ -225,12 +384,44 @@ def _nothing_learned(plan: Plan) -> str | None:
     return f"no update will be made before the end: {start}"
 
 
-NOTES: tuple[Callable[[Plan], str | None], ...] = (_not_exact, _still_exploring, _nothing_learned)
+def _reset_at_the_end(plan: Plan) -> str | None:
+    reset, total = plan.algo.reset, total_updates(plan)
+    if not isinstance(reset, PeriodicReset) or total < reset.every_updates:
+        return None
+    left = total % reset.every_updates
+    if left >= reset.every_updates // 4:
+        return None
+    return f"the last reset comes {left} updates before the end: algo.reset.every_updates={reset.every_updates}"
+
+
+def _still_annealing(plan: Plan) -> str | None:
+    anneal, total = plan.algo.anneal, total_updates(plan)
+    if not isinstance(anneal, ExponentialAnneal) or anneal.updates <= total:
+        return None
+    return f"algo.anneal.updates={anneal.updates}, but the run makes {total} updates: n and discount stay on their way"
+
+
+def _rate_is_zero(plan: Plan) -> str | None:
+    end, total = plan.optim.decay_updates, total_updates(plan)
+    if end is None or end >= total:
+        return None
+    return f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"
+
+
+NOTES: tuple[Callable[[Plan], str | None], ...] = (
+    _not_exact,
+    _still_exploring,
+    _nothing_learned,
+    _reset_at_the_end,
+    _still_annealing,
+    _rate_is_zero,
+)
 
 
 def check(plan: Plan, origins: Mapping[str, str] | None = None) -> list[str]:
     """Raise for the first rule that is broken; otherwise answer with notes worth showing."""
     case = Case(plan, origins or {})
+    _require_pairs(case)
     for rule, reason in RULES:
         if problem := rule(case):
             raise UsageError(problem[0], reason, problem[1])

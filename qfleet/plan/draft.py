@@ -1,12 +1,12 @@
 """A plan while it is being put together: values, where each came from, and the errors a wrong setting earns."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from qfleet.errors import UsageError
 from qfleet.plan import paths
-from qfleet.plan.paths import Leaf
+from qfleet.plan.paths import Choice, Leaf
 from qfleet.plan.schema import Plan
 
 DEFAULT = "default"
@@ -55,7 +55,8 @@ class Draft:
         """Put one layer over what is there; choices of `type` come first, whatever the order."""
         normal = [_normal(entry) for entry in entries]
         _refuse_twice(normal)
-        for entry in sorted(normal, key=lambda entry: not entry.path.endswith(".type")):
+        # Outer choices before inner ones: replay.type decides whether there is a replay.sampler.type.
+        for entry in sorted(normal, key=lambda entry: (not _choice_of(entry.path), entry.path.count("."))):
             if _choice_of(entry.path):
                 self._choose(entry)
             else:
@@ -97,6 +98,8 @@ class Draft:
     def _choose(self, entry: Entry) -> None:
         section = entry.path.removesuffix(".type")
         choice = paths.index().choices[section]
+        if entry.path not in self.values:
+            self._refuse_idle(entry, [choice])
         tag = paths.NONE if entry.value is None else entry.value
         tag = tag.strip().lower() if isinstance(tag, str) else tag
         if tag not in choice.names:
@@ -118,13 +121,15 @@ class Draft:
         self.values.update(fresh)
         self.origins.update(dict.fromkeys(fresh, DEFAULT))
 
-    def _refuse_idle(self, entry: Entry, leaves: list[Leaf]) -> NoReturn:
+    def _refuse_idle(self, entry: Entry, leaves: Sequence[Leaf | Choice]) -> NoReturn:
         section, _ = next(need for need in leaves[0].needs if self.values.get(f"{need[0]}.type") != need[1])
         tags = [tag for leaf in leaves for place, tag in leaf.needs if place == section]
-        chosen, name = self.values.get(f"{section}.type"), entry.path.rpartition(".")[2]
+        chosen, name = self.values.get(f"{section}.type"), entry.path.removesuffix(".type").rpartition(".")[2]
+        lacks = f", which has no {name}" if isinstance(leaves[0], Choice) else ""
         raise UsageError(
             f"{entry} has no effect ({entry.origin})",
-            f"{section}.type is {chosen} ({self.origins[f'{section}.type']}); {name} belongs to {' and '.join(tags)}.",
+            f"{section}.type is {chosen} ({self.origins[f'{section}.type']}){lacks}; "
+            f"{name} belongs to {' and '.join(tags)}.",
             f"Add {section}.type={tags[0]}, or leave {entry.path} out.",
         )
 

@@ -15,7 +15,10 @@ from qfleet.plan.draft import Draft, entries_of
 from qfleet.plan.schema import Plan
 
 LARGEST_FILE_BYTES = 1_000_000
-HEADER = "# The whole run as data. Start a new run from it with: qfleet train --plan run.toml\n"
+HEADER = """\
+# The whole run as data. Start a new run from it with: qfleet train --plan run.toml
+# Code of your own is named again: qfleet train my_env.py:MyEnv --plan run.toml; objects are passed again from Python.
+"""
 
 
 def read_toml(file: str | Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.plan import presets
+from qfleet.plan.algorithms import Settings
 from qfleet.plan.check import COMMAND_LINE, PYTHON, check
 from qfleet.plan.draft import Draft, Entry, entries_of, show
 from qfleet.plan.files import read_toml
@@ -46,7 +47,7 @@ def compose(
     draft = Draft()
     draft.lay(_settings(below, f"defaults for {chosen}" if name != preset else f"preset {name}"))
     if preset and preset != name:
-        draft.lay(_settings(presets.find_preset(preset)(), f"preset {preset}"))
+        draft.lay(_settings(presets.settings_of(preset, chosen), f"preset {preset}"))
     draft.lay(entries_of(tree, str(file)))
     if env_id is not None:
         draft.lay([Entry("env.id", env_id, origin, asked=True)])
@@ -67,10 +68,10 @@ def _settings(settings: Mapping[str, Any], origin: str) -> list[Entry]:
     return [Entry(path, value, origin) for path, value in settings.items()]
 
 
-def _defaults(env_id: str, preset: str | None) -> tuple[str, presets.Settings]:
+def _defaults(env_id: str, preset: str | None) -> tuple[str, Settings]:
     # A preset named after an environment stands in for the defaults of the environment at hand.
     if preset is not None and preset in presets.environment_presets():
-        return preset, presets.find_preset(preset)()
+        return preset, presets.settings_of(preset, env_id)
     return presets.defaults_for(env_id)
 
 

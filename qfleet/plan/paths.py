@@ -66,6 +66,7 @@ class Choice:
     section: str
     variants: dict[str, type[Struct]]
     optional: bool
+    needs: tuple[tuple[str, str], ...] = ()  # the choices under which there is this one
 
     @property
     def names(self) -> list[str]:
@@ -127,7 +128,7 @@ def _visit(kind: type[Struct], section: str, needs: tuple[tuple[str, str], ...],
             continue
         tags = {tag: struct for struct in inside if (tag := tag_of(struct))}
         if tags:
-            found.choices[path] = Choice(path, tags, type(None) in get_args(hint))
+            found.choices[path] = Choice(path, tags, type(None) in get_args(hint), needs)
             found.sections[path] = ["type"]
         for struct in inside:
             tag = tag_of(struct)
@@ -204,12 +205,10 @@ def _words(kind: kinds.Type) -> str:
 
 
 def _range(kind: kinds.IntType | kinds.FloatType) -> str:
-    low = kind.ge if kind.ge is not None else kind.gt
-    if low is None:
-        return ""
-    if kind.ge is not None:
-        return f" of at least {low:g}" if kind.le is None else f" from {low:g} to {kind.le:g}"
-    return f" above {low:g}" if kind.le is None else f" above {low:g} and at most {kind.le:g}"
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge:g} to {kind.le:g}"
+    limits = ((" of at least", kind.ge), (" above", kind.gt), (" at most", kind.le), (" below", kind.lt))
+    return " and".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
 
 
 # --- text and values ---
@@ -291,16 +290,22 @@ def _read_int(text: str) -> int:
 # --- the nearest valid name ---
 
 
-def nearest(name: str, names: list[str]) -> str | None:
+def nearest(name: str, names: list[str], cutoff: float = 0.6) -> str | None:
     """The name the user most likely meant."""
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
     return found[0] if found else None
+
+
+def _depth(path: str) -> int:
+    return path.count(".")
 
 
 def nearest_path(path: str) -> str | None:
     """The plan path the user most likely meant: by its last word, by another library's name, or by spelling."""
     paths, last = index().paths(), path.rsplit(".", 1)[-1].lower()
-    same = [each for each in paths if each.rsplit(".", 1)[-1] == last]
+    ending = [each for each in paths if each.rsplit(".", 1)[-1] == last]
+    # algo.discount rather than algo.anneal.discount.
+    same = [each for each in ending if _depth(each) == min(map(_depth, ending))]
     if len(same) == 1 or (same and "." not in path and last != "type"):
         return same[0]
     if last in FOREIGN:
@@ -308,5 +313,6 @@ def nearest_path(path: str) -> str | None:
     if near := nearest(path, paths):
         return near
     ends = {each.rsplit(".", 1)[-1]: each for each in reversed(paths) if not each.endswith(".type")}
-    end = nearest(last, list(ends))
+    # Last words are short and many: something similar is found for anything, so they must be very similar.
+    end = nearest(last, list(ends), cutoff=0.76)
     return ends[end] if end else None

@@ -42,6 +42,31 @@ class DoubleRule(Part, tag="double"):
     """The online network chooses the action, the target network values it (van Hasselt et al. 2016)."""
 
 
+class MunchausenRule(Part, tag="munchausen"):
+    """Soft values, and the scaled log-probability of the action taken added to its reward (Vieillard et al. 2020)."""
+
+    alpha: Fraction = 0.9
+    temperature: Rate = 0.03
+    floor: Annotated[float, Meta(le=0.0)] = -1.0
+
+
+class StepsView(Part, tag="steps"):
+    """Each step is learned from by itself."""
+
+
+class SequencesView(Part, tag="sequences"):
+    """Stretches of experience with the memory they began with (Kapturowski et al. 2019).
+
+    The first `burn_in` rows only warm the memory up, `length` rows are learned from, a stretch begins every `stride`
+    rows; a stretch's priority is `eta` times its largest error plus the rest times its mean error.
+    """
+
+    burn_in: Count = 20
+    length: Positive = 40
+    stride: Positive = 20
+    eta: Fraction = 0.9
+
+
 class LinearEpsilon(Part, tag="linear"):
     """Epsilon falls in a straight line from `start` to `end` over `steps` environment steps."""
 
@@ -64,6 +89,46 @@ class ConstantEpsilon(Part, tag="constant"):
     epsilon: Fraction = 0.1
 
 
+class LadderEpsilon(Part, tag="ladder"):
+    """A constant epsilon for each environment, base^(1 + i * power / (env.num - 1)) for number i (Horgan et al. 2018).
+
+    The first `warm_steps` are taken at random everywhere.
+    """
+
+    base: Fraction = 0.4
+    power: NotNegative = 7.0
+    warm_steps: Count = 0
+
+
+class SoftmaxExplore(Part, tag="softmax"):
+    """Actions are drawn with probability ~ exp(value / temperature); `end` is what it falls to over `steps` steps."""
+
+    temperature: Rate = 1.0
+    end: Rate | None = None
+    steps: Positive = 10_000
+
+
+class OwnExplore(Part, tag="own"):
+    """The user's own function, passed to `train(plan, explore=...)` from Python."""
+
+
+class NoBonus(Part, tag="off"):
+    """Rewards are the world's alone."""
+
+
+class CountBonus(Part, tag="count"):
+    """scale / sqrt(visits) is added to the reward of a step, so that rare observations are sought (Tang et al. 2017).
+
+    Observations are standardised by the first `settle_steps`, in which nothing is counted. Visits are counted by a hash
+    of `bits` random hyperplanes or, for observations of few numbers, by cells of `grid` standard deviations.
+    """
+
+    scale: Rate = 0.1
+    bits: Annotated[int, Meta(ge=1, le=62)] = 32
+    grid: Rate | None = None
+    settle_steps: Positive = 1_000
+
+
 class CopyTarget(Part, tag="copy"):
     """The target network becomes a copy of the online network every so many updates."""
 
@@ -76,26 +141,73 @@ class AverageTarget(Part, tag="average"):
     tau: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
 
 
+class NoReset(Part, tag="off"):
+    """The network is trained without a break."""
+
+
+class PeriodicReset(Part, tag="periodic"):
+    """Every so many updates the head begins anew and the torso moves towards fresh weights (Schwarzer et al. 2023).
+
+    The torso keeps the share `keep` of what it was (shrink and perturb): 1 leaves it alone, 0 begins anew as well.
+    """
+
+    every_updates: Positive = 40_000
+    keep: Fraction = 0.5
+
+
+class NoAnneal(Part, tag="off"):
+    """`n_step` and `discount` are the same from the first update to the last."""
+
+
+class ExponentialAnneal(Part, tag="exponential"):
+    """From these `n_step` and `discount` to `algo`'s own over so many updates, again after each reset (BBF, 2023)."""
+
+    n_step: Annotated[int, Meta(ge=1, le=100)] = 10
+    discount: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.97
+    updates: Positive = 10_000
+
+
 class Algo(Part):
     """The learning rule: targets, exploration, batch and loss."""
 
-    rule: MaxRule | DoubleRule = DoubleRule()
+    rule: MaxRule | DoubleRule | MunchausenRule = DoubleRule()
+    view: StepsView | SequencesView = StepsView()
     n_step: Annotated[int, Meta(ge=1, le=100)] = 1
     discount: Fraction = 0.99
-    explore: LinearEpsilon | ExponentialEpsilon | ConstantEpsilon = LinearEpsilon()
+    explore: LinearEpsilon | ExponentialEpsilon | ConstantEpsilon | LadderEpsilon | SoftmaxExplore | OwnExplore = (
+        LinearEpsilon()
+    )
+    bonus: NoBonus | CountBonus = NoBonus()
     target: CopyTarget | AverageTarget = CopyTarget()
     learn_start_steps: Count = 1_000
     batch_size: Positive = 64
     loss: Literal["huber", "mse"] = "huber"
+    rescale: bool = False
+    reset: NoReset | PeriodicReset = NoReset()
+    anneal: NoAnneal | ExponentialAnneal = NoAnneal()
 
 
 class Adam(Part, tag="adam"):
-    """Adam; a weight decay above zero is decoupled (AdamW)."""
+    """Adam; a weight decay above zero is decoupled (AdamW).
+
+    As in every optimiser, the learning rate falls in a straight line to zero over `decay_updates`, if there are any.
+    """
 
     learning_rate: Rate = 1e-3
     eps: Rate = 1e-8
     clip_norm: Rate | None = 10.0
     weight_decay: NotNegative = 0.0
+    decay_updates: Positive | None = None
+
+
+class Radam(Part, tag="radam"):
+    """Rectified Adam, which needs no warm-up (Liu et al. 2020); a weight decay above zero is decoupled."""
+
+    learning_rate: Rate = 2.5e-4
+    eps: Rate = 1e-8
+    clip_norm: Rate | None = 10.0
+    weight_decay: NotNegative = 0.0
+    decay_updates: Positive | None = None
 
 
 class Rmsprop(Part, tag="rmsprop"):
@@ -107,6 +219,7 @@ class Rmsprop(Part, tag="rmsprop"):
     centered: bool = True
     clip_norm: Rate | None = 10.0
     weight_decay: NotNegative = 0.0
+    decay_updates: Positive | None = None
 
 
 class Sgd(Part, tag="sgd"):
@@ -116,6 +229,7 @@ class Sgd(Part, tag="sgd"):
     momentum: Fraction = 0.0
     clip_norm: Rate | None = 10.0
     weight_decay: NotNegative = 0.0
+    decay_updates: Positive | None = None
 
 
 class MlpTorso(Part, tag="mlp"):
@@ -130,6 +244,24 @@ class NatureTorso(Part, tag="nature"):
     width: Positive = 512
 
 
+class ImpalaTorso(Part, tag="impala"):
+    """Three sections of residual convolutions, `factor` times the published 16, 32, 32 channels (Espeholt et al. 2018).
+
+    The last maps are max-pooled to `pool` x `pool` whatever their size; `width` units follow.
+    """
+
+    factor: Positive = 1
+    pool: Positive = 6
+    width: Positive = 256
+
+
+class MinatarTorso(Part, tag="minatar"):
+    """One 3x3 convolution and one fully connected layer, for small grids (Young and Tian 2019)."""
+
+    channels: Positive = 16
+    width: Positive = 128
+
+
 class OwnTorso(Part, tag="own"):
     """The user's own `nn.Module`, passed to `train(plan, torso=...)` from Python."""
 
@@ -138,12 +270,62 @@ class ScalarHead(Part, tag="scalar"):
     """One expected value per action."""
 
 
-class Net(Part):
-    """The network: a torso that makes features, a head that makes values."""
+class CategoricalHead(Part, tag="categorical"):
+    """Probabilities of `atoms` fixed returns from `low` to `high` per action (C51, Bellemare et al. 2017)."""
 
-    torso: MlpTorso | NatureTorso | OwnTorso | None = None
-    head: ScalarHead = ScalarHead()
+    atoms: Annotated[int, Meta(ge=2)] = 51
+    low: float = -10.0
+    high: float = 10.0
+
+
+class QuantileHead(Part, tag="quantile"):
+    """As many quantiles of the return per action (QR-DQN, Dabney et al. 2018)."""
+
+    quantiles: Positive = 200
+
+
+class ImplicitHead(Part, tag="implicit"):
+    """The return's quantile function at fractions drawn anew each time (IQN, Dabney et al. 2018).
+
+    `fractions` of the online network, `target_fractions` of the target network, `act_fractions` evenly spaced when
+    acting; `cosines` embed a fraction.
+    """
+
+    fractions: Positive = 64
+    target_fractions: Positive = 64
+    act_fractions: Positive = 32
+    cosines: Positive = 64
+
+
+class NoMemory(Part, tag="off"):
+    """The network sees one observation at a time."""
+
+
+class LstmMemory(Part, tag="lstm"):
+    """A long short-term memory after the torso; it also sees the previous action and reward."""
+
+    size: Positive = 128
+
+
+class GruMemory(Part, tag="gru"):
+    """A gated recurrent unit after the torso; it also sees the previous action and reward."""
+
+    size: Positive = 128
+
+
+class Net(Part):
+    """The network: a torso that makes features, perhaps a memory, a head that makes values."""
+
+    torso: MlpTorso | NatureTorso | ImpalaTorso | MinatarTorso | OwnTorso | None = None
+    memory: NoMemory | LstmMemory | GruMemory = NoMemory()
+    head: ScalarHead | CategoricalHead | QuantileHead | ImplicitHead = ScalarHead()
     dueling: bool = False
+    noisy: bool = False
+    noisy_sigma: Rate = 0.5
+    layer_norm: bool = False
+    spectral_norm: bool = False
+    dropout: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    decoupled: bool = False
 
 
 class UniformSampler(Part, tag="uniform"):
@@ -151,21 +333,52 @@ class UniformSampler(Part, tag="uniform"):
 
 
 class PrioritizedSampler(Part, tag="prioritized"):
-    """Proportional prioritised replay (Schaul et al. 2016); beta rises linearly over `beta_updates` updates."""
+    """Proportional prioritised replay (Schaul et al. 2016); beta rises linearly over `beta_updates` updates.
+
+    A new item gets the largest priority seen so far, or (`initial=actor`) the error its actor expected (Ape-X).
+    """
 
     alpha: Fraction = 0.6
     beta_start: Fraction = 0.4
     beta_end: Fraction = 1.0
     beta_updates: Positive = 100_000
     eps: Rate = 1e-6
+    initial: Literal["largest", "actor"] = "largest"
 
 
-class Replay(Part):
+class NoFilter(Part, tag="off"):
+    """Every step can be drawn."""
+
+
+class DuplicatesFilter(Part, tag="duplicates"):
+    """At most `copies` equal steps can be drawn at a time: same observation, action, reward, discount and outcome.
+
+    `still` also keeps out steps that changed nothing: the same observation again, without reward or end.
+    """
+
+    copies: Positive = 1
+    still: bool = False
+
+
+class Replay(Part, tag="buffer"):
     """What is remembered and how often it is learned from."""
 
     capacity: Positive = 100_000
     sampler: UniformSampler | PrioritizedSampler = UniformSampler()
+    filter: NoFilter | DuplicatesFilter = NoFilter()
     samples_per_insert: Rate = 16.0
+
+
+class Fresh(Part, tag="fresh"):
+    """No replay: `rows` steps of every environment are learned from `epochs` times and forgotten (PQN).
+
+    Targets are Q(lambda) returns with lambda = `trace` (Gallici et al. 2024); each epoch makes `minibatches` updates.
+    """
+
+    rows: Positive = 32
+    epochs: Positive = 2
+    minibatches: Positive = 32
+    trace: Fraction = 0.65
 
 
 class Inline(Part, tag="inline"):
@@ -193,6 +406,53 @@ class Eval(Part):
     test_episodes: Count = 100
 
 
+class SteadyRate(Part, tag="off"):
+    """The learning rate is the plan's own."""
+
+
+class PlateauRate(Part, tag="plateau"):
+    """`patience` evaluations without a better score: times `factor`, but not below `floor`.
+
+    A linear decay (`optim.decay_updates`) goes on from the lower rate.
+    """
+
+    patience: Positive = 3
+    factor: Annotated[float, Meta(gt=0.0, lt=1.0)] = 0.5
+    floor: Rate = 1e-5
+
+
+class SteadyBatch(Part, tag="off"):
+    """The batch size is the plan's own."""
+
+
+class GrowingBatch(Part, tag="grow"):
+    """`patience` evaluations without a better score: times `factor`, up to `largest`; updates per step stay."""
+
+    patience: Positive = 3
+    factor: Annotated[int, Meta(ge=2)] = 2
+    largest: Positive = 1_024
+
+
+class Steer(Part):
+    """What validation scores change; the run also ends after `stop_patience` evaluations without a better one."""
+
+    learning_rate: SteadyRate | PlateauRate = SteadyRate()
+    batch: SteadyBatch | GrowingBatch = SteadyBatch()
+    stop_patience: Positive | None = None
+
+
+class Population(Part):
+    """Several members learn side by side: one replay, weights of their own; the best of them is the run's policy.
+
+    Every `every_steps` the worst takes the weights of the best (Jaderberg et al. 2017); their learning rates are
+    `optim.learning_rate` in the middle and differ by the factor `spread` from one to the next.
+    """
+
+    num: Positive = 1
+    every_steps: Positive = 10_000
+    spread: Annotated[float, Meta(ge=1.0)] = 1.0
+
+
 class Until(Part):
     """When the run is done: after so many steps, so many seconds, or a validated score."""
 
@@ -213,12 +473,14 @@ class Plan(Part):
 
     env: Env
     algo: Algo = Algo()
-    optim: Adam | Rmsprop | Sgd = Adam()
+    optim: Adam | Radam | Rmsprop | Sgd = Adam()
     net: Net = Net()
-    replay: Replay = Replay()
+    replay: Replay | Fresh = Replay()
     runtime: Inline = Inline()
     save: Save = Save()
     eval: Eval = Eval()
+    steer: Steer = Steer()
+    population: Population = Population()
     until: Until = Until()
     log: Log = Log()
     seed: Count = 0

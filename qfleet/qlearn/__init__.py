@@ -1,27 +1,81 @@
 """The mathematics of Q-learning as pure functions."""
 
-from qfleet.plan.schema import Algo, DoubleRule
-from qfleet.qlearn.heads import Head, Scalar
-from qfleet.qlearn.rules import Double, Max, Rule, greedy
-from qfleet.qlearn.td import Steps, Tensors, View, td_loss, td_target
+from qfleet.data import Spec
+from qfleet.plan.schema import (
+    Algo,
+    CategoricalHead,
+    DoubleRule,
+    ImplicitHead,
+    MunchausenRule,
+    Plan,
+    QuantileHead,
+    SequencesView,
+)
+from qfleet.qlearn.heads import Categorical, Decoupled, Head, Implicit, Quantile, Scalar
+from qfleet.qlearn.rescale import squeeze, unsqueeze
+from qfleet.qlearn.returns import lambda_returns
+from qfleet.qlearn.rules import Choice, Double, Max, Munchausen, Rule, Seen, greedy
+from qfleet.qlearn.td import td_loss, td_target
+from qfleet.qlearn.views import Steps, Tensors, Unrolled, View
 
 
 def make_rule(algo: Algo) -> Rule:
     """The rule the plan names."""
-    return Double() if isinstance(algo.rule, DoubleRule) else Max()
+    match algo.rule:
+        case DoubleRule():
+            return Double()
+        case MunchausenRule(alpha=alpha, temperature=temperature, floor=floor):
+            return Munchausen(alpha, temperature, floor)
+        case _:
+            return Max()
+
+
+def make_head(plan: Plan, spec: Spec) -> Head:
+    """What the plan's network puts out."""
+    rescale = plan.algo.rescale
+    match plan.net.head:
+        case CategoricalHead(low=low, high=high):
+            return Categorical(low, high, rescale)
+        case QuantileHead():
+            return Quantile(rescale)
+        case ImplicitHead():
+            return Implicit(rescale)
+        case _:
+            loss = plan.algo.loss
+            return Decoupled(spec.actions, loss, rescale) if plan.net.decoupled else Scalar(loss, rescale)
+
+
+def make_view(algo: Algo) -> View:
+    """How the plan shows batches to the network."""
+    if isinstance(algo.view, SequencesView):
+        return Unrolled(algo.view.burn_in, algo.view.length, algo.view.eta)
+    return Steps()
 
 
 __all__ = [
+    "Categorical",
+    "Choice",
+    "Decoupled",
     "Double",
     "Head",
+    "Implicit",
     "Max",
+    "Munchausen",
+    "Quantile",
     "Rule",
     "Scalar",
+    "Seen",
     "Steps",
     "Tensors",
+    "Unrolled",
     "View",
     "greedy",
+    "lambda_returns",
+    "make_head",
     "make_rule",
+    "make_view",
+    "squeeze",
     "td_loss",
     "td_target",
+    "unsqueeze",
 ]

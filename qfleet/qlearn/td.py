@@ -1,70 +1,58 @@
-"""The one TD loss: every head, every rule, every view. Shapes: N items, A actions."""
-
-from dataclasses import dataclass
-from typing import Protocol
+"""The one TD loss: every head, every rule, every view. Shapes: N items, A actions, M rows learned from."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from qfleet.qlearn.heads import Head
-from qfleet.qlearn.rules import Rule
-
-
-@dataclass(slots=True)
-class Tensors:
-    """A Batch as tensors on the learner's device."""
-
-    obs: Tensor
-    action: Tensor
-    reward: Tensor
-    discount: Tensor
-    next_obs: Tensor
-    weight: Tensor
-    next_mask: Tensor | None = None
+from qfleet.data import split_actions
+from qfleet.nets import QNet
+from qfleet.qlearn.heads import HUGE, Decoupled, Head
+from qfleet.qlearn.rules import Rule, Seen
+from qfleet.qlearn.views import Tensors, View
 
 
-class View(Protocol):
-    """How a batch is shown to a network."""
-
-    def now(self, net: nn.Module, batch: Tensors) -> Tensor:
-        """Outputs where the actions were taken."""
-        ...
-
-    def next(self, net: nn.Module, batch: Tensors) -> Tensor:
-        """Outputs where the targets are read."""
-        ...
-
-
-@dataclass(frozen=True)
-class Steps:
-    """Each item stands alone: a feed-forward network sees one observation at a time."""
-
-    def now(self, net: nn.Module, batch: Tensors) -> Tensor:
-        """Outputs of the observations acted on."""
-        out: Tensor = net(batch.obs)
-        return out
-
-    def next(self, net: nn.Module, batch: Tensors) -> Tensor:
-        """Outputs of the observations n steps on."""
-        out: Tensor = net(batch.next_obs)
-        return out
-
-
-def td_target(head: Head, rule: Rule, view: View, online: nn.Module, target: nn.Module, batch: Tensors) -> Tensor:
-    """y of every item, without gradient."""
+def td_target(head: Head, rule: Rule, view: View, target: QNet, batch: Tensors, online_next: Tensor | None) -> Tensor:
+    """y of every row, without gradient."""
     with torch.no_grad():
-        next_out = view.next(target, batch)
-        online_values = head.values(view.next(online, batch)) if rule.needs_online else None
-        probs, bonus = rule(online_values, head.values(next_out), batch.next_mask)
-        reward = batch.reward if bonus is None else batch.reward + bonus
-        return head.target(next_out, probs, reward, batch.discount)
+        now, after = view.see(target, batch, now=rule.needs_now, after=True)
+        if after is None:
+            raise ValueError("the view showed nothing to bootstrap from")
+        seen = view.masks(Seen(head.values(after)), batch)
+        if online_next is not None:
+            seen.online_next = head.values(online_next.detach())
+        if now is not None:
+            seen.target_now, seen.action = head.values(now), choices(head, view.actions(batch))
+        choice = rule(seen)
+        reward, discount = view.gains(batch)
+        if choice.bonus is not None:
+            reward = reward + choice.bonus
+        if choice.entropy is not None:
+            reward = reward + discount * choice.entropy
+        return head.target(after, choice.probs, reward, discount)
 
 
 def td_loss(
-    head: Head, rule: Rule, view: View, online: nn.Module, target: nn.Module, batch: Tensors
+    head: Head, rule: Rule | None, view: View, online: QNet, target: QNet, batch: Tensors
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Importance-weighted mean loss [], priorities [N] and the values [N, A] it saw."""
-    goal = td_target(head, rule, view, online, target, batch)
-    out = view.now(online, batch)
-    loss, priority = head.loss(out, batch.action, goal)
-    return (loss * batch.weight).mean(), priority, head.values(out.detach())
+    """Importance-weighted mean loss [], priorities [N] and the values [M, A] it saw.
+
+    Without a rule the rewards are whole returns: they are what is learned, and nothing is bootstrapped.
+    """
+    needs_online = rule is not None and rule.needs_online
+    now, online_next = view.see(online, batch, now=True, after=needs_online)
+    if now is None:
+        raise ValueError("the view showed nothing to learn from")
+    goal = view.gains(batch)[0] if rule is None else td_target(head, rule, view, target, batch, online_next)
+    loss, priority = head.loss(now, view.actions(batch), goal)
+    loss, priority = view.settle(loss, priority, batch)
+    return loss, priority, real_values(head, now.detach())
+
+
+def real_values(head: Head, out: Tensor) -> Tensor:  # [M, A], or flat where dimensions have different counts
+    """The values of actions that there are."""
+    values = head.values(out)
+    return values[values != -HUGE] if isinstance(head, Decoupled) else values
+
+
+def choices(head: Head, action: Tensor) -> Tensor:  # [M] -> [M] or [M, D]
+    """The action as the head's values count it."""
+    return torch.stack(split_actions(action, head.counts), 1) if isinstance(head, Decoupled) else action

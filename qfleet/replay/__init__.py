@@ -3,18 +3,31 @@
 import numpy as np
 
 from qfleet.data import Spec
-from qfleet.plan.schema import Plan, PrioritizedSampler
+from qfleet.plan import largest_n_step
+from qfleet.plan.schema import Algo, DuplicatesFilter, Fresh, NoBonus, Plan, PrioritizedSampler, SequencesView
+from qfleet.plan.schema import Replay as Buffer
+from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
+from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.replay import Replay
 from qfleet.replay.samplers import Prioritized, Sampler, Uniform
 from qfleet.replay.store import Store, ring_rows, row_bytes
 
 
-def make_sampler(plan: Plan) -> Sampler:
-    """The sampler the plan names."""
-    match plan.replay.sampler:
+def make_cut(algo: Algo) -> Cut:
+    """What an item is under this plan: ready when the largest n that it can reach is."""
+    n = largest_n_step(algo)
+    if isinstance(algo.view, SequencesView):
+        view = algo.view
+        return SequenceCut(n, view.burn_in, view.length, view.stride, view.eta)
+    return StepCut(n)
+
+
+def make_sampler(buffer: Buffer, items: int) -> Sampler:
+    """The sampler the plan names, for so many items."""
+    match buffer.sampler:
         case PrioritizedSampler() as chosen:
             return Prioritized(
-                plan.replay.capacity,
+                items,
                 alpha=chosen.alpha,
                 beta_start=chosen.beta_start,
                 beta_end=chosen.beta_end,
@@ -25,26 +38,51 @@ def make_sampler(plan: Plan) -> Sampler:
             return Uniform()
 
 
+def make_filter(buffer: Buffer) -> Duplicates | None:
+    """What keeps items out, if the plan names something."""
+    match buffer.filter:
+        case DuplicatesFilter(copies=copies, still=still):
+            return Duplicates(copies, still=still)
+        case _:
+            return None
+
+
 def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) -> Replay:
-    """The replay the plan describes."""
+    """The replay the plan describes; for learning from fresh rows, one that holds just these."""
+    # A bonus is added to clipped rewards, not clipped with them.
+    clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
+    if isinstance(plan.replay, Fresh):
+        cut: Cut = SequenceCut(1, 0, plan.replay.rows, plan.replay.rows)
+        fold = Fold(1, plan.algo.discount, clip)
+        return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold)
+    cut, sampler = make_cut(plan.algo), plan.replay.sampler
     return Replay(
         spec,
         lanes,
         plan.replay.capacity,
-        make_sampler(plan),
+        make_sampler(plan.replay, cut.items_in(plan.replay.capacity)),
         rng,
-        n_step=plan.algo.n_step,
-        discount=plan.algo.discount,
-        clip_reward=plan.env.clip_reward,
+        cut=cut,
+        fold=Fold(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
+        actor_priority=isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
+        filter=make_filter(plan.replay),
+        gains=bool(spec.state) and not isinstance(plan.algo.bonus, NoBonus),
     )
 
 
 __all__ = [
+    "Cut",
+    "Duplicates",
+    "Fold",
     "Prioritized",
     "Replay",
     "Sampler",
+    "SequenceCut",
+    "StepCut",
     "Store",
     "Uniform",
+    "make_cut",
+    "make_filter",
     "make_replay",
     "make_sampler",
     "ring_rows",

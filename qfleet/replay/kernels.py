@@ -100,6 +100,66 @@ def cut(
 
 
 @njit(cache=True)
+def fold_many(
+    reward: Array,
+    discount: Array,
+    last: Array,
+    items: Array,
+    n: int,
+    gamma: float,
+    clip: bool,
+    out_reward: Array,
+    out_discount: Array,
+    next_rows: Array,
+) -> None:
+    """Fold the rewards of N items and tell which row each bootstraps from."""
+    lanes = last.shape[1]
+    for i in range(items.shape[0]):
+        row, lane = items[i] // lanes, items[i] % lanes
+        out_reward[i], out_discount[i], next_rows[i] = fold(reward, discount, last, row, lane, n, gamma, clip)
+
+
+@njit(cache=True)
+def cut_sequences(
+    obs: Array,
+    action: Array,
+    reward: Array,
+    discount: Array,
+    last: Array,
+    items: Array,
+    burn_in: int,
+    n: int,
+    gamma: float,
+    clip: bool,
+    out_obs: Array,
+    out_action: Array,
+    out_gain: Array,
+    out_last: Array,
+    out_reward: Array,
+    out_discount: Array,
+    out_ahead: Array,
+) -> None:
+    """Cut windows of W rows out of the ring, time-major; the L rows after the burn-in get folded rewards."""
+    rows, lanes = last.shape
+    for i in range(items.shape[0]):
+        begin, lane = items[i] // lanes, items[i] % lanes
+        for w in range(out_last.shape[0]):
+            slot = (begin + w) % rows
+            stack_into(obs, last, begin + w, lane, out_obs[w, i])
+            out_action[w, i] = action[slot, lane]
+            out_gain[w, i] = reward[slot, lane]
+            out_last[w, i] = last[slot, lane]
+        for at in range(out_reward.shape[0]):
+            row = begin + burn_in + at
+            if last[row % rows, lane]:
+                # A final observation: nothing was done there. It points at itself, and the view leaves it out.
+                out_reward[at, i], out_discount[at, i], out_ahead[at, i] = 0.0, 0.0, burn_in + at
+                continue
+            total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+            out_reward[at, i], out_discount[at, i], out_ahead[at, i] = total, keep, end - begin
+
+
+@njit(cache=True)
 def tree_set(tree: Array, leaves: Array, values: Array) -> None:
     """Write leaves and renew the sums above them. tree[1] is the root, tree[size + i] leaf i, size a power of two."""
     size = tree.shape[0] // 2

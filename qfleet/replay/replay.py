@@ -7,9 +7,10 @@ when its first row is about to be overwritten. Serial numbers never repeat: a la
 
 import numpy as np
 
-from qfleet.data import Array, Batch, Rollout, Spec, State
+from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
-from qfleet.replay.kernels import admit, cut
+from qfleet.replay.cuts import Cut, Fold
+from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.samplers import Sampler
 from qfleet.replay.store import Store, ring_rows
 
@@ -25,76 +26,74 @@ class Replay:
         sampler: Sampler,
         rng: np.random.Generator,
         *,
-        n_step: int = 1,
-        discount: float = 0.99,
-        clip_reward: bool = False,
+        cut: Cut,
+        fold: Fold,
+        actor_priority: bool = False,
+        filter: Duplicates | None = None,
+        gains: bool = False,
     ) -> None:
-        self.spec, self.lanes, self.capacity = spec, lanes, capacity
-        self.sampler, self.rng = sampler, rng
-        self.n_step, self.discount, self.clip_reward = n_step, discount, clip_reward
-        self.store = Store(spec, lanes, ring_rows(capacity, spec, lanes, n_step))
+        self.spec, self.lanes, self.capacity = spec, lanes, cut.items_in(capacity)
+        self.sampler, self.rng, self.cut, self.fold = sampler, rng, cut, fold
+        rows = ring_rows(capacity, spec, lanes, cut.window)
+        self.store = Store(spec, lanes, rows, values=actor_priority, gains=gains)
         # Room for one row's worth of newcomers before the oldest leave.
-        self.items = np.zeros(capacity + lanes * (n_step + 1), np.int64)
+        self.items = np.zeros(self.capacity + lanes * (cut.window + 1), np.int64)
         self.first = np.zeros(lanes, np.int64)
         self.tail = self.head = 0
+        self.filter = filter
+        self.ready = 0  # items since the replay was last empty, those kept out too
 
     def __len__(self) -> int:
         """How many items can be drawn."""
         return self.head - self.tail
 
-    def add(self, rollout: Rollout) -> int:
-        """Store every row and queue what became ready; returns how many steps (not `last` rows) came in."""
+    def add(self, rollout: Rollout, gain: Array | None = None) -> int:
+        """Store every row and queue what became ready; returns how many steps (not `last` rows) came in.
+
+        `gain` [T, B] is what the world gave, where the rollout's reward holds a bonus.
+        """
         for time in range(len(rollout.last)):
-            row = self.store.write(rollout, time)
-            self.head = admit(self.store.last, row, self.n_step, self.first, self.items, self.head)
-            self.tail = self.oldest_kept()
-            self.sampler.move(self.tail, self.head)
+            row, before = self.store.write(rollout, time, gain), self.head
+            self.head = self.cut.admit(self.store, row, self.first, self.items, before)
+            self.ready += self.head - before
+            if self.filter is not None and self.head > before:
+                self.head = self.filter.keep(self.store, self.fold, self.items, before, self.head)
+            self.move_to(self.oldest_kept())
+            if self.store.value is not None:
+                fresh = np.arange(max(before, self.tail), self.head)
+                self.sampler.update(fresh, self.cut.priority(self.store, self.at(fresh), self.fold))
         return int(rollout.last.size - np.count_nonzero(rollout.last))
+
+    def move_to(self, tail: int) -> None:
+        """Let go of the items before `tail`."""
+        if self.filter is not None:
+            self.filter.leave(tail - self.tail)
+        self.tail = tail
+        self.sampler.move(self.tail, self.head)
 
     def oldest_kept(self) -> int:
         """The first serial that stays: within capacity, and with every row of its window still in the ring."""
         tail = max(self.tail, self.head - self.capacity)
-        # Items queued later may begin up to n rows earlier, hence the margin.
-        safe = self.store.head - self.store.rows + self.spec.stack + self.n_step
+        # Items queued later may begin up to a window earlier, hence the margin.
+        safe = self.store.head - self.store.rows + self.spec.stack + self.cut.window
         while tail < self.head and self.items[tail % len(self.items)] // self.lanes < safe:
             tail += 1
         return tail
 
-    def sample(self, size: int) -> Batch | None:
+    def at(self, serials: Array) -> Array:
+        """The items with these serial numbers."""
+        found: Array = self.items[serials % len(self.items)]
+        return found
+
+    def sample(self, size: int) -> Batch | Sequences | None:
         """A batch of `size` items with replacement, or None while nothing is ready."""
         if not len(self):
             return None
-        serials, weight = self.sampler.draw(size, self.rng)
-        return self.cut(serials, weight)
+        return self.take(*self.sampler.draw(size, self.rng))
 
-    def cut(self, serials: Array, weight: Array) -> Batch:
+    def take(self, serials: Array, weight: Array) -> Batch | Sequences:
         """The items with these serial numbers, as a batch."""
-        num, store, spec = len(serials), self.store, self.spec
-        flat = store.obs.reshape(store.rows, self.lanes, -1)
-        obs, next_obs = (np.empty((num, spec.stack, flat.shape[2]), spec.dtype) for _ in range(2))
-        action, next_rows = np.empty(num, np.int64), np.empty(num, np.int64)
-        reward, discount = np.empty(num, np.float32), np.empty(num, np.float32)
-        items = self.items[serials % len(self.items)]
-        cut(
-            flat,
-            store.action,
-            store.reward,
-            store.discount,
-            store.last,
-            items,
-            self.n_step,
-            self.discount,
-            self.clip_reward,
-            obs,
-            action,
-            reward,
-            discount,
-            next_obs,
-            next_rows,
-        )
-        shape = (num, *spec.input_shape)
-        mask = None if store.mask is None else store.mask[next_rows % store.rows, items % self.lanes]
-        return Batch(obs.reshape(shape), action, reward, discount, next_obs.reshape(shape), weight, serials, mask)
+        return self.cut.cut(self.store, self.at(serials), self.fold, weight, serials)
 
     def update(self, ids: Array, priority: Array) -> None:
         """New priorities; those of items that have left are dropped."""
@@ -103,22 +102,22 @@ class Replay:
 
     def clear(self) -> None:
         """Forget everything; serial numbers go on, so late priorities still find nothing."""
-        self.tail = self.head
-        self.store.head = 0
+        self.move_to(self.head)
+        self.store.head = self.ready = 0
         self.first[:] = 0
-        self.sampler.move(self.tail, self.head)
 
     def first_row(self) -> int:
         """The oldest row that a live or coming item needs."""
         oldest = int(self.first.min())
         if len(self):
-            # Items queued later may begin up to n rows before the oldest queued one.
-            oldest = min(oldest, int(self.items[self.tail % len(self.items)]) // self.lanes - self.n_step)
+            # Items queued later may begin up to a window before the oldest queued one.
+            oldest = min(oldest, int(self.items[self.tail % len(self.items)]) // self.lanes - self.cut.window)
         return max(0, oldest - self.spec.stack)
 
     def state_dict(self) -> State:
         """All but the rows themselves, which `store.read` gives in segments."""
         live = np.arange(self.tail, self.head) % len(self.items)
+        copies = {} if self.filter is None else {"filter": self.filter.state_dict()}
         return {
             "tail": self.tail,
             "head": self.head,
@@ -128,6 +127,7 @@ class Replay:
             "items": self.items[live],
             "sampler": self.sampler.state_dict(),
             "rng": self.rng.bit_generator.state,
+            **copies,
         }
 
     def load_state_dict(self, state: State) -> None:
@@ -144,4 +144,7 @@ class Replay:
         self.items[np.arange(tail, head) % len(self.items)] = items
         self.sampler.move(tail, head)
         self.sampler.load_state_dict(saved_value(state, "sampler"))
+        self.ready = len(self)
+        if self.filter is not None:
+            self.filter.load_state_dict(saved_value(state, "filter"), len(self))
         restore_generator(self.rng, saved_value(state, "rng"))

@@ -3,20 +3,30 @@
 import numpy as np
 
 from qfleet.data import Rollout, Spec
+from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
+from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.replay import Replay
 from qfleet.replay.samplers import Prioritized
 
 
 def warm(spec: Spec) -> None:
-    """Add, draw and update once with observations of this kind."""
-    replay = Replay(spec, 1, 8, Prioritized(8), np.random.default_rng(0))
+    """Add, draw and update once with observations of this kind, as steps and as sequences."""
+    for cut in (StepCut(1), SequenceCut(1, 0, 1, 1)):
+        warm_cut(spec, cut)
+
+
+def warm_cut(spec: Spec, cut: Cut) -> None:
+    """Call every loop that this cut needs."""
+    rng, fold = np.random.default_rng(0), Fold(1, 0.99)
+    filter = Duplicates(copies=8)  # the rows are all alike
+    replay = Replay(spec, 1, 8, Prioritized(8), rng, cut=cut, fold=fold, actor_priority=True, filter=filter)
     for row in range(3):
         zero, last = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.bool_)
-        obs = np.zeros((1, 1, *spec.obs), spec.dtype)
-        replay.add(Rollout(obs, np.zeros((1, 1), np.int64), zero, zero + 1, last, (0, 0, row), 0))
+        obs, value = np.zeros((1, 1, *spec.obs), spec.dtype), np.zeros((1, 1, 2), np.float32)
+        replay.add(Rollout(obs, np.zeros((1, 1), np.int64), zero, zero + 1, last, (0, 0, row), 0, value=value))
     batch = replay.sample(2)
     if batch is not None:
-        replay.update(batch.ids, batch.reward)
+        replay.update(batch.ids, batch.weight)
         replay.sampler.load_state_dict(replay.sampler.state_dict())
 
 

@@ -1,10 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
-import logging
-import sys
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +9,26 @@ import msgspec
 import torch
 from torch import nn
 
-from qfleet.act import Policy
+from qfleet.act import Explore, Policy
 from qfleet.envs import absolute_id
-from qfleet.errors import NoCheckpointError, QfleetError, UsageError
+from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
-from qfleet.run.course import OUT_OF_TIME, SOLVED, Course
-from qfleet.run.diary import Callback, Diary, Ending
+from qfleet.run.conduct import conduct, teller, threads
+from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
+from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
-from qfleet.run.keeper import Keeper
 from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.resolve import require_device, resolve, usable_device
-from qfleet.run.signals import Asked, listening
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
-from qfleet.run.wiring import LAYERS, EnvMaker, Line, make_line, make_policy, make_train_world, stream
-from qfleet.save import Checkpoint, Checkpoints, hold_run, unpack_tensors
-from qfleet.watch import (
-    TensorBoardWriter,
-    Watcher,
-    auto_mode,
-    find_run,
-    make_watcher,
-    new_run_dir,
-    provenance,
-    read_json,
-    read_rows,
-    write_card,
-    write_json,
-)
+from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy, make_train_world
+from qfleet.save import Checkpoint, Checkpoints, unpack_tensors
+from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
 
-Path_ = str | Path
+AnyPath = str | Path
 
 
 class Run:
@@ -79,7 +63,7 @@ class Run:
         with threads(plan):
             return {"kind": "eval", **(Judge(plan, self.make).test(self.policy, max(1, episodes)) or {})}
 
-    def record(self, file: Path_ | None = None, episodes: int = 1) -> Path:
+    def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
         return record(self.plan, self.policy, Path(file or self.path / "videos" / "play.mp4"), episodes, self.make)
 
@@ -91,13 +75,14 @@ class Run:
 def train(
     plan: Plan,
     *,
-    out: Path_ = "runs",
+    out: AnyPath = "runs",
     name: str | None = None,
     env: EnvMaker | None = None,
     torso: nn.Module | None = None,
+    explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
-    weights_from: Path_ | None = None,
+    weights_from: AnyPath | None = None,
     command: list[str] | None = None,
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
@@ -105,32 +90,38 @@ def train(
     with threads(plan):
         world = make_train_world(plan, env)
 
+    told: list[str] = []  # of the run whose weights this one begins with, before there is a diary
+
     def begin(course: Course) -> list[str]:
+        for text in told:
+            teller(course.diary)(text)
         course.keeper.require_space()
         course.line.actor.start()
         course.save()
         return []
 
     with closing(world):
-        plan = resolve(plan, world.spec, own_torso=torso is not None)
+        plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
         require_memory(plan, world.spec)
-        line = make_line(plan, world, torso)
+        line = make_line(plan, world, torso, explore)
         if weights_from is not None:
-            adopt(line, find_run(weights_from, out))
+            adopt(line, find_run(weights_from, out), told.append)
         folder = new_run_dir(Path(out), plan.env.id, name)
         write_plan(plan, folder / "run.toml")
         write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
         sign(folder, plan.env)
-        return conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+    return Run(folder, plan, line.policy, env)
 
 
 def resume(
-    path: Path_,
+    path: AnyPath,
     *,
     steps: int | None = None,
-    out: Path_ = "runs",
+    out: AnyPath = "runs",
     env: EnvMaker | None = None,
     torso: nn.Module | None = None,
+    explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
     trust_env: bool = False,
@@ -155,8 +146,9 @@ def resume(
     with closing(world):
         require_device(plan)
         require_memory(plan, world.spec)
-        line = make_line(plan, world, torso)
-        return conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+        line = make_line(plan, world, torso, explore)
+        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+    return Run(folder, plan, line.policy, env)
 
 
 def checked(plan: Plan) -> Plan:
@@ -184,73 +176,23 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
 
 
 def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
-    """The plan with another end; a score or time that was reached before no longer stops it."""
+    """The plan with another end; a score, time or patience that ended it before no longer does."""
     reason, until = str(status.get("reason", "")), plan.until
     score = None if reason.startswith(SOLVED) else until.score
     seconds = None if reason.startswith(OUT_OF_TIME) else until.seconds
+    patience = None if reason.startswith(GAVE_UP) else plan.steer.stop_patience
     return msgspec.structs.replace(
-        plan, until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds)
+        plan,
+        until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds),
+        steer=msgspec.structs.replace(plan.steer, stop_patience=patience),
     )
 
 
-def conduct(
-    line: Line,
-    folder: Path,
-    begin: Callable[[Course], list[str]],
-    *,
-    env: EnvMaker | None,
-    callbacks: Iterable[Callback],
-    watcher: Watcher | None,
-) -> Run:
-    """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
-    plan = line.plan
-    watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
-        diary = Diary(line, folder, watcher, callbacks)
-        course = make_course(line, diary, env, asked)
-        try:
-            notes = begin(course)
-            diary.write_status()
-            if watcher is not None:
-                watcher.start(introduction(plan, folder, notes))
-            diary.callbacks += row_writers(plan, folder, course.steps)
-            status = diary.write_status(*course.complete())
-        except BaseException as error:
-            log.exception("the run ended with an error")
-            status = diary.write_failure(failure(error), begun=course.keeper.last is not None)
-            raise
-        finally:
-            if watcher is not None:
-                watcher.stop(status)
-            course.close()
-        write_card(folder)
-    return Run(folder, plan, line.policy, env)
-
-
-def interactive_watcher() -> Watcher | None:
-    """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
-    mode = auto_mode(sys.stdout)
-    return make_watcher(mode) if mode == "live" else None
-
-
-def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
-    """Where rows go besides metrics.jsonl."""
-    return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
-
-
-def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) -> Course:
-    """The course of a line, with its judge and keeper."""
-    keep, events = line.plan.save.keep, diary.events.event
-    checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events)
-    keeper = Keeper(checkpoints, line, provenance(None)["versions"])
-    return Course(line, Judge(line.plan, env), keeper, diary, asked)
-
-
 def load(
-    path: Path_,
+    path: AnyPath,
     *,
     which: str = "best",
-    out: Path_ = "runs",
+    out: AnyPath = "runs",
     env: EnvMaker | None = None,
     torso: nn.Module | None = None,
     trust_env: bool = False,
@@ -275,19 +217,19 @@ def load(
     return Run(folder, plan, policy, env)
 
 
-def weights_of(folder: Path, which: str = "best") -> dict[str, Any]:
+def weights_of(folder: Path, which: str = "best", warn: Callable[[str], object] | None = None) -> dict[str, Any]:
     """The weights of a run's best or latest checkpoint; without an evaluation yet, the best is the latest."""
     if which not in ("best", "latest"):
         raise UsageError(
             f"which={which!r} is not a checkpoint", "A run has a best one and a latest one.", "Use best or latest."
         )
-    checkpoints = Checkpoints(folder / "checkpoints", writer=False)
+    checkpoints = Checkpoints(folder / "checkpoints", writer=False, warn=warn)
     best = read_json(folder / "best.json").get("step")
     if which == "best" and isinstance(best, int):
         try:
             return model_of(checkpoints.load(best, whole=False))
         except NoCheckpointError as error:
-            warnings.warn(f"{error.what} The latest checkpoint is used instead.", stacklevel=2)
+            checkpoints.warn(f"{error.what} The latest checkpoint is used instead.")
     return checkpoints.restore(model_of, whole=False)
 
 
@@ -296,9 +238,9 @@ def model_of(checkpoint: Checkpoint) -> dict[str, Any]:
     return unpack_tensors(checkpoint.read("model.safetensors"))
 
 
-def adopt(line: Line, source: Path) -> None:
+def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
-    weights, own = weights_of(source), line.learner.model_arrays()
+    weights, own = weights_of(source, warn=warn), line.learner.model_arrays()
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:
@@ -307,8 +249,7 @@ def adopt(line: Line, source: Path) -> None:
             f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
             f"Use the same net.* settings: see `qfleet runs show {source.name}`.",
         )
-    restore(line.learner.net, weights)
-    restore(line.learner.target, weights)
+    line.learner.begin_with(weights)
 
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:
@@ -318,62 +259,3 @@ def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:
         return estimate_memory(plan, world.spec)
     finally:
         world.close()
-
-
-@contextmanager
-def threads(plan: Plan) -> Iterator[None]:
-    """Torch's thread count for the time of a run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(plan.runtime.threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def own_torch_rng(plan: Plan) -> Iterator[None]:
-    """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(plan.seed, LAYERS).integers(2**63)))
-        yield
-
-
-@contextmanager
-def logbook(folder: Path) -> Iterator[logging.Logger]:
-    """logs/run-0.log: the traceback of an error that ended this run."""
-    (folder / "logs").mkdir(exist_ok=True)
-    log, handler = (
-        logging.getLogger(f"qfleet.{folder.name}"),
-        logging.FileHandler(folder / "logs" / "run-0.log", delay=True),
-    )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield log
-    finally:
-        log.removeHandler(handler)
-        handler.close()
-
-
-def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:
-    """What a watcher is told first."""
-    return {
-        "run": str(folder),
-        "env": plan.env.id,
-        "device": plan.runtime.device,
-        "threads": plan.runtime.threads,
-        "until_steps": plan.until.steps,
-        "notes": list(notes),
-    }
-
-
-def failure(error: BaseException) -> Ending:
-    """How a run ends that raised."""
-    if isinstance(error, QfleetError):
-        state = "diverged" if error.exit_code == 3 else "failed"
-        return Ending(state, error.exit_code, error.what)
-    if isinstance(error, KeyboardInterrupt):
-        return Ending("interrupted", 130, "stopped by SIGINT before it had begun")
-    return Ending("failed", 1, f"{type(error).__name__}: {error}")

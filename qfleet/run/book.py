@@ -26,6 +26,11 @@ class Book:
     judged_steps: int = 0
     best: dict[str, Any] | None = None
     last_eval: dict[str, Any] | None = None
+    # What steering counts: the best score it saw, and evaluations since then or since it last acted.
+    peak: float | None = None
+    stale: int = 0
+    rate_waited: int = 0
+    batch_waited: int = 0
 
     def note(self, tick: Tick) -> None:
         """Take a worker's tick in."""

@@ -1,17 +1,19 @@
 """The course of a run: turn the line, judge, save, go back when numbers fail, and know when it is done."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from qfleet.act.policy import NonFiniteValues
-from qfleet.data import Batch
+from qfleet.data import Batch, Sequences
 from qfleet.errors import DivergedError, NoCheckpointError, StorageError
-from qfleet.learn import Diverging, restore
+from qfleet.learn import Diverging, Members, restore
 from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.inline import Inline
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import ENDINGS, Asked
+from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, stream
 from qfleet.save import pack_tensors, unpack_tensors
 from qfleet.watch import write_file, write_json
@@ -19,6 +21,7 @@ from qfleet.watch import write_file, write_json
 ROLLBACKS = 3
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
+GAVE_UP = "no better validation score within steer.stop_patience"
 
 
 class Course:
@@ -29,8 +32,9 @@ class Course:
         self.plan, self.book, self.clock = line.plan, diary.book, diary.clock
         self.folder: Path = diary.folder
         self.runtime = Inline(line)
+        self.steering = Steering(line, self.book)
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
-        self.bests: list[int] = []  # steps of the best checkpoints that the kept ones name
+        self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
     def steps(self) -> int:
@@ -59,6 +63,8 @@ class Course:
         """One step in every lane and its updates."""
         for tick in self.runtime.turn():
             self.book.note(tick)
+            if "reset" in tick.stats:
+                self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
     def do_due(self) -> None:
         """Rows, evaluation and saving, each when its time has come."""
@@ -84,6 +90,8 @@ class Course:
             return Ending("stopped", 75, "stopped by a callback")
         if until.score is not None and self.solved(until.score):
             return Ending("done", 0, f"{SOLVED}={until.score:g}")
+        if self.steering.gave_up():
+            return Ending("done", 0, f"{GAVE_UP}={self.plan.steer.stop_patience}")
         if self.steps >= until.steps:
             return Ending("done", 0, f"reached until.steps={until.steps}")
         if until.seconds is not None and self.diary.seconds() >= until.seconds:
@@ -98,13 +106,46 @@ class Course:
 
     def judge_now(self) -> None:
         """Judge the policy, and commit it if it is the best so far."""
-        best = self.book.best
-        if self.validate() and not self.try_save():
+        best, before, is_best = self.book.best, self.book.judged_steps, self.validate()
+        if self.book.judged_steps == self.steps and self.book.last_eval is not None:
+            self.steer(self.book.last_eval["mean"])
+            if self.due(self.plan.population.every_steps, before):
+                self.exploit(self.book.last_eval)
+        if is_best and not self.try_save():
             self.book.best = best
 
-    def validate(self) -> bool:
+    def steer(self, score: float) -> None:
+        """Let a validation change what the plan lets it change, and tell."""
+        for act in self.steering.see(score):
+            self.diary.tell("steer", act.text, setting=act.setting, before=act.before, after=act.after)
+        if self.steering.gave_up():
+            text = f"stopping: no score above {self.book.peak:g} in {evaluations(self.book.stale)}"
+            self.diary.tell("steer", text, setting="steer.stop_patience")
+
+    def exploit(self, judged: Row) -> None:
+        """Let the worst member of a population take the best one's weights, and tell."""
+        if not isinstance(learner := self.line.learner, Members):
+            return
+        if (worst := learner.exploit(scores := judged["members"])) is not None:
+            best = learner.leader
+            text = f"member {worst} ({scores[worst]:.4g}) takes the weights of member {best} ({scores[best]:.4g})"
+            self.diary.tell("exploit", text, member=worst, leader=best)
+
+    def judged(self, *, everyone: bool) -> Row | None:
+        """A validation, unless it is cut short: of a population that of its best member, who leads from now on."""
+        learner, stop = self.line.learner, lambda: bool(self.asked)
+        if not (isinstance(learner, Members) and everyone):
+            return self.judge.validate(self.line.policy, stop=stop)
+        found = [self.judge.validate(policy, stop=stop) for policy in self.line.policies]
+        rows = [row for row in found if row is not None]
+        if len(rows) < len(found):
+            return None
+        learner.lead(scores := [row["mean"] for row in rows])
+        return {**rows[learner.leader], "members": scores, "leader": learner.leader}
+
+    def validate(self, *, everyone: bool = True) -> bool:
         """Judge the greedy policy: is it the best so far? Of equals the later one is, for it has seen more."""
-        row = self.judge.validate(self.line.policy, stop=lambda: bool(self.asked))
+        row = self.judged(everyone=everyone)
         if row is None:
             return False  # cut short: not an evaluation, and still due
         self.book.judged_steps = self.steps
@@ -153,16 +194,24 @@ class Course:
         self.tried_steps = self.steps
         meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
         self.keeper.save(self.steps, self.book.state_dict(), meta)
-        self.write_best()
-        self.prune()
+        self.tidy(self.write_best, self.prune)
         self.diary.saved_at = self.tried_at = self.clock()
         self.save_seconds = self.tried_at - begin
+
+    def tidy(self, *chores: Callable[[], None]) -> None:
+        """What follows a commit. The commit stands: what the disk refuses now is done after the next one."""
+        for chore in chores:
+            try:
+                chore()
+            except (StorageError, OSError) as cause:
+                self.diary.warn(f"saved, but not tidied up: {cause.what if isinstance(cause, StorageError) else cause}")
 
     def prune(self) -> None:
         """Old checkpoints go, but never the best as any kept checkpoint knows it."""
         if self.book.best is not None:
-            self.bests = [*self.bests, self.book.best["env_steps"]][-self.plan.save.keep :]
-        self.keeper.checkpoints.prune(self.bests)
+            self.bests[self.steps] = self.book.best["env_steps"]
+        self.bests = dict(list(self.bests.items())[-self.plan.save.keep :])
+        self.keeper.checkpoints.prune(self.bests.values())
 
     def load(self, **options: Any) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
@@ -170,7 +219,7 @@ class Course:
             lambda found: (found.meta, self.keeper.load(found)), **options
         )
         self.book.load_state_dict(book)
-        self.bests = [self.book.best["env_steps"]] if self.book.best is not None else []
+        self.bests = {self.steps: self.book.best["env_steps"]} if self.book.best is not None else {}
         if self.book.best is not None and self.book.best["env_steps"] not in self.keeper.checkpoints.steps():
             self.diary.warn(f"the best checkpoint, step {self.book.best['env_steps']}, is gone: a new best is sought")
             self.book.best = None
@@ -214,10 +263,10 @@ class Course:
         self.line.feed.replay.rng = stream(self.plan.seed, SAMPLE, rollbacks)
         self.diary.warn(f"rolled back to step {self.steps}: {cause}")
 
-    def keep_batch(self, batch: Batch) -> None:
+    def keep_batch(self, batch: Batch | Sequences) -> None:
         """The batch that could not be learned from, for the curious."""
         (self.folder / "debug").mkdir(exist_ok=True)
-        arrays = {name: getattr(batch, name) for name in ("obs", "action", "reward", "discount", "next_obs", "weight")}
+        arrays = {name: value for name in batch.__slots__ if (value := getattr(batch, name)) is not None}
         write_file(self.folder / "debug" / f"batch_{self.steps:012d}.safetensors", pack_tensors(arrays))
 
     # The end
@@ -228,13 +277,15 @@ class Course:
         score = None
         if ending.state == "done":
             if self.plan.eval.episodes and self.book.judged_steps != self.steps:
-                self.validate()  # not committed: a longer run would not have judged here
-                self.write_best()
+                # Not committed: a longer run would not have judged here, nor chosen another leader.
+                self.validate(everyone=False)
+                self.tidy(self.write_best)
             score = self.report()
         if self.asked and ending.state == "done":
             ending = Ending(*ENDINGS[str(self.asked.name)], "stopped while the final score was measured")
         result = None if score is None else short(score)
-        self.diary.emit("end", state=ending.state, exit_code=ending.exit_code, reason=ending.reason, score=result)
+        how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason, "score": result}
+        self.diary.emit("end", **how, **self.diary.filtered())
         return ending, score
 
     def report(self) -> Row | None:

@@ -98,6 +98,11 @@ class Diary:
             self.watcher.row(row)
         return row
 
+    def tell(self, kind: str, text: str, **fields: Any) -> None:
+        """Something that the run did to itself: an event, a row, and a line on the screen."""
+        self.events.event(kind, text=text, env_steps=self.steps, **fields)
+        self.emit(kind, text=text, **fields)
+
     def log(self) -> None:
         """A progress row."""
         book = self.book
@@ -110,13 +115,16 @@ class Diary:
             "progress",
             steps_per_second=round(steps_per_second, 1),
             updates_per_second=round(updates_per_second, 1),
-            epsilon=self.line.actor.epsilon(self.steps),
+            epsilon=self.line.actor.explorer.epsilon(self.steps),
             loss=book.take_loss(),
             return_mean=book.return_mean(),
             episodes=book.episodes,
             value_mean=book.value_mean,
             gradient_norm=book.gradient_norm,
             replay_size=len(self.line.feed.replay),
+            dormant=self.line.dormant(),
+            **self.line.moving(),
+            **self.line.feed.news(),
         )
 
     def speed(self) -> tuple[float, float]:
@@ -146,11 +154,11 @@ class Diary:
             "seconds": self.seconds(),
             "steps_per_second": steps_per_second,
             "updates_per_second": updates_per_second,
-            "epsilon": self.line.actor.epsilon(self.steps),
+            "epsilon": self.line.actor.explorer.epsilon(self.steps),
             "loss": book.loss_sum / book.loss_count if book.loss_count else None,
             "return_mean": book.return_mean(),
             "replay_size": len(self.line.feed.replay),
-            "replay_capacity": self.plan.replay.capacity,
+            "replay_capacity": self.line.feed.replay.capacity,
             "checkpoint_age_seconds": self.clock() - self.saved_at,
             "eval": book.last_eval,
             "best": book.best,
@@ -189,9 +197,15 @@ class Diary:
             "score": None if score is None else short(score),
             "exact": self.book.exact,
             "pid": os.getpid() if ending is RUNNING else None,
+            **self.filtered(),
         }
         write_json(self.folder / "status.json", status)
         return status
+
+    def filtered(self) -> Row:
+        """The share of items that the replay kept out, if it does so."""
+        filter = self.line.feed.replay.filter
+        return {} if filter is None else {"filtered": filter.share}
 
     def write_failure(self, ending: Ending, *, begun: bool) -> Row:
         """Leave word of an error; a run that had not begun again keeps what it knew before."""

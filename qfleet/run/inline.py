@@ -22,7 +22,7 @@ class Inline:
         self.learner = learning(line.learner, line.feed, self.channel, self.board, lambda: line.actor.in_flight)
         self.actor = acting(line.actor, self.channel, self.board)
         # From the first moment on: an evaluation may come before the first step.
-        line.policy.load(0, line.learner.net.state_dict())
+        line.actor.policy.load(0, line.learner.weights())
 
     def turn(self) -> Iterator[Tick]:
         """One step in every lane and the updates that go with it; afterwards everything is at rest."""

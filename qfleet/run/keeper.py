@@ -10,7 +10,6 @@ from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
 from qfleet.plan.schema import Plan
-from qfleet.replay import row_bytes
 from qfleet.run.wiring import Line
 from qfleet.save import (
     Checkpoint,
@@ -26,7 +25,8 @@ from qfleet.save import (
 
 SEGMENT_BYTES = 8 * 2**20
 HEADER_BYTES = 2**16  # names, shapes and alignment in a file of tensors
-FREE = ("until", "eval", "save", "log", "runtime")  # parts of a plan that may change while a run goes on
+# Parts of a plan that may change while a run goes on.
+FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
 
 
 class Keeper:
@@ -55,7 +55,7 @@ class Keeper:
         return {
             "versions": self.versions,
             "plan": decisive(plan),
-            "spec": plain(asdict(self.line.spec)),
+            "spec": as_json(asdict(self.line.spec)),
             "conditions": self.conditions(),
             "replay": plan.save.replay,
         }
@@ -91,7 +91,7 @@ class Keeper:
     def segments(self) -> Iterator[tuple[str, bytes | Link]]:
         """Replay rows in segments at fixed places, so that most are in an earlier checkpoint already."""
         store = self.line.feed.replay.store
-        size = segment_rows(row_bytes(store.spec) * store.lanes)
+        size = segment_rows(store.row_bytes * store.lanes)
         begin = self.line.feed.replay.first_row()
         while begin < store.head:
             end = min((begin // size + 1) * size, store.head)
@@ -115,7 +115,7 @@ class Keeper:
     def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
         require_same(checkpoint, "plan", decisive(self.line.plan))
-        require_same(checkpoint, "spec", plain(asdict(self.line.spec)))
+        require_same(checkpoint, "spec", as_json(asdict(self.line.spec)))
         try:
             book, lost = self.unpack(checkpoint)
         except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -146,7 +146,7 @@ class Keeper:
             begin, end = (int(part) for part in name.removesuffix(".zst").split("_")[-2:])
             if begin != at or not begin < end <= int(state["row"]) or end - begin > store.rows:
                 raise ValueError(f"{name} does not follow on row {at}")
-            limit = (end - begin) * store.lanes * row_bytes(store.spec) + HEADER_BYTES
+            limit = (end - begin) * store.lanes * store.row_bytes + HEADER_BYTES
             store.restore(begin, end, unpack_tensors(decompress(checkpoint.read(name), limit)))
             at = end
         if at != int(state["row"]):
@@ -160,10 +160,10 @@ def segment_rows(bytes_per_row: int) -> int:
 
 def decisive(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
-    return {path: value for path, value in plain(flatten(plan)).items() if path.split(".")[0] not in FREE}
+    return {path: value for path, value in as_json(flatten(plan)).items() if not path.startswith(FREE)}
 
 
-def plain(values: dict[str, Any]) -> dict[str, Any]:
+def as_json(values: dict[str, Any]) -> dict[str, Any]:
     """The values as JSON gives them back."""
     back: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
     return back

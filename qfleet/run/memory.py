@@ -4,19 +4,23 @@ from pathlib import Path
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Plan, PrioritizedSampler
-from qfleet.replay import ring_rows, row_bytes
+from qfleet.plan.schema import DuplicatesFilter, Fresh, Plan, PrioritizedSampler
+from qfleet.replay import make_cut, ring_rows, row_bytes
 
 GIB = 2**30
+COPY_BYTES = 100  # of one entry in the count of copies
 
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
-    """Bytes of a full replay: rows, queue, and the sum tree if there is one."""
-    rows = ring_rows(plan.replay.capacity, spec, plan.env.num, plan.algo.n_step) * plan.env.num
-    tree = 0
-    if isinstance(plan.replay.sampler, PrioritizedSampler):
-        tree = 16 * (1 << (plan.replay.capacity - 1).bit_length())
-    return rows * row_bytes(spec) + 8 * plan.replay.capacity + tree
+    """Bytes of a full replay: rows, queue, and the sum tree and the count of copies if there are such."""
+    if isinstance(plan.replay, Fresh):
+        return ring_rows(plan.replay.rows * plan.env.num, spec, plan.env.num, plan.replay.rows) * row_bytes(spec)
+    cut, capacity = make_cut(plan.algo), plan.replay.capacity
+    items = cut.items_in(capacity)
+    rows = ring_rows(capacity, spec, plan.env.num, cut.window) * plan.env.num
+    tree = 16 * (1 << (items - 1).bit_length()) if isinstance(plan.replay.sampler, PrioritizedSampler) else 0
+    copies = COPY_BYTES * items if isinstance(plan.replay.filter, DuplicatesFilter) else 0
+    return rows * row_bytes(spec) + 8 * items + tree + copies
 
 
 def available_bytes(group: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")) -> int:
@@ -46,7 +50,7 @@ def require_memory(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit, with the sum shown."""
     sizes = estimate(plan, spec)
     need, have = sizes["replay_bytes"], sizes["available_bytes"]
-    if need > 0.9 * have:
+    if need > 0.9 * have and not isinstance(plan.replay, Fresh):
         steps = int(plan.replay.capacity * 0.8 * have / need)
         raise UsageError(
             f"replay.capacity={plan.replay.capacity} does not fit into memory",

@@ -7,15 +7,17 @@ import torch
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.plan.schema import MlpTorso, NatureTorso, OwnTorso, Plan
+from qfleet.plan.schema import ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
 
-SMALLEST_PICTURE = 36  # the Nature convolutions need at least 36 x 36 pixels
+# Height and width that a torso's convolutions need at least.
+SMALLEST_PICTURE: dict[type, int] = {NatureTorso: 36, ImpalaTorso: 8, MinatarTorso: 3}
+MAX_JOINT_ACTIONS = 10_000
 
 
-def is_picture(spec: Spec) -> bool:
-    """Is it large enough for the Nature convolutions?"""
+def is_picture(spec: Spec, smallest: int = SMALLEST_PICTURE[NatureTorso]) -> bool:
+    """Is it large enough for convolutions (the Nature ones, unless told otherwise)?"""
     shape = spec.input_shape
-    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_PICTURE
+    return len(shape) == 3 and min(shape[1:]) >= smallest
 
 
 def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
@@ -31,10 +33,10 @@ def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
         )
     elif torso is None:
         torso = NatureTorso() if is_picture(spec) else MlpTorso()
-    elif isinstance(torso, NatureTorso) and not is_picture(spec):
+    elif (smallest := SMALLEST_PICTURE.get(type(torso))) and not is_picture(spec, smallest):
         raise UsageError(
-            f"net.torso.type=nature does not fit observations of shape {spec.input_shape}",
-            f"It wants pictures [channels, height, width] of at least {SMALLEST_PICTURE}x{SMALLEST_PICTURE}.",
+            f"net.torso.type={torso.__struct_config__.tag} does not fit observations of shape {spec.input_shape}",
+            f"It wants pictures [channels, height, width] of at least {smallest}x{smallest}.",
             "Use net.torso.type=mlp, or leave net.torso out.",
         )
     return msgspec.structs.replace(plan, net=msgspec.structs.replace(plan.net, torso=torso))
@@ -72,7 +74,7 @@ def choose_threads(plan: Plan) -> int:
     """Small networks are fastest on one thread; convolutions use every core."""
     if plan.runtime.threads is not None:
         return plan.runtime.threads
-    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso) else 1
+    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso | ImpalaTorso) else 1
 
 
 def check_normalize(plan: Plan, spec: Spec) -> None:
@@ -85,9 +87,35 @@ def check_normalize(plan: Plan, spec: Spec) -> None:
         )
 
 
-def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False) -> Plan:
+def check_actions(plan: Plan, spec: Spec) -> None:
+    """Every joint action needs an output of its own, unless the dimensions are decoupled."""
+    if plan.net.decoupled and spec.masked:
+        raise UsageError(
+            f"net.decoupled does not go with the action masks of {plan.env.id}",
+            "Masks speak of joint actions, a decoupled network values each dimension by itself.",
+            "Leave net.decoupled off.",
+        )
+    if plan.net.decoupled or spec.num_actions <= MAX_JOINT_ACTIONS:
+        return
+    counts = " x ".join(map(str, spec.actions))
+    raise UsageError(
+        f"{plan.env.id} has {spec.num_actions:,} joint actions (dimensions {counts})",
+        f"The network would need an output for each of them; the limit is {MAX_JOINT_ACTIONS:,}.",
+        "Set net.decoupled=true (preset decqn), which values each dimension by itself; fewer env.bins help a Box.",
+    )
+
+
+def choose_explore(plan: Plan, own: bool) -> Plan:
+    """A function of the user's own goes before what the plan says."""
+    if not own:
+        return plan
+    return msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
+
+
+def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False, own_explore: bool = False) -> Plan:
     """The plan with nothing left open."""
     check_normalize(plan, spec)
-    plan = choose_torso(plan, spec, own_torso)
+    check_actions(plan, spec)
+    plan = choose_explore(choose_torso(plan, spec, own_torso), own_explore)
     runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
     return msgspec.structs.replace(plan, runtime=runtime)

@@ -10,8 +10,9 @@ import os
 import secrets
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from qfleet.envs import absolute_id
+from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import names_code
 from qfleet.plan.schema import Env
@@ -70,7 +71,9 @@ def make_key(path: Path) -> None:
 
 def proof(run_dir: Path, env: Env) -> str:
     """What only this user can have written about this run and the code it names."""
-    facts = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
+    facts: dict[str, Any] = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
+    if file := module_file(env.id):
+        facts["file"] = file  # in another folder the same name may lead to somebody else's module
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
 
@@ -88,8 +91,13 @@ def require_trust(run_dir: Path, env: Env, trust_env: bool) -> None:
     found = str(read_json(run_dir / FILE).get("proof", ""))
     # As bytes: compare_digest takes no text beyond ASCII.
     if not hmac.compare_digest(found.encode(errors="replace"), proof(run_dir, env).encode()):
-        raise UsageError(
-            f"{run_dir.name} names code to run: env.id={env.id}",
-            "This run was not created by a command of yours at this place, so its code is not imported.",
-            "If you trust it, add --trust-env.",
-        )
+        raise _refused(run_dir, env)
+
+
+def _refused(run_dir: Path, env: Env) -> UsageError:
+    what = f"{run_dir.name} names code to run: env.id={env.id}"
+    why = "This run was not created by a command of yours at this place, so its code is not imported."
+    if file := module_file(env.id):
+        here = f"Or its module was another file: from this folder the name leads to {file}."
+        return UsageError(what, f"{why} {here}", "If you trust that file, add --trust-env.")
+    return UsageError(what, why, "If you trust it, add --trust-env.")

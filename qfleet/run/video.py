@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.act import Policy
+from qfleet.act import Policy, carry
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
@@ -44,11 +44,13 @@ def record(plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker
 def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
     """The frames of so many episodes, MAX_FRAMES at most."""
     now, last, done, frames = world.reset(), False, 0, 1
+    state = policy.blank(world.num)
     yield picture(world)
     while done < episodes and frames < MAX_FRAMES:
-        action, _, _ = policy.act(now.obs, mask=now.mask)
+        action, state, _ = policy.act(now.obs, state, mask=now.mask)
         world.send(action)
         now = world.receive()
+        state = carry(state, now.reward, np.array([last]))
         last = bool(now.terminated[0] | now.truncated[0]) and not last
         done += last
         frames += 1

@@ -1,6 +1,6 @@
 """Keeping state: checkpoints that are whole or absent, their manifests, and the lock of a run."""
 
-from qfleet.save.checkpoint import Checkpoint, Checkpoints, Link
+from qfleet.save.checkpoint import Checkpoint, Checkpoints, CheckpointWarning, Link
 from qfleet.save.damage import Damaged
 from qfleet.save.lock import hold_run
 from qfleet.save.segments import compress, decompress
@@ -9,6 +9,7 @@ from qfleet.save.verify import verify_run
 
 __all__ = [
     "Checkpoint",
+    "CheckpointWarning",
     "Checkpoints",
     "Damaged",
     "Link",

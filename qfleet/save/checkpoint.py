@@ -14,7 +14,7 @@ from qfleet.save.commit import Blob, Link, discard, drop, fill, make_dirs, publi
 from qfleet.save.damage import Damaged, NewerFormat
 from qfleet.save.files import REAL, FileLayer
 from qfleet.save.manifest import Entry, Manifest, parse_manifest, step_name, write_manifest
-from qfleet.save.verify import hash_problem, open_plain, read_manifest, step_folders, tree_problems, verify
+from qfleet.save.verify import hash_problem, open_saved, read_manifest, step_folders, tree_problems, verify
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Checkpoints", "Link"]
 
@@ -40,7 +40,7 @@ class Checkpoint:
     def read(self, name: str) -> bytes:
         """The bytes of one file, if they are the ones that were committed."""
         entry = self._entry(name)
-        with open_plain(self.path, name) as file:
+        with open_saved(self.path, name) as file:
             data = file.read(entry.bytes + 1)
         if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
             raise Damaged(self.path.name, f"{name} is not what the manifest says")
@@ -80,6 +80,7 @@ class Checkpoints:
         *,
         keep: int = 2,
         events: Callable[..., object] | None = None,
+        warn: Callable[[str], object] | None = None,
         files: FileLayer = REAL,
         writer: bool = True,
     ) -> None:
@@ -87,6 +88,7 @@ class Checkpoints:
             raise ValueError(f"keep={keep}: at least 2 checkpoints must be kept, or one bad file would end the run")
         self.root, self.keep, self.writer = Path(root), keep, writer
         self._events = events or (lambda kind, **fields: None)
+        self.warn = warn or _warn
         self._files = files
         self._whole: set[int] = set()  # steps whose every byte this object has written or checked
         self._last_bytes: int | None = None
@@ -161,14 +163,18 @@ class Checkpoints:
     def prune(self, best_steps: Collection[int] = ()) -> list[int]:
         """Delete all but the `keep` newest whole checkpoints and the best ones; says which went."""
         whole = [step for step, path in reversed(step_folders(self.root)) if self._is_whole(step, path)]
-        gone = sorted(set(whole[self.keep :]) - set(best_steps))
-        try:
-            for step in gone:
+        gone, refused = [], None
+        for step in sorted(set(whole[self.keep :]) - set(best_steps)):
+            try:
                 drop(self._files, self.root / step_name(step))
-        except OSError as error:
-            raise _storage(f"An old checkpoint in {self.root} could not be deleted", "", error) from error
+                gone.append(step)
+            except OSError as error:  # one that cannot go must not keep the others
+                refused = error
         if gone:
             self._events("checkpoint_pruned", steps=gone)
+        if refused is not None:
+            what = f"An old checkpoint in {self.root} could not be deleted"
+            raise _storage(what, "The newer ones are whole; this one only takes space.", refused) from refused
         return gone
 
     def require_space(self, need_bytes: int | None = None) -> None:
@@ -237,12 +243,16 @@ class Checkpoints:
             self._events("checkpoint_corrupt", **names, problems=damage.problems)
             instead = f"; going on from {used.name}" if used else ""
             text = f"The checkpoint {path.name} is damaged ({'; '.join(damage.problems)})"
-            warnings.warn(f"{text}, kept as {kept or path.name}{instead}.", CheckpointWarning, stacklevel=3)
+            self.warn(f"{text}, kept as {kept or path.name}{instead}.")
 
     def _failed(self, path: Path, earlier: list[int], error: OSError) -> StorageError:
         self._events("checkpoint_failed", checkpoint=path.name, reason=error.strerror or str(error))
         kept = f"The last one, {step_name(earlier[0])}, is still there." if earlier else "There is no earlier one."
         return _storage(f"The checkpoint {path} could not be saved", kept, error)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
 def _blank(step: int, meta: dict[str, Any]) -> Manifest:

@@ -62,7 +62,7 @@ def step_folders(root: Path) -> list[tuple[int, Path]]:
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a checkpoint directory, which must bear the name of its step."""
-    with open_plain(folder, MANIFEST_NAME) as file:
+    with open_saved(folder, MANIFEST_NAME) as file:
         manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1))
     if step_of(folder.name) != manifest.step:
         raise Damaged(folder.name, f"{MANIFEST_NAME} is that of step {manifest.step}")
@@ -80,13 +80,13 @@ def tree_problems(folder: Path, files: Mapping[str, Entry]) -> list[str]:
 
 def hash_problem(folder: Path, name: str, entry: Entry) -> str | None:
     """What is wrong with the bytes of one file, which is read as a stream."""
-    with open_plain(folder, name) as file:
+    with open_saved(folder, name) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return None if digest == entry.sha256 else f"{name} does not have the hash the manifest gives"
 
 
 @contextmanager
-def open_plain(folder: Path, name: str) -> Iterator[BufferedReader]:
+def open_saved(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a regular file for reading: no link is followed and no pipe is waited for."""
     with as_damage(name):
         number = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

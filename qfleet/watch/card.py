@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.watch.metrics import write_file
-from qfleet.watch.runs import flatten, show_run
+from qfleet.watch.runs import dotted, show_run
 from qfleet.watch.stream import clean
 from qfleet.watch.words import number
 
@@ -31,7 +31,7 @@ def write_card(run_dir: Path | str) -> Path:
     """Write card.md into the run directory: score, plan, versions, commands."""
     path = Path(run_dir)
     run = show_run(path)
-    plan = flatten(run["plan"])
+    plan = dotted(run["plan"])
     sections = [
         f"# {_cell(run['name'])}\n\n{_cell(run['env'])}, {_cell(run['state'])} after {number(run['steps'])} steps.",
         "## Score\n\n" + _scores(run),

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal, Protocol
 from qfleet.errors import UsageError
 from qfleet.watch.metrics import json_line
 from qfleet.watch.stream import Stream, clean, simplify
-from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line
+from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line, remark_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
 Clock = Callable[[], float]
@@ -53,7 +53,7 @@ class Lines:
 
 
 class PlainWatcher:
-    """One line every 30 seconds, one for each evaluation and for each new warning."""
+    """One line every 30 seconds, one for each evaluation, for each change made on the way and each new warning."""
 
     def __init__(self, stream: Stream, clock: Clock = time.monotonic) -> None:
         self.every_seconds = PLAIN_EVERY_SECONDS
@@ -70,9 +70,11 @@ class PlainWatcher:
         self._next = self._clock() + self.every_seconds
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show an evaluation; other rows are shown by `live`."""
+        """Show an evaluation, and what a row says in words; the others are shown by `live`."""
         if row.get("kind") == "eval":
             self._lines.say(evaluation_line(row))
+        elif row.get("text"):
+            self._lines.say(remark_line(row))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """A line, if the last one is 30 seconds old; a warning at once, and once."""

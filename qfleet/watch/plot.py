@@ -2,13 +2,17 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.watch.metrics import Row, read_rows, write_file
-from qfleet.watch.runs import read_plan
+from qfleet.watch.runs import read_tables
+from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours: told apart by people with any colour vision, and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FORMATS = {".png", ".svg", ".pdf"}
+MOST_POINTS = 200  # of a curve with an interval at each
+Points = tuple[list[float], list[float]]  # steps, returns
 INK, PALE = "#333333", "#E6E6E6"
 STYLE: dict[Any, Any] = {
     "font.size": 12,
@@ -40,6 +46,26 @@ def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
     """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`."""
     target = _target(Path(file))
     runs = {name: _rows(Path(path)) for name, path in _labels(paths).items()}
+    return _save(target, (12, 9), lambda figure: _draw(figure, runs, _title(paths)))
+
+
+def plot_sides(sides: Mapping[str, Sequence[Path]], file: Path | str) -> Path:
+    """Draw the return of each side over steps: IQM over its runs with the 95 % interval, a panel per environment."""
+    target = _target(Path(file))
+    panels: dict[str, dict[str, list[Points]]] = {}
+    for name, paths in sides.items():
+        for path in paths:
+            points = _curve(_rows(path), "eval", "mean")
+            if points[0]:
+                panels.setdefault(_env_id(path), {}).setdefault(name, []).append(points)
+    if not panels:
+        raise UsageError(
+            f"{', '.join(sides)} cannot be drawn", "no run was evaluated yet", "let them train for eval.every_steps"
+        )
+    return _save(target, (10 * len(panels), 6), lambda figure: _draw_panels(figure, panels))
+
+
+def _save(target: Path, size: tuple[float, float], draw: Callable[["Figure"], None]) -> Path:
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
@@ -49,8 +75,8 @@ def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
             "plots need the package matplotlib", f"it cannot be imported: {error}", 'pip install "qfleet[plot]"'
         ) from error
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(12, 9), dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.15))
-        _draw(figure, runs, _title(paths))
+        figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.15))
+        draw(figure)
         picture = io.BytesIO()
         figure.savefig(picture, format=target.suffix[1:].lower())
     write_file(target, picture.getvalue())
@@ -86,14 +112,17 @@ def _rows(path: Path) -> list[Row]:
 
 
 def _title(paths: Sequence[Path | str]) -> str:
-    ids = []
-    for path in paths:
-        try:
-            ids.append(str(read_plan(Path(path))["env"]["id"]))
-        except (UsageError, KeyError, TypeError):
-            continue
+    ids = [env_id for path in paths if (env_id := _env_id(Path(path)))]
     names = [Path(paths[0]).resolve().name] if len(paths) == 1 else []
     return " · ".join([*dict.fromkeys(ids), *names])
+
+
+def _env_id(path: Path) -> str:
+    """The environment of a run, or nothing where its plan cannot be read."""
+    try:
+        return str(read_tables(path)["env"]["id"])
+    except (UsageError, KeyError, TypeError):
+        return ""
 
 
 def _kind(row: Row) -> str:
@@ -101,7 +130,7 @@ def _kind(row: Row) -> str:
     return "test" if row.get("split") == "test" else str(row.get("kind"))
 
 
-def _curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> tuple[list[float], list[float]]:
+def _curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> Points:
     """Steps and values of one field; rows without a number there are left out."""
     points = [(row.get(at, row.get("env_steps")), row.get(field)) for row in rows if _kind(row) == kind]
     kept = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
@@ -183,3 +212,50 @@ def _steps_axis(axes: "Axes") -> None:
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+# --- runs side by side ---
+
+
+def _draw_panels(figure: "Figure", panels: dict[str, dict[str, list[Points]]]) -> None:
+    grid: Any = figure.subplots(1, len(panels), squeeze=False)
+    names = list(dict.fromkeys(name for sides in panels.values() for name in sides))
+    for axes, (env, sides) in zip(grid[0], panels.items(), strict=True):
+        for name, curves in sides.items():
+            _draw_side(axes, curves, name, COLOURS[names.index(name) % len(COLOURS)])
+        _label(axes, "return")
+        _steps_axis(axes)
+        axes.set_title(env, loc="left", fontweight="bold", pad=14)
+        axes.legend(loc="best")
+
+
+def _draw_side(axes: "Axes", curves: list[Points], name: str, colour: str) -> None:
+    """Each run as a thin line, their IQM as a thick one, and its interval as a band."""
+    for curve in curves:
+        axes.plot(*curve, color=colour, linewidth=0.8, alpha=0.4)
+    steps, values = aligned(curves)
+    found = [estimate(iqm, column[:, None], resamples=NUM_RESAMPLES) for column in values.T]
+    runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
+    what = f"IQM of {runs}, 95 % interval" if len(curves) > 1 else runs
+    middle = [each.value for each in found]
+    axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{name} ({what})")
+    low, high = [each.low for each in found], [each.high for each in found]
+    if len(curves) > 1:
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)  # type: ignore[arg-type]
+
+
+def aligned(curves: Sequence[Points]) -> tuple[Array, Array]:
+    """Curves at common steps: steps [P], values [runs, P].
+
+    Each run counts with its newest evaluation; one that ended early, for it had reached its score, keeps its last.
+    Leaving it out instead would show only those that still learn.
+    """
+    first = max(steps[0] for steps, _ in curves)
+    every = np.unique([step for steps, _ in curves for step in steps if step >= first])
+    # Runs are evaluated at nearly the same steps, not exactly: of those close together the last stands for all.
+    gaps = [gap for steps, _ in curves for gap in np.diff(steps)]
+    every = every[np.append(np.diff(every) > np.median(gaps) / 2 if gaps else np.diff(every) > 0, True)]
+    if len(every) > MOST_POINTS:
+        every = every[np.linspace(0, len(every) - 1, MOST_POINTS).round().astype(int)]
+    rows = [np.asarray(values)[np.searchsorted(steps, every, side="right") - 1] for steps, values in curves]
+    return every, np.stack(rows)

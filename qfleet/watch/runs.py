@@ -1,29 +1,48 @@
-"""Run directories: making, finding, listing, comparing and removing them."""
+"""Run directories, alone or in a group: making, finding, listing, comparing and removing them."""
 
 import difflib
 import fcntl
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from qfleet.errors import StorageError, UsageError
+from qfleet.plan import read_toml
 from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 LATEST = "latest"
-MOST_PLAN_BYTES = 1_000_000
 MOST_TRIES = 1000
+GROUP_FILE = "group.json"
+# What a group's folder holds besides its members.
+GROUP_FILES = (GROUP_FILE, "plan.toml", "plot.png", "trust.json")
 
 
 def is_run(path: Path) -> bool:
     """Is this the directory of a run?"""
     return os.path.isfile(path / "run.toml")  # False, too, for names the system refuses
+
+
+def is_group(path: Path) -> bool:
+    """Is this the directory of a group of runs?"""
+    return os.path.isfile(path / GROUP_FILE)
+
+
+def member_dirs(group: Path) -> list[Path]:
+    """The members of a group that have begun, in the group's own order."""
+    listed = read_json(group / GROUP_FILE).get("members")
+    names = [str(each.get("name")) for each in listed or () if isinstance(each, Mapping)]
+    return [group / name for name in names if NAME.fullmatch(name) and name[0] != "." and is_run(group / name)]
+
+
+def label(path: Path) -> str:
+    """A run's name; a member's with its group: cartpole-dqn-0007/seed-0."""
+    return f"{path.parent.name}/{path.name}" if is_group(path.parent) else path.name
 
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None, preset: str = "dqn") -> Path:
@@ -91,19 +110,57 @@ def check_name(name: str) -> None:
 
 
 def find_run(name: str | Path, out: Path | str = "runs") -> Path:
-    """A run by path, name, unique beginning of a name, or "latest"."""
+    """A run by path, name, unique beginning of a name, or "latest"; a member as GROUP/MEMBER."""
     text, parent = str(name), Path(out)
     if text == LATEST:
         return _latest(parent)
-    plain_name = NAME.fullmatch(text) is not None and text not in (".", "..")
-    if plain_name and is_run(parent / text):
-        return parent / text
-    if is_run(Path(text)):
-        return Path(text)
-    matches = [path for path in _run_dirs(parent) if plain_name and path.name.startswith(text)]
+    found = [path for path in _places(text, parent) if is_run(path)]
+    if found:
+        return found[0]
+    groups = [path for path in _places(text, parent) if is_group(path)]
+    if groups:
+        raise _not_one(groups[0])
+    return _only(text, _beginning(text, _run_dirs(parent)), parent)
+
+
+def find_entry(name: str | Path, out: Path | str = "runs") -> Path:
+    """A run or a group by path, name, unique beginning of a name, or "latest", which is the group of a member."""
+    text, parent = str(name), Path(out)
+    if text == LATEST:
+        run = _latest(parent)
+        return run.parent if is_group(run.parent) else run
+    found = [path for path in _places(text, parent) if is_run(path) or is_group(path)]
+    if found:
+        return found[0]
+    matches = _beginning(text, _entries(parent)) or _beginning(text, _run_dirs(parent))
+    return _only(text, matches, parent)
+
+
+def _places(text: str, parent: Path) -> list[Path]:
+    """Where a name may lead: into the folder of runs, or a path of its own."""
+    parts = text.split("/")
+    plain = len(parts) <= 2 and all(NAME.fullmatch(part) and part not in (".", "..") for part in parts)
+    return [*([parent / text] if plain else []), Path(text)]
+
+
+def _beginning(text: str, paths: list[Path]) -> list[Path]:
+    """The runs or groups whose name begins so; a member's is its own or that with its group."""
+    return [path for path in paths if text and (label(path).startswith(text) or path.name.startswith(text))]
+
+
+def _only(text: str, matches: list[Path], parent: Path) -> Path:
     if len(matches) == 1:
         return matches[0]
     raise _ambiguous(text, matches) if matches else _unknown(text, parent)
+
+
+def _not_one(group: Path) -> UsageError:
+    members = [label(path) for path in member_dirs(group)]
+    return UsageError(
+        f"{group} is a group of runs, not a run",
+        f"its members are {', '.join(members[:5])}{', ...' if len(members) > 5 else ''}" if members else "it is empty",
+        f"name a member, or see all of them: qfleet compare {group}",
+    )
 
 
 def _latest(parent: Path) -> Path:
@@ -118,12 +175,12 @@ def _latest(parent: Path) -> Path:
 
 
 def _ambiguous(text: str, matches: list[Path]) -> UsageError:
-    names = ", ".join(sorted(path.name for path in matches)[:5]) + (", ..." if len(matches) > 5 else "")
+    names = ", ".join(sorted(map(label, matches))[:5]) + (", ..." if len(matches) > 5 else "")
     return UsageError(f"{text!r} could be {len(matches)} runs", f"these begin so: {names}", "give more of the name")
 
 
 def _unknown(text: str, parent: Path) -> UsageError:
-    names = [path.name for path in _run_dirs(parent)]
+    names = [path.name for path in _entries(parent)]
     near = difflib.get_close_matches(Path(text).name, names, n=3, cutoff=0.4) or names[:3]
     why = f"{parent} holds " + (f"for example {', '.join(near)}" if near else "no runs")
     return UsageError(
@@ -132,17 +189,24 @@ def _unknown(text: str, parent: Path) -> UsageError:
 
 
 def _run_dirs(parent: Path) -> list[Path]:
-    """Runs in a folder, the one active last first."""
+    """Runs in a folder, members of groups among them, the one active last first."""
+    found = [path for entry in _entries(parent) for path in (member_dirs(entry) if is_group(entry) else [entry])]
+    return sorted(found, key=lambda path: (_touched(path), label(path)), reverse=True)
+
+
+def _entries(parent: Path) -> list[Path]:
+    """Groups, and runs outside of groups, the one active last first."""
     try:
-        found = [path for path in parent.iterdir() if not path.name.startswith(".") and is_run(path)]
+        found = [path for path in parent.iterdir() if not path.name.startswith(".")]
     except OSError:
         return []
+    found = [path for path in found if is_run(path) or is_group(path)]
     return sorted(found, key=lambda path: (_touched(path), path.name), reverse=True)
 
 
 def _touched(path: Path) -> float:
-    """When the run last said something about itself."""
-    for name in ("status.json", "run.toml"):
+    """When the run, or the group, last said something about itself."""
+    for name in ("status.json", "run.toml", GROUP_FILE):
         try:
             return (path / name).stat().st_mtime
         except OSError:
@@ -150,19 +214,9 @@ def _touched(path: Path) -> float:
     return 0.0
 
 
-def read_plan(path: Path) -> dict[str, Any]:
-    """run.toml as plain data."""
-    file = path / "run.toml"
-    try:
-        if file.stat().st_size > MOST_PLAN_BYTES:
-            raise UsageError(
-                f"{file} is larger than {MOST_PLAN_BYTES:,} bytes", "no plan is", "is this a run directory?"
-            )
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"cannot read the plan in {file}", f"{error}", "name the directory of a run; list them with: qfleet runs"
-        ) from error
+def read_tables(run_dir: Path) -> dict[str, Any]:
+    """run.toml as the tables it holds, be they a plan of this version or not."""
+    return read_toml(run_dir / "run.toml")
 
 
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
@@ -174,11 +228,11 @@ def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
 def _listed(path: Path) -> dict[str, Any]:
     status = read_json(path / "status.json")
     try:
-        env = read_plan(path).get("env")
+        env = read_tables(path).get("env")
     except UsageError:
         env = None
     return {
-        "name": path.name,
+        "name": label(path),
         "path": str(path),
         "env": env.get("id", "?") if isinstance(env, Mapping) else "?",
         "state": run_state(path, status),
@@ -227,7 +281,7 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def remove_run(path: Path | str) -> None:
-    """Delete a run directory, unless it is not one or a process still writes to it."""
+    """Delete a run directory, unless it is not one or a process still writes to it; a group goes with its last run."""
     path = Path(path)
     if path.is_symlink() or not is_run(path):
         raise UsageError(
@@ -238,6 +292,7 @@ def remove_run(path: Path | str) -> None:
     try:
         with _held(path):
             shutil.rmtree(path)
+        _leave_group(path.parent)
     except BlockingIOError:
         raise StorageError(
             f"{path} is in use", "a process is still writing to this run", "stop it with Ctrl-C first"
@@ -250,6 +305,17 @@ def remove_run(path: Path | str) -> None:
         ) from error
 
 
+def _leave_group(group: Path) -> None:
+    """A group without members is removed, unless somebody keeps something of their own there."""
+    if not is_group(group) or member_dirs(group) or is_locked(group):
+        return
+    for name in GROUP_FILES:
+        (group / name).unlink(missing_ok=True)
+    shutil.rmtree(group / "logs", ignore_errors=True)
+    with suppress(OSError):
+        group.rmdir()
+
+
 def show_run(path: Path | str) -> dict[str, Any]:
     """All there is to know about a run: state, plan, checkpoints, size, last rows, provenance."""
     path = Path(path)
@@ -258,7 +324,7 @@ def show_run(path: Path | str) -> dict[str, Any]:
     return {
         **_listed(path),
         "status": read_json(path / "status.json"),
-        "plan": read_plan(path),
+        "plan": read_tables(path),
         "best_row": read_json(path / "best.json"),
         "last_progress": _last(rows, "progress"),
         "last_eval": _last([row for row in rows if row.get("split") != "test"], "eval"),
@@ -286,12 +352,12 @@ def _size(path: Path) -> int:
     return sum(seen.values())
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as plan paths: {"env": {"id": x}} becomes {"env.id": x}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
+            flat |= dotted(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
@@ -299,6 +365,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def diff_runs(a: Path | str, b: Path | str) -> list[tuple[str, Any, Any]]:
     """Where two plans differ: (path, value in a, value in b); None where one has no such setting."""
-    left, right = flatten(read_plan(Path(a))), flatten(read_plan(Path(b)))
+    left, right = dotted(read_tables(Path(a))), dotted(read_tables(Path(b)))
     paths = [*left, *(path for path in right if path not in left)]
     return [(path, left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)]

@@ -22,6 +22,7 @@ from qfleet.watch.words import (
     end_lines,
     machine,
     number,
+    remark_line,
     seconds_left,
     share,
     sparkline,
@@ -216,6 +217,8 @@ class LiveWatcher:
         self.screen.see(row)
         if row.get("kind") == "eval":
             self._next = 0.0
+        elif row.get("text"):
+            self._say(remark_line(row), QUIET)  # stays above the screen
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """Redraw, if the last drawing is half a second old."""

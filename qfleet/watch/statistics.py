@@ -1,15 +1,26 @@
-"""What a list of episode returns says: the middle, and how sure we are of the mean."""
+"""What scores say: the middle, and how sure we are of it; for the episodes of one run, and for runs side by side.
 
-from collections.abc import Sequence
-from typing import Any
+Runs side by side follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
+(arXiv 2108.13264). Shapes: R runs (seeds), K tasks (environments); `...` stands for resamples.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qfleet.data.types import Array
 
 NUM_RESAMPLES = 2000
+# What the reference library of Agarwal et al. draws for aggregate scores.
+NUM_GROUP_RESAMPLES = 50_000
 # Resamples are drawn in blocks of about this many numbers, so that long lists do not need gigabytes.
 BLOCK = 1_000_000
+
+Statistic = Callable[..., Array]  # one or more [..., R, K] -> [...]
+
+
+# --- the episodes of one run ---
 
 
 def interquartile_mean(returns: Array) -> float:
@@ -46,3 +57,82 @@ def summarize(returns: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
         "high": high,
         "returns": values.tolist(),
     }
+
+
+# --- runs side by side: each takes [..., R, K] and answers [...] ---
+
+
+def mean(scores: Array) -> Array:
+    """Mean over tasks of the mean over runs."""
+    return np.asarray(scores.mean(axis=-2).mean(axis=-1))
+
+
+def median(scores: Array) -> Array:
+    """Median over tasks of the mean over runs (with one task: its mean)."""
+    return np.asarray(np.median(scores.mean(axis=-2), axis=-1))
+
+
+def median_run(scores: Array) -> Array:
+    """Median over runs and tasks alike: what people mean by the median of some seeds on one task."""
+    return np.asarray(np.median(scores, axis=(-2, -1)))
+
+
+def iqm(scores: Array) -> Array:
+    """Interquartile mean: mean of the middle half of all runs of all tasks (section 4.3 of the paper)."""
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
+    cut = flat.shape[-1] // 4
+    return np.asarray(flat[..., cut : flat.shape[-1] - cut].mean(axis=-1))
+
+
+def optimality_gap(scores: Array, threshold: float = 1.0) -> Array:
+    """How far runs stay below the threshold on average; what is above it counts as reaching it (section 4.3)."""
+    return np.asarray(threshold - np.minimum(scores, threshold).mean(axis=(-2, -1)))
+
+
+def probability_of_improvement(ours: Array, theirs: Array) -> Array:
+    """P(a run of ours beats a run of theirs), over tasks in the mean; a tie counts half (Mann and Whitney's U / mn)."""
+    a, b = ours[..., :, None, :], theirs[..., None, :, :]  # [..., Ra, 1, K], [..., 1, Rb, K]
+    wins = (a > b) + 0.5 * (a == b)
+    return np.asarray(wins.mean(axis=(-3, -2)).mean(axis=-1))
+
+
+class Estimate(NamedTuple):
+    """A statistic with its 95 % interval; without one where there is only one run to resample."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def stratified_bootstrap(
+    statistic: Statistic, *scores: Array, resamples: int = NUM_GROUP_RESAMPLES, seed: int = 0, size: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of a statistic of one or more [R, K]: runs are redrawn within each task, tasks are kept."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    block = max(1, BLOCK // _numbers(scores))
+    values = np.empty(resamples)
+    for begin in range(0, resamples, block):
+        end = min(begin + block, resamples)
+        values[begin:end] = statistic(*(_redrawn(each, end - begin, rng) for each in scores))
+    low, high = np.percentile(values, (50 * (1 - size), 50 * (1 + size)))
+    return float(low), float(high)
+
+
+def estimate(statistic: Statistic, *scores: Array, **options: Any) -> Estimate:
+    """The statistic with its interval. One run per task says nothing of other runs: then there is no interval."""
+    value = float(statistic(*scores))
+    if any(len(each) < 2 for each in scores):
+        return Estimate(value, None, None)
+    return Estimate(value, *stratified_bootstrap(statistic, *scores, **options))
+
+
+def _redrawn(scores: Array, num: int, rng: np.random.Generator) -> Array:
+    """So many resamples [num, R, K], each run drawn anew within its task."""
+    runs, tasks = scores.shape
+    drawn: Array = scores[rng.integers(0, runs, size=(num, runs, tasks)), np.arange(tasks)]
+    return drawn
+
+
+def _numbers(scores: Sequence[Array]) -> int:
+    """Numbers that one resample may hold at once; two sides are compared run by run."""
+    return int(np.prod([len(each) for each in scores]) * scores[0].shape[1])

@@ -86,6 +86,11 @@ def evaluation_line(row: Mapping[str, Any]) -> str:
     )
 
 
+def remark_line(row: Mapping[str, Any]) -> str:
+    """What the run changed on its way, in one line."""
+    return f"at {number(row.get('env_steps'))} steps: {row.get('text')}"
+
+
 def progress_line(snapshot: Mapping[str, Any]) -> str:
     """The state of training in one line."""
     parts = [
@@ -110,6 +115,8 @@ def end_lines(status: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"score {interval(score)} · mean and 95 % interval of {number(score.get('episodes'))} test episodes"
         )
+    if status.get("filtered") is not None:
+        lines.append(f"filtered {status['filtered']:.1%} of the steps out of the replay")
     if status.get("resume") and status.get("exit_code"):
         lines.append(f"to go on: {status['resume']}")
     return lines

@@ -5,6 +5,7 @@ import pytest
 from torch import nn
 
 from qfleet.act import Actor, Policy, acting, evaluate, lanes_for, play
+from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Rollout
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.lanes import Lanes
@@ -22,12 +23,13 @@ def counting(lanes: int) -> Lanes:
 
 
 def policy(inputs: int = 3, actions: int = 3) -> Policy:
-    return Policy(QNet(nn.Linear(inputs, actions), nn.Identity()), Scalar(), actions)
+    return Policy(QNet(nn.Linear(inputs, actions), nn.Identity()), Scalar(), (actions,))
 
 
 def make_actor(world: Lanes) -> Actor:
     inputs, actions = world.spec.obs[0], world.spec.num_actions
-    actor = Actor(world, policy(inputs, actions), lambda step: 0.5, np.random.default_rng(0))
+    explorer = EpsilonGreedy(lambda step: 0.5, (actions,))
+    actor = Actor(world, policy(inputs, actions), explorer, np.random.default_rng(0))
     actor.start()
     return actor
 

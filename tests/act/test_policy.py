@@ -17,7 +17,7 @@ CHI_SQUARE_3 = 16.27
 
 def shown(num_actions: int = 4) -> Policy:
     """A policy for which the observation is the values."""
-    return Policy(QNet(nn.Identity(), nn.Identity()), Scalar(), num_actions)
+    return Policy(QNet(nn.Identity(), nn.Identity()), Scalar(), (num_actions,))
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -108,11 +108,11 @@ def test_values_that_are_not_finite_refuse_to_act(value: float, epsilon: float) 
 
 def test_loaded_weights_are_shared_not_copied() -> None:
     learned = QNet(nn.Linear(4, 4), nn.Identity())
-    policy = Policy(QNet(nn.Linear(4, 4), nn.Identity()), Scalar(), 4)
+    policy = Policy(QNet(nn.Linear(4, 4), nn.Identity()), Scalar(), (4,))
     weights: dict[str, Tensor] = learned.state_dict()
     policy.load(3, weights)
     assert policy.version == 3
     with torch.no_grad():
         learned.torso.weight.fill_(1.0)  # type: ignore[operator]
         learned.torso.bias.fill_(2.0)  # type: ignore[operator]
-    assert policy.values(np.ones((1, 4), np.float32)).tolist() == [[6.0] * 4]
+    assert policy.look(np.ones((1, 4), np.float32))[0].tolist() == [[6.0] * 4]

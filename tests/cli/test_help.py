@@ -12,6 +12,7 @@ VERBS = [
     "eval",
     "record",
     "plot",
+    "compare",
     "verify",
     "runs",
     "runs list",
@@ -68,3 +69,11 @@ def test_the_first_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"), [("eval", "--episodes"), ("eval", "--seed"), ("record", "--episodes"), ("train", "--seeds")]
+)
+def test_numbers_are_shown_as_numbers(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == 0
+    assert f"{option} N " in capsys.readouterr().out

@@ -32,7 +32,7 @@ WRONG = [
     Wrong(
         "trian CartPole-v1",
         "unknown command trian",
-        "qfleet has train, resume, eval, record, plot, verify, runs, plan, presets, env, doctor, completion.",
+        "qfleet has train, resume, eval, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
         "Did you mean qfleet train?",
     ),
     Wrong(
@@ -50,19 +50,19 @@ WRONG = [
     Wrong(
         "train --stpes 5",
         "unknown option --stpes",
-        "qfleet train has --preset, --steps, --seed, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
         "Did you mean --steps?",
     ),
     Wrong(
         "train CartPole-v1 --frob",
         "unknown option --frob",
-        "qfleet train has --preset, --steps, --seed, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
         "Did you mean --from?",
     ),
     Wrong(
         "train CartPole-v1 --algo.n_step 3",
         "unknown option --algo.n_step",
-        "qfleet train has --preset, --steps, --seed, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
         "Settings of the plan have no dashes: algo.n_step=VALUE",
     ),
     Wrong(
@@ -134,49 +134,49 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --preset rainbw",
         "unknown preset rainbw",
-        "The presets are dqn, double, dueling, per, nstep, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
-        "See what each does with: qfleet presets",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
+        "Did you mean rainbow?",
     ),
     Wrong(
         "train CartPole-v1 --preset dubble",
         "unknown preset dubble",
-        "The presets are dqn, double, dueling, per, nstep, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
         "Did you mean double?",
     ),
     Wrong(
         "train CartPole-v1 algo.nstep=3",
         "algo.nstep=3 is not a setting of a plan (command line)",
-        "algo has rule, n_step, discount, explore, target, learn_start_steps, batch_size, loss.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, loss, rescale, reset, anneal.",
         "Did you mean algo.n_step?",
     ),
     Wrong(
         "train CartPole-v1 n_step=3",
         "n_step=3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean algo.n_step?",
     ),
     Wrong(
         "train CartPole-v1 lr=1e-3",
         "lr=1e-3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean optim.learning_rate?",
     ),
     Wrong(
         "train CartPole-v1 gamma=0.9",
         "gamma=0.9 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean algo.discount?",
     ),
     Wrong(
         "train CartPole-v1 buffer_size=1000",
         "buffer_size=1000 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean replay.capacity?",
     ),
     Wrong(
         "train CartPole-v1 foo=1",
         "foo=1 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "See every setting with: qfleet plan show CartPole-v1",
     ),
     Wrong(
@@ -212,25 +212,25 @@ WRONG = [
     Wrong(
         "train CartPole-v1 algo.rule=double",
         "algo.rule=double is not a setting but a section (command line)",
-        "The variant of algo.rule is chosen by algo.rule.type (max, double).",
+        "The variant of algo.rule is chosen by algo.rule.type (max, double, munchausen).",
         "Write algo.rule.type=double",
     ),
     Wrong(
         "train CartPole-v1 algo.rule.type=dubble",
         "algo.rule.type=dubble is not valid (command line)",
-        "algo.rule.type must be one of max, double.",
+        "algo.rule.type must be one of max, double, munchausen.",
         "Did you mean algo.rule.type=double?",
     ),
     Wrong(
         "train CartPole-v1 optim.type=adagrad",
         "optim.type=adagrad is not valid (command line)",
-        "optim.type must be one of adam, rmsprop, sgd.",
+        "optim.type must be one of adam, radam, rmsprop, sgd.",
         "Write for example optim.type=adam",
     ),
     Wrong(
         "train CartPole-v1 algo=3",
         "algo=3 is not a setting but a section (command line)",
-        "algo has rule, n_step, discount, explore, target, learn_start_steps, batch_size, loss.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, loss, rescale, reset, anneal.",
         "Set what is inside it: algo.NAME=VALUE",
     ),
     Wrong(
@@ -398,7 +398,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 env.id=",
         "env.id= (command line) is not an environment id",
-        "An environment id is one word without spaces.",
+        "An environment id is one word; only the path of a file.py:ClassName may hold spaces.",
         "Give an id such as CartPole-v1 or ALE/Pong-v5.",
     ),
     Wrong(
@@ -416,7 +416,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "algo.n_stepp=3 is not a setting of a plan (plan.toml)",
-        "algo has rule, n_step, discount, explore, target, learn_start_steps, batch_size, loss.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, loss, rescale, reset, anneal.",
         "Did you mean algo.n_step?",
         plan="[algo]\nn_stepp = 3\n",
     ),
@@ -465,14 +465,14 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "foo={} is not a setting of a plan (plan.toml)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
         "See every setting with: qfleet plan show CartPole-v1",
         plan="[foo]\n",
     ),
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "algo=3 is not a setting but a section (plan.toml)",
-        "algo has rule, n_step, discount, explore, target, learn_start_steps, batch_size, loss.",
+        "algo has rule, view, n_step, discount, explore, bonus, target, learn_start_steps, batch_size, loss, rescale, reset, anneal.",
         "Set what is inside it: algo.NAME=VALUE",
         plan="algo = 3\n",
     ),
@@ -540,7 +540,7 @@ WRONG = [
     Wrong(
         "presets frob",
         "unknown preset frob",
-        "The presets are dqn, double, dueling, per, nstep, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
+        "The presets are dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen, rainbow, apex, r2d2, pqn, btr, decqn, dqn-small, double-small, dueling-small, per-small, nstep-small, c51-small, qrdqn-small, iqn-small, noisy-small, munchausen-small, rainbow-small, apex-small, r2d2-small, pqn-small, btr-small, decqn-small, cartpole, acrobot, mountaincar, lunarlander, minatar, atari, general.",
         "See what each does with: qfleet presets",
     ),
     Wrong(
@@ -644,6 +644,72 @@ WRONG = [
         "env.id='CartPoel-v1' is not a known environment.",
         "The nearest known ids are CartPole-v1, CartPole-v0, phys2d/CartPole-v1.",
         "Use a known id, module:Id for one that a module registers, or path/to/file.py:ClassName for your own.",
+    ),
+    Wrong(
+        "train CartPole-v1 env.options.max_episode_steps=abc",
+        "env.options.max_episode_steps=abc is not valid",
+        "env.options.max_episode_steps must be an integer of at least 1 on CartPole-v1.",
+        "Write for example env.options.max_episode_steps=500",
+    ),
+    Wrong(
+        "train CartPole-v1 env.options.max_episode_steps=0",
+        "env.options.max_episode_steps=0 is not valid",
+        "env.options.max_episode_steps must be an integer of at least 1 on CartPole-v1.",
+        "Write for example env.options.max_episode_steps=500",
+    ),
+    Wrong(
+        "env check CartPole-v1 env.options.max_episode_steps=-1",
+        "env.options.max_episode_steps=-1 is not valid",
+        "env.options.max_episode_steps must be an integer of at least 1 on CartPole-v1.",
+        "Write for example env.options.max_episode_steps=500",
+    ),
+    Wrong(
+        "train CartPole-v1 env.options.sutton_barto_reward=maybe --dry-run",
+        "env.options.sutton_barto_reward=maybe is not valid",
+        "env.options.sutton_barto_reward must be true or false on CartPole-v1.",
+        "Write for example env.options.sutton_barto_reward=false",
+    ),
+    Wrong(
+        "train CartPole-v1 env.options.frob=1",
+        "env.options={'frob': 1} was refused by 'CartPole-v1'.",
+        "Making the environment said: CartPoleEnv.__init__() got an unexpected keyword argument 'frob' was raised from the environment creator for CartPole-v1 with kwargs ({'frob': 1}).",
+        "Options are keyword arguments of the environment's constructor: correct or remove them.",
+    ),
+    Wrong(
+        "train Acrobot-v1 env.options.max_episode_steps=0",
+        "env.options={'max_episode_steps': 0} was refused by 'Acrobot-v1'.",
+        "Making the environment said: Expect the `max_episode_steps` to be positive, actually: 0.",
+        "Options are keyword arguments of the environment's constructor: correct or remove them.",
+    ),
+    Wrong(
+        "train ALE/Pong-v5 env.options.noop_max=abc",
+        "env.options.noop_max=abc is not valid",
+        "env.options.noop_max must be an integer from 0 to 10000 on Atari.",
+        "Write for example env.options.noop_max=30",
+    ),
+    Wrong(
+        "train ALE/Pong-v5 env.options.frameskip=0",
+        "env.options.frameskip=0 is not valid",
+        "env.options.frameskip must be an integer from 1 to 1000 on Atari.",
+        "Write for example env.options.frameskip=4",
+    ),
+    Wrong(
+        "train ALE/Pong-v5 env.options.episodic_life=2",
+        "env.options.episodic_life=2 is not valid",
+        "env.options.episodic_life must be true or false on Atari.",
+        "Write for example env.options.episodic_life=false",
+    ),
+    Wrong(
+        "train ALE/Pong-v5 env.options.frob=1",
+        "env.options.frob=1 has no effect on Atari.",
+        "The native Atari environment takes episodic_life, frameskip, full_action_space, max_num_frames_per_episode, maxpool, noop_max, use_fire_reset.",
+        "Remove env.options.frob; stickiness is env.sticky and the frame's side env.frame_size.",
+    ),
+    Wrong(
+        "train MinAtar/Breakout-v1 env.options.sticky_action_prob=often",
+        "env.options.sticky_action_prob=often is not valid",
+        "env.options.sticky_action_prob must be a number from 0 to 1 on MinAtar.",
+        "Write for example env.options.sticky_action_prob=0.1",
     ),
     Wrong(
         "completion install --shell tcsh",

@@ -249,6 +249,17 @@ def test_frame_size_is_the_side_of_the_frame() -> None:
         (Env(id="ALE/Pong-v5", bins=3), ["env.bins=3", "no effect"]),
         (Env(id="ALE/Pong-v5", options={"stack_num": 2}), ["env.options.stack_num=2", *OPTIONS]),
         (Env(id="ALE/Pong-v5", options={"mode": 2}), ["env.options.mode=2"]),
+        (Env(id="ALE/Pong-v5", options={"noop_max": "abc"}), ["env.options.noop_max=abc", "an integer from 0"]),
+        (Env(id="ALE/Pong-v5", options={"noop_max": -1}), ["env.options.noop_max=-1"]),
+        (Env(id="ALE/Pong-v5", options={"frameskip": 0}), ["env.options.frameskip=0", "an integer from 1"]),
+        (Env(id="ALE/Pong-v5", options={"frameskip": 2.5}), ["env.options.frameskip=2.5"]),
+        (Env(id="ALE/Pong-v5", options={"episodic_life": "abc"}), ["env.options.episodic_life=abc", "true or false"]),
+        (Env(id="ALE/Pong-v5", options={"maxpool": 1}), ["env.options.maxpool=1"]),
+        (
+            Env(id="ALE/Pong-v5", options={"max_num_frames_per_episode": 0}),
+            ["env.options.max_num_frames_per_episode=0"],
+        ),
+        (Env(id="ALE/Pong-v5", options={"max_num_frames_per_episode": 10**12}), ["was refused by the Atari emulator"]),
     ],
 )
 def test_wrong_uses_are_named(env: Env, words: list[str]) -> None:

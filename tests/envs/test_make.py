@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qfleet.envs import TRAIN, absolute_id, check_env, make_world, toys
+from qfleet.envs import TRAIN, absolute_id, check_env, make_world, module_file, toys
 from qfleet.envs.lanes import Lanes
 from qfleet.errors import EnvError, UsageError
+from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
 
 OWN = """
@@ -186,6 +187,91 @@ def test_a_file_that_fails_keeps_its_own_error(tmp_path: Path) -> None:
     with pytest.raises(EnvError, match="ZeroDivisionError") as caught:
         world(f"{path}:Thing")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_module_that_fails_keeps_its_own_error(
+    tmp_path: Path, import_path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EnvError, match="importing broken_module raised ZeroDivisionError"):
+        world("broken_module:Thing-v0")
+    with pytest.raises(UsageError, match="could not be imported"):
+        world(".broken_module:Thing-v0")
+    assert import_path[-1] == str(tmp_path)
+
+
+def test_the_file_of_a_module_is_found_and_not_run(
+    tmp_path: Path, import_path: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here.py", "package/__init__.py", "package/inner.py", "plain/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1 / 0\n")
+    assert module_file("here:Thing-v0") is None
+    monkeypatch.chdir(tmp_path)
+    before = list(import_path)
+    assert module_file("here:Thing-v0") == str(tmp_path / "here.py")
+    assert module_file("package:Thing-v0") == str(tmp_path / "package/__init__.py")
+    assert module_file("package.inner:Thing-v0") == str(tmp_path / "package/inner.py")
+    assert module_file("plain.inner:Thing-v0") == str(tmp_path / "plain/inner.py")
+    for other in ("CartPole-v1", "here.py:Thing", "package.gone:Thing-v0", "sys:Thing-v0", ":Thing-v0", ".:Thing-v0"):
+        assert module_file(other) is None
+    assert module_file(f"{__name__}:Thing-v0") == __file__  # what is loaded is what an import gives
+    assert import_path == before
+
+
+def test_a_path_may_hold_spaces(tmp_path: Path) -> None:
+    (tmp_path / "my own").mkdir()
+    (tmp_path / "my own" / "a walk.py").write_text(OWN)
+    plan = make_plan(f"{tmp_path}/my own/a walk.py:Walk", overrides={"env.num": 2})
+    assert make_world(plan.env, seed=0, stream=TRAIN).reset().obs.shape == (2, 3)
+    for wrong in (
+        "Cart Pole-v1",
+        "my own:Walk-v0",
+        "walk.py:My Walk",
+        "my own/walk.py:",
+        "walk.py: Walk",
+        "a\nb.py:Walk",
+    ):
+        with pytest.raises(UsageError, match="is not an environment id"):
+            make_plan(wrong)
+
+
+@pytest.mark.parametrize("value", ["abc", 0, -1, 2.5, True, 10**30])
+def test_a_length_that_is_none_is_refused_in_cartpole(value: Any) -> None:
+    for mode in (None, "rgb_array"):
+        env = Env(id="CartPole-v1", options={"max_episode_steps": value})
+        with pytest.raises(UsageError, match=r"env\.options\.max_episode_steps=.* is not valid"):
+            make_world(env, seed=0, stream=TRAIN, render_mode=mode)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("CartPole-v1", "sutton_barto_reward", "abc"),
+        ("CartPole-v1", "sutton_barto_reward", 1),
+        ("CartPole-v1", "gravity", 3.0),
+        ("Acrobot-v1", "max_episode_steps", "abc"),
+        ("Acrobot-v1", "max_episode_steps", 0),
+        ("Acrobot-v1", "disable_env_checker", True),
+        ("MinAtar/Breakout-v1", "sticky_action_prob", "abc"),
+        ("MinAtar/Breakout-v1", "sticky_action_prob", 2),
+        ("MinAtar/Breakout-v1", "difficulty_ramping", "abc"),
+        ("MinAtar/Breakout-v1", "minimal", True),
+        ("MinAtar/Breakout-v1", "frob", 1),
+    ],
+)
+def test_options_that_cannot_be_are_the_users_to_correct(name: str, option: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"env\.options.*{option}") as caught:
+        world(name, options={option: value})
+    assert caught.value.why
+    assert caught.value.fix
+
+
+def test_options_that_can_be_are_used() -> None:
+    world("CartPole-v0", options={"max_episode_steps": 9, "sutton_barto_reward": True}).close()
+    world("CartPole-v1", options={"max_episode_steps": 9.0}).close()
+    world("MinAtar/Breakout-v1", options={"sticky_action_prob": 0, "difficulty_ramping": False}).close()
 
 
 def test_a_constructor_that_fails_or_refuses_its_options(own: Path) -> None:

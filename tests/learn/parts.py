@@ -6,7 +6,7 @@ import torch
 from qfleet.data import Array, Batch, Spec
 from qfleet.learn import Learner, make_learner
 from qfleet.nets import make_net
-from qfleet.plan.schema import Adam, Algo, Env, MlpTorso, NatureTorso, Net, Plan, Rmsprop, Sgd
+from qfleet.plan.schema import Adam, Algo, Env, MlpTorso, NatureTorso, Net, Plan, Radam, Rmsprop, Sgd
 
 VECTOR = Spec((4,), "float32", (3,))
 PICTURE = Spec((36, 36), "uint8", (3,), stack=4)  # the smallest picture the Nature torso takes
@@ -14,7 +14,7 @@ PICTURE = Spec((36, 36), "uint8", (3,), stack=4)  # the smallest picture the Nat
 
 def make(
     spec: Spec = VECTOR,
-    optim: Adam | Rmsprop | Sgd | None = None,
+    optim: Adam | Radam | Rmsprop | Sgd | None = None,
     algo: Algo | None = None,
     *,
     normalize: str = "off",
@@ -24,7 +24,7 @@ def make(
     torso = NatureTorso(width=16) if spec.stack > 1 else MlpTorso(sizes=(16, 16))
     plan = Plan(env=Env(id="none"), algo=algo or Algo(), optim=optim or Adam(), net=Net(torso=torso))
     net = make_net(plan.net, spec, normalize=normalize, seed=seed)
-    return make_learner(plan, net, torch.device("cpu"))
+    return make_learner(plan, spec, net, torch.device("cpu"))
 
 
 def batch(spec: Spec = VECTOR, num: int = 8, seed: int = 0, reward: float | None = None) -> Batch:

@@ -8,10 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch
-from qfleet.learn import Diverging, Feed, Gate, Learner, Observer, learning
+from qfleet.learn import Diverging, Gate, Learner, Observer, ReplayFeed, learning, make_gate
+from qfleet.plan import updates_per_step
+from qfleet.plan.schema import Algo, Env, Plan, Replay
 from qfleet.run.carriers import Queue, Shelf
 from tests.learn.parts import VECTOR, batch, make, same
 from tests.replay.streams import random_stream, rollout
+
+
+def gated(samples_per_insert: float, batch_size: int = 1, start: int = 0) -> Plan:
+    """A plan of which only the ratio of updates to steps matters."""
+    algo = Algo(batch_size=batch_size, learn_start_steps=start)
+    return Plan(env=Env(id="none"), algo=algo, replay=Replay(samples_per_insert=samples_per_insert))
 
 
 @pytest.mark.parametrize(
@@ -21,8 +29,9 @@ from tests.replay.streams import random_stream, rollout
 def test_the_gate_lets_exactly_the_floor_through(
     samples_per_insert: float, batch_size: int, start: int, lanes: int
 ) -> None:
-    gate = Gate(samples_per_insert, batch_size, start)
-    ratio = Fraction(str(samples_per_insert)) / batch_size
+    ratio = updates_per_step(gated(samples_per_insert, batch_size))
+    assert ratio == Fraction(str(samples_per_insert)) / batch_size
+    gate = Gate(ratio, start)
     for steps in range(0, 1_000_000, 97 * lanes):
         while gate.is_open(steps):
             gate.passed()
@@ -32,15 +41,15 @@ def test_the_gate_lets_exactly_the_floor_through(
 
 def test_a_ratio_that_floats_get_wrong() -> None:
     assert int(1.1 * 10**17) != 11 * 10**16
-    assert Gate(1.1, 1, 0).allowed(10**17) == 11 * 10**16
-    assert [Gate(0.7, 1, 0).allowed(10 * tens) for tens in range(1_000)] == [7 * tens for tens in range(1_000)]
+    assert make_gate(gated(1.1)).allowed(10**17) == 11 * 10**16
+    assert [make_gate(gated(0.7)).allowed(10 * tens) for tens in range(1_000)] == [7 * tens for tens in range(1_000)]
 
 
 @given(st.integers(1, 400), st.integers(1, 64), st.integers(0, 100), st.lists(st.integers(0, 20), max_size=30))
 def test_the_gate_never_depends_on_how_steps_come_in(
     hundredths: int, batch_size: int, start: int, arrivals: list[int]
 ) -> None:
-    gate, steps = Gate(hundredths / 100, batch_size, start), 0
+    gate, steps = make_gate(gated(hundredths / 100, batch_size, start)), 0
     for more in arrivals:
         steps += more
         while gate.is_open(steps):
@@ -49,7 +58,7 @@ def test_the_gate_never_depends_on_how_steps_come_in(
 
 
 def test_the_gates_count_survives_a_restart() -> None:
-    gate, again = Gate(1.0, 1, 0), Gate(1.0, 1, 0)
+    gate, again = Gate(Fraction(1), 0), Gate(Fraction(1), 0)
     for _ in range(5):
         gate.passed()
     again.load_state_dict(gate.state_dict())
@@ -57,11 +66,11 @@ def test_the_gates_count_survives_a_restart() -> None:
 
 
 def test_forgiven_updates_are_never_made_up_for() -> None:
-    gate = Gate(0.5, 1, 10)
+    gate = Gate(Fraction(1, 2), 10)
     gate.passed()
     gate.forgive(30)  # ten were allowed, one was made
     assert [gate.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
-    again = Gate(0.5, 1, 10)
+    again = Gate(Fraction(1, 2), 10)
     again.load_state_dict(gate.state_dict())
     assert [again.is_open(steps) for steps in (31, 32)] == [False, True]
 
@@ -83,9 +92,9 @@ class Script:
         self.updated.append(priority)
 
 
-def feed_of(learner: Learner, batches: list[Batch]) -> tuple[Feed, Script]:
+def feed_of(learner: Learner, batches: list[Batch]) -> tuple[ReplayFeed, Script]:
     script = Script(batches)
-    feed = Feed(script, Gate(1.0, 1, 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
+    feed = ReplayFeed(script, Gate(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
     feed.steps = 1_000
     return feed, script
 

@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from qfleet.act import Actor, Policy
+from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.lanes import Lanes
@@ -54,9 +55,10 @@ def make_plan(rule: Rule, sampler: Sampler, n_step: int = 1, learning_rate: floa
 def learn(plan: Plan, make: Callable[[], gym.Env[Any, Any]], rows: int, updates: int) -> Learner:
     """Act at random, remember, and learn from what is remembered."""
     world = Lanes(make, plan.env.num, seed=1, stream=TRAIN)
-    learner = make_learner(plan, make_net(plan.net, world.spec, normalize="off", seed=1), torch.device("cpu"))
-    policy = Policy(learner.net, Scalar(), world.spec.num_actions)
-    actor = Actor(world, policy, lambda step: 1.0, np.random.default_rng(1))
+    net = make_net(plan.net, world.spec, normalize="off", seed=1)
+    learner = make_learner(plan, world.spec, net, torch.device("cpu"))
+    policy = Policy(learner.net, Scalar(), world.spec.actions)
+    actor = Actor(world, policy, EpsilonGreedy(lambda step: 1.0, world.spec.actions), np.random.default_rng(1))
     replay = make_replay(plan, world.spec, world.num, np.random.default_rng(2))
     actor.start()
     for _ in range(rows):

@@ -9,12 +9,13 @@ from qfleet.data import Spec
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.optimizer import clip_gradients
 from qfleet.nets import make_net
-from qfleet.plan.schema import Adam, Algo, AverageTarget, CopyTarget, Env, Net, OwnTorso, Plan, Rmsprop, Sgd
+from qfleet.plan.schema import Adam, Algo, AverageTarget, CopyTarget, Env, Net, OwnTorso, Plan, Radam, Rmsprop, Sgd
 from tests.learn.parts import PICTURE, VECTOR, batch, make, same
 
 OPTIMISERS = {
     "adam": Adam(),
     "adamw": Adam(weight_decay=0.01),
+    "radam": Radam(weight_decay=0.01),
     "rmsprop": Rmsprop(),
     "rmsprop not centred": Rmsprop(centered=False),
     "sgd": Sgd(),
@@ -110,7 +111,7 @@ def test_the_plans_limit_is_applied_to_the_update() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("optim", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam | Rmsprop | Sgd) -> None:
+def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam | Radam | Rmsprop | Sgd) -> None:
     learner = make(optim=optim, algo=Algo(target=AverageTarget(tau=0.1)))
     learner.update(batch())
     model, moments = learner.model_arrays(), learner.optim_arrays()
@@ -137,7 +138,7 @@ def test_weights_that_are_not_finite_are_noticed() -> None:
 
 @pytest.mark.parametrize("spec", [VECTOR, PICTURE], ids=["vector", "picture"])
 @pytest.mark.parametrize("optim", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_a_restored_learner_goes_on_bit_by_bit(spec: Spec, optim: Adam | Rmsprop | Sgd) -> None:
+def test_a_restored_learner_goes_on_bit_by_bit(spec: Spec, optim: Adam | Radam | Rmsprop | Sgd) -> None:
     algo = Algo(target=CopyTarget(every_updates=4))
     learner, restored = make(spec, optim, algo), make(spec, optim, algo, seed=2)
     for seed in range(6):
@@ -187,7 +188,7 @@ def test_moments_find_their_parameter_whatever_a_torso_calls_its_own() -> None:
 
     def fresh() -> Learner:
         net = make_net(plan.net, spec, normalize="off", seed=1, torso=Confusing())
-        return make_learner(plan, net, torch.device("cpu"))
+        return make_learner(plan, spec, net, torch.device("cpu"))
 
     learner, restored = fresh(), fresh()
     learner.update(batch(spec))
@@ -199,11 +200,12 @@ def test_moments_find_their_parameter_whatever_a_torso_calls_its_own() -> None:
 
 
 @pytest.mark.parametrize("optim", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_frozen_parts_of_a_torso_stay_as_they_are(optim: Adam | Rmsprop | Sgd) -> None:
+def test_frozen_parts_of_a_torso_stay_as_they_are(optim: Adam | Radam | Rmsprop | Sgd) -> None:
     plan = Plan(env=Env(id="none"), optim=optim, net=Net(torso=OwnTorso()))
     torso = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
     torso[0].requires_grad_(False)
-    learner = make_learner(plan, make_net(plan.net, VECTOR, normalize="off", seed=1, torso=torso), torch.device("cpu"))
+    net = make_net(plan.net, VECTOR, normalize="off", seed=1, torso=torso)
+    learner = make_learner(plan, VECTOR, net, torch.device("cpu"))
     before = learner.model_arrays()
     learner.update(batch())
     after = learner.model_arrays()

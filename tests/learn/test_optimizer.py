@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.learn.optimizer import Adam, Optimizer, Rmsprop, Sgd, make_optimizer
+from qfleet.learn.optimizer import Adam, Optimizer, Radam, Rmsprop, Sgd, make_optimizer
 from qfleet.plan.schema import Adam as AdamPlan
 
 Ours = Callable[[list[Tensor]], Optimizer]
@@ -20,6 +20,14 @@ PAIRS: dict[str, tuple[Ours, Theirs]] = {
     "adamw": (
         lambda ours: Adam(ours, 1e-3, weight_decay=0.1),
         lambda theirs: torch.optim.AdamW(theirs, 1e-3, weight_decay=0.1, fused=True),
+    ),
+    "radam": (
+        lambda ours: Radam(ours, 1e-3, eps=1e-5),
+        lambda theirs: torch.optim.RAdam(theirs, 1e-3, eps=1e-5, foreach=True),
+    ),
+    "radam with decay": (
+        lambda ours: Radam(ours, 1e-3, weight_decay=0.1),
+        lambda theirs: torch.optim.RAdam(theirs, 1e-3, weight_decay=0.1, decoupled_weight_decay=True, foreach=True),
     ),
     "rmsprop centred": (
         lambda ours: Rmsprop(ours, 1e-3),

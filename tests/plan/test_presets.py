@@ -5,7 +5,8 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import algorithm_presets, compose, defaults_for, describe, environment_presets, updates_per_step
-from qfleet.plan.schema import DoubleRule, MaxRule, PrioritizedSampler, UniformSampler
+from qfleet.plan.paths import tag_of
+from qfleet.plan.schema import ConstantEpsilon, Fresh, Plan, PrioritizedSampler, Replay, StepsView
 
 IDS = {
     "CartPole-v1": "cartpole",
@@ -31,18 +32,73 @@ def test_environments_get_their_defaults(env_id: str, name: str) -> None:
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_preset_is_a_sound_plan_everywhere(env_id: str, preset: str | None) -> None:
     plan = compose(env_id, preset).plan
-    assert 0.01 <= updates_per_step(plan) <= 4
+    assert updates_per_step(plan) <= 4
+    if isinstance(plan.replay, Fresh):
+        assert 1 <= plan.replay.epochs <= 4
+    else:
+        assert 0.5 <= plan.replay.samples_per_insert <= 256  # how often a step is learned from
+    if isinstance(plan.algo.view, StepsView):
+        assert updates_per_step(plan) >= 0.01
+
+
+TRAITS = {
+    "dqn": "max",
+    "double": "double",
+    "dueling": "double dueling",
+    "per": "double prioritized",
+    "nstep": "double several-steps",
+    "c51": "max categorical",
+    "qrdqn": "max quantile",
+    "iqn": "max implicit",
+    "noisy": "double noisy no-epsilon",
+    "munchausen": "munchausen",
+    "rainbow": "double dueling prioritized several-steps categorical noisy no-epsilon",
+    "apex": "double dueling prioritized actor-priorities several-steps ladder",
+    "r2d2": "double dueling prioritized actor-priorities several-steps ladder sequences lstm rescale",
+    "pqn": "max fresh layer_norm",
+    "btr": "munchausen implicit dueling noisy spectral_norm prioritized several-steps",
+    "decqn": "double decoupled prioritized several-steps",
+}
+# What a small variant may change: how it is sped up, not what it is.
+PACE = {"several-steps", "prioritized", "ladder"}
+
+
+def traits(plan: Plan) -> set[str]:
+    """What makes an algorithm, as words."""
+    algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, Fresh)
+    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    words = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}
+    words |= {word for word in ("dueling", "noisy", "layer_norm", "spectral_norm", "decoupled") if getattr(net, word)}
+    said = {
+        "rescale": algo.rescale,
+        "several-steps": algo.n_step > 1 and not fresh,
+        "fresh": fresh,
+        "prioritized": isinstance(sampler, PrioritizedSampler),
+        "actor-priorities": isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
+        "no-epsilon": algo.explore == ConstantEpsilon(epsilon=0.0),
+        "ladder": tag_of(type(algo.explore)) == "ladder",
+    }
+    words |= {word for word, here in said.items() if here}
+    return {word for word in words if word} - {"scalar", "off", "steps"}
 
 
 def test_algorithms_are_what_they_say() -> None:
-    plans = {name: compose("CartPole-v1", name).plan for name in algorithm_presets()}
-    assert {name for name, plan in plans.items() if plan.algo.rule == MaxRule()} == {"dqn"}
-    assert {name for name, plan in plans.items() if plan.net.dueling} == {"dueling"}
-    assert {name for name, plan in plans.items() if plan.algo.n_step > 1} == {"nstep"}
-    assert {name for name, plan in plans.items() if plan.replay.sampler == PrioritizedSampler()} == {"per"}
-    assert plans["double"].algo.rule == DoubleRule()
-    assert plans["double"].replay.sampler == UniformSampler()
+    for env_id in ("CartPole-v1", "ALE/Pong-v5", "X-v0"):
+        plans = {name: compose(env_id, name).plan for name in algorithm_presets()}
+        found = {name: traits(plan) for name, plan in plans.items()}
+        assert {name: found[name] for name in TRAITS} == {name: set(words.split()) for name, words in TRAITS.items()}
+        small = {name for name in found if name.endswith("-small")}
+        assert found.keys() == TRAITS.keys() | small
+        for name in small:
+            assert found[name] - PACE == found[name.removesuffix("-small")] - PACE, name
+
+
+def test_plain_variants_differ_in_nothing_but_their_name() -> None:
+    plans = {name: compose("CartPole-v1", name).plan for name in ("dqn", "double", "dueling", "per", "nstep", "noisy")}
     assert len({plan.algo.batch_size for plan in plans.values()}) == 1  # all over the same defaults
+    assert len({plan.optim for plan in plans.values()}) == 1
+    assert plans["double"].replay == plans["dqn"].replay
+    assert plans["double"].net == plans["dqn"].net
 
 
 def test_an_environments_name_replaces_the_defaults() -> None:

@@ -1,13 +1,15 @@
 """Targets and losses against numbers worked out by hand, through the replay's own cut."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from qfleet.data import Rollout, Spec
-from qfleet.qlearn import Double, Max, Rule, Scalar, Steps, Tensors, td_loss, td_target
-from qfleet.replay import Replay, Uniform
+from qfleet.qlearn import Double, Max, Rule, Scalar, Seen, Steps, Tensors, td_loss, td_target
+from qfleet.replay import Fold, Replay, StepCut, Uniform
 from tests.replay.streams import one_lane
 
 SPEC = Spec((1,), "float32", (2,))
@@ -50,12 +52,18 @@ def tensors(
 
 def targets(stream: Rollout, rule: Rule) -> list[float]:
     """The 3-step target of every item of a stream, at gamma 0.9."""
-    replay = Replay(SPEC, 1, 100, Uniform(), np.random.default_rng(0), n_step=3, discount=0.9)
+    replay = Replay(SPEC, 1, 100, Uniform(), np.random.default_rng(0), cut=StepCut(3), fold=Fold(3, 0.9))
     replay.add(stream)
-    batch = replay.cut(np.arange(len(replay)), np.ones(len(replay), np.float32))
+    batch = replay.take(np.arange(len(replay)), np.ones(len(replay), np.float32))
     names = ("obs", "action", "reward", "discount", "next_obs", "weight")
-    shown = Tensors(*(torch.from_numpy(getattr(batch, name)) for name in names))
-    found: list[float] = td_target(Scalar(), rule, Steps(), Shown(), Shown(), shown).tolist()
+    shown = Tensors(**{name: torch.from_numpy(getattr(batch, name)) for name in names})
+    return target_of(rule, Shown(), Shown(), shown)
+
+
+def target_of(rule: Rule, online: Any, target: Any, batch: Tensors) -> list[float]:
+    """What a learner with these two networks aims at."""
+    online_next = Steps().see(online, batch, now=False, after=rule.needs_online)[1]
+    found: list[float] = td_target(Scalar(), rule, Steps(), target, batch, online_next).tolist()
     return found
 
 
@@ -82,7 +90,7 @@ def goal(rule: Rule, online: list[float], target: list[float], mask: list[bool] 
     """The target of one item with reward 1 and discount 0.5, given both networks' values of the next observation."""
     batch = tensors([1.0], [0.5], mask=None if mask is None else [mask])
     online_net, target_net = (Table([[0.0] * len(values), values]) for values in (online, target))
-    return float(td_target(Scalar(), rule, Steps(), online_net, target_net, batch))
+    return target_of(rule, online_net, target_net, batch)[0]
 
 
 def test_max_takes_the_target_networks_best() -> None:
@@ -103,12 +111,12 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
 def test_a_final_state_that_allows_nothing_still_has_a_finite_target(rule: Rule) -> None:
     batch = tensors([2.0], [0.0], mask=[[False, False]])
     net = Table([[1.0, 2.0], [3.0, 4.0]])
-    assert float(td_target(Scalar(), rule, Steps(), net, net, batch)) == 2.0
+    assert target_of(rule, net, net, batch) == [2.0]
 
 
 def test_double_without_online_values_is_refused() -> None:
     with pytest.raises(ValueError, match="online"):
-        Double()(None, torch.zeros(1, 2), None)
+        Double()(Seen(torch.zeros(1, 2)))
 
 
 ERRORS = [0.0, 0.3, -0.999, 1.0, -1.5, 20.0]
@@ -157,7 +165,7 @@ def test_importance_weights_multiply_the_loss_of_their_item(kind: str) -> None:
 @pytest.mark.parametrize("rule", [Max(), Double()])
 def test_no_gradient_flows_through_the_target(rule: Rule) -> None:
     online, target = Table([[0.0, 0.0], [5.0, 6.0]]), Table([[0.0, 0.0], [7.0, 8.0]])
-    loss, _, _ = td_loss(Scalar(), rule, Steps(), online, target, tensors([1.0], [0.9]))
+    loss, _, _ = td_loss(Scalar(), rule, Steps(), online, target, tensors([1.0], [0.9]))  # type: ignore[arg-type]
     loss.backward()  # type: ignore[no-untyped-call]
     assert target.values.grad is None
     assert online.values.grad is not None

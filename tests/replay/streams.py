@@ -6,7 +6,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Spec
 
-FIELDS = ("obs", "action", "reward", "discount", "next_obs", "next_mask")
+FIELDS = ("obs", "action", "reward", "discount", "next_obs", "next_mask", "mask")
 
 
 def rollout(rows: dict[str, Array], begin: int = 0, end: int | None = None) -> Rollout:
@@ -28,8 +28,13 @@ def one_lane(obs: list[float], reward: list[float], discount: list[float], last:
     )
 
 
-def random_stream(rng: np.random.Generator, spec: Spec, lanes: int, num: int, end: float | Array) -> dict[str, Array]:
-    """What lanes of worlds send that end with probability `end` (one, or one per lane) per step, by death or clock."""
+def random_stream(
+    rng: np.random.Generator, spec: Spec, lanes: int, num: int, end: float | Array, *, values: bool = False
+) -> dict[str, Array]:
+    """What lanes of worlds send that end with probability `end` (one, or one per lane) per step, by death or clock.
+
+    With `values`, also what their actors expected.
+    """
     shape = (num, lanes)
     terminated, truncated = rng.random((2, *shape)) < np.asarray(end) / 2
     last = np.zeros(shape, np.bool_)
@@ -47,6 +52,10 @@ def random_stream(rng: np.random.Generator, spec: Spec, lanes: int, num: int, en
     }
     if spec.masked:
         stream["mask"] = rng.random((*shape, spec.num_actions)) < 0.5
+    if spec.state:
+        stream["state"] = rng.normal(size=(*shape, *spec.state)).astype(np.float32)
+    if values:
+        stream["value"] = rng.normal(size=(*shape, 2)).astype(np.float32)
     return stream
 
 
@@ -119,14 +128,14 @@ class PlainReplay:
             "discount": np.array(keep, np.float32),
             "next_obs": self.stack(episode, end),
         }
-        return {**found, "next_mask": episode.mask[end]} if self.spec.masked else found
+        return {**found, "next_mask": episode.mask[end], "mask": episode.mask[step]} if self.spec.masked else found
 
     def assert_equal(self, batch: Batch) -> None:
         """Every item of the batch is byte for byte what it must be."""
         expected = [self.item(number) for number in batch.ids.tolist()]
         for name in FIELDS:
             got = getattr(batch, name)
-            if name == "next_mask" and not self.spec.masked:
+            if name.endswith("mask") and not self.spec.masked:
                 assert got is None
                 continue
             want = np.stack([item[name] for item in expected])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qfleet.data import Array, Rollout, Spec
-from qfleet.replay import Prioritized, Replay, Sampler, Store, Uniform, ring_rows, row_bytes
+from qfleet.data import Array, Batch, Rollout, Spec
+from qfleet.replay import Fold, Prioritized, Replay, Sampler, StepCut, Store, Uniform, ring_rows, row_bytes
 from tests.replay.streams import PlainReplay, one_lane, random_stream, rollout
 
 VECTOR = Spec((3,), "float32", (4,))
@@ -60,18 +60,22 @@ CASES = st.builds(
 
 def make(case: Case) -> Replay:
     sampler: Sampler = Prioritized(case.capacity) if case.prioritized else Uniform()
-    rng = np.random.default_rng(case.seed)
-    discount = 0.97
-    return Replay(
-        case.spec,
-        case.lanes,
-        case.capacity,
-        sampler,
-        rng,
-        n_step=case.n_step,
-        discount=discount,
-        clip_reward=case.clip,
-    )
+    return steps(case.spec, case.lanes, case.capacity, sampler, case.n_step, 0.97, case.clip, case.seed)
+
+
+def steps(
+    spec: Spec,
+    lanes: int,
+    capacity: int,
+    sampler: Sampler,
+    n: int = 1,
+    gamma: float = 0.99,
+    clip: bool = False,
+    seed: int = 0,
+) -> Replay:
+    """A replay of single steps."""
+    rng = np.random.default_rng(seed)
+    return Replay(spec, lanes, capacity, sampler, rng, cut=StepCut(n), fold=Fold(n, gamma, clip))
 
 
 def check_queue(replay: Replay, plain: PlainReplay, case: Case) -> None:
@@ -91,11 +95,10 @@ def test_batches_equal_a_plain_replay_byte_for_byte(case: Case) -> None:
 
 def check_stream(case: Case, rows: dict[str, Array]) -> None:
     replay = make(case)
-    plain = PlainReplay(case.spec, case.lanes, case.n_step, replay.discount, case.clip)
+    plain = PlainReplay(case.spec, case.lanes, case.n_step, replay.fold.gamma, case.clip)
     for begin in range(0, case.num, case.rows_at_once):
         end = min(begin + case.rows_at_once, case.num)
-        steps = replay.add(rollout(rows, begin, end))
-        assert steps == np.count_nonzero(~rows["last"][begin:end])
+        assert replay.add(rollout(rows, begin, end)) == np.count_nonzero(~rows["last"][begin:end])
         for row in range(begin, end):
             plain.add(rows, row)
         check_queue(replay, plain, case)
@@ -104,11 +107,14 @@ def check_stream(case: Case, rows: dict[str, Array]) -> None:
         if batch is not None:
             assert replay.tail <= batch.ids.min()
             assert batch.ids.max() < replay.head
+            assert isinstance(batch, Batch)
             plain.assert_equal(batch)
             replay.update(batch.ids, np.abs(batch.reward))
     live = np.arange(replay.tail, replay.head)
     if len(live):
-        plain.assert_equal(replay.cut(live, np.ones(len(live), np.float32)))
+        batch = replay.take(live, np.ones(len(live), np.float32))
+        assert isinstance(batch, Batch)
+        plain.assert_equal(batch)
 
 
 @pytest.mark.parametrize("stack", [1, 4])
@@ -126,17 +132,17 @@ def test_every_step_of_a_finished_stream_is_an_item_once() -> None:
     rows = random_stream(np.random.default_rng(3), VECTOR, 2, 300, end=0.2)
     rows["last"][-1] |= ~rows["last"][-2]  # the stream ends with every episode over
     rows["discount"][-2] = 1.0
-    replay = Replay(VECTOR, 2, 1_000, Uniform(), np.random.default_rng(0), n_step=4)
-    steps = replay.add(rollout(rows))
+    replay = steps(VECTOR, 2, 1_000, Uniform(), n=4)
+    num = replay.add(rollout(rows))
     items = replay.items[: replay.head]
-    assert steps == len(replay) == len(set(items.tolist()))
+    assert num == len(replay) == len(set(items.tolist()))
     assert {(item // 2, item % 2) for item in items.tolist()} == set(zip(*np.nonzero(~rows["last"]), strict=True))
 
 
 @pytest.mark.parametrize("prioritized", [False, True])
 def test_overwritten_items_are_never_drawn(prioritized: bool) -> None:
     capacity = 10
-    replay = Replay(VECTOR, 1, capacity, Prioritized(capacity) if prioritized else Uniform(), np.random.default_rng(1))
+    replay = steps(VECTOR, 1, capacity, Prioritized(capacity) if prioritized else Uniform(), seed=1)
     rows = random_stream(np.random.default_rng(2), VECTOR, 1, 200, end=0.1)
     drawn: set[int] = set()
     for row in range(200):
@@ -151,7 +157,7 @@ def test_overwritten_items_are_never_drawn(prioritized: bool) -> None:
 
 def test_a_late_priority_never_hits_a_reused_slot() -> None:
     sampler = Prioritized(4)
-    replay = Replay(VECTOR, 1, 4, sampler, np.random.default_rng(1))
+    replay = steps(VECTOR, 1, 4, sampler, seed=1)
     rows = random_stream(np.random.default_rng(2), VECTOR, 1, 9, end=0.0)
     replay.add(rollout(rows, 0, 5))
     early = np.arange(replay.tail, replay.head)
@@ -198,17 +204,17 @@ def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, pr
 
 
 def test_nothing_can_be_drawn_before_a_window_is_whole() -> None:
-    replay = Replay(Spec((1,), "float32", (2,)), 1, 10, Uniform(), np.random.default_rng(0), n_step=3)
+    replay = steps(Spec((1,), "float32", (2,)), 1, 10, Uniform(), n=3)
     stream = one_lane([0, 1, 2], [1, 1, 1], [1, 1, 1], [False] * 3)
     assert replay.add(stream) == 3
     assert replay.sample(1) is None
 
 
 def test_rewards_are_clipped_at_the_cut_and_stored_raw() -> None:
-    replay = Replay(Spec((1,), "float32", (2,)), 1, 10, Uniform(), np.random.default_rng(0), n_step=2, clip_reward=True)
+    replay = steps(Spec((1,), "float32", (2,)), 1, 10, Uniform(), n=2, clip=True)
     replay.add(one_lane([0, 1, 2], [7, -0.5, 0], [1, 1, 1], [False] * 3))
     assert replay.store.reward[0, 0] == 7
-    batch = replay.cut(np.array([0]), np.ones(1, np.float32))
+    batch = replay.take(np.array([0]), np.ones(1, np.float32))
     assert batch.reward[0] == np.float32(1 - 0.99 * 0.5)
 
 
@@ -230,7 +236,7 @@ def test_row_bytes_are_what_the_store_really_takes(spec: Spec) -> None:
 
 def test_a_cleared_replay_starts_over_and_keeps_its_serial_numbers() -> None:
     spec = Spec((1,), "float32", (2,))
-    replay = Replay(spec, 1, 8, Uniform(), np.random.default_rng(0))
+    replay = steps(spec, 1, 8, Uniform())
 
     def add(values: list[float]) -> None:
         for value in values:

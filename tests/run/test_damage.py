@@ -1,6 +1,8 @@
 """Damaged checkpoints: the older one is used, with a word about both; the run still ends as it would have."""
 
+import re
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,11 @@ from typing import Any
 import pytest
 
 from qfleet import Run, load, resume
+from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
-from qfleet.save.checkpoint import CheckpointWarning
+from qfleet.save import CheckpointWarning
 from tests.run.conftest import Reference
-from tests.run.parts import checkpoints, events, same, small, status, trained, until
+from tests.run.parts import checkpoints, events, same, small, status, trained, until, words
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("every_save")]
 
@@ -68,6 +71,68 @@ def test_harm_to_any_file_is_noticed_and_the_run_still_ends_the_same(
     assert (run / "checkpoints" / event["aside"]).is_dir()
 
 
+class Seen:
+    """A watcher that keeps the warnings it was shown."""
+
+    def __init__(self) -> None:
+        self.warnings: set[str] = set()
+
+    def start(self, info: Any) -> None: ...
+
+    def row(self, row: Any) -> None: ...
+
+    def live(self, snapshot: Any) -> None:
+        self.warnings |= set(snapshot["warnings"])
+
+    def stop(self, status: Any) -> None: ...
+
+
+def test_a_watcher_is_told_and_python_is_not(stopped: Path, tmp_path: Path) -> None:
+    run, watcher = copied(stopped, tmp_path), Seen()
+    good, bad = (path.name for path in checkpoints(run))
+    flip(checkpoints(run)[-1] / "optim.safetensors")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resume(run, steps=300, watcher=watcher)
+    (text,) = watcher.warnings
+    assert text.startswith(f"The checkpoint {bad} is damaged (optim.safetensors ")
+    assert text.endswith(f"going on from {good}.")
+    assert [event["text"] for event in events(run, "warning")] == [text]
+
+
+def with_a_damaged_best(run: Path) -> str:
+    """The best checkpoint does not hold; says what is to be told of it."""
+    best = checkpoints(run)[0]
+    (run / "best.json").write_text(f'{{"step": {int(best.name.removeprefix("step_"))}}}')
+    flip(best / "model.safetensors")
+    damage = "model.safetensors is not what the manifest says"
+    return f"{best.name} is damaged: {damage}. The latest checkpoint is used instead."
+
+
+@pytest.mark.parametrize("verb", ["eval", "resume", "train"])
+def test_the_command_line_says_it_in_one_line(
+    verb: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = copied(stopped, tmp_path)
+    commands = {
+        "eval": ["eval", str(run), "--episodes", "1"],
+        "resume": ["resume", str(run), "--steps", "300"],
+        "train": [*(word for word in words(tmp_path) if word != "--quiet"), "--from", str(run)],
+    }
+    if verb == "resume":
+        told = f"The checkpoint {checkpoints(run)[-1].name} is damaged (optim.safetensors "
+        flip(checkpoints(run)[-1] / "optim.safetensors")
+    else:
+        told = with_a_damaged_best(run)
+    assert main(commands[verb]) == 0
+    out, err = capsys.readouterr()
+    (line,) = [line for line in (out + err).splitlines() if "damaged" in line]
+    assert line.startswith(f"warning: {told}")
+    assert ".py:" not in out + err
+    assert "warnings.warn" not in out + err
+
+
 def test_swapped_files_are_noticed(stopped: Path, tmp_path: Path, reference: Reference) -> None:
     run = copied(stopped, tmp_path)
     older, newer = checkpoints(run)
@@ -113,10 +178,8 @@ def test_damage_while_it_runs_does_not_end_the_run(tmp_path: Path, reference: Re
 
 def test_a_damaged_best_checkpoint_means_the_latest(stopped: Path, tmp_path: Path) -> None:
     run = copied(stopped, tmp_path)
-    best = checkpoints(run)[0]
-    (run / "best.json").write_text(f'{{"step": {int(best.name.removeprefix("step_"))}}}')
-    flip(best / "model.safetensors")
-    with pytest.warns(UserWarning, match="latest checkpoint is used instead"):
+    best, told = checkpoints(run)[0], with_a_damaged_best(run)
+    with pytest.warns(CheckpointWarning, match=re.escape(told)):
         loaded = load(run)
     assert loaded.policy is not None
     assert best.is_dir()  # readers change nothing

@@ -16,7 +16,7 @@ from qfleet.data import Array, Batch, Report
 from qfleet.envs.toys import NotFinite, Random, Unrepeatable
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate
-from qfleet.run import memory
+from qfleet.run import course, memory
 from qfleet.run.course import Course
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
@@ -136,6 +136,18 @@ def test_five_bad_batches_in_a_row_mean_going_back(tmp_path: Path, monkeypatch: 
     steps = [row["env_steps"] for row in run.metrics]
     assert steps == sorted(steps)
     assert run.status["updates"] == 81  # the ratio holds over a roll-back
+
+
+@pytest.mark.usefixtures("every_save")
+def test_a_roll_back_marks_the_run_not_exact_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        bad_updates(patch, lambda call: 40 <= call < 45)
+        run = trained(small(), tmp_path)
+    assert len(events(run.path, "rollback")) == 1
+    assert run.status["exact"] is False
+    assert json.loads((checkpoints(run.path)[-1] / "state.json").read_text())["book"]["exact"] is False
+    assert resumed(run, steps=330).status["exact"] is False
+    assert trained(small(), tmp_path / "undisturbed").status["exact"] is True
 
 
 @pytest.mark.usefixtures("every_save")
@@ -289,6 +301,52 @@ def test_a_disk_that_stays_full_ends_the_run_and_keeps_the_last_commit(
     assert all(verdict.ok for verdict in verify_run(run))
     assert not list(run.glob("checkpoints/.tmp-*"))
     assert same(resumed(run).path, reference().path)
+
+
+class Stuck(RealFiles):
+    """Files where no old checkpoint can be deleted."""
+
+    def rename(self, source: Path, path: Path) -> None:
+        if source.name.startswith("step_"):
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        super().rename(source, path)
+
+
+@pytest.mark.usefixtures("every_save")
+def test_a_commit_whose_clean_up_fails_is_a_commit(
+    tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = Course.save
+
+    def saving(self: Course) -> None:
+        self.keeper.checkpoints._files = Stuck()
+        save(self)
+
+    monkeypatch.setattr(Course, "save", saving)
+    run = trained(small(), tmp_path)
+    assert run.exit_code == 0
+    assert len(checkpoints(run.path)) > 4  # one for each save: none went
+    (warning,) = events(run.path, "warning")
+    assert warning["text"].startswith("saved, but not tidied up: An old checkpoint in ")
+    assert same(run.path, reference().path)
+
+
+@pytest.mark.usefixtures("every_save")
+def test_a_best_checkpoint_stays_the_best_when_best_json_cannot_be_written(
+    tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, document: Any) -> None:
+        raise StorageError(f"cannot write {path.name}", "the system said: no", "wait")
+
+    monkeypatch.setattr(course, "write_json", refuse)
+    run = trained(small(JUDGED), tmp_path)
+    assert run.exit_code == 0
+    assert {event["text"] for event in events(run.path, "warning")} == {
+        "saved, but not tidied up: cannot write best.json"
+    }
+    assert not (run.path / "best.json").exists()
+    assert run.status["best"] == reference(JUDGED).status["best"]
+    assert same(run.path, reference(JUDGED).path)
 
 
 # Worlds that cannot be repeated

@@ -100,6 +100,20 @@ def test_as_many_checkpoints_are_kept_as_asked_and_the_best(seed: int, tmp_path:
 
 
 @pytest.mark.usefixtures("every_save")
+@pytest.mark.parametrize("keep", [2, 3])
+def test_the_best_that_any_kept_checkpoint_names_is_kept(keep: int, tmp_path: Path) -> None:
+    """Damage to the newest must not lose the best: the one before it may know another."""
+    named: set[int] = set()
+    for seed in range(4):
+        run = trained(small({**JUDGED, "save.keep": keep, "seed": seed}, TELLING), tmp_path)
+        books = [json.loads((path / "state.json").read_text())["book"] for path in checkpoints(run.path)[-keep:]]
+        bests = {book["best"]["env_steps"] for book in books}
+        assert bests <= {int(path.name.removeprefix("step_")) for path in checkpoints(run.path)}
+        named |= {len(bests)}
+    assert max(named) > 1  # or nothing was tried
+
+
+@pytest.mark.usefixtures("every_save")
 def test_best_json_never_points_to_what_is_gone(tmp_path: Path) -> None:
     """The last policy of a finished run is judged out of turn; a longer run forgets that, and so must best.json."""
     run = trained(until(small({**JUDGED, "eval.every_steps": 280}, TELLING), 60), tmp_path)

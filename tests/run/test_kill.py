@@ -10,12 +10,14 @@ import pytest
 
 from benchmarks import resume as benchmark
 from qfleet.errors import StorageError
+from qfleet.plan import compose, total_updates
 from qfleet.run import resume
 from qfleet.save import verify_run
 from qfleet.watch import read_rows, run_state
 from tests.run.conftest import Reference
 from tests.run.nursery import Child, Nursery
 from tests.run.parts import JUDGED, PONG, Settings, checkpoints, resumed, same, status, words
+from tests.run.variants import ACTOR, IQN, MUNCHAUSEN, NOISY, PQN, R2D2
 
 pytestmark = pytest.mark.chaos
 
@@ -83,7 +85,15 @@ def survive(nursery: Nursery, out: Path, command: list[str], chance: random.Rand
 
 @pytest.mark.parametrize(
     ("env_id", "changes", "seed"),
-    [("CartPole-v1", LIVELY, 1), ("CartPole-v1", PER_3, 2), (TELLING, LIVELY, 3), (TELLING, PER_3, 4)],
+    [
+        ("CartPole-v1", LIVELY, 1),
+        ("CartPole-v1", PER_3, 2),
+        (TELLING, LIVELY, 3),
+        (TELLING, PER_3, 4),
+        ("CartPole-v1", {**R2D2, **LIVELY}, 5),
+        ("CartPole-v1", {**PQN, **LIVELY}, 6),
+        (TELLING, {**IQN, **NOISY, **MUNCHAUSEN, **ACTOR, **LIVELY}, 7),
+    ],
 )
 def test_sigkill_at_random_moments(
     env_id: str, changes: Settings, seed: int, tmp_path: Path, nursery: Nursery, reference: Reference
@@ -138,10 +148,27 @@ def test_leftovers_of_a_killed_save_are_gone_after_the_next_start(tmp_path: Path
     assert not list(run.glob("checkpoints/.*"))
 
 
+BENCHMARKED = [
+    benchmark.Cell("CartPole-v1", "prioritized", 3),
+    benchmark.Cell("CartPole-v1", member="r2d2"),
+    benchmark.Cell("CartPole-v1", member="pqn"),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_resume_benchmark_finds_no_difference() -> None:
-    cell = benchmark.Cell("CartPole-v1", "prioritized", 3)
-    found = benchmark.examine(cell, kills=4, seed=0)
-    assert found["kills"] == 4
+@pytest.mark.parametrize("cell", BENCHMARKED, ids=lambda cell: cell.member)
+def test_the_resume_benchmark_finds_no_difference(cell: benchmark.Cell) -> None:
+    found = benchmark.examine(cell, kills=3, seed=0)
+    assert found["kills"] == 3
     assert found["different"] == 0, found["trials"]
+
+
+def test_the_resume_benchmark_tries_every_member_of_the_family() -> None:
+    tried = {cell.member for cell in benchmark.CELLS}
+    assert tried == set(benchmark.FAMILY) >= {"dqn", "c51", "qrdqn", "iqn", "noisy", "munchausen", "r2d2", "pqn"}
+    for cell in benchmark.CELLS:
+        words = [word.split("=") for word in [*cell.settings(), f"until.steps={cell.steps}"] if "=" in word]
+        given = [(path, text, "command line") for path, text in words]
+        plan = compose(cell.env, benchmark.FAMILY[cell.member][0] or None, overrides=given).plan
+        assert total_updates(plan) >= 200

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from qfleet.cli import main
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Env
 from qfleet.run import trust
 from qfleet.run.trust import require_trust, sign
+from tests.run.parts import words
 
 MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
 
@@ -79,6 +81,59 @@ def test_a_file_is_signed_where_it_lies(run: Path, tmp_path: Path, monkeypatch: 
     assert not trusted(run, MINE)  # another file of the same name
     assert trusted(run, Env(id="../mine.py:Mine", options=MINE.options))
     assert trusted(run, Env(id=f"{tmp_path}/mine.py:Mine", options=MINE.options))
+
+
+def test_a_module_is_signed_where_it_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Env(id="walks_of_mine:Walk-v0")
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        folder.mkdir(exist_ok=True)
+        (folder / "walks_of_mine.py").write_text("raise SystemExit('trust must not import what it asks about')\n")
+    sign(run, named)
+    assert trusted(run, named)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="names code to run") as caught:
+        require_trust(run, named, False)
+    assert str(tmp_path / "elsewhere" / "walks_of_mine.py") in caught.value.why
+    assert "--trust-env" in caught.value.fix
+    monkeypatch.chdir(tmp_path)
+    assert trusted(run, named)
+
+
+def test_a_module_of_the_same_name_that_comes_first_is_not_trusted(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = Env(id="walks_of_mine:Walk-v0")
+    (tmp_path / "walks_of_mine.py").touch()
+    sign(run, named)
+    (tmp_path / "planted").mkdir()
+    (tmp_path / "planted" / "walks_of_mine.py").touch()
+    monkeypatch.syspath_prepend(tmp_path / "planted")
+    assert not trusted(run, named)
+
+
+OWN = """
+from qfleet.envs.toys import Random
+
+class Mine(Random):
+    pass
+"""
+
+
+def test_an_own_environment_may_lie_in_a_folder_with_a_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my envs").mkdir()
+    (tmp_path / "my envs" / "mine.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    command = words(tmp_path / "runs", {"until.steps": 90}, "my envs/mine.py:Mine")
+    assert main([*command, "--name", "a"]) == 0
+    assert main(["resume", "runs/a", "--steps", "100", "--quiet"]) == 0
+    # As run.toml says: it is repeated by naming the code again.
+    told = (tmp_path / "runs" / "a" / "run.toml").read_text().partition("\n\n")[0]
+    assert "qfleet train my_env.py:MyEnv --plan run.toml" in told
+    assert main(["train", "--plan", "runs/a/run.toml", "--quiet"]) == 2
+    again = ["train", "my envs/mine.py:Mine", "--plan", "runs/a/run.toml", "--quiet", "--name", "b"]
+    assert main(again) == 0
+    a, b = ((tmp_path / "runs" / name / "run.toml").read_text() for name in "ab")
+    assert a == b
 
 
 def test_a_copy_of_a_run_is_not_trusted(run: Path) -> None:

@@ -1,5 +1,6 @@
 """Committing, finding, restoring and pruning checkpoints."""
 
+import errno
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ from qfleet.errors import NoCheckpointError, StorageError
 from qfleet.save.checkpoint import Checkpoint, Checkpoints, CheckpointWarning
 from qfleet.save.commit import Blob
 from qfleet.save.damage import Damaged
+from qfleet.save.files import RealFiles
 
 
 def save(checkpoints: Checkpoints, *steps: int) -> None:
@@ -137,6 +139,25 @@ def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
     assert found.meta == {"state": "done"}
     assert {name: found.read(name) for name in found.files} == {"a": b"abc", "b": b"new"}
     assert [place.name for place in tmp_path.iterdir()] == ["step_000000000001"]
+
+
+class Stubborn(RealFiles):
+    """One folder that cannot be moved."""
+
+    def rename(self, source: Path, path: Path) -> None:
+        if source.name == "step_000000000001":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        super().rename(source, path)
+
+
+def test_one_that_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path) -> None:
+    events: list[Any] = []
+    checkpoints = Checkpoints(tmp_path, files=Stubborn(), events=lambda kind, **fields: events.append((kind, fields)))
+    save(checkpoints, 1, 2, 3, 4, 5)
+    with pytest.raises(StorageError, match="could not be deleted: Operation not permitted"):
+        checkpoints.prune()
+    assert checkpoints.steps() == [1, 4, 5]
+    assert events[-1] == ("checkpoint_pruned", {"steps": [2, 3]})
 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:

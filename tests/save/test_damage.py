@@ -133,6 +133,17 @@ def test_harm_to_any_file_means_the_older_checkpoint_and_a_word_about_both(
     assert (run.root / "step_000000000020.corrupt").is_dir()
 
 
+def test_damage_is_told_to_whoever_asked_to_be_told(run: Checkpoints) -> None:
+    told: list[str] = []
+    flip(run.root / "step_000000000020" / "state.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Checkpoints(run.root, warn=told.append).newest().step == 10
+    (text,) = told
+    assert text.startswith("The checkpoint step_000000000020 is damaged (state.json ")
+    assert text.endswith("kept as step_000000000020.corrupt; going on from step_000000000010.")
+
+
 def test_added_files_and_folders_are_noticed(run: Checkpoints) -> None:
     path = run.load(20).path
     for name in ("extra.py", "replay/2.zst", ".hidden"):

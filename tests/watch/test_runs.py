@@ -227,7 +227,7 @@ def test_differences(tmp_path: Path) -> None:
     b = make_run(tmp_path, "b", plan=PLAN.replace("n_step = 3", "n_step = 5\nloss = 'mse'").replace("seed = 3\n", ""))
     assert diff_runs(a, b) == [("seed", 3, None), ("algo.n_step", 3, 5), ("algo.loss", None, "mse")]
     assert diff_runs(a, a) == []
-    with pytest.raises(UsageError, match="cannot read the plan"):
+    with pytest.raises(UsageError, match="there is no plan file"):
         diff_runs(a, tmp_path)
 
 

@@ -1,0 +1,17 @@
+"""CartPole with every small preset: five seeds each, judged by 100 greedy episodes that training never saw."""
+
+from benchmarks.grid import Cell, Grid, main
+from qfleet.plan.algorithms import SMALL
+
+NAMES = [preset.__name__.replace("_", "-") for preset in SMALL]
+GRID = Grid(
+    "presets",
+    "Every small preset on CartPole-v1",
+    tuple(Cell("CartPole-v1", name, 475.0, title=f"CartPole-v1, {name}") for name in NAMES),
+    seeds=5,
+    columns=4,
+    pages=("results.md", "algorithms.md"),
+)
+
+if __name__ == "__main__":
+    main(GRID, __doc__)

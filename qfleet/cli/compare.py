@@ -1,0 +1,138 @@
+"""`qfleet compare`: what groups and runs scored, how sure that is, and which is better."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from qfleet.cli.say import say, say_columns, say_json
+from qfleet.cli.training import Out
+from qfleet.errors import UsageError
+
+if TYPE_CHECKING:
+    from qfleet.watch.compare import Comparison
+    from qfleet.watch.statistics import Estimate
+
+TITLES = {"mean": "mean", "median": "median", "iqm": "IQM", "optimality_gap": "gap"}
+
+
+def compare(
+    *sides: Annotated[str, Parameter(name="SIDE", help="A group, a run, or several of them: A,B,C.")],
+    out: Out = "runs",
+    normalize: Annotated[
+        str | None, Parameter(help="TOML file with low and high of each environment; they become 0 and 1.")
+    ] = None,
+    threshold: Annotated[
+        str | None, Parameter(help="Score that is good enough; adds the optimality gap below it.")
+    ] = None,
+    file: Annotated[
+        str | None, Parameter(help="Picture of return over steps; plot.png in the group for one group.")
+    ] = None,
+    json: Annotated[bool, Parameter(help="Print all of it as JSON.", show_default=False)] = False,
+) -> int:
+    """Compare groups or runs: scores, aggregates with 95 % intervals, and how likely one beats another."""
+    if not sides:
+        raise UsageError(
+            "qfleet compare needs SIDE", "SIDE says what to look at, and it is missing.", "Try: qfleet compare latest"
+        )
+    limit = _number("--threshold", threshold)
+    from qfleet.watch.compare import compare as compared
+    from qfleet.watch.compare import read_bounds
+
+    bounds = None if normalize is None else read_bounds(normalize)
+    found = compared(*sides, out=out, normalize=bounds, threshold=limit)
+    picture = draw(found, Path(file)) if file is not None else draw_group(found)
+    if json:
+        say_json({**found.as_dict(), "picture": None if picture is None else str(picture)})
+        return 0
+    say_comparison(found)
+    if picture is not None:
+        say(f"\nplot   {picture}")
+    return 0
+
+
+def report(group: Path, *, json: bool, quiet: bool) -> None:
+    """The table and the picture of a group that has just ended; one that has no score yet has neither."""
+    if quiet or json:
+        return
+    from qfleet.watch.compare import compare as compared
+
+    with suppress(UsageError):  # no member came to its end, which the lines before have said
+        found = compared(group)
+        say()
+        say_comparison(found)
+        if picture := draw_group(found):
+            say(f"\nplot   {picture}")
+
+
+def draw(found: "Comparison", file: Path) -> Path:
+    """Return over steps of every side."""
+    from qfleet.watch.plot import plot_sides
+
+    return plot_sides({side.name: [run.path for run in side.runs] for side in found.sides}, file)
+
+
+def draw_group(found: "Comparison") -> Path | None:
+    """The picture of one group, in its folder; nothing where it cannot be drawn, for nobody asked for it."""
+    from qfleet.watch.runs import is_group
+
+    folder = found.sides[0].runs[0].path.parent
+    if len(found.sides) > 1 or not is_group(folder) or any(run.path.parent != folder for run in found.sides[0].runs):
+        return None
+    try:
+        return draw(found, folder / "plot.png")
+    except UsageError as error:
+        say(f"note: no plot: {error.what}", to_stderr=True)
+        return None
+
+
+def say_comparison(found: "Comparison") -> None:
+    """Runs, aggregates, probabilities of improvement, notes."""
+    several = len(found.envs) > 1
+    runs = [
+        (run.name, *([run.env] if several else []), run.seed, _shown(run.score, run.low, run.high))
+        for side in found.sides
+        for run in side.runs
+    ]
+    say_columns(runs, ("run", *(["environment"] if several else []), "seed", "score [95 % of its episodes]"))
+    say()
+    names = list(found.aggregates[found.sides[0].name])
+    say_columns(
+        [
+            (side.name, len(side.runs), *(_estimate(found.aggregates[side.name][name]) for name in names))
+            for side in found.sides
+        ],
+        (", ".join(found.envs), "runs", *(TITLES[name] for name in names)),
+    )
+    if found.improvements:
+        say()
+    for (a, b), value in found.improvements.items():
+        say(f"P({a} > {b}) = {_probability(value)}")
+    for note in found.notes:
+        say(f"note: {note}")
+
+
+def _estimate(value: "Estimate") -> str:
+    return _shown(*value)
+
+
+def _probability(value: "Estimate") -> str:
+    return f"{value.value:.2f}" + ("" if value.low is None else f" [{value.low:.2f}, {value.high:.2f}]")
+
+
+def _shown(value: float, low: float | None, high: float | None) -> str:
+    from qfleet.watch.words import number
+
+    return f"{number(value)} [{number(low)}, {number(high)}]" if low is not None else number(value)
+
+
+def _number(option: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(
+            f"{option} {text} is not valid", f"{option} must be a number.", f"Write for example {option} 475"
+        ) from None

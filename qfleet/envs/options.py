@@ -1,0 +1,34 @@
+"""What `env.options` may hold in worlds whose options qfleet knows: names, types and ranges."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from qfleet.errors import UsageError
+from qfleet.plan.draft import show
+from qfleet.plan.paths import convert, expected
+from qfleet.plan.schema import Scalar
+
+
+class Option(NamedTuple):
+    """What one option accepts, and a value that is right."""
+
+    hint: Any
+    example: Scalar
+
+
+def fitting(options: Mapping[str, Scalar], known: Mapping[str, Option], world: str) -> dict[str, Scalar]:
+    """The options, once those that are known are seen to be of the right type and in range."""
+    return {name: _fit(name, value, known[name], world) if name in known else value for name, value in options.items()}
+
+
+def _fit(name: str, value: Scalar, option: Option, world: str) -> Scalar:
+    path = f"env.options.{name}"
+    try:
+        fit: Scalar = convert(value, option.hint)
+    except ValueError as error:
+        raise UsageError(
+            f"{path}={show(value)} is not valid",
+            f"{path} must be {expected(option.hint)} on {world}.",
+            f"Write for example {path}={show(option.example)}",
+        ) from error
+    return fit

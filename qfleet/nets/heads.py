@@ -1,0 +1,96 @@
+"""Heads turn features into one output per action: a number, or K numbers that describe a distribution.
+
+Shapes: N items, F features, A actions, K atoms, quantiles or fractions, D action dimensions. A head's `shape` is
+that of its output for one item: (A,), (A, K), or (D, A) when every dimension has outputs of its own.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from qfleet.nets.layers import PLAIN, Dense, Style, head_linear, relu
+
+
+class Stream(nn.Module):
+    """One hidden layer (if any) and a linear output."""
+
+    def __init__(self, features: int, hidden: int, outputs: int, style: Style = PLAIN) -> None:
+        super().__init__()
+        self.hidden = Dense(head_linear(features, hidden, style), hidden, style) if hidden else None
+        self.out = head_linear(hidden or features, outputs, style)
+
+    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, outputs]
+        """The stream's outputs."""
+        if self.hidden is not None:
+            features = self.hidden.forward(features)
+        out: Tensor = self.out.forward(features)
+        return out
+
+
+class Plain(nn.Module):
+    """Features straight to action outputs."""
+
+    def __init__(self, features: int, hidden: int, shape: tuple[int, ...], style: Style = PLAIN) -> None:
+        super().__init__()
+        self.shape = shape
+        self.actions = Stream(features, hidden, math.prod(shape), style)
+
+    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, *shape]
+        """Outputs per action."""
+        out = self.actions.forward(features)
+        return out if len(self.shape) == 1 else out.view(-1, *self.shape)
+
+
+class Dueling(nn.Module):
+    """Q = V + A - mean(A), two streams of their own (Wang et al. 2016, eq. 9); per atom, per action dimension."""
+
+    def __init__(
+        self, features: int, hidden: int, shape: tuple[int, ...], style: Style = PLAIN, *, decoupled: bool = False
+    ) -> None:
+        super().__init__()
+        self.shape, self.axis = shape, 2 if decoupled else 1  # where the actions of one dimension are counted
+        self.value_shape = (1, 1) if decoupled else (1, *shape[1:])
+        self.value = Stream(features, hidden, math.prod(self.value_shape), style)
+        self.advantage = Stream(features, hidden, math.prod(shape), style)
+
+    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, *shape]
+        """Outputs per action."""
+        if features.requires_grad:
+            # Both streams send gradient into the trunk: scale it so that its size stays that of one.
+            features.register_hook(lambda grad: grad / math.sqrt(2.0))  # type: ignore[no-untyped-call]
+        advantage = self.advantage.forward(features).view(-1, *self.shape)
+        value = self.value.forward(features).view(-1, *self.value_shape)
+        out: Tensor = value + advantage - advantage.mean(self.axis, keepdim=True)
+        return out
+
+
+class Implicit(nn.Module):
+    """Values at fractions of the return's distribution (IQN, Dabney et al. 2018, eq. 4).
+
+    Its output has one row more than there are actions: the last row holds the fractions that the others are at.
+    """
+
+    waves: Tensor
+
+    def __init__(self, features: int, inner: nn.Module, *, fractions: int, cosines: int = 64) -> None:
+        super().__init__()
+        self.inner, self.fractions = inner, fractions
+        self.even = False  # evenly spaced fractions instead of random ones: for acting
+        self.register_buffer("waves", math.pi * torch.arange(cosines, dtype=torch.float32), persistent=False)
+        self.embed = nn.Linear(cosines, features)
+
+    def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A + 1, K]
+        """Values per action at K fractions, then the fractions."""
+        num, width = features.shape
+        taus = self.draw(num, features.device)
+        waves = torch.cos(taus.unsqueeze(2) * self.waves)
+        mixed = features.unsqueeze(1) * relu(self.embed.forward(waves).flatten(0, 1)).view(num, -1, width)
+        values = self.inner.forward(mixed.flatten(0, 1)).view(num, self.fractions, -1).transpose(1, 2)
+        return torch.cat([values, taus.unsqueeze(1)], 1)
+
+    def draw(self, num: int, device: torch.device) -> Tensor:  # [N, K]
+        """Fractions for each item."""
+        if self.even:
+            return ((torch.arange(self.fractions, device=device) + 0.5) / self.fractions).expand(num, -1)
+        return torch.rand(num, self.fractions, device=device)

@@ -1,0 +1,270 @@
+"""Settings that do not go together: the one list of them, each with its reason and what to do.
+
+A pair is refused when both its conditions hold. `asked` lists settings that would merely have no effect: they are
+refused only when the person who starts the run wrote them, not when a preset or a default did.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from qfleet.plan.schema import (
+    CategoricalHead,
+    CountBonus,
+    DuplicatesFilter,
+    ExponentialAnneal,
+    Fresh,
+    GrowingBatch,
+    MaxRule,
+    NoMemory,
+    Plan,
+    PlateauRate,
+    PrioritizedSampler,
+    Replay,
+    ScalarHead,
+    SequencesView,
+    SoftmaxExplore,
+)
+
+
+def _memory(plan: Plan) -> bool:
+    return not isinstance(plan.net.memory, NoMemory)
+
+
+def _sequences(plan: Plan) -> bool:
+    return isinstance(plan.algo.view, SequencesView)
+
+
+def _fresh(plan: Plan) -> bool:
+    return isinstance(plan.replay, Fresh)
+
+
+def _distribution(plan: Plan) -> bool:
+    return not isinstance(plan.net.head, ScalarHead)
+
+
+def _actor_priority(plan: Plan) -> bool:
+    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    return isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor"
+
+
+def _filters(plan: Plan) -> bool:
+    return isinstance(plan.replay, Replay) and isinstance(plan.replay.filter, DuplicatesFilter)
+
+
+def _pays(plan: Plan) -> bool:
+    return isinstance(plan.algo.bonus, CountBonus)
+
+
+def _anneals(plan: Plan) -> bool:
+    return isinstance(plan.algo.anneal, ExponentialAnneal)
+
+
+def _grows(plan: Plan) -> bool:
+    return isinstance(plan.steer.batch, GrowingBatch)
+
+
+def _unjudged(plan: Plan) -> bool:
+    return plan.eval.episodes == 0
+
+
+def _alone(plan: Plan) -> bool:
+    return plan.population.num == 1
+
+
+BLIND = "Steering looks at validation scores, and there are none with 0 episodes."
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two settings that do not go together under `when`."""
+
+    first: str
+    second: str
+    when: Callable[[Plan], bool]
+    reason: str
+    fix: str
+
+
+PAIRS: tuple[Pair, ...] = (
+    Pair(
+        "algo.view.type",
+        "net.memory.type",
+        lambda plan: _sequences(plan) and not _memory(plan) and not _fresh(plan),
+        "Sequences are unrolled through a memory; without one each step can be learned from by itself.",
+        "Set net.memory.type=lstm or gru, or leave algo.view.type at steps.",
+    ),
+    Pair(
+        "net.memory.type",
+        "algo.view.type",
+        lambda plan: _memory(plan) and not _sequences(plan) and not _fresh(plan),
+        "What a memory holds depends on the steps before, so it is learned from stretches of experience.",
+        "Set algo.view.type=sequences, or net.memory.type=off.",
+    ),
+    Pair(
+        "replay.type",
+        "net.memory.type",
+        lambda plan: _fresh(plan) and _memory(plan),
+        "Fresh steps are shuffled before they are learned from, which a memory cannot follow.",
+        "Use the replay (replay.type=buffer, algo.view.type=sequences), or net.memory.type=off.",
+    ),
+    Pair(
+        "replay.type",
+        "algo.view.type",
+        lambda plan: _fresh(plan) and _sequences(plan),
+        "Fresh steps are shuffled before they are learned from.",
+        "Leave algo.view.type at steps, or use replay.type=buffer.",
+    ),
+    Pair(
+        "replay.type",
+        "net.head.type",
+        lambda plan: _fresh(plan) and _distribution(plan),
+        "Q(lambda) returns are numbers, not distributions.",
+        "Use net.head.type=scalar, or replay.type=buffer.",
+    ),
+    Pair(
+        "replay.type",
+        "algo.rescale",
+        lambda plan: _fresh(plan) and plan.algo.rescale,
+        "Q(lambda) returns add rewards and values up, which rescaled values do not allow.",
+        "Leave algo.rescale off; env.normalize=reward keeps large rewards small.",
+    ),
+    Pair(
+        "net.decoupled",
+        "net.head.type",
+        lambda plan: plan.net.decoupled and _distribution(plan),
+        "A joint action is worth the mean over its dimensions; the mean of distributions is not one of them.",
+        "Use net.head.type=scalar, or leave net.decoupled off.",
+    ),
+    Pair(
+        "net.decoupled",
+        "net.memory.type",
+        lambda plan: plan.net.decoupled and _memory(plan),
+        "A memory sees the previous joint action as one-hot, which many dimensions make far too long.",
+        "Use net.memory.type=off, or leave net.decoupled off.",
+    ),
+    Pair(
+        "replay.sampler.initial",
+        "net.head.type",
+        lambda plan: _actor_priority(plan) and isinstance(plan.net.head, CategoricalHead),
+        "Actors know errors of values, a categorical head's priorities are divergences: they cannot be compared.",
+        "Use replay.sampler.initial=largest, or net.head.type=quantile.",
+    ),
+    Pair(
+        "replay.sampler.initial",
+        "env.normalize",
+        lambda plan: _actor_priority(plan) and plan.env.normalize in ("reward", "both"),
+        "Actors compare raw rewards with what they expected, which a network of scaled rewards has on another scale.",
+        "Use replay.sampler.initial=largest, or env.normalize=obs or off.",
+    ),
+    Pair(
+        "algo.anneal.type",
+        "replay.type",
+        lambda plan: _anneals(plan) and _fresh(plan),
+        "Q(lambda) returns weigh every number of steps, so there is no n to move: see replay.trace.",
+        "Use replay.type=buffer, or leave algo.anneal.type off.",
+    ),
+    Pair(
+        "algo.anneal.type",
+        "algo.discount",
+        lambda plan: _anneals(plan) and plan.algo.discount == 1.0,
+        "1 - discount shrinks by a constant factor, which never ends at zero.",
+        "Use algo.discount=0.999, or leave algo.anneal.type off.",
+    ),
+    Pair(
+        "steer.batch.type",
+        "replay.type",
+        lambda plan: _grows(plan) and _fresh(plan),
+        "Fresh experience is cut into replay.minibatches parts: how large they are follows from that.",
+        "Use replay.type=buffer, or leave steer.batch.type off.",
+    ),
+    Pair(
+        "steer.batch.type",
+        "eval.episodes",
+        lambda plan: _grows(plan) and _unjudged(plan),
+        BLIND,
+        "Set eval.episodes to 20 or so, or leave steer.batch.type off.",
+    ),
+    Pair(
+        "steer.learning_rate.type",
+        "eval.episodes",
+        lambda plan: isinstance(plan.steer.learning_rate, PlateauRate) and _unjudged(plan),
+        BLIND,
+        "Set eval.episodes to 20 or so, or leave steer.learning_rate.type off.",
+    ),
+    Pair(
+        "steer.stop_patience",
+        "eval.episodes",
+        lambda plan: plan.steer.stop_patience is not None and _unjudged(plan),
+        BLIND,
+        "Set eval.episodes to 20 or so, or leave steer.stop_patience out.",
+    ),
+    Pair(
+        "replay.filter.type",
+        "algo.view.type",
+        lambda plan: _filters(plan) and _sequences(plan),
+        "A stretch of experience without its repeated steps is no longer what happened.",
+        "Leave replay.filter.type off, or algo.view.type at steps.",
+    ),
+    Pair(
+        "replay.filter.type",
+        "algo.bonus.type",
+        lambda plan: _filters(plan) and _pays(plan),
+        "The bonus falls with every visit, so no two steps have the same reward and none is a copy.",
+        "Leave replay.filter.type or algo.bonus.type off.",
+    ),
+    Pair(
+        "replay.filter.type",
+        "algo.anneal.type",
+        lambda plan: _filters(plan) and _anneals(plan),
+        "While n and discount move, steps that are equal now need not be equal when they are drawn.",
+        "Leave replay.filter.type or algo.anneal.type off.",
+    ),
+    Pair(
+        "population.num",
+        "replay.type",
+        lambda plan: not _alone(plan) and _fresh(plan),
+        "Members share a replay; fresh experience is only of use to the member whose policy made it.",
+        "Use replay.type=buffer, or start several runs with --seeds.",
+    ),
+    Pair(
+        "population.num",
+        "eval.episodes",
+        lambda plan: not _alone(plan) and _unjudged(plan),
+        "Validation scores decide who leads, and there are none with 0 episodes.",
+        "Set eval.episodes to 20 or so, or leave population.num at 1.",
+    ),
+)
+
+# (setting, when it has no effect, why)
+IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
+    ("algo.loss", _distribution, "A head that describes a distribution has a loss of its own."),
+    ("net.noisy_sigma", lambda plan: not plan.net.noisy, "It is the size of the noise of net.noisy=true."),
+    (
+        "algo.rule.type",
+        lambda plan: _fresh(plan) and not isinstance(plan.algo.rule, MaxRule),
+        "Fresh experience is learned from by Q(lambda) returns, which take the best action's value.",
+    ),
+    (
+        "algo.explore.steps",
+        lambda plan: isinstance(plan.algo.explore, SoftmaxExplore) and plan.algo.explore.end is None,
+        "The temperature is constant without algo.explore.end.",
+    ),
+    (
+        "algo.explore.power",
+        lambda plan: plan.env.num == 1,
+        "A single environment explores with algo.explore.base.",
+    ),
+    (
+        "algo.bonus.bits",
+        lambda plan: isinstance(plan.algo.bonus, CountBonus) and plan.algo.bonus.grid is not None,
+        "Visits are counted by cells of algo.bonus.grid, which have no bits.",
+    ),
+    ("algo.n_step", _fresh, "Q(lambda) returns weigh every number of steps: see replay.trace."),
+    ("algo.batch_size", _fresh, "replay.minibatches says into how many parts fresh experience is cut."),
+    ("algo.learn_start_steps", _fresh, "Fresh experience is learned from as soon as it is there."),
+    ("algo.target.type", _fresh, "Without replay there is no target network."),
+    ("algo.target.every_updates", _fresh, "Without replay there is no target network."),
+    ("algo.target.tau", _fresh, "Without replay there is no target network."),
+    ("population.every_steps", _alone, "With population.num=1 there is nobody to take weights from."),
+    ("population.spread", _alone, "With population.num=1 there is one learning rate, optim.learning_rate."),
+)

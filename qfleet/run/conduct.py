@@ -1,0 +1,144 @@
+"""Conducting a run: its lock, signals, threads and log around the course, and word of how it ended."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qfleet.errors import QfleetError
+from qfleet.plan.schema import Plan
+from qfleet.run.course import Course
+from qfleet.run.diary import Callback, Diary, Ending
+from qfleet.run.judge import Judge
+from qfleet.run.keeper import Keeper
+from qfleet.run.signals import Asked, listening
+from qfleet.run.wiring import LAYERS, EnvMaker, Line, stream
+from qfleet.save import Checkpoints, CheckpointWarning, hold_run
+from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
+
+
+def conduct(
+    line: Line,
+    folder: Path,
+    begin: Callable[[Course], list[str]],
+    *,
+    env: EnvMaker | None,
+    callbacks: Iterable[Callback],
+    watcher: Watcher | None,
+) -> None:
+    """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
+    plan = line.plan
+    watcher = watcher if watcher is not None else interactive_watcher()
+    with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
+        diary = Diary(line, folder, watcher, callbacks)
+        course = make_course(line, diary, env, asked)
+        try:
+            notes = begin(course)
+            diary.write_status()
+            if watcher is not None:
+                watcher.start(introduction(plan, folder, notes))
+            diary.callbacks += row_writers(plan, folder, course.steps)
+            status = diary.write_status(*course.complete())
+        except BaseException as error:
+            log.exception("the run ended with an error")
+            status = diary.write_failure(failure(error), begun=course.keeper.last is not None)
+            raise
+        finally:
+            if watcher is not None:
+                watcher.stop(status)
+            course.close()
+        write_card(folder)
+
+
+def interactive_watcher() -> Watcher | None:
+    """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
+    mode = auto_mode(sys.stdout)
+    return make_watcher(mode) if mode == "live" else None
+
+
+def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
+    """Where rows go besides metrics.jsonl."""
+    return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
+
+
+def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) -> Course:
+    """The course of a line, with its judge and keeper."""
+    keep, events = line.plan.save.keep, diary.events.event
+    checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
+    keeper = Keeper(checkpoints, line, provenance(None)["versions"])
+    return Course(line, Judge(line.plan, env), keeper, diary, asked)
+
+
+def teller(diary: Diary) -> Callable[[str], None]:
+    """Where word of damage goes: into the diary, and to a script without a watcher as a Python warning."""
+
+    def tell(text: str) -> None:
+        diary.warn(text)
+        if diary.watcher is None:
+            warnings.warn(text, CheckpointWarning, stacklevel=2)
+
+    return tell
+
+
+@contextmanager
+def threads(plan: Plan) -> Iterator[None]:
+    """Torch's thread count for the time of a run."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(plan.runtime.threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def own_torch_rng(plan: Plan) -> Iterator[None]:
+    """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(stream(plan.seed, LAYERS).integers(2**63)))
+        yield
+
+
+@contextmanager
+def logbook(folder: Path) -> Iterator[logging.Logger]:
+    """logs/run-0.log: the traceback of an error that ended this run."""
+    (folder / "logs").mkdir(exist_ok=True)
+    log, handler = (
+        logging.getLogger(f"qfleet.{folder.name}"),
+        logging.FileHandler(folder / "logs" / "run-0.log", delay=True),
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
+        handler.close()
+
+
+def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:
+    """What a watcher is told first."""
+    return {
+        "run": str(folder),
+        "env": plan.env.id,
+        "device": plan.runtime.device,
+        "threads": plan.runtime.threads,
+        "until_steps": plan.until.steps,
+        "notes": list(notes),
+    }
+
+
+def failure(error: BaseException) -> Ending:
+    """How a run ends that raised."""
+    if isinstance(error, QfleetError):
+        state = "diverged" if error.exit_code == 3 else "failed"
+        return Ending(state, error.exit_code, error.what)
+    if isinstance(error, KeyboardInterrupt):
+        return Ending("interrupted", 130, "stopped by SIGINT before it had begun")
+    return Ending("failed", 1, f"{type(error).__name__}: {error}")

@@ -1,0 +1,204 @@
+"""Processes side by side: starts as many as fit, reads what they tell, passes signals on, and leaves none behind."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qfleet.run.signals import ENDINGS, Asked
+
+LOOK_EVERY_SECONDS = 0.2
+# A member that was asked to save and leave may have a large replay to write.
+LEAVE_LIMIT_SECONDS = 600.0
+KILL_LIMIT_SECONDS = 10.0
+MOST_LINE_BYTES = 16 << 20
+# A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from qfleet.run.member import main; sys.exit(main(sys.argv[1:]))"
+)
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one process is to do."""
+
+    name: str
+    words: tuple[str, ...]
+    log: Path
+
+
+class Child:
+    """A process that tells rows on its standard output; everything else it says goes to its log."""
+
+    def __init__(self, job: Job, threads: int) -> None:
+        self.name, self._log, self._rest = job.name, job.log.open("ab"), b""
+        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), *job.words]
+        # A process group of its own: Ctrl-C reaches the parent only, which passes it on once. Twice would be "at once".
+        self._process = subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            process_group=0,
+            env={**dict.fromkeys(THREAD_VARIABLES, str(threads)), **os.environ},
+        )
+        self.pipe = self._process.stdout.fileno() if self._process.stdout else -1
+        os.set_blocking(self.pipe, False)
+        self.open = True
+
+    def rows(self) -> Iterator[Row]:
+        """The rows told since last time."""
+        while (data := self._read()) is not None:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            if len(self._rest) > MOST_LINE_BYTES:
+                lines, self._rest = [*lines, self._rest], b""
+            for line in lines:
+                if (row := _row(line)) is None:
+                    self._log.write(line + b"\n")
+                else:
+                    yield row
+
+    def _read(self) -> bytes | None:
+        if not self.open:
+            return None
+        try:
+            data = os.read(self.pipe, 1 << 16)
+        except BlockingIOError:
+            return None
+        self.open = bool(data)
+        return data or None
+
+    def ended(self) -> int | None:
+        """Its exit code, minus the signal that ended it, or None while it lives."""
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        """Send a signal, unless it is gone."""
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """End it and what it has started, at once."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=KILL_LIMIT_SECONDS)
+
+    def close(self) -> None:
+        """Let go of its streams."""
+        self._log.close()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and "kind" in row else None
+
+
+class Crew:
+    """Jobs, so many at once. `on_start`, `on_row`, `on_end` hear of each; `look` is called a few times a second."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        at_once: int,
+        threads: int,
+        asked: Asked,
+        *,
+        on_start: Callable[[str], None],
+        on_row: Callable[[str, Row], None],
+        on_end: Callable[[str, int], None],
+        look: Callable[[], None],
+    ) -> None:
+        self.waiting, self.alive = deque(jobs), dict[str, Child]()
+        self.at_once, self.threads, self.asked = at_once, threads, asked
+        self.on_start, self.on_row, self.on_end, self.look = on_start, on_row, on_end, look
+        self.leave_by: float | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def work(self) -> None:
+        """Until every job has ended, or has left because somebody asked."""
+        try:
+            while self.waiting or self.alive:
+                self._start()
+                self._pass_on()
+                self._selector.select(LOOK_EVERY_SECONDS)
+                for child in list(self.alive.values()):
+                    self._hear(child)
+                self.look()
+        finally:
+            self._leave_none()
+
+    def _start(self) -> None:
+        while self.waiting and len(self.alive) < self.at_once and not self.asked:
+            job = self.waiting.popleft()
+            child = self.alive[job.name] = Child(job, self.threads)
+            self._selector.register(child.pipe, selectors.EVENT_READ)
+            self.on_start(job.name)
+
+    def _pass_on(self) -> None:
+        """The signal that asked this process to leave, to every child, once; a child that stays too long is killed."""
+        if not self.asked:
+            return
+        if self.leave_by is None:
+            self.waiting.clear()
+            self.leave_by = time.monotonic() + LEAVE_LIMIT_SECONDS
+            for child in self.alive.values():
+                child.send(getattr(signal, str(self.asked.name)))
+        elif time.monotonic() > self.leave_by:
+            for child in self.alive.values():
+                child.kill()
+
+    def _hear(self, child: Child) -> None:
+        code = child.ended()  # asked first, so that its last rows are read after it has ended
+        for row in child.rows():
+            self.on_row(child.name, row)
+        if not child.open or code is not None:
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(child.pipe)
+        if code is not None:
+            del self.alive[child.name]
+            child.close()
+            self.on_end(child.name, code)
+
+    def _leave_none(self) -> None:
+        """After an error of our own: ask the children to save, then make sure that they are gone."""
+        for child in self.alive.values():
+            child.send(signal.SIGTERM)
+        limit = time.monotonic() + KILL_LIMIT_SECONDS
+        while any(child.ended() is None for child in self.alive.values()) and time.monotonic() < limit:
+            time.sleep(LOOK_EVERY_SECONDS)
+        for child in self.alive.values():
+            child.kill()
+            child.close()
+        self._selector.close()
+
+
+def outcome(code: int, status: Mapping[str, Any], error: Mapping[str, Any]) -> tuple[str, int, str]:
+    """State, exit code and reason of a process that has ended, from its code and what it left behind."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        state, code = ENDINGS.get(name, ("killed", ENDINGS["SIGHUP"][1]))
+        return state, code, f"killed by {name}"
+    if status.get("exit_code") == code:
+        return str(status.get("state")), code, str(status.get("reason") or "")
+    for name, (state, known) in ENDINGS.items():
+        if code == known:
+            return state, code, f"left at once, by {name}"
+    return "failed", code, str(error.get("what") or f"it left with exit code {code}")

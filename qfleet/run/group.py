@@ -1,0 +1,408 @@
+"""Several seeds of one plan side by side: a group of runs, each in a process of its own.
+
+A group is a folder with `group.json`, `plan.toml` (the plan of all members but for their seeds), and a run folder
+`seed-<s>` for each member. What a member has done is in its own folder; `group.json` says who belongs here.
+"""
+
+import hashlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from qfleet.errors import UsageError
+from qfleet.plan import plan_hash, read_plan, write_plan
+from qfleet.plan.schema import Plan
+from qfleet.run.api import checked
+from qfleet.run.crew import Crew, Job, outcome
+from qfleet.run.member import PLAN_FILE
+from qfleet.run.memory import estimate, require_memory
+from qfleet.run.resolve import resolve
+from qfleet.run.signals import ENDINGS, listening
+from qfleet.run.trust import require_trust, sign
+from qfleet.run.wiring import make_train_world
+from qfleet.save import hold_run
+from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, remove_run, write_file
+from qfleet.watch.compare import Comparison, compare
+from qfleet.watch.display import auto_mode
+from qfleet.watch.group import GroupWatcher, make_group_watcher
+from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs
+
+FORMAT = 1
+# A Python process with torch imported, beside its replay.
+PROCESS_BYTES = 600 << 20
+MEMORY_SHARE = 0.9
+# Of several exit codes the group answers with the first of these: a bug first, what can simply be resumed last.
+WORST = (1, 3, 4, 5, 6, 2, 75, 143, 130)
+# What a display shows of a member comes from these fields of its rows.
+SHOWN = ("env_steps", "updates", "seconds", "return_mean", "steps_per_second")
+
+
+@dataclass
+class Member:
+    """One run of a group, and how it stands."""
+
+    name: str
+    seed: int
+    plan: str  # hash
+    state: str = "waiting"
+    exit_code: int | None = None
+    reason: str = ""
+    shown: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
+
+    def entry(self) -> dict[str, Any]:
+        """What group.json says of it."""
+        kept = ("name", "seed", "plan", "state", "exit_code", "reason")
+        return {key: getattr(self, key) for key in kept}
+
+    def see(self, row: Mapping[str, Any]) -> None:
+        """Keep what a display shows."""
+        self.shown |= {key: row[key] for key in SHOWN if row.get(key) is not None}
+        if row.get("kind") == "eval" and row.get("split") != "test":
+            self.shown["evaluation"] = row.get("mean")
+        if row.get("kind") == "end":
+            self.shown["score"] = row.get("score")
+
+    def show(self) -> dict[str, Any]:
+        """For a display."""
+        return {**self.shown, **self.entry()}
+
+
+class Group:
+    """A group on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """group.json as it is now."""
+        return read_json(self.path / GROUP_FILE)
+
+    @property
+    def exit_code(self) -> int:
+        """What the command line would have returned."""
+        return int(self.status.get("exit_code") or 0)
+
+    @property
+    def members(self) -> list[Path]:
+        """The run folders of members that have begun; `qfleet.load` takes each."""
+        return member_dirs(self.path)
+
+    def compare(self) -> Comparison:
+        """Scores of all members, and their aggregates with intervals."""
+        return compare(self.path)
+
+    def __repr__(self) -> str:
+        """Where it is and how it stands."""
+        return f"Group({str(self.path)!r}, state={self.status.get('state')!r})"
+
+
+class Room(NamedTuple):
+    """How many members run at once on this machine, each with so many threads."""
+
+    jobs: int
+    threads: int
+    notes: tuple[str, ...]
+
+
+# --- what users call ---
+
+
+def train_group(
+    plan: Plan,
+    seeds: int | Sequence[int] = 5,
+    *,
+    jobs: int | None = None,
+    out: Path | str = "runs",
+    name: str | None = None,
+    weights_from: Path | str | None = None,
+    watcher: GroupWatcher | None = None,
+    command: list[str] | None = None,
+) -> Group:
+    """Train one plan with several seeds, from the plan's own on, as many at once as the machine has room for."""
+    plan = checked(plan)
+    if name is not None:
+        check_name(name)
+    members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _numbers(plan, seeds)]
+    room = find_room(plan, len(members), jobs)
+    source = None if weights_from is None else find_run(weights_from, out).resolve()
+    folder = new_run_dir(out, plan.env.id, name)
+    write_plan(plan, folder / PLAN_FILE)
+    sign(folder, plan.env)
+    kept = {"command": command, "weights_from": None if source is None else str(source)}
+    with hold_run(folder):
+        return _Conduct(folder, plan, members, room, kept, watcher).run(members)
+
+
+def resume_group(
+    path: Path | str,
+    *,
+    steps: int | None = None,
+    jobs: int | None = None,
+    out: Path | str = "runs",
+    trust_env: bool = False,
+    strict: bool = False,
+    watcher: GroupWatcher | None = None,
+) -> Group:
+    """Go on with the members of a group that have not come to their end; `steps` moves the end of all."""
+    folder = find_entry(path, out)
+    plan, members, kept = _open(folder)
+    require_trust(folder, plan.env, trust_env)
+    if steps is not None:
+        plan = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps))
+        members = [Member(each.name, each.seed, _plan_id(plan, each.seed)) for each in members]
+    with hold_run(folder):
+        for member in members:
+            _recall(member, folder / member.name)
+        todo = [member for member in members if steps is not None or member.exit_code != 0]
+        room = find_room(plan, len(todo), jobs) if todo else Room(1, 1, ())
+        conduct = _Conduct(folder, plan, members, room, kept, watcher)
+        conduct.options = [*(["--trust-env"] if trust_env else []), *(["--strict"] if strict else [])]
+        conduct.steps = steps
+        return conduct.run(todo)
+
+
+# --- before the start ---
+
+
+def _numbers(plan: Plan, seeds: int | Sequence[int]) -> list[int]:
+    numbers = [plan.seed + index for index in range(seeds)] if isinstance(seeds, int) else list(seeds)
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise UsageError(
+            f"seeds={seeds} does not make a group",
+            "Each member needs a seed of its own, 0 or above.",
+            "Give how many there are to be, for example 5, or a list such as [0, 1, 2].",
+        )
+    return numbers
+
+
+def _plan_id(plan: Plan, seed: int) -> str:
+    return plan_hash(msgspec.structs.replace(plan, seed=seed))
+
+
+def find_room(plan: Plan, num: int, jobs: int | None = None) -> Room:
+    """As many members at once as there are cores for their threads and memory for their replays."""
+    with closing(make_train_world(plan)) as world:
+        plan = resolve(plan, world.spec)
+        require_memory(plan, world.spec)
+        needs = estimate(plan, world.spec)
+    threads = plan.runtime.threads or 1
+    alone = plan.runtime.device not in (None, "cpu")  # how much of an accelerator a member needs is not known
+    wanted = min(num, jobs or (1 if alone else max(1, cores() // threads)))
+    fitting = int(MEMORY_SHARE * needs["available_bytes"]) // (needs["replay_bytes"] + PROCESS_BYTES)
+    at_once = max(1, min(wanted, fitting))
+    notes = [f"memory for {at_once} at once, not for {wanted}"] if at_once < wanted else []
+    if alone and jobs is None and num > 1:
+        notes.append(f"one at once on {plan.runtime.device}; --jobs says how many it has room for")
+    return Room(at_once, threads, tuple(notes))
+
+
+def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores this process may use; a container may be allowed the time of fewer than it sees."""
+    seen = len(os.sched_getaffinity(0))
+    try:
+        most, period = quota.read_text().split()[:2]
+        return max(1, min(seen, int(most) // int(period)))
+    except (OSError, ValueError, ZeroDivisionError):  # no such file, or "max": no limit
+        return seen
+
+
+def _open(folder: Path) -> tuple[Plan, list[Member], dict[str, Any]]:
+    """A group from its folder, if it is whole."""
+    status = read_json(folder / GROUP_FILE)
+    try:
+        members = [
+            Member(f"seed-{int(each['seed'])}", int(each["seed"]), str(each["plan"])) for each in status["members"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        members = []
+    if status.get("format") != FORMAT or not members:
+        raise UsageError(
+            f"{folder / GROUP_FILE} is not a group that this version knows",
+            f"It has format {status.get('format')} and {len(members)} members; format {FORMAT} is known.",
+            "Restore the file from a copy, or resume the members one by one.",
+        )
+    plan = read_plan(folder / PLAN_FILE)
+    if status.get("plan_sha256") != _file_hash(folder / PLAN_FILE):
+        raise UsageError(
+            f"{folder / PLAN_FILE} is not the plan that {folder.name} was started with",
+            "Its hash is another; members of one group differ in nothing but the seed.",
+            "Restore the file, or start another group: qfleet train --plan FILE --seeds N",
+        )
+    return plan, members, {key: status.get(key) for key in ("command", "weights_from")}
+
+
+def _file_hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _recall(member: Member, folder: Path) -> None:
+    """How a member stands by its own account; one that was killed before its first save has nothing to go on from."""
+    if folder.is_dir() and not is_run(folder) and not any(folder.iterdir()):
+        folder.rmdir()
+    if not is_run(folder):
+        return
+    if not any(folder.glob("checkpoints/step_*")) and not read_rows(folder / "metrics.jsonl"):
+        remove_run(folder)
+        return
+    status = read_json(folder / "status.json")
+    member.shown = {key: status.get(key) for key in ("env_steps", "updates", "score")}
+    if status.get("state") == "done":
+        member.state, member.exit_code, member.reason = "done", 0, str(status.get("reason") or "")
+
+
+# --- the run of a group ---
+
+
+class _Conduct:
+    """Runs members of a group, whose lock is held, and keeps group.json."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        members: list[Member],
+        room: Room,
+        kept: dict[str, Any],
+        watcher: GroupWatcher | None,
+    ) -> None:
+        self.folder, self.plan, self.room, self.kept = folder, plan, room, kept
+        self.members = {member.name: member for member in members}
+        self.watcher = watcher if watcher is not None else interactive_watcher()
+        self.options: list[str] = []
+        self.steps: int | None = None
+        self.began = time.monotonic()
+
+    def run(self, todo: list[Member]) -> Group:
+        """All that is to do, and word of how it ended."""
+        with listening() as asked:
+            for member in todo:
+                member.state, member.exit_code, member.reason = "waiting", None, ""
+                member.shown["until_steps"] = self.plan.until.steps
+            write_plan(self.plan, self.folder / PLAN_FILE)
+            self._write("running", None, "")
+            self._tell("start", self._introduction())
+            try:
+                self._crew(todo, asked).work()
+            except BaseException as error:
+                self._end(*self._broken(error))
+                raise
+            self._end(*self._ending(asked.name))
+        return Group(self.folder)
+
+    def _crew(self, todo: list[Member], asked: Any) -> Crew:
+        (self.folder / "logs").mkdir(exist_ok=True)
+        jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
+        return Crew(
+            jobs,
+            self.room.jobs,
+            self.room.threads,
+            asked,
+            on_start=self._started,
+            on_row=self._row,
+            on_end=self._ended,
+            look=lambda: self._tell("live", [member.show() for member in self.members.values()]),
+        )
+
+    def _words(self, member: Member) -> tuple[str, ...]:
+        words = ["--group", str(self.folder), "--name", member.name, "--seed", str(member.seed)]
+        words += ["--parent", str(os.getpid()), *self.options]
+        words += ["--steps", str(self.steps)] if self.steps is not None else []
+        words += ["--weights-from", str(source)] if (source := self.kept.get("weights_from")) else []
+        return tuple(words)
+
+    def _started(self, name: str) -> None:
+        self.members[name].state = "running"
+        self._write("running", None, "")
+
+    def _row(self, name: str, row: dict[str, Any]) -> None:
+        if row["kind"] == "error":
+            self.members[name].error = row
+            return
+        self.members[name].see(row)
+        if self.watcher is not None:
+            self.watcher.row(name, row)
+
+    def _ended(self, name: str, code: int) -> None:
+        member, status = self.members[name], read_json(self.folder / name / "status.json")
+        member.state, member.exit_code, member.reason = outcome(code, status, member.error)
+        self._write("running", None, "")
+        self._tell("finished", member.show())
+
+    def _tell(self, what: str, value: Any) -> None:
+        if self.watcher is not None:
+            getattr(self.watcher, what)(value)
+
+    # --- words ---
+
+    def _introduction(self) -> dict[str, Any]:
+        return {
+            "group": str(self.folder),
+            "env": self.plan.env.id,
+            "members": [member.name for member in self.members.values()],
+            "jobs": self.room.jobs,
+            "threads": self.room.threads,
+            "notes": list(self.room.notes),
+        }
+
+    def _ending(self, signal_name: str | None) -> tuple[str, int, str]:
+        """The group's own state, exit code and reason."""
+        codes = {member.name: member.exit_code for member in self.members.values()}
+        done = sum(code == 0 for code in codes.values())
+        if done == len(codes):
+            return "done", 0, f"all {done} members are done"
+        if signal_name is not None:
+            return *ENDINGS[signal_name], f"stopped by {signal_name}, {done} of {len(codes)} members are done"
+        bad = {name: code for name, code in codes.items() if code}
+        worst = min(bad.values(), key=lambda code: WORST.index(code) if code in WORST else -1)
+        named = ", ".join(f"{name} ({self.members[name].state})" for name in bad)
+        return "failed", worst, f"{done} of {len(codes)} members are done, not {named}"
+
+    def _broken(self, error: BaseException) -> tuple[str, int, str]:
+        for member in self.members.values():
+            if member.state == "running":
+                member.state, member.exit_code, member.reason = "stopped", 75, "the group's own process failed"
+        return "failed", int(getattr(error, "exit_code", 1)), f"{type(error).__name__}: {error}".splitlines()[0]
+
+    def _end(self, state: str, code: int, reason: str) -> None:
+        sums = {
+            key: sum(each.shown.get(key) or 0 for each in self.members.values()) for key in ("env_steps", "updates")
+        }
+        row = {"kind": "end", "seconds": round(time.monotonic() - self.began, 3), **sums}
+        row |= {"group": str(self.folder), "state": state, "exit_code": code, "reason": reason}
+        row["members"] = [member.entry() for member in self.members.values()]
+        try:
+            self._write(state, code, reason)
+        finally:
+            self._tell("stop", row)
+
+    def _write(self, state: str, code: int | None, reason: str) -> None:
+        """group.json, canonical: equal contents are equal bytes."""
+        document = {
+            "format": FORMAT,
+            "env": self.plan.env.id,
+            "plan_sha256": _file_hash(self.folder / PLAN_FILE),
+            "state": state,
+            "exit_code": code,
+            "reason": reason,
+            "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
+            "members": [member.entry() for member in self.members.values()],
+            **self.kept,
+        }
+        text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        write_file(self.folder / GROUP_FILE, text.encode("ascii"))
+
+
+def interactive_watcher() -> GroupWatcher | None:
+    """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
+    mode = auto_mode()
+    return make_group_watcher(mode) if mode == "live" else None

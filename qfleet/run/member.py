@@ -1,0 +1,86 @@
+"""One member of a group, in a process of its own: trains or resumes, tells its rows, and dies with its parent."""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from qfleet.errors import QfleetError
+from qfleet.plan import read_plan
+from qfleet.run.api import Run, resume, train
+from qfleet.run.signals import ENDINGS
+from qfleet.run.trust import require_trust
+from qfleet.watch import json_line, make_watcher
+from qfleet.watch.runs import is_run
+from qfleet.watch.stream import Stream
+
+PR_SET_PDEATHSIG = 1
+PLAN_FILE = "plan.toml"
+
+
+def main(words: Sequence[str]) -> int:
+    """Train or resume one member; the exit code is that of the run."""
+    asked = _parse(words)
+    try:
+        _die_with(asked.parent)
+        return _begin(asked).exit_code
+    except KeyboardInterrupt:
+        return ENDINGS["SIGINT"][1]
+    except QfleetError as error:
+        return _tell(error)
+    except Exception as error:
+        traceback.print_exc()
+        return _tell(QfleetError(f"{type(error).__name__}: {error}", "This is a bug in qfleet, not in what you did."))
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("qfleet member")
+    parser.add_argument("--group", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--weights-from", type=Path)
+    parser.add_argument("--trust-env", action="store_true")
+    parser.add_argument("--strict", action="store_true")
+    return parser.parse_args(words)
+
+
+def _begin(asked: argparse.Namespace) -> Run:
+    path, watcher = asked.group / asked.name, make_watcher("json", sys.stdout)
+    if is_run(path):
+        return resume(path, steps=asked.steps, trust_env=asked.trust_env, strict=asked.strict, watcher=watcher)
+    plan = read_plan(asked.group / PLAN_FILE)
+    require_trust(asked.group, plan.env, asked.trust_env)
+    return train(
+        msgspec.structs.replace(plan, seed=asked.seed),
+        out=asked.group,
+        name=asked.name,
+        watcher=watcher,
+        weights_from=asked.weights_from,
+        command=["qfleet", "train", "--plan", str(asked.group / PLAN_FILE), "--seed", str(asked.seed)],
+    )
+
+
+def _die_with(parent: int) -> None:
+    """Be told to save and leave when the parent is gone, be it killed."""
+    with suppress(OSError, AttributeError):  # other systems than Linux have no such call
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != parent:  # it went before the call
+        raise QfleetError(
+            "the group's own process is gone", "Its members do not go on without it.", "Resume the group."
+        )
+
+
+def _tell(error: QfleetError) -> int:
+    """The error for the parent, and for the log."""
+    print(f"error: {error}", file=sys.stderr)
+    Stream(sys.stdout).line(json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix}))
+    return error.exit_code

@@ -1,0 +1,216 @@
+"""What a person or a program sees while the members of a group train."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, Protocol, cast
+
+from qfleet.watch.display import PLAIN_EVERY_SECONDS, Lines, Mode
+from qfleet.watch.metrics import json_line
+from qfleet.watch.stream import Stream
+from qfleet.watch.words import duration, interval, number
+
+Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
+REDRAW_EVERY_SECONDS = 0.5
+
+
+class GroupWatcher(Protocol):
+    """Sees a group of runs."""
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """The group begins: group, env, members, jobs, threads, notes."""
+        ...
+
+    def row(self, member: str, row: Mapping[str, Any]) -> None:
+        """A member wrote a row."""
+        ...
+
+    def live(self, members: Sequence[Member]) -> None:
+        """How all members stand at this moment."""
+        ...
+
+    def finished(self, member: Member) -> None:
+        """A member has ended."""
+        ...
+
+    def stop(self, end: Mapping[str, Any]) -> None:
+        """All members have ended: the group's own last row."""
+        ...
+
+
+class PlainGroup:
+    """A line for each member that ends, and every 30 seconds one for those that run."""
+
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+        self._lines, self._clock, self._next = Lines(stream), clock, clock() + PLAIN_EVERY_SECONDS
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Say what runs, where and how."""
+        self._lines.say(introduction(info))
+        for note in info.get("notes") or ():
+            self._lines.say(f"note: {note}")
+
+    def row(self, member: str, row: Mapping[str, Any]) -> None:
+        """Rows are shown by `live`."""
+
+    def live(self, members: Sequence[Member]) -> None:
+        """One line, if the last one is 30 seconds old."""
+        if self._clock() >= self._next:
+            self._next = self._clock() + PLAIN_EVERY_SECONDS
+            self._lines.say(overview(members))
+
+    def finished(self, member: Member) -> None:
+        """One line."""
+        self._lines.say(ending(member))
+
+    def stop(self, end: Mapping[str, Any]) -> None:
+        """The table that follows says it."""
+
+
+class JsonGroup:
+    """Every row of every member as a line of JSON that names the member, and the group's own at the end."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Rows only."""
+
+    def row(self, member: str, row: Mapping[str, Any]) -> None:
+        """The row as it stands in the member's metrics.jsonl, with its name."""
+        self._stream.line(json_line({"member": member, **row}))
+
+    def live(self, members: Sequence[Member]) -> None:
+        """Rows only."""
+
+    def finished(self, member: Member) -> None:
+        """Its row of kind "end" has said it."""
+
+    def stop(self, end: Mapping[str, Any]) -> None:
+        """The group's own row of kind "end", the last line."""
+        self._stream.line(json_line(end))
+
+
+class QuietGroup:
+    """Only how it ended."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._lines = Lines(stream)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Nothing yet."""
+
+    def row(self, member: str, row: Mapping[str, Any]) -> None:
+        """Nothing yet."""
+
+    def live(self, members: Sequence[Member]) -> None:
+        """Nothing yet."""
+
+    def finished(self, member: Member) -> None:
+        """Nothing yet."""
+
+    def stop(self, end: Mapping[str, Any]) -> None:
+        """One line."""
+        self._lines.say(f"{end['state']}: {end['reason']} ({end['group']})")
+
+
+class LiveGroup:
+    """A small table redrawn in place; members that end leave a line above it."""
+
+    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._clock, self._next = clock, 0.0
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        """Say what runs, then open the table."""
+        self._console.print(introduction(info), soft_wrap=True)
+        for note in info.get("notes") or ():
+            self._console.print(f"note: {note}", soft_wrap=True)
+        self._live.start()
+        self._console.show_cursor(True)  # a killed program could not give it back
+
+    def row(self, member: str, row: Mapping[str, Any]) -> None:
+        """Rows are shown by `live`."""
+
+    def live(self, members: Sequence[Member]) -> None:
+        """Redraw, if the last drawing is half a second old."""
+        if self._clock() < self._next:
+            return
+        self._next = self._clock() + REDRAW_EVERY_SECONDS
+        self._live.update(table(members), refresh=True)
+
+    def finished(self, member: Member) -> None:
+        """One line above the table."""
+        self._live.console.print(ending(member), soft_wrap=True)
+
+    def stop(self, end: Mapping[str, Any]) -> None:
+        """Take the table away."""
+        self._live.stop()
+
+
+def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatcher:
+    """The watcher of a group for a mode; the stream is standard output unless given."""
+    out = Stream(stream if stream is not None else sys.stdout)
+    kinds: dict[str, Callable[[Stream], GroupWatcher]] = {
+        "live": LiveGroup,
+        "plain": PlainGroup,
+        "json": JsonGroup,
+        "quiet": QuietGroup,
+    }
+    return kinds[mode](out)
+
+
+# --- words ---
+
+
+def introduction(info: Mapping[str, Any]) -> str:
+    """What the group is."""
+    threads, num = info["threads"], len(info["members"])
+    how = f"{num} seed{'s' * (num != 1)}, {info['jobs']} at once, {threads} thread{'s' * (threads != 1)} each"
+    return f"{info['env']} · {how} · {info['group']}"
+
+
+def ending(member: Member) -> str:
+    """How one member ended."""
+    said = f"{member['name']} {member['state']}"
+    if member.get("score"):
+        said += f": score {interval(member['score'])}"
+    elif member.get("reason"):
+        said += f": {member['reason']}"
+    seconds = f" · {duration(member['seconds'])}" if member.get("seconds") else ""
+    return f"{said} · {number(member.get('env_steps') or 0)} steps{seconds}"
+
+
+def overview(members: Sequence[Member]) -> str:
+    """All members in one line."""
+    running = [member for member in members if member["state"] == "running"]
+    ended = sum(member["exit_code"] is not None for member in members)
+    shown = [
+        f"{member['name']} {number(member.get('env_steps') or 0)} steps, return {number(member.get('return_mean'))}"
+        for member in running
+    ]
+    return " · ".join([f"{ended} of {len(members)} ended", *shown])
+
+
+def table(members: Sequence[Member]) -> Any:
+    """All members as a rich table."""
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, header_style="bright_black")
+    for name in ("member", "state", "steps", "return", "evaluation", "steps/s"):
+        shown.add_column(name, justify="left" if name in ("member", "state") else "right", no_wrap=True)
+    for member in members:
+        steps, until = member.get("env_steps"), member.get("until_steps")
+        shown.add_row(
+            member["name"],
+            member["state"],
+            f"{number(steps or 0)} / {number(until)}",
+            number(member.get("return_mean")),
+            number(member.get("evaluation")),
+            number(member.get("steps_per_second")) if member["state"] == "running" else "",
+        )
+    return shown

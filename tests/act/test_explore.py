@@ -1,0 +1,215 @@
+"""Exploration: ladders, softmax and functions of one's own, each within the mask and with a fixed use of numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet.act import Actor, make_explorer
+from qfleet.act.explore import EpsilonGreedy, Explorer, Fixed, Own, Softmax, epsilon_greedy, rungs, softmax
+from qfleet.data import Array, split_actions
+from qfleet.errors import UsageError
+from qfleet.plan.schema import Algo, ConstantEpsilon, LadderEpsilon, LinearEpsilon, OwnExplore, SoftmaxExplore
+from tests.act.test_actor import counting, policy
+
+CHI_SQUARE_3 = 16.27  # 99.9 % quantile for 3 degrees of freedom
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(seed))
+
+
+def explorer(explore: Any, lanes: int = 4, counts: tuple[int, ...] = (4,)) -> Explorer:
+    return make_explorer(Algo(explore=explore), counts, lanes)
+
+
+# The ladder
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        (1, [0.4]),
+        (4, [0.4, 0.04716, 0.00556, 0.00066]),
+        (8, [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.0041, 0.00164, 0.00066]),
+    ],
+)
+def test_the_ladder_has_the_published_rungs(lanes: int, expected: list[float]) -> None:
+    assert rungs(0.4, 7.0, lanes) == pytest.approx(expected, abs=5e-6)
+
+
+def test_every_lane_explores_by_its_own_rung() -> None:
+    values = np.tile(np.array([0, 3, 1, 2], np.float32), (3, 1))
+    chosen = explorer(LadderEpsilon(base=0.8, power=3.0), lanes=3)
+    generator = rng()
+    random = np.mean([chosen.choose(values, 0, generator, None) != 1 for _ in range(8_000)], 0)
+    assert random == pytest.approx(0.75 * np.array([0.8, 0.8**2.5, 0.8**4]), abs=0.02)
+
+
+def test_a_ladder_begins_at_random_and_tells_the_mean() -> None:
+    chosen = explorer(LadderEpsilon(warm_steps=100))
+    steady = float(np.mean(rungs(0.4, 7.0, 4)))
+    assert [chosen.epsilon(step) for step in (0, 99, 100, 10**9)] == pytest.approx([1.0, 1.0, steady, steady])
+    values = np.tile(np.array([0, 3, 1, 2], np.float32), (4, 1))
+    taken = np.concatenate([chosen.choose(values, 99, generator, None) for generator in [rng()] for _ in range(1_000)])
+    counts = np.bincount(taken, minlength=4)
+    assert ((counts - 1_000) ** 2 / 1_000).sum() < CHI_SQUARE_3
+
+
+# The policy and the actor use the same function
+
+
+def test_the_policys_epsilon_greedy_is_the_explorers() -> None:
+    obs = rng(1).normal(size=(50, 3)).astype(np.float32)
+    judge = policy()
+    action, _, values = judge.act(obs, epsilon=0.4, rng=rng(2))
+    assert action.tolist() == EpsilonGreedy(lambda step: 0.4, (3,)).choose(values, 0, rng(2), None).tolist()
+
+
+def test_numbers_are_drawn_as_they_always_were() -> None:
+    values = rng(1).normal(size=(6, 4)).astype(np.float32)
+    explore, draw = rng(3).random((2, 6))
+    expected = np.where(explore < 0.5, (draw * 4).astype(np.int64), values.argmax(1))
+    assert epsilon_greedy(values, 0.5, rng(3), None, (4,)).tolist() == expected.tolist()
+
+
+def test_the_actor_takes_what_its_explorer_chooses() -> None:
+    world = counting(2)
+    actor = Actor(world, policy(), Fixed(np.array([2, 1])), rng())
+    actor.start()
+    actor.send()
+    assert actor.receive()[0].action.tolist() == [[2, 1]]
+
+
+def test_the_actor_tells_its_steps_and_its_own_generator() -> None:
+    seen: list[tuple[int, tuple[int, ...]]] = []
+
+    def choose(values: Array, step: int, generator: np.random.Generator, mask: Array | None) -> Array:
+        assert generator is actor.rng
+        assert mask is None
+        seen.append((step, values.shape))
+        return np.zeros(2, np.int64)
+
+    actor = Actor(counting(2), policy(), Own(choose, (3,)), rng())
+    actor.start()
+    for _ in range(3):
+        actor.send()
+        actor.receive()
+    assert seen == [(0, (2, 3)), (2, (2, 3)), (4, (2, 3))]
+
+
+# Softmax
+
+
+def test_softmax_draws_by_the_exponential_of_values() -> None:
+    values = np.tile(np.array([0.0, 1.0, 2.0, 0.5], np.float32), (40_000, 1))
+    counts = np.bincount(softmax(values, 0.5, rng(), None), minlength=4)
+    share = np.exp(values[0].astype(np.float64) / 0.5)
+    expected = 40_000 * share / share.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE_3
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 0.1, 1e6])
+def test_softmax_stays_within_the_mask_whatever_the_values(temperature: float) -> None:
+    generator = np.random.default_rng(3)
+    mask = generator.random((5_000, 4)) < 0.4
+    mask[np.arange(5_000), generator.integers(0, 4, 5_000)] = True
+    values = (1e4 * generator.normal(size=(5_000, 4))).astype(np.float32)
+    action = softmax(values, temperature, rng(), mask)
+    assert mask[np.arange(5_000), action].all()
+    if temperature < 1:
+        assert (action == np.where(mask, values, -np.inf).argmax(1)).mean() > 0.99
+
+
+def test_the_temperature_falls_in_a_line_and_a_cold_choice_is_greedy() -> None:
+    cooling = explorer(SoftmaxExplore(temperature=2.0, end=0.5, steps=100))
+    constant = explorer(SoftmaxExplore(temperature=2.0))
+    assert isinstance(cooling, Softmax)
+    assert isinstance(constant, Softmax)
+    assert [cooling.temperature(step) for step in (0, 50, 100, 10**9)] == [2.0, 1.25, 0.5, 0.5]
+    assert [constant.temperature(step) for step in (0, 10**9)] == [2.0, 2.0]
+    assert cooling.epsilon(0) is None
+
+
+def test_softmax_draws_in_each_dimension_by_itself() -> None:
+    values = np.zeros((20_000, 2, 3), np.float32)
+    values[:, 0] = [0, 5, 0]
+    values[:, 1] = [5, 0, 5]
+    action = explorer(SoftmaxExplore(temperature=1.0), counts=(3, 3)).choose(values, 0, rng(), None)
+    first, second = split_actions(action, (3, 3))
+    likely = np.exp(5.0)
+    assert np.mean(first == 1) == pytest.approx(likely / (likely + 2), abs=0.01)
+    assert np.mean(second != 1) == pytest.approx(2 * likely / (2 * likely + 1), abs=0.01)
+    assert np.mean(second[first == 1] == 0) == pytest.approx(np.mean(second == 0), abs=0.02)
+
+
+def test_softmax_draws_one_number_per_lane_and_dimension() -> None:
+    for shape in ((6, 4), (6, 2, 4)):
+        generator, expected = rng(), rng()
+        softmax(np.zeros(shape, np.float32), 1.0, generator, None)
+        expected.random(shape[:-1])
+        assert generator.random() == expected.random()
+
+
+# A function of one's own
+
+
+def own(answer: Any, mask: Array | None = None, shape: tuple[int, ...] = (2, 3)) -> list[int]:
+    counts = (3,) if len(shape) == 2 else (3,) * shape[1]
+    chosen = make_explorer(Algo(explore=OwnExplore()), counts, 2, lambda *_: answer)
+    return list(chosen.choose(np.zeros(shape, np.float32), 0, rng(), mask).tolist())
+
+
+def test_an_own_functions_answer_is_taken() -> None:
+    assert own(np.array([2, 0])) == [2, 0]
+    assert own([1, 1]) == [1, 1]
+    assert own(np.array([2, 0], np.uint8), np.eye(3, dtype=np.bool_)[[2, 0]]) == [2, 0]
+    assert own(np.array([[2, 0], [0, 1]]), shape=(2, 2, 3)) == [6, 1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "mask", "what", "why"),
+    [
+        (np.zeros(3, np.int64), None, "answered int64 of shape (3,)", "must answer whole numbers of shape (2,)"),
+        (1, None, "answered int64 of shape ()", "must answer whole numbers of shape (2,)"),
+        (np.zeros(2), None, "answered float64 of shape (2,)", "must answer whole numbers"),
+        (np.zeros(2, np.bool_), None, "answered bool of shape (2,)", "must answer whole numbers"),
+        (None, None, "answered object of shape ()", "must answer whole numbers"),
+        (np.array([0, 3]), None, "chose action 3", "Actions are counted from 0"),
+        (np.array([-1, 0]), None, "chose action -1", "Actions are counted from 0"),
+        (np.array([0, 1]), np.eye(3, dtype=np.bool_)[[0, 0]], "chose action 1 where it is not allowed", "mask forbids"),
+    ],
+)
+def test_an_own_functions_answer_is_checked(answer: Any, mask: Array | None, what: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        own(answer, mask)
+    assert what in caught.value.what
+    assert why in caught.value.why
+    assert caught.value.fix
+
+
+def test_an_own_function_cannot_change_what_the_actor_goes_on_with() -> None:
+    def spoil(values: Array, step: int, generator: np.random.Generator, mask: Array | None) -> Array:
+        assert mask is not None
+        values[:] = np.nan
+        mask[:] = False
+        return np.array([1, 1])
+
+    values, mask = np.zeros((2, 3), np.float32), np.ones((2, 3), np.bool_)
+    assert Own(spoil, (3,)).choose(values, 0, rng(), mask).tolist() == [1, 1]
+    assert not values.any()
+    assert mask.all()
+
+
+def test_a_function_is_there_exactly_if_the_plan_says_so() -> None:
+    with pytest.raises(UsageError) as caught:
+        explorer(OwnExplore())
+    assert caught.value.what == "algo.explore.type is `own`, but no function was given"
+    with pytest.raises(UsageError) as caught:
+        make_explorer(Algo(explore=LinearEpsilon()), (4,), 4, lambda *_: np.zeros(4, np.int64))
+    assert caught.value.what == "an explore function was given, but algo.explore.type is linear"
+
+
+def test_schedules_tell_their_epsilon() -> None:
+    assert explorer(ConstantEpsilon(epsilon=0.25)).epsilon(7) == 0.25
+    assert explorer(LinearEpsilon(start=1.0, end=0.0, steps=10)).epsilon(5) == 0.5

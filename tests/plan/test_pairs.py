@@ -1,0 +1,386 @@
+"""Settings that do not go together: the exact words for every entry of the two tables, and what stays allowed."""
+
+from typing import NamedTuple
+
+import pytest
+
+from qfleet.errors import UsageError
+from qfleet.plan import compose, paths
+from qfleet.plan.check import COMMAND_LINE
+from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.schema import Plan
+
+
+class Refused(NamedTuple):
+    """Settings, and the three sentences they earn."""
+
+    settings: str
+    what: str
+    why: str
+    fix: str
+
+
+PAIRED = [
+    Refused(
+        "algo.view.type=sequences",
+        "algo.view.type=sequences (command line) does not go with net.memory.type=off (default)",
+        "Sequences are unrolled through a memory; without one each step can be learned from by itself.",
+        "Set net.memory.type=lstm or gru, or leave algo.view.type at steps.",
+    ),
+    Refused(
+        "net.memory.type=gru",
+        "net.memory.type=gru (command line) does not go with algo.view.type=steps (default)",
+        "What a memory holds depends on the steps before, so it is learned from stretches of experience.",
+        "Set algo.view.type=sequences, or net.memory.type=off.",
+    ),
+    Refused(
+        "replay.type=fresh net.memory.type=lstm",
+        "replay.type=fresh (command line) does not go with net.memory.type=lstm (command line)",
+        "Fresh steps are shuffled before they are learned from, which a memory cannot follow.",
+        "Use the replay (replay.type=buffer, algo.view.type=sequences), or net.memory.type=off.",
+    ),
+    Refused(
+        "replay.type=fresh net.head.type=quantile",
+        "replay.type=fresh (command line) does not go with net.head.type=quantile (command line)",
+        "Q(lambda) returns are numbers, not distributions.",
+        "Use net.head.type=scalar, or replay.type=buffer.",
+    ),
+    Refused(
+        "replay.type=fresh algo.rescale=true",
+        "replay.type=fresh (command line) does not go with algo.rescale=true (command line)",
+        "Q(lambda) returns add rewards and values up, which rescaled values do not allow.",
+        "Leave algo.rescale off; env.normalize=reward keeps large rewards small.",
+    ),
+    Refused(
+        "net.decoupled=true net.head.type=categorical",
+        "net.decoupled=true (command line) does not go with net.head.type=categorical (command line)",
+        "A joint action is worth the mean over its dimensions; the mean of distributions is not one of them.",
+        "Use net.head.type=scalar, or leave net.decoupled off.",
+    ),
+    Refused(
+        "net.decoupled=true net.memory.type=lstm algo.view.type=sequences",
+        "net.decoupled=true (command line) does not go with net.memory.type=lstm (command line)",
+        "A memory sees the previous joint action as one-hot, which many dimensions make far too long.",
+        "Use net.memory.type=off, or leave net.decoupled off.",
+    ),
+    Refused(
+        "replay.sampler.type=prioritized replay.sampler.initial=actor net.head.type=categorical",
+        "replay.sampler.initial=actor (command line) does not go with net.head.type=categorical (command line)",
+        "Actors know errors of values, a categorical head's priorities are divergences: they cannot be compared.",
+        "Use replay.sampler.initial=largest, or net.head.type=quantile.",
+    ),
+    Refused(
+        "replay.sampler.type=prioritized replay.sampler.initial=actor env.normalize=both",
+        "replay.sampler.initial=actor (command line) does not go with env.normalize=both (command line)",
+        "Actors compare raw rewards with what they expected, which a network of scaled rewards has on another scale.",
+        "Use replay.sampler.initial=largest, or env.normalize=obs or off.",
+    ),
+    Refused(
+        "replay.type=fresh algo.view.type=sequences",
+        "replay.type=fresh (command line) does not go with algo.view.type=sequences (command line)",
+        "Fresh steps are shuffled before they are learned from.",
+        "Leave algo.view.type at steps, or use replay.type=buffer.",
+    ),
+    Refused(
+        "replay.type=fresh algo.anneal.type=exponential",
+        "algo.anneal.type=exponential (command line) does not go with replay.type=fresh (command line)",
+        "Q(lambda) returns weigh every number of steps, so there is no n to move: see replay.trace.",
+        "Use replay.type=buffer, or leave algo.anneal.type off.",
+    ),
+    Refused(
+        "algo.anneal.type=exponential algo.discount=1",
+        "algo.anneal.type=exponential (command line) does not go with algo.discount=1.0 (command line)",
+        "1 - discount shrinks by a constant factor, which never ends at zero.",
+        "Use algo.discount=0.999, or leave algo.anneal.type off.",
+    ),
+    Refused(
+        "replay.type=fresh steer.batch.type=grow",
+        "steer.batch.type=grow (command line) does not go with replay.type=fresh (command line)",
+        "Fresh experience is cut into replay.minibatches parts: how large they are follows from that.",
+        "Use replay.type=buffer, or leave steer.batch.type off.",
+    ),
+    Refused(
+        "steer.batch.type=grow eval.episodes=0",
+        "steer.batch.type=grow (command line) does not go with eval.episodes=0 (command line)",
+        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Set eval.episodes to 20 or so, or leave steer.batch.type off.",
+    ),
+    Refused(
+        "steer.learning_rate.type=plateau eval.episodes=0",
+        "steer.learning_rate.type=plateau (command line) does not go with eval.episodes=0 (command line)",
+        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Set eval.episodes to 20 or so, or leave steer.learning_rate.type off.",
+    ),
+    Refused(
+        "steer.stop_patience=3 eval.episodes=0",
+        "steer.stop_patience=3 (command line) does not go with eval.episodes=0 (command line)",
+        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Set eval.episodes to 20 or so, or leave steer.stop_patience out.",
+    ),
+    Refused(
+        "replay.filter.type=duplicates algo.view.type=sequences net.memory.type=lstm",
+        "replay.filter.type=duplicates (command line) does not go with algo.view.type=sequences (command line)",
+        "A stretch of experience without its repeated steps is no longer what happened.",
+        "Leave replay.filter.type off, or algo.view.type at steps.",
+    ),
+    Refused(
+        "replay.filter.type=duplicates algo.bonus.type=count",
+        "replay.filter.type=duplicates (command line) does not go with algo.bonus.type=count (command line)",
+        "The bonus falls with every visit, so no two steps have the same reward and none is a copy.",
+        "Leave replay.filter.type or algo.bonus.type off.",
+    ),
+    Refused(
+        "replay.filter.type=duplicates algo.anneal.type=exponential",
+        "replay.filter.type=duplicates (command line) does not go with algo.anneal.type=exponential (command line)",
+        "While n and discount move, steps that are equal now need not be equal when they are drawn.",
+        "Leave replay.filter.type or algo.anneal.type off.",
+    ),
+    Refused(
+        "algo.view.type=sequences net.memory.type=lstm replay.filter.type=duplicates",
+        "replay.filter.type=duplicates (command line) does not go with algo.view.type=sequences (command line)",
+        "A stretch of experience without its repeated steps is no longer what happened.",
+        "Leave replay.filter.type off, or algo.view.type at steps.",
+    ),
+    Refused(
+        "replay.filter.type=duplicates algo.bonus.type=count",
+        "replay.filter.type=duplicates (command line) does not go with algo.bonus.type=count (command line)",
+        "The bonus falls with every visit, so no two steps have the same reward and none is a copy.",
+        "Leave replay.filter.type or algo.bonus.type off.",
+    ),
+    Refused(
+        "replay.filter.type=duplicates algo.anneal.type=exponential",
+        "replay.filter.type=duplicates (command line) does not go with algo.anneal.type=exponential (command line)",
+        "While n and discount move, steps that are equal now need not be equal when they are drawn.",
+        "Leave replay.filter.type or algo.anneal.type off.",
+    ),
+    Refused(
+        "population.num=3 replay.type=fresh",
+        "population.num=3 (command line) does not go with replay.type=fresh (command line)",
+        "Members share a replay; fresh experience is only of use to the member whose policy made it.",
+        "Use replay.type=buffer, or start several runs with --seeds.",
+    ),
+    Refused(
+        "population.num=3 eval.episodes=0",
+        "population.num=3 (command line) does not go with eval.episodes=0 (command line)",
+        "Validation scores decide who leads, and there are none with 0 episodes.",
+        "Set eval.episodes to 20 or so, or leave population.num at 1.",
+    ),
+]
+
+ALONE = [
+    Refused(
+        "algo.explore.type=softmax algo.explore.steps=500",
+        "algo.explore.steps=500 (command line) has no effect",
+        "The temperature is constant without algo.explore.end.",
+        "Leave algo.explore.steps out.",
+    ),
+    Refused(
+        "algo.explore.type=ladder algo.explore.power=5 env.num=1",
+        "algo.explore.power=5.0 (command line) has no effect",
+        "A single environment explores with algo.explore.base.",
+        "Leave algo.explore.power out.",
+    ),
+    Refused(
+        "algo.bonus.type=count algo.bonus.bits=8 algo.bonus.grid=0.5",
+        "algo.bonus.bits=8 (command line) has no effect",
+        "Visits are counted by cells of algo.bonus.grid, which have no bits.",
+        "Leave algo.bonus.bits out.",
+    ),
+    Refused(
+        "algo.loss=mse net.head.type=implicit",
+        "algo.loss=mse (command line) has no effect",
+        "A head that describes a distribution has a loss of its own.",
+        "Leave algo.loss out.",
+    ),
+    Refused(
+        "net.noisy_sigma=0.1",
+        "net.noisy_sigma=0.1 (command line) has no effect",
+        "It is the size of the noise of net.noisy=true.",
+        "Leave net.noisy_sigma out.",
+    ),
+    Refused(
+        "algo.rule.type=munchausen replay.type=fresh",
+        "algo.rule.type=munchausen (command line) has no effect",
+        "Fresh experience is learned from by Q(lambda) returns, which take the best action's value.",
+        "Leave algo.rule.type out.",
+    ),
+    Refused(
+        "algo.n_step=3 replay.type=fresh",
+        "algo.n_step=3 (command line) has no effect",
+        "Q(lambda) returns weigh every number of steps: see replay.trace.",
+        "Leave algo.n_step out.",
+    ),
+    Refused(
+        "algo.batch_size=32 replay.type=fresh",
+        "algo.batch_size=32 (command line) has no effect",
+        "replay.minibatches says into how many parts fresh experience is cut.",
+        "Leave algo.batch_size out.",
+    ),
+    Refused(
+        "algo.learn_start_steps=10 replay.type=fresh",
+        "algo.learn_start_steps=10 (command line) has no effect",
+        "Fresh experience is learned from as soon as it is there.",
+        "Leave algo.learn_start_steps out.",
+    ),
+    Refused(
+        "algo.target.type=average replay.type=fresh",
+        "algo.target.type=average (command line) has no effect",
+        "Without replay there is no target network.",
+        "Leave algo.target.type out.",
+    ),
+    Refused(
+        "algo.target.every_updates=10 replay.type=fresh",
+        "algo.target.every_updates=10 (command line) has no effect",
+        "Without replay there is no target network.",
+        "Leave algo.target.every_updates out.",
+    ),
+    Refused(  # of CartPole, whose own target is an average
+        "algo.target.tau=0.1 replay.type=fresh env.id=CartPole-v1",
+        "algo.target.tau=0.1 (command line) has no effect",
+        "Without replay there is no target network.",
+        "Leave algo.target.tau out.",
+    ),
+    Refused(
+        "algo.explore.steps=500 algo.explore.type=softmax",
+        "algo.explore.steps=500 (command line) has no effect",
+        "The temperature is constant without algo.explore.end.",
+        "Leave algo.explore.steps out.",
+    ),
+    Refused(
+        "algo.explore.power=3 algo.explore.type=ladder env.num=1",
+        "algo.explore.power=3.0 (command line) has no effect",
+        "A single environment explores with algo.explore.base.",
+        "Leave algo.explore.power out.",
+    ),
+    Refused(
+        "algo.bonus.bits=9 algo.bonus.type=count algo.bonus.grid=3",
+        "algo.bonus.bits=9 (command line) has no effect",
+        "Visits are counted by cells of algo.bonus.grid, which have no bits.",
+        "Leave algo.bonus.bits out.",
+    ),
+    Refused(
+        "population.every_steps=500",
+        "population.every_steps=500 (command line) has no effect",
+        "With population.num=1 there is nobody to take weights from.",
+        "Leave population.every_steps out.",
+    ),
+    Refused(
+        "population.spread=2",
+        "population.spread=2.0 (command line) has no effect",
+        "With population.num=1 there is one learning rate, optim.learning_rate.",
+        "Leave population.spread out.",
+    ),
+]
+
+NESTED = [
+    Refused(
+        "replay.type=fresh replay.filter.type=duplicates",
+        "replay.filter.type=duplicates has no effect (command line)",
+        "replay.type is fresh (command line), which has no filter; filter belongs to buffer.",
+        "Add replay.type=buffer, or leave replay.filter.type out.",
+    ),
+    Refused(
+        "algo.explore.type=softmax algo.explore.temperature=0.5 algo.explore.end=2",
+        "algo.explore.end=2.0 (command line) is above algo.explore.temperature=0.5 (command line)",
+        "Exploration is meant to fall; a hotter choice is a more random one.",
+        "Swap them, or leave algo.explore.end out for a constant temperature.",
+    ),
+    Refused(
+        "algo.explore.base=0.3",
+        "algo.explore.base=0.3 has no effect (command line)",
+        "algo.explore.type is linear (default); base belongs to ladder.",
+        "Add algo.explore.type=ladder, or leave algo.explore.base out.",
+    ),
+    Refused(
+        "replay.type=fresh replay.sampler.type=prioritized",
+        "replay.sampler.type=prioritized has no effect (command line)",
+        "replay.type is fresh (command line), which has no sampler; sampler belongs to buffer.",
+        "Add replay.type=buffer, or leave replay.sampler.type out.",
+    ),
+    Refused(
+        "replay.type=fresh replay.sampler.alpha=0.5",
+        "replay.sampler.alpha=0.5 has no effect (command line)",
+        "replay.type is fresh (command line); alpha belongs to buffer.",
+        "Add replay.type=buffer, or leave replay.sampler.alpha out.",
+    ),
+    Refused(
+        "replay.type=fresh replay.capacity=500",
+        "replay.capacity=500 has no effect (command line)",
+        "replay.type is fresh (command line); capacity belongs to buffer.",
+        "Add replay.type=buffer, or leave replay.capacity out.",
+    ),
+    Refused(
+        "replay.epochs=3",
+        "replay.epochs=3 has no effect (command line)",
+        "replay.type is buffer (default); epochs belongs to fresh.",
+        "Add replay.type=fresh, or leave replay.epochs out.",
+    ),
+    Refused(
+        "net.head.atoms=21",
+        "net.head.atoms=21 has no effect (command line)",
+        "net.head.type is scalar (default); atoms belongs to categorical.",
+        "Add net.head.type=categorical, or leave net.head.atoms out.",
+    ),
+    Refused(
+        "net.head.type=categorical net.head.low=3 net.head.high=1",
+        "net.head.low=3.0 (command line) is not below net.head.high=1.0 (command line)",
+        "The atoms of a categorical head stand for returns from low to high.",
+        "Give the smallest and the largest discounted return to expect, such as 0 and 100.",
+    ),
+]
+
+
+def plan_of(settings: str, preset: str | None = None) -> Plan:
+    given = [tuple(word.split("=", 1)) for word in settings.split()]
+    env_id = None if any(path == "env.id" for path, _ in given) else "X-v0"
+    return compose(env_id, preset, overrides=[(path, text, COMMAND_LINE) for path, text in given]).plan
+
+
+@pytest.mark.parametrize("refused", [*PAIRED, *ALONE, *NESTED], ids=lambda refused: refused.settings)
+def test_what_is_said(refused: Refused) -> None:
+    for order in (refused.settings, " ".join(reversed(refused.settings.split()))):
+        with pytest.raises(UsageError) as caught:
+            plan_of(order)
+        assert (caught.value.what, caught.value.why, caught.value.fix) == refused[1:]
+
+
+def test_every_entry_of_both_tables_has_its_line_here() -> None:
+    assert {(pair.reason, pair.fix) for pair in PAIRS} == {(line.why, line.fix) for line in PAIRED}
+    assert {(path, reason) for path, _, reason in IDLE} == {(line.what.partition("=")[0], line.why) for line in ALONE}
+
+
+def test_the_tables_name_settings_that_there_are() -> None:
+    known = set(paths.index().paths())
+    assert {path for pair in PAIRS for path in (pair.first, pair.second)} <= known
+    assert {path for path, _, _ in IDLE} <= known
+    assert all(pair.reason.endswith(".") and pair.fix.endswith(".") for pair in PAIRS)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "algo.view.type=sequences net.memory.type=lstm net.head.type=implicit algo.rule.type=munchausen",
+        "algo.view.type=sequences net.memory.type=gru algo.rescale=true",
+        "replay.type=fresh net.decoupled=true net.noisy=true net.layer_norm=true algo.rule.type=max",
+        "replay.type=fresh env.normalize=both",
+        "net.decoupled=true algo.rule.type=munchausen net.dueling=true algo.rescale=true",
+        "replay.sampler.type=prioritized replay.sampler.initial=actor net.head.type=quantile",
+        "replay.sampler.type=prioritized replay.sampler.initial=largest net.head.type=categorical",
+        "replay.sampler.type=prioritized replay.sampler.initial=actor env.normalize=obs",
+        "net.noisy=true net.noisy_sigma=0.1",
+        "algo.loss=mse net.dueling=true",
+    ],
+)
+def test_what_goes_together(settings: str) -> None:
+    plan_of(settings)
+
+
+def test_what_has_no_effect_is_only_refused_when_this_command_asked_for_it() -> None:
+    plan = plan_of("replay.type=fresh", "nstep")  # the preset's n has no effect, and nobody asked for it now
+    assert plan.algo.n_step > 1
+    assert plan_of("net.head.type=quantile", "dqn").algo.loss == "huber"
+
+
+def test_a_pair_that_does_not_go_together_is_refused_wherever_it_came_from() -> None:
+    with pytest.raises(UsageError, match=r"net\.head\.type=categorical \(preset c51\)"):
+        plan_of("net.decoupled=true", "c51")

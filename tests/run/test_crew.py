@@ -1,0 +1,208 @@
+"""Processes side by side, with stand-ins that need no torch."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qfleet.run import crew
+from qfleet.run.crew import Crew, Job, outcome
+from qfleet.run.signals import Asked
+
+# A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
+STAND_IN = r"""
+import json, os, signal, sys, time
+name, notes, *acts = sys.argv[2:]
+def note(what):
+    with open(notes, "a") as file:
+        file.write(f"{time.monotonic()} {what} {name} {os.getpid()}\n")
+heard = []
+def hear(number, frame):
+    heard.append(number)
+    note(signal.Signals(number).name)
+    if "stubborn" not in acts:
+        sys.exit(128 + number)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, hear)
+note("begin")
+for act in acts:
+    what, _, value = act.partition("=")
+    if what == "sleep":
+        until = time.monotonic() + float(value)
+        while time.monotonic() < until:
+            time.sleep(0.01)
+    elif what == "row":
+        print(json.dumps({"kind": "progress", "env_steps": int(value)}), flush=True)
+    elif what == "say":
+        print(value, flush=True)
+    elif what == "threads":
+        print(json.dumps({"kind": "threads", "threads": os.environ["OMP_NUM_THREADS"]}), flush=True)
+    elif what == "leads":
+        print(json.dumps({"kind": "leads", "leads": os.getpgrp() == os.getpid()}), flush=True)
+    elif what == "exit":
+        note("end")
+        sys.exit(int(value))
+    elif what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+note("end")
+"""
+
+
+class Watch:
+    """Runs a crew of stand-ins and remembers what it heard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked = folder, Asked()
+        self.started: list[str] = []
+        self.rows: list[tuple[str, Any]] = []
+        self.codes: dict[str, int] = {}
+        self.looks = 0
+
+    def crew(self, at_once: int, **acts: list[str]) -> Crew:
+        jobs = [
+            Job(name, (name, str(self.folder / "notes"), *words), self.folder / f"{name}.log")
+            for name, words in acts.items()
+        ]
+        return Crew(
+            jobs,
+            at_once,
+            3,
+            self.asked,
+            on_start=self.started.append,
+            on_row=lambda name, row: self.rows.append((name, row)),
+            on_end=self.codes.__setitem__,
+            look=self.look,
+        )
+
+    def look(self) -> None:
+        self.looks += 1
+
+    def notes(self) -> list[tuple[float, str, str, int]]:
+        lines = [line.split() for line in (self.folder / "notes").read_text().splitlines()]
+        return [(float(at), what, name, int(pid)) for at, what, name, pid in lines]
+
+    def gone(self) -> bool:
+        return not any(Path(f"/proc/{pid}").exists() for _, _, _, pid in self.notes())
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
+    monkeypatch.setattr(crew, "BOOT", STAND_IN)
+    monkeypatch.setattr(crew, "LOOK_EVERY_SECONDS", 0.02)
+    return Watch(tmp_path)
+
+
+def test_never_more_at_once_than_there_is_room_for(watch: Watch) -> None:
+    watch.crew(2, **{name: ["sleep=0.2"] for name in "abcde"}).work()
+    assert watch.codes == dict.fromkeys("abcde", 0)
+    level, most = 0, 0
+    for _, what, _, _ in sorted(watch.notes()):
+        level += 1 if what == "begin" else -1
+        most = max(most, level)
+    assert most == 2
+    assert watch.looks > 0
+
+
+def test_rows_are_heard_and_other_words_go_to_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    watch.crew(1, a=["row=1", "say=hello {", 'say=["kind"]', "row=2", "threads=1"]).work()
+    assert watch.rows == [
+        ("a", {"kind": "progress", "env_steps": 1}),
+        ("a", {"kind": "progress", "env_steps": 2}),
+        ("a", {"kind": "threads", "threads": "3"}),
+    ]
+    assert (watch.folder / "a.log").read_text() == 'hello {\n["kind"]\n'
+
+
+def test_the_last_rows_of_a_short_life_are_not_lost(watch: Watch) -> None:
+    watch.crew(1, a=[f"row={number}" for number in range(2_000)]).work()
+    assert [row["env_steps"] for _, row in watch.rows] == list(range(2_000))
+
+
+def test_one_that_fails_does_not_stop_the_others(watch: Watch) -> None:
+    watch.crew(1, a=["exit=4"], b=["die=1"], c=["row=1"]).work()
+    assert watch.codes == {"a": 4, "b": -signal.SIGKILL, "c": 0}
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_is_passed_on_once_and_nothing_more_begins(watch: Watch, name: str) -> None:
+    group = watch.crew(2, a=["sleep=30"], b=["row=1", "sleep=30"], c=[])
+
+    def look() -> None:
+        if len((watch.folder / "notes").read_text().splitlines() if (watch.folder / "notes").exists() else []) >= 2:
+            watch.asked.name = name
+
+    group.look = look
+    began = time.monotonic()
+    group.work()
+    assert time.monotonic() - began < 20
+    number = getattr(signal, name)
+    assert watch.codes == {"a": 128 + number, "b": 128 + number}
+    assert [what for _, what, _, _ in watch.notes()].count(name) == 2
+    assert watch.started == ["a", "b"]
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_parent_only(watch: Watch) -> None:
+    # A terminal sends it to the whole process group; heard twice it would mean: leave at once, without saving.
+    watch.crew(1, a=["leads=1"]).work()
+    assert watch.rows == [("a", {"kind": "leads", "leads": True})]
+
+
+def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "LEAVE_LIMIT_SECONDS", 0.5)
+    group = watch.crew(1, a=["sleep=60", "stubborn"])
+    group.look = lambda: setattr(watch.asked, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
+    group.work()
+    assert watch.codes == {"a": -signal.SIGKILL}
+    assert [what for _, what, _, _ in watch.notes()] == ["begin", "SIGINT"]
+
+
+def test_an_error_of_our_own_leaves_none_behind(watch: Watch) -> None:
+    group = watch.crew(2, a=["row=1", "sleep=60"], b=["row=1", "sleep=60"])
+
+    def look() -> None:
+        if len(watch.rows) == 2:
+            raise RuntimeError("the disk is full")
+
+    group.look = look
+    with pytest.raises(RuntimeError):
+        group.work()
+    assert watch.gone()
+    assert [what for _, what, _, _ in watch.notes()].count("SIGTERM") == 2
+
+
+def test_a_child_finds_modules_where_its_parent_does(
+    watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text('print(\'{"kind": "found"}\')\n')
+    monkeypatch.setattr(crew, "BOOT", "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); import only_here")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    watch.crew(1, a=[]).work()
+    assert watch.rows == [("a", {"kind": "found"})]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "expected"),
+    [
+        (0, {"state": "done", "exit_code": 0, "reason": "solved"}, {}, ("done", 0, "solved")),
+        (3, {"state": "diverged", "exit_code": 3, "reason": "NaN"}, {}, ("diverged", 3, "NaN")),
+        (4, {}, {"what": "no such world"}, ("failed", 4, "no such world")),
+        (4, {"state": "running", "exit_code": None}, {}, ("failed", 4, "it left with exit code 4")),
+        (-9, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
+        (-2, {}, {}, ("interrupted", 130, "killed by SIGINT")),
+        (143, {"state": "running", "exit_code": None}, {}, ("preempted", 143, "left at once, by SIGTERM")),
+    ],
+)
+def test_how_a_process_ended(
+    code: int, status: dict[str, Any], error: dict[str, Any], expected: tuple[str, int, str]
+) -> None:
+    assert outcome(code, status, error) == expected
+
+
+def test_the_shell_of_the_tests_is_the_parent() -> None:
+    # /proc is what `gone` looks at: on a system without it the test above would say nothing.
+    assert Path(f"/proc/{os.getpid()}").exists()
