@@ -205,37 +205,33 @@ def main(grid: Grid, description: str | None) -> None:
 def fill(grid: Grid, wanted: list[Cell], given: argparse.Namespace) -> None:
     """Make the runs that are missing, saving after each, then publish."""
     path, seeds, extra = given.out / f"{grid.name}.json", range(1, given.seeds + 1), tuple(given.extra)
-    have = {} if given.again else kept(path)
-    keys = [(cell, seed) for seed in seeds for cell in wanted]
-    missing = [(c, s) for c, s in keys if (c.env, c.preset, (*c.settings, *extra), s) not in have]
+    have = kept(path)
+    pairs = [(cell, seed) for seed in seeds for cell in wanted]
+    missing = [(c, s) for c, s in pairs if given.again or (c.env, c.preset, (*c.settings, *extra), s) not in have]
     with ThreadPoolExecutor(given.jobs) as pool:
         for run in pool.map(lambda pair: train(*pair, extra, grid.limit_seconds), missing):
             have[run.key] = run
-            write(grid, have, given.out)
-    write(grid, have, given.out)
+            write(grid, have, given.out, extra)
+    write(grid, have, given.out, extra)
     if given.out == report.RESULTS and not extra:
         publish(grid)
 
 
-def write(grid: Grid, have: dict[Any, Run], folder: Path) -> None:
-    """Table, data and picture of every run there is."""
-    groups = {
-        cell: sorted(
-            (
-                run
-                for run in have.values()
-                if run.key[:2] == (cell.env, cell.preset) and run.key[2][: len(cell.settings)] == cell.settings
-            ),
-            key=lambda run: run.seed,
-        )
-        for cell in grid.cells
-    }
-    groups = {cell: runs for cell, runs in groups.items() if runs}
+def write(grid: Grid, have: dict[Any, Run], folder: Path, extra: tuple[str, ...] = ()) -> None:
+    """Table, data and picture of every run there is with these extra settings."""
+    found = {cell: runs_of(cell, have, extra) for cell in grid.cells}
+    groups = {cell: runs for cell, runs in found.items() if runs}
     lines = [judge(cell, runs) for cell, runs in groups.items()]
     record = {"command": f"scripts/bench {grid.name}", "summary": lines, "runs": [asdict(run) for run in have.values()]}
     report.save(grid.name, record, markdown(lines), folder)
     if groups:
         picture(grid, groups, folder / f"{grid.name}.png")
+
+
+def runs_of(cell: Cell, have: dict[Any, Run], extra: tuple[str, ...]) -> list[Run]:
+    """A cell's runs in the order of their seeds."""
+    wanted = (cell.env, cell.preset, (*cell.settings, *extra))
+    return sorted((run for run in have.values() if run.key[:3] == wanted), key=lambda run: run.seed)
 
 
 def publish(grid: Grid) -> None:

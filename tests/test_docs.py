@@ -170,6 +170,25 @@ def test_every_preset_is_listed() -> None:
     assert re.findall(r"`([\w-]+)`", table) == [*algorithm_presets(), *environment_presets()]
 
 
+def test_every_axis_is_in_the_table_of_algorithms() -> None:
+    table = (ROOT / "docs/algorithms.md").read_text("utf-8").partition("| axis |")[2].partition("\n\n")[0]
+    rooms = ("algo.", "net.", "replay", "steer.")
+    axes = {f"{section}.type" for section in index().choices if section.startswith(rooms)}
+    axes |= {path for path in index().paths() if path.startswith("population.")}
+    axes |= {"algo.rescale", "algo.n_step", "steer.stop_patience"}
+    assert axes <= set(re.findall(r"`([\w.]+)`", table))
+    assert "`algo.bonus.type` | [learn/bonus.py]" in table
+
+
+def test_what_is_said_not_to_exist_does_not() -> None:
+    status = (ROOT / "README.md").read_text("utf-8").partition("## Status")[2]
+    missing = status.partition("not yet:")[2].partition(".")[0]
+    assert "several processes or several machines" in missing
+    assert index().choices["runtime"].names == ["inline"]
+    there = ("distributional", "noisy", "recurrent", "n-step", "population", *algorithm_presets())
+    assert not [word for word in there if word in missing]
+
+
 def test_the_run_directory_is_as_drawn(place: Path) -> None:
     drawn = next(block.text for block in BLOCKS if block.text.startswith("runs/cartpole-dqn-0001/"))
     assert main(["train", "CartPole-v1", "--quiet", *TINY]) == 0

@@ -24,8 +24,6 @@ def play(
     world: World,
     episodes: int,
     *,
-    epsilon: float = 0.0,
-    rng: np.random.Generator | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[float]:
     """Returns of `episodes` full episodes (at most MAX_EPISODE_STEPS long), lane by lane; fewer if `stop` says so."""
@@ -35,7 +33,7 @@ def play(
     last = np.zeros(world.num, np.bool_)
     now, state = world.reset(), policy.blank(world.num)
     while min(len(done) for done in returns) < quota and not stop():
-        action, state, _ = policy.act(now.obs, state, epsilon, rng if epsilon else None, now.mask)
+        action, state, _ = policy.act(now.obs, state, mask=now.mask)
         world.send(action)
         now = world.receive()
         state = carry(state, now.reward, last)

@@ -22,6 +22,8 @@ from qfleet.plan.schema import (
     SoftmaxExplore,
 )
 
+DRAWABLE = 2**53  # one random number in [0, 1) tells no more actions apart: past it, each dimension draws its own
+
 Schedule: TypeAlias = Callable[[int], float]
 Epsilons: TypeAlias = Callable[[int], float | Array]  # one for every lane, or one each
 Choose: TypeAlias = Callable[[Array], Array]  # values -> actions
@@ -62,11 +64,23 @@ def epsilon_greedy(
     values: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
 ) -> Array:  # -> [B]
     """The best action, or with probability epsilon any allowed one."""
-    # Both numbers are drawn for every lane and step, so the stream does not depend on epsilon.
-    explore, draw = rng.random((2, len(values)))
-    anything = (draw * math.prod(counts)).astype(np.int64) if mask is None else allowed(draw, mask)
+    # All numbers are drawn for every lane and step, so the stream does not depend on epsilon.
+    many = math.prod(counts) > DRAWABLE
+    explore, *draws = rng.random((1 + len(counts) if many else 2, len(values)))
+    if mask is not None:
+        anything = allowed(draws[0], mask)
+    elif many:
+        anything = join_actions([scaled(*pair) for pair in zip(draws, counts, strict=True)], counts)
+    else:
+        anything = scaled(draws[0], math.prod(counts))
     action: Array = np.where(explore < epsilon, anything, greedy(values, mask, counts))
     return action
+
+
+def scaled(draw: Array, count: int) -> Array:  # [B] in [0, 1) -> [B] from 0 to count - 1
+    """A uniformly random whole number per lane."""
+    number: Array = (draw * count).astype(np.int64)
+    return number
 
 
 def softmax(values: Array, temperature: float, rng: np.random.Generator, mask: Array | None) -> Array:
@@ -109,7 +123,7 @@ class EpsilonGreedy:
         self.epsilons, self.counts = epsilons, counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """Two numbers per lane are drawn."""
+        """Two numbers per lane are drawn, or one more than dimensions where joint actions are too many for one."""
         return epsilon_greedy(values, self.epsilons(step), rng, mask, self.counts)
 
     def epsilon(self, step: int) -> float | None:

@@ -24,7 +24,6 @@ class Policy:
 
     def __init__(self, net: QNet, head: Head, actions: tuple[int, ...], device: torch.device | None = None) -> None:
         self.net, self.head, self.actions = net, head, actions
-        self.num_actions = int(np.prod(actions, dtype=object))
         self.device = device or torch.device("cpu")
         self.version = 0
         self.shared: Mapping[str, Tensor] | None = None

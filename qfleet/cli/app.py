@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from cyclopts import App, Parameter
 
 from qfleet.cli import compare, completion, doctor, plans, results, runs, training, worlds
-from qfleet.cli.groups import ABOUT, LOOK, PREPARE, TRAIN
+from qfleet.cli.chapters import ABOUT, LOOK, PREPARE, TRAIN
 
 
 def installed_version() -> str:

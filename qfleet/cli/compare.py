@@ -1,5 +1,6 @@
 """`qfleet compare`: what groups and runs scored, how sure that is, and which is better."""
 
+import math
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,12 +37,7 @@ def compare(
         raise UsageError(
             "qfleet compare needs SIDE", "SIDE says what to look at, and it is missing.", "Try: qfleet compare latest"
         )
-    limit = _number("--threshold", threshold)
-    from qfleet.watch.compare import compare as compared
-    from qfleet.watch.compare import read_bounds
-
-    bounds = None if normalize is None else read_bounds(normalize)
-    found = compared(*sides, out=out, normalize=bounds, threshold=limit)
+    found = _compared(sides, out, normalize, _number("--threshold", threshold))
     picture = draw(found, Path(file)) if file is not None else draw_group(found)
     if json:
         say_json({**found.as_dict(), "picture": None if picture is None else str(picture)})
@@ -50,6 +46,14 @@ def compare(
     if picture is not None:
         say(f"\nplot   {picture}")
     return 0
+
+
+def _compared(sides: tuple[str, ...], out: str, normalize: str | None, threshold: float | None) -> "Comparison":
+    from qfleet.watch.compare import compare as compared
+    from qfleet.watch.compare import read_bounds
+
+    bounds = None if normalize is None else read_bounds(normalize)
+    return compared(*sides, out=out, normalize=bounds, threshold=threshold)
 
 
 def report(group: Path, *, json: bool, quiet: bool) -> None:
@@ -130,9 +134,9 @@ def _shown(value: float, low: float | None, high: float | None) -> str:
 def _number(option: str, text: str | None) -> float | None:
     if text is None:
         return None
-    try:
-        return float(text)
-    except ValueError:
-        raise UsageError(
-            f"{option} {text} is not valid", f"{option} must be a number.", f"Write for example {option} 475"
-        ) from None
+    with suppress(ValueError):
+        if math.isfinite(number := float(text)):
+            return number
+    raise UsageError(
+        f"{option} {text} is not valid", f"{option} must be a finite number.", f"Write for example {option} 475"
+    )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.groups import ABOUT, COMMANDS
+from qfleet.cli.chapters import ABOUT, COMMANDS
 from qfleet.cli.say import say
 from qfleet.errors import StorageError, UsageError
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from qfleet.cli.say import say, say_columns, say_json, say_warnings
-from qfleet.cli.training import Out, RunName, TrustEnv
+from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
 from qfleet.cli.words import whole
-from qfleet.errors import NoCheckpointError, StorageError, UsageError
+from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
 
 Which = Annotated[str, Parameter(name="--which", help="Whose weights: best or latest.", metavar="WHICH")]
 Episodes = Annotated[str | None, Parameter(help="How many whole episodes.", metavar="N")]
@@ -68,9 +68,9 @@ def record(
 
 
 def plot(
-    *runs: Annotated[str, Parameter(name="RUN", help="One or more runs, drawn over each other.")],
+    *runs: Annotated[str, Parameter(name="RUN", help="One or more runs or groups, drawn over each other.")],
     file: Annotated[
-        str | None, Parameter(help="Picture file; plot.png in the run or in OUT otherwise.", metavar="FILE")
+        str | None, Parameter(help="Picture file; plot.png in the run, the group or OUT otherwise.", metavar="FILE")
     ] = None,
     out: Out = "runs",
 ) -> int:
@@ -79,38 +79,78 @@ def plot(
         raise UsageError(
             "qfleet plot needs RUN", "RUN says what to draw, and it is missing.", "Try: qfleet plot latest"
         )
-    from qfleet.watch import find_run, plot_runs
+    from qfleet.watch import plot_runs
+    from qfleet.watch.runs import find_entry
 
-    paths = [find_run(run, out) for run in runs]
-    target = Path(file) if file is not None else (paths[0] if len(paths) == 1 else Path(out)) / "plot.png"
-    say(str(plot_runs(paths, target)))
+    entries = [find_entry(run, out) for run in runs]
+    target = Path(file) if file is not None else (entries[0] if len(entries) == 1 else Path(out)) / "plot.png"
+    say(str(plot_runs([path for entry in entries for path in _drawn(entry)], target)))
     return 0
 
 
-def verify(run: RunName, /, *, out: Out = "runs") -> int:
-    """Check every file of every checkpoint against its recorded size and hash; changes nothing."""
-    from qfleet.save import verify_run
-    from qfleet.watch import find_run
+def _drawn(entry: Path) -> list[Path]:
+    """What to draw of a run or a group, of whose members some may have no row yet."""
+    from qfleet.watch import read_rows
+    from qfleet.watch.runs import is_group, runs_of
 
-    path = find_run(run, out)
-    found = [(name, "ok" if ok else "damaged", detail) for name, ok, detail in verify_run(path)]
+    if not is_group(entry):
+        return [entry]
+    found = [path for path in runs_of(entry) if read_rows(path / "metrics.jsonl")]
     if not found:
-        raise NoCheckpointError(f"{path} has no checkpoint", "None was written yet.", "Let it train for longer.")
+        raise UsageError(
+            f"the group {entry} has nothing to plot yet",
+            "None of its runs has written a row.",
+            f"Let it train: qfleet resume {entry}",
+        )
+    return found
+
+
+def verify(run: GroupName, /, *, out: Out = "runs") -> int:
+    """Check every file of every checkpoint against its recorded size and hash; changes nothing."""
+    from qfleet.watch.runs import find_entry, runs_of
+
+    entry = find_entry(run, out)
+    paths = runs_of(entry)
+    if not paths:
+        raise NoCheckpointError(f"{entry} has no checkpoint", "None of its runs has begun.", f"qfleet resume {entry}")
+    errors = [error for path in paths if (error := _verified(path, alone=paths == [entry])) is not None]
+    if errors:
+        raise _worst(errors, len(paths))
+    return 0
+
+
+def _verified(path: Path, *, alone: bool) -> QfleetError | None:
+    """Look at the checkpoints of one run, say how they are, and answer with what is wrong."""
+    from qfleet.save import verify_run
+
+    found = [(name, "ok" if ok else "damaged", detail) for name, ok, detail in verify_run(path)]
+    if not alone:
+        say(f"{path}")
+    if not found:
+        return NoCheckpointError(f"{path} has no checkpoint", "None was written yet.", "Let it train for longer.")
     say_columns(found, ("checkpoint", "state", "detail"))
     damaged = [name for name, state, _ in found if state != "ok"]
     if len(damaged) == len(found):
-        raise NoCheckpointError(
+        return NoCheckpointError(
             f"no checkpoint of {path} is whole",
             f"Damaged: {', '.join(damaged)}.",
             "Restore the run folder from a copy; it cannot be resumed as it is.",
         )
     if damaged:
-        raise StorageError(
+        return StorageError(
             f"{len(damaged)} of {len(found)} checkpoints of {path} are damaged",
             f"Damaged: {', '.join(damaged)}.",
             "Resuming uses the newest whole one; check the disk.",
         )
-    return 0
+    return None
+
+
+def _worst(errors: list[QfleetError], num: int) -> QfleetError:
+    """One run's error as it is; those of several as one, with the exit code of the worst."""
+    if num == 1 or len(errors) == 1:
+        return errors[0]
+    worst = max(errors, key=lambda error: error.exit_code)
+    return type(worst)(f"{len(errors)} of {num} runs fail", "\n".join(error.what for error in errors), worst.fix)
 
 
 def _weights(which: str) -> Literal["best", "latest"]:

@@ -1,13 +1,14 @@
 """`qfleet runs`: list, show, diff, rm."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.groups import COMMANDS, LOOK
+from qfleet.cli.chapters import COMMANDS, LOOK
 from qfleet.cli.say import say, say_columns, say_json, size
-from qfleet.cli.training import Out, RunName
+from qfleet.cli.training import GroupName, Out
 from qfleet.errors import UsageError
 from qfleet.plan.draft import show as shown
 
@@ -36,11 +37,15 @@ def list_all(*, out: Out = "runs", json: Json = False) -> int:
     return 0
 
 
-def show(run: RunName, /, *, out: Out = "runs", json: Json = False) -> int:
-    """Show one run: state, scores, checkpoints, size."""
-    from qfleet.watch import find_run, show_run
+def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
+    """Show one run, or every run of a group: state, scores, checkpoints, size."""
+    from qfleet.watch import show_run
+    from qfleet.watch.runs import find_entry, is_group
 
-    found = show_run(find_run(run, out))
+    entry = find_entry(run, out)
+    if is_group(entry):
+        return _show_group(entry, json)
+    found = show_run(entry)
     if json:
         say_json(found)
         return 0
@@ -51,6 +56,23 @@ def show(run: RunName, /, *, out: Out = "runs", json: Json = False) -> int:
         + [(key, shown(status[key])) for key in ("reason", "exit_code", "resume") if status.get(key) is not None]
         + [("checkpoints", ", ".join(found["checkpoints"]) or "none"), ("size", size(found["bytes"]))]
     )
+    return 0
+
+
+def _show_group(group: Path, json: bool) -> int:
+    from qfleet.watch import read_json, show_run
+    from qfleet.watch.runs import GROUP_FILE, member_dirs
+
+    status, runs = read_json(group / GROUP_FILE), [show_run(path) for path in member_dirs(group)]
+    about: dict[str, Any] = {"name": group.name, "path": str(group)}
+    about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code", "resume")}
+    if json:
+        say_json({**about, "runs": runs})
+        return 0
+    say_columns([(key, shown(value)) for key, value in about.items() if value is not None])
+    say()
+    rows = [(*_cells(run), len(run["checkpoints"]), size(run["bytes"])) for run in runs]
+    say_columns(rows, ("run", "environment", "state", "steps", "best", "score", "checkpoints", "size"))
     return 0
 
 
@@ -77,22 +99,29 @@ def diff(
 
 
 def remove(
-    *runs: Annotated[str, Parameter(name="RUN", help="One or more runs.")],
+    *runs: Annotated[str, Parameter(name="RUN", help="One or more runs or groups.")],
     out: Out = "runs",
     yes: Annotated[bool, Parameter(help="Do not ask.", show_default=False)] = False,
 ) -> int:
-    """Delete runs and all their checkpoints, after asking."""
+    """Delete runs or whole groups, and all their checkpoints, after asking."""
     if not runs:
         raise UsageError("qfleet runs rm needs RUN", "RUN says what to delete, and it is missing.", "See: qfleet runs")
-    from qfleet.watch import find_run, remove_run
+    from qfleet.watch import remove_run
+    from qfleet.watch.runs import find_entry, is_group, remove_group
 
-    paths = [find_run(run, out) for run in runs]
+    paths = [find_entry(run, out) for run in runs]
     if not yes:
-        _ask(", ".join(map(str, paths)))
+        _ask(", ".join(map(_described, paths)))
     for path in paths:
-        remove_run(path)
+        (remove_group if is_group(path) else remove_run)(path)
         say(f"removed {path}")
     return 0
+
+
+def _described(path: Path) -> str:
+    from qfleet.watch.runs import is_group, member_dirs
+
+    return f"{path} (a group of {len(member_dirs(path))} runs)" if is_group(path) else str(path)
 
 
 def _ask(what: str) -> None:
@@ -105,8 +134,12 @@ def _ask(what: str) -> None:
 
 
 def _row(run: dict[str, Any]) -> tuple[object, ...]:
+    return *_cells(run), _age(run["age_seconds"])
+
+
+def _cells(run: dict[str, Any]) -> tuple[object, ...]:
     scores = ["-" if run.get(key) is None else f"{run[key]:.1f}" for key in ("best", "score")]
-    return run["name"], run["env"], run["state"], run["steps"], *scores, _age(run["age_seconds"])
+    return run["name"], run["env"], run["state"], run["steps"], *scores
 
 
 def _age(seconds: float) -> str:

@@ -1,9 +1,10 @@
 """Words to the user: clean of control characters, aligned, on the right stream."""
 
 import json
+import math
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -25,8 +26,16 @@ def say(text: str = "", *, to_stderr: bool = False) -> None:
 
 
 def say_json(value: Any) -> None:
-    """One JSON value, for programs."""
-    print(json.dumps(value, indent=2, default=str))
+    """One JSON value, for programs; what is not finite becomes null, for JSON knows no such number."""
+    print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:

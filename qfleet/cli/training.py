@@ -33,20 +33,25 @@ Jobs = Annotated[
     str | None, Parameter(help="Members of a group to run at once; as many as fit otherwise.", metavar="N")
 ]
 RunName = Annotated[str, Parameter(name="RUN", help="Run folder, name, unique beginning of a name, or latest.")]
+GroupName = Annotated[
+    str, Parameter(name="RUN", help="Run or group: its folder, name, unique beginning of a name, or latest.")
+]
 
 
 def train(
     *words: Words,
     preset: Preset = None,
-    steps: Annotated[str | None, Parameter(help="Environment steps to train for (until.steps).")] = None,
-    seed: Annotated[str | None, Parameter(help="Decides everything random (seed).")] = None,
+    steps: Annotated[str | None, Parameter(help="Environment steps to train for (until.steps).", metavar="N")] = None,
+    seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
     seeds: Annotated[
         str | None, Parameter(help="Train so many seeds side by side, from the seed on: a group.", metavar="N")
     ] = None,
     jobs: Jobs = None,
     plan: PlanFile = None,
     out: Out = "runs",
-    name: Annotated[str | None, Parameter(help="Name of the run folder; chosen for you otherwise.")] = None,
+    name: Annotated[
+        str | None, Parameter(help="Name of the run folder, NAME-# for the next free number; chosen for you otherwise.")
+    ] = None,
     from_: Annotated[str | None, Parameter(name="--from", help="Start from the weights of this run.")] = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -59,17 +64,21 @@ def train(
     num, at_once = _group_size(seeds, jobs)
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return _show_only(composed, json, num, at_once)
+        return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
     _introduce(composed, json, quiet)
     if num is not None:
         return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
+    return _train_run(composed, out, name, from_, json=json, quiet=quiet)
+
+
+def _train_run(composed: Composed, out: str, name: str | None, from_: str | None, *, json: bool, quiet: bool) -> int:
     from qfleet.run import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
     run = start(
         composed.plan,
         out=out,
-        name=name,
+        name=_name(composed, name),
         watcher=make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         weights_from=None if from_ is None else find_run(from_, out),
         command=["qfleet", *invocation.get()],
@@ -77,11 +86,20 @@ def train(
     return _farewell(run, json, quiet)
 
 
+def _name(composed: Composed, name: str | None) -> str:
+    """The name asked for, or one that says which preset runs where."""
+    from qfleet.watch.runs import next_name
+
+    return name if name is not None else next_name(composed.plan.env.id, composed.preset)
+
+
 def resume(
-    run: RunName,
+    run: GroupName,
     /,
     *,
-    steps: Annotated[str | None, Parameter(help="Train on until this many environment steps in all.")] = None,
+    steps: Annotated[
+        str | None, Parameter(help="Train on until this many environment steps in all.", metavar="N")
+    ] = None,
     out: Out = "runs",
     strict: Annotated[
         bool, Parameter(help="Refuse a damaged newest checkpoint instead of using an older one.", show_default=False)
@@ -93,7 +111,7 @@ def resume(
 ) -> int:
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
-    until, at_once = whole("--steps", steps), whole("--jobs", jobs)
+    until, at_once = whole("--steps", steps), whole("--jobs", jobs, example=2)
     from qfleet.run import resume as start
     from qfleet.watch import auto_mode, make_watcher
     from qfleet.watch.runs import find_entry, is_group
@@ -111,7 +129,7 @@ def resume(
 
 def _group_size(seeds: str | None, jobs: str | None) -> tuple[int | None, int | None]:
     """How many members, and how many of them at once."""
-    num, at_once = whole("--seeds", seeds), whole("--jobs", jobs)
+    num, at_once = whole("--seeds", seeds, example=5), whole("--jobs", jobs, example=2)
     if num is None:
         _refuse_jobs(at_once, "Without --seeds there is one run.")
     return num, at_once
@@ -142,7 +160,7 @@ def _train_group(
         num,
         jobs=jobs,
         out=out,
-        name=name,
+        name=_name(composed, name),
         weights_from=from_,
         watcher=make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         command=["qfleet", *invocation.get()],
@@ -206,15 +224,22 @@ def _farewell(run: "Run", json: bool, quiet: bool) -> int:
     return int(run.exit_code)
 
 
-def _show_only(composed: Composed, json: bool, members: int | None, jobs: int | None) -> int:
-    from qfleet.run import estimate
+def _show_only(
+    composed: Composed,
+    json: bool,
+    members: int | None,
+    jobs: int | None,
+    *,
+    out: str,
+    name: str | None,
+    weights_from: str | None,
+) -> int:
+    from qfleet.run import rehearse
     from qfleet.run.group import find_room
 
-    needs = estimate(composed.plan)
+    needs = rehearse(composed.plan, out=out, name=name, weights_from=weights_from)
     if members is not None:
         needs |= {"members": members, "at_once": find_room(composed.plan, members, jobs).jobs}
-    if needs["replay_bytes"] > needs["available_bytes"]:
-        say("note: the replay does not fit into this machine's memory", to_stderr=True)
     if json:
         rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
         say_json({"plan": rows, "notes": composed.notes, "needs": needs})

@@ -58,7 +58,7 @@ def compose_words(
     return composed
 
 
-def whole(option: str, text: str | None, least: int = 1) -> int | None:
+def whole(option: str, text: str | None, least: int = 1, example: int = 100) -> int | None:
     """The whole number given to an option, 1 or more unless 0 is allowed."""
     if text is None:
         return None
@@ -68,7 +68,7 @@ def whole(option: str, text: str | None, least: int = 1) -> int | None:
         raise UsageError(
             f"{option} {text} is not valid",
             f"{option} must be an integer of at least {least}.",
-            f"Write for example {option} 100",
+            f"Write for example {option} {example}",
         ) from error
 
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.groups import COMMANDS, PREPARE
+from qfleet.cli.chapters import COMMANDS, PREPARE
 from qfleet.cli.say import say_columns, say_json
 from qfleet.cli.words import compose_words
 from qfleet.errors import EnvError

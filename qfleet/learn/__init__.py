@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch.nn.utils.parametrizations import _SpectralNorm
 
 from qfleet.data import Spec
 from qfleet.learn.bonus import Counts, make_bonus
@@ -16,7 +15,7 @@ from qfleet.learn.optimizer import make_optimizer
 from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import Members, rate_factors
 from qfleet.learn.target import make_follow, tensors
-from qfleet.nets import Implicit, QNet
+from qfleet.nets import Implicit, QNet, constraints
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import Fresh, ImplicitHead, Plan
 from qfleet.qlearn import make_head, make_rule, make_view
@@ -29,9 +28,8 @@ def make_target(plan: Plan, net: QNet) -> QNet:
     # One set of running statistics serves both networks.
     target.normalize, target.rewards = net.normalize, net.rewards
     target.requires_grad_(False).eval()
-    for part in target.modules():
-        if isinstance(part, _SpectralNorm):
-            part.train()  # its weights change too, so it must go on estimating their largest singular value
+    for _, makers in constraints(target):
+        makers.train()  # its weights change too: spectral norm must go on estimating their largest singular value
     if isinstance(plan.net.head, ImplicitHead) and isinstance(target.head, Implicit):
         target.head.fractions = plan.net.head.target_fractions
     return target
@@ -65,7 +63,7 @@ def make_learner(
 
 def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:
     """Where the plan's batches come from."""
-    observer = Observer(learner.net, lanes, plan.algo.discount)
+    observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
     if isinstance(plan.replay, Fresh):
         fresh = plan.replay
         settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace}

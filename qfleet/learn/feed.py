@@ -28,10 +28,10 @@ class Diverging(Exception):
 
 
 class Observer:
-    """Keeps the network's running normalisation up to date with what comes in."""
+    """Keeps the network's running normalisation up to date with what is learned from."""
 
-    def __init__(self, net: QNet, lanes: int, discount: float) -> None:
-        self.net, self.discount = net, discount
+    def __init__(self, net: QNet, lanes: int, discount: float, *, clip: bool = False) -> None:
+        self.net, self.discount, self.clip = net, discount, clip  # `clip`: rewards will be, when they are cut
         self.returns = np.zeros(lanes, np.float64)  # discounted return so far, the scale that rewards are divided by
 
     def observe(self, rollout: Rollout) -> None:
@@ -39,7 +39,8 @@ class Observer:
         if self.net.normalize is not None:
             self.net.normalize.observe(torch.from_numpy(rollout.obs).flatten(0, 1))
         if self.net.rewards is not None:
-            for reward, last in zip(rollout.reward, rollout.last, strict=True):
+            rewards = np.clip(rollout.reward, -1.0, 1.0) if self.clip else rollout.reward
+            for reward, last in zip(rewards, rollout.last, strict=True):
                 self.observe_reward(self.net.rewards, reward, last)
 
     def observe_reward(self, statistics: Normalize, reward: Array, last: Array) -> None:
@@ -148,14 +149,17 @@ class ReplayFeed:
             "batch_size": self.batch_size,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
+            "refill": self.refill,
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment."""
+        """Come back to that moment; an older version's batch was the plan's own, and it did not keep `refill`."""
         self.steps = int(state["steps"])
         self.gate.load_state_dict(state["gate"])
-        self.batch_size = saved_count(state, "batch_size")
+        if "batch_size" in state:
+            self.batch_size = saved_count(state, "batch_size")
+        self.refill = saved_count(state, "refill") if "refill" in state else 0
         self.observer.returns = np.array(state["returns"])
         self.refold()
         if self.bonus is not None:
@@ -165,7 +169,8 @@ class ReplayFeed:
         else:
             self.replay.clear()
             # Half the capacity: short episodes may keep a ring of frames from ever being quite full.
-            self.refill = min(self.gate.start_steps, self.replay.capacity // 2, self.steps)
+            wanted = self.replay.cut.items_in(min(self.gate.start_steps, self.steps))
+            self.refill = min(wanted, self.replay.capacity // 2)
 
 
 def drain(channel: Channel, feed: Feed) -> None:
@@ -175,16 +180,21 @@ def drain(channel: Channel, feed: Feed) -> None:
 
 
 def learning(
-    learner: Learner | Members, feed: Feed, channel: Channel, board: Board, expected: Callable[[], int] = lambda: 0
+    learner: Learner | Members,
+    feed: Feed,
+    channel: Channel,
+    board: Board,
+    expected: Callable[[], int] = lambda: 0,
+    skipped: int = 0,
 ) -> Iterator[Tick]:
     """The learner as a worker: one update per tick while the gate is open.
 
     `expected` counts steps under way that will surely arrive: their updates are made while the worlds step, so that
-    after every receive exactly floor(ratio x steps past the start) updates were made.
+    after every receive exactly floor(ratio x steps past the start) updates were made. `skipped` updates in a row were
+    not finite so far.
     """
     weights = learner.weights()
     board.publish(learner.updates + 1, weights)
-    skipped = 0
     while True:
         drain(channel, feed)
         batch = feed.take(expected())
@@ -195,7 +205,7 @@ def learning(
             report = learner.update(batch)
         except NonFiniteUpdate as cause:
             skipped += 1
-            if skipped == SKIPS_IN_A_ROW:
+            if skipped >= SKIPS_IN_A_ROW:
                 raise Diverging(str(cause), batch) from cause
             yield Tick(busy=True, stats={"skipped": str(cause)})
             continue

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Batch, Sequences
-from qfleet.nets import QNet, dormant_share, watching
+from qfleet.nets import QNet, dormant_share, settle_norms, watching
 from qfleet.plan.schema import Algo, ExponentialAnneal, PeriodicReset
 from qfleet.replay import Fold, Replay, SequenceCut
 
@@ -52,9 +52,11 @@ class Reset:
         """
         fresh = dict(self.fresh(self.number(updates)).named_parameters())
         moved = [name for name in names if self.kept(name) < 1.0]
-        for own in (dict(net.named_parameters()) for net in nets):
+        for net in nets:
+            own = dict(net.named_parameters())
             for name in moved:
                 own[name].mul_(self.kept(name)).add_(fresh[name].to(own[name].device), alpha=1.0 - self.kept(name))
+            settle_norms(net)
         for values in moments.values():
             torch._foreach_zero_([value for name, value in zip(names, values, strict=True) if self.kept(name) < 1.0])
 

@@ -1,10 +1,11 @@
 """Networks: torsos that make features, memories, heads that make outputs per action."""
 
 from qfleet.nets.heads import Dueling, Implicit, Plain
-from qfleet.nets.layers import Noisy, Style, dormant_share, set_noise, watching
+from qfleet.nets.layers import Noisy, Style, constraints, dormant_share, set_noise, settle_norms, watching
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
 from qfleet.nets.qnet import QNet, make_net, require_memory
+from qfleet.nets.rescale import shrink, stretch
 from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
 
 __all__ = [
@@ -20,9 +21,13 @@ __all__ = [
     "Plain",
     "QNet",
     "Style",
+    "constraints",
     "dormant_share",
     "make_net",
     "require_memory",
     "set_noise",
+    "settle_norms",
+    "shrink",
+    "stretch",
     "watching",
 ]

@@ -45,12 +45,21 @@ class Plain(nn.Module):
 class Dueling(nn.Module):
     """Q = V + A - mean(A), two streams of their own (Wang et al. 2016, eq. 9); per atom, per action dimension."""
 
+    real: Tensor | None
+
     def __init__(
-        self, features: int, hidden: int, shape: tuple[int, ...], style: Style = PLAIN, *, decoupled: bool = False
+        self,
+        features: int,
+        hidden: int,
+        shape: tuple[int, ...],
+        style: Style = PLAIN,
+        *,
+        counts: tuple[int, ...] | None = None,  # how many actions each dimension has, when decoupled
     ) -> None:
         super().__init__()
-        self.shape, self.axis = shape, 2 if decoupled else 1  # where the actions of one dimension are counted
-        self.value_shape = (1, 1) if decoupled else (1, *shape[1:])
+        self.shape, self.axis = shape, 1 if counts is None else 2  # where the actions of one dimension are counted
+        self.value_shape = (1, *shape[1:]) if counts is None else (1, 1)
+        self.register_buffer("real", real_actions(counts), persistent=False)
         self.value = Stream(features, hidden, math.prod(self.value_shape), style)
         self.advantage = Stream(features, hidden, math.prod(shape), style)
 
@@ -61,8 +70,20 @@ class Dueling(nn.Module):
             features.register_hook(lambda grad: grad / math.sqrt(2.0))  # type: ignore[no-untyped-call]
         advantage = self.advantage.forward(features).view(-1, *self.shape)
         value = self.value.forward(features).view(-1, *self.value_shape)
-        out: Tensor = value + advantage - advantage.mean(self.axis, keepdim=True)
-        return out
+        return value + advantage - self.mean(advantage)
+
+    def mean(self, advantage: Tensor) -> Tensor:
+        """Over the actions that there are."""
+        if self.real is None:
+            return advantage.mean(self.axis, keepdim=True)
+        return (advantage * self.real).sum(self.axis, keepdim=True) / self.real.sum(1, keepdim=True)
+
+
+def real_actions(counts: tuple[int, ...] | None) -> Tensor | None:  # [D, A]
+    """One where a dimension has such an action, zero past its count; None where all counts are alike."""
+    if counts is None or min(counts) == max(counts):
+        return None
+    return (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).to(torch.float32)
 
 
 class Implicit(nn.Module):

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
+from torch.nn.utils.parametrize import is_parametrized
 
 _watched: ContextVar[list[Tensor] | None] = ContextVar("activations", default=None)
 
@@ -119,6 +121,28 @@ def set_noise(net: nn.Module, active: bool) -> None:
     for layer in net.modules():
         if isinstance(layer, Noisy):
             layer.active = active
+
+
+def constraints(net: nn.Module) -> Iterator[tuple[nn.Module, nn.ModuleDict]]:
+    """Every layer whose weights are made from others, as by spectral norm, and what makes them."""
+    for layer in net.modules():
+        if is_parametrized(layer):
+            yield layer, cast("nn.ModuleDict", layer.parametrizations)
+
+
+@torch.no_grad()
+def settle_norms(net: nn.Module, looks: int = 50) -> None:
+    """Bring estimates of largest singular values up to date with weights that have jumped.
+
+    Spectral norm makes one power iteration whenever its weight is asked for while training.
+    """
+    for layer, makers in constraints(net):
+        was = makers.training
+        makers.train()
+        for name in makers:
+            for _ in range(looks):
+                getattr(layer, name)
+        makers.train(was)
 
 
 def dormant_share(activations: list[Tensor], threshold: float = 0.025) -> float:

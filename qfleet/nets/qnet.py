@@ -61,15 +61,20 @@ class QNet(nn.Module):
         hidden, held = require_memory(self).step(self.features(obs), state)
         return self.head(hidden), held
 
+    def remember(
+        self, obs: Tensor, action: Tensor, gain: Tensor, last: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:  # [T, N, ...], [T, N], [T, N], [T, N], [N, S] -> [T, N, H], [N, S]
+        """What the memory makes of T rows one after the other, and the state after them."""
+        features = self.features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)
+        return require_memory(self).unroll(features, action, gain, last, state)
+
     def unroll(
         self, obs: Tensor, action: Tensor, gain: Tensor, last: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:  # [T, N, ...], [T, N], [T, N], [T, N], [N, S] -> [T, N, *out], [N, S]
         """Outputs of T rows one after the other, and the state after them."""
-        rows = obs.shape[:2]
-        features = self.features(obs.flatten(0, 1)).view(*rows, -1)
-        hidden, state = require_memory(self).unroll(features, action, gain, last, state)
+        hidden, state = self.remember(obs, action, gain, last, state)
         out: Tensor = self.head(hidden.flatten(0, 1))
-        return out.view(*rows, *out.shape[1:]), state
+        return out.view(*obs.shape[:2], *out.shape[1:]), state
 
 
 def require_memory(net: QNet) -> Memory:
@@ -110,7 +115,7 @@ def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) ->
 
     def streams(*shape: int) -> nn.Module:
         if net.dueling:
-            return Dueling(features, hidden, shape, style, decoupled=net.decoupled)
+            return Dueling(features, hidden, shape, style, counts=spec.actions if net.decoupled else None)
         return Plain(features, hidden, shape, style)
 
     match net.head:
@@ -128,7 +133,7 @@ def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Modul
     """A fresh network; the seed decides its weights and no global generator is touched."""
     style = Style(net.noisy, net.noisy_sigma, net.layer_norm, net.spectral_norm, net.dropout)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         body = torso if torso is not None else make_torso(net, spec, style)
         features = own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
         memory = make_memory(net, features, spec.num_actions)

@@ -25,6 +25,7 @@ from qfleet.plan.schema import (
     Fresh,
     GrowingBatch,
     LinearEpsilon,
+    MlpTorso,
     PeriodicReset,
     Plan,
     PlateauRate,
@@ -37,6 +38,7 @@ from qfleet.plan.schema import (
 COMMAND_LINE = "command line"
 PYTHON = "Python"
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
+PRIORITIZED = "replay.sampler.type=prioritized"
 PATIENCE = ("steer.stop_patience", "steer.learning_rate.patience", "steer.batch.patience")
 
 Problem: TypeAlias = tuple[str, str] | None
@@ -70,13 +72,17 @@ def updates_per_step(plan: Plan) -> Fraction:
     """How many updates are made per environment step, exactly."""
     if isinstance(plan.replay, Fresh):
         return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
-    item_steps = plan.algo.view.length if isinstance(plan.algo.view, SequencesView) else 1
-    return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps)
+    return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
 
 
 def largest_n_step(algo: Algo) -> int:
     """The largest n that the plan reaches."""
     return max(algo.n_step, algo.anneal.n_step) if isinstance(algo.anneal, ExponentialAnneal) else algo.n_step
+
+
+def item_steps(plan: Plan) -> int:
+    """How many steps of a replayed item are learned from."""
+    return plan.algo.view.length if isinstance(plan.algo.view, SequencesView) else 1
 
 
 def item_stride(plan: Plan) -> int:
@@ -108,20 +114,38 @@ def _batch_fits(case: Case) -> Problem:
     batch = case.plan.algo.batch_size
     if case.buffer is None or batch <= case.buffer.capacity // item_stride(case.plan):
         return None
-    what = f"{case.named('algo.batch_size')} is more than {case.named('replay.capacity')}"
+    what = f"{case.named('algo.batch_size')} is more than {_held(case)}"
     return what, f"Set replay.capacity to {batch * item_stride(case.plan)} or more, or lower algo.batch_size."
 
 
-def _windows_fit(case: Case) -> Problem:
-    view = case.plan.algo.view
-    window = view.burn_in + view.length if isinstance(view, SequencesView) else 1
+def _held(case: Case) -> str:
+    """What the replay can hold, in words: steps, or sequences that begin a stride apart."""
+    if case.buffer is None or not isinstance(case.plan.algo.view, SequencesView):
+        return case.named("replay.capacity")
+    count, view = case.buffer.capacity // item_stride(case.plan), case.named("algo.view.stride")
+    return f"the {count} sequences of {case.named('replay.capacity')} with {view}"
+
+
+def _returns_fit(case: Case) -> Problem:
     most = largest_n_step(case.plan.algo)
-    need = case.plan.env.num * (most + window)
-    if case.buffer is None or case.buffer.capacity >= need:
+    need = case.plan.env.num * (most + 1)
+    if case.buffer is None or isinstance(case.plan.algo.view, SequencesView) or case.buffer.capacity >= need:
         return None
     path = "algo.n_step" if most == case.plan.algo.n_step else "algo.anneal.n_step"
     what = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
     return what, f"Set replay.capacity to {need} or more."
+
+
+def _sequences_fit(case: Case) -> Problem:
+    view = case.plan.algo.view
+    if case.buffer is None or not isinstance(view, SequencesView):
+        return None
+    need = case.plan.env.num * (view.burn_in + view.length + largest_n_step(case.plan.algo))
+    if case.buffer.capacity >= need:
+        return None
+    shape = f"{case.named('algo.view.burn_in')} and {case.named('algo.view.length')}"
+    what = f"{case.named('replay.capacity')} cannot hold {shape} for {case.named('env.num')}"
+    return what, f"Set replay.capacity to {need} or more, or shorten the sequences."
 
 
 def _learning_starts(case: Case) -> Problem:
@@ -136,7 +160,9 @@ def _some_updates(case: Case) -> Problem:
     if total_updates(case.plan) > 0 or not case.asked_now("replay.samples_per_insert"):
         return None
     what = f"{case.named('replay.samples_per_insert')} makes 0 updates in {case.named('until.steps')}"
-    return what, f"Raise it: {case.plan.algo.batch_size} is one update per step with this batch size."
+    one = case.plan.algo.batch_size * item_steps(case.plan)
+    shape = "this batch size" if item_steps(case.plan) == 1 else "batches of this size and length"
+    return what, f"Raise it: {one} is one update per step with {shape}."
 
 
 def _epsilon_falls(case: Case) -> Problem:
@@ -290,7 +316,7 @@ def _grown_batch_fits(case: Case) -> Problem:
     batch, stride = case.plan.steer.batch, item_stride(case.plan)
     if not isinstance(batch, GrowingBatch) or case.buffer is None or batch.largest <= case.buffer.capacity // stride:
         return None
-    what = f"{case.named('steer.batch.largest')} is more than {case.named('replay.capacity')}"
+    what = f"{case.named('steer.batch.largest')} is more than {_held(case)}"
     return what, f"Set steer.batch.largest to {case.buffer.capacity // stride} or less."
 
 
@@ -320,6 +346,47 @@ def _weights_are_taken(case: Case) -> Problem:
     return what, f"Set {path} to {max(1, case.plan.until.steps // 5)} or so, or raise until.steps."
 
 
+def _rates_are_sane(case: Case) -> Problem:
+    population, rate = case.plan.population, case.plan.optim.learning_rate
+    if population.num == 1 or population.spread == 1.0:
+        return None
+    # As logarithms: the power itself may be beyond the numbers there are.
+    reach = (population.num - 1) / 2 * math.log(population.spread)
+    if math.log(rate) + reach <= 0.0:
+        return None
+    what = f"{case.named('population.spread')} takes {case.named('optim.learning_rate')} above 1"
+    if rate >= 1.0:
+        return what, "Lower optim.learning_rate: 0.001 is usual."
+    most = (1.0 / rate) ** (2 / (population.num - 1))
+    return what, f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
+
+
+def _block_divides(case: Case) -> Problem:
+    replay = case.plan.replay
+    if not isinstance(replay, Fresh) or replay.minibatches <= replay.rows * case.plan.env.num:
+        return None
+    block = f"the steps of {case.named('replay.rows')} and {case.named('env.num')}"
+    what = f"{case.named('replay.minibatches')} is more than {block}"
+    return what, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
+
+
+def _spectral_has_layers(case: Case) -> Problem:
+    torso, path = case.plan.net.torso, "net.spectral_norm"
+    if not (case.plan.net.spectral_norm and isinstance(torso, MlpTorso) and case.asked_now(path)):
+        return None
+    if len(torso.sizes) > 1:
+        return None
+    what = f"{case.named(path)} has no effect with {case.named('net.torso.sizes')}"
+    return what, f"Give net.torso.sizes two numbers or more, such as [64, 64], or leave {path} out."
+
+
+def _eta_matters(case: Case) -> Problem:
+    path, sampler = "algo.view.eta", case.buffer.sampler if case.buffer is not None else None
+    if not case.asked_now(path) or isinstance(sampler, PrioritizedSampler):
+        return None
+    return f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
+
+
 def _support_is_wide(case: Case) -> Problem:
     head = case.plan.net.head
     if not isinstance(head, CategoricalHead) or head.low < head.high:
@@ -332,10 +399,15 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_env_is_named, "An environment id is one word; only the path of a file.py:ClassName may hold spaces."),
     (_options_are_names, "Options are passed to the environment as keyword arguments, so they must be names."),
     (_device_is_known, f"The devices are {', '.join(DEVICES)}, with a number if there are several (cuda:1)."),
-    (_batch_fits, "A batch is drawn from the replay, which would never hold that many steps."),
-    (_windows_fit, "Every environment needs room for the steps that one n-step return spans."),
+    (_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
+    (_returns_fit, "Every environment needs room for the steps that one n-step return spans."),
+    (_sequences_fit, "Every environment needs room for one sequence and the n-step return at its end."),
     (_learning_starts, "Learning would start after the run has ended, so nothing would be learned."),
-    (_some_updates, "Updates per step are replay.samples_per_insert / algo.batch_size, rounded down over the run."),
+    (
+        _some_updates,
+        "Updates per step are replay.samples_per_insert / algo.batch_size (of sequences also / algo.view.length), "
+        "rounded down over the run.",
+    ),
     (_epsilon_falls, "Exploration is meant to fall; a rising epsilon unlearns what was found."),
     (_epsilon_moves, "Epsilon starts where it ends, so it has no time to take."),
     (_temperature_falls, "Exploration is meant to fall; a hotter choice is a more random one."),
@@ -354,6 +426,10 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_grown_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
     (_patience_runs_out, "The first score is what the others are compared with, so it takes one evaluation more."),
     (_lanes_divide, "Each member acts in as many environments as every other."),
+    (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; such steps diverge."),
+    (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
+    (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
+    (_eta_matters, "It mixes the errors of a sequence into its priority."),
     (_weights_are_taken, "The worst member would take the weights of the best at the end of the run, or never."),
     (
         _only_atari("env.sticky"),
@@ -384,6 +460,14 @@ def _nothing_learned(plan: Plan) -> str | None:
     return f"no update will be made before the end: {start}"
 
 
+def _target_stays(plan: Plan) -> str | None:
+    target, total = plan.algo.target, total_updates(plan)
+    if not isinstance(target, CopyTarget) or isinstance(plan.replay, Fresh) or not 0 < total < target.every_updates:
+        return None
+    asked = f"algo.target.every_updates={target.every_updates}"
+    return f"the target network keeps its first weights: {asked}, the run makes {total} updates"
+
+
 def _reset_at_the_end(plan: Plan) -> str | None:
     reset, total = plan.algo.reset, total_updates(plan)
     if not isinstance(reset, PeriodicReset) or total < reset.every_updates:
@@ -412,6 +496,7 @@ NOTES: tuple[Callable[[Plan], str | None], ...] = (
     _not_exact,
     _still_exploring,
     _nothing_learned,
+    _target_stays,
     _reset_at_the_end,
     _still_annealing,
     _rate_is_zero,

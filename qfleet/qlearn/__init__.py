@@ -12,7 +12,6 @@ from qfleet.plan.schema import (
     SequencesView,
 )
 from qfleet.qlearn.heads import Categorical, Decoupled, Head, Implicit, Quantile, Scalar
-from qfleet.qlearn.rescale import squeeze, unsqueeze
 from qfleet.qlearn.returns import lambda_returns
 from qfleet.qlearn.rules import Choice, Double, Max, Munchausen, Rule, Seen, greedy
 from qfleet.qlearn.td import td_loss, td_target
@@ -74,8 +73,6 @@ __all__ = [
     "make_head",
     "make_rule",
     "make_view",
-    "squeeze",
     "td_loss",
     "td_target",
-    "unsqueeze",
 ]

@@ -1,6 +1,9 @@
 """Heads: what a network's output means. Shapes: N items, A actions, K atoms, quantiles or fractions, D dimensions.
 
-`probs` is a rule's distribution over next actions; where it is not one-hot the next outputs are averaged by it.
+`probs` is a rule's distribution over next actions; where it is not one-hot the next values are averaged by it.
+
+Values are always returns, in the units of the reward. With `rescale` the outputs are h(values) (`nets/rescale.py`):
+outputs are stretched to returns before anything is averaged or added, and targets, losses and priorities are h's.
 """
 
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qfleet.data import split_actions
-from qfleet.qlearn.rescale import bootstrap
+from qfleet.nets import shrink, stretch
 
 HUGE = 1e9
 
@@ -30,6 +33,17 @@ class Head(Protocol):
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Loss per item [N] and priority per item [N] (detached)."""
         ...
+
+
+def worth(out: Tensor, rescale: bool) -> Tensor:
+    """The returns that outputs stand for."""
+    return stretch(out) if rescale else out
+
+
+def bootstrap(values: Tensor, reward: Tensor, discount: Tensor, rescale: bool) -> Tensor:
+    """R + discount * values, on the scale of the outputs."""
+    goal = reward + discount * values
+    return shrink(goal) if rescale else goal
 
 
 def chosen(out: Tensor, action: Tensor) -> Tensor:  # [N, A, K], [N] -> [N, K]
@@ -54,11 +68,11 @@ class Scalar:
 
     def values(self, out: Tensor) -> Tensor:
         """The outputs are the values."""
-        return out
+        return worth(out, self.rescale)
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """y = R + discount * sum_a pi(a) Q(s', a): n-step and gamma are inside R and discount."""
-        return bootstrap((probs * next_out).sum(1), reward, discount, self.rescale)
+        return bootstrap((probs * worth(next_out, self.rescale)).sum(1), reward, discount, self.rescale)
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The TD error, squared or Huber."""
@@ -78,6 +92,7 @@ class Decoupled:
 
     def values(self, out: Tensor) -> Tensor:
         """The outputs, very low where there is no such action."""
+        out = worth(out, self.rescale)
         if min(self.counts) == out.shape[2]:
             return out
         counts = torch.tensor(self.counts, device=out.device).unsqueeze(1)
@@ -85,36 +100,39 @@ class Decoupled:
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """y = R + discount * mean_d sum_a pi_d(a) U_d(s', a)."""
-        return bootstrap((probs * next_out).sum(2).mean(1), reward, discount, self.rescale)
+        mixed = (probs * worth(next_out, self.rescale)).sum(2).mean(1)
+        return bootstrap(mixed, reward, discount, self.rescale)
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The error of the mean over dimensions."""
         choices = torch.stack(split_actions(action, self.counts), 1)
-        predicted = out.gather(2, choices.unsqueeze(2)).squeeze(2).mean(1)
-        return regression(predicted, target, self.kind)
+        predicted = worth(out.gather(2, choices.unsqueeze(2)).squeeze(2), self.rescale).mean(1)
+        return regression(shrink(predicted) if self.rescale else predicted, target, self.kind)
 
 
 @dataclass(frozen=True)
 class Categorical:
-    """Logits of K fixed returns from `low` to `high` (Bellemare et al. 2017)."""
+    """Logits of K fixed returns from `low` to `high` (Bellemare et al. 2017), evenly spaced on the outputs' scale."""
 
     low: float = -10.0
     high: float = 10.0
     rescale: bool = False
 
     def support(self, like: Tensor) -> Tensor:  # [K]
-        """The returns that the atoms stand for."""
-        return torch.linspace(self.low, self.high, like.shape[-1], device=like.device, dtype=like.dtype)
+        """The places of the atoms on the outputs' scale."""
+        low, high = (shrink(end) if self.rescale else end for end in (self.low, self.high))
+        return torch.linspace(low, high, like.shape[-1], device=like.device, dtype=like.dtype)
 
     def values(self, out: Tensor) -> Tensor:
         """Mean of each action's distribution."""
-        return out.softmax(2) @ self.support(out)
+        return out.softmax(2) @ worth(self.support(out), self.rescale)
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """The shifted and shrunken distribution, projected back onto the atoms (algorithm 1)."""
         mass = (probs.unsqueeze(2) * next_out.softmax(2)).sum(1)
         support = self.support(next_out)
-        moved = bootstrap(support.unsqueeze(0), reward.unsqueeze(1), discount.unsqueeze(1), self.rescale)
+        atoms = worth(support, self.rescale).unsqueeze(0)
+        moved = bootstrap(atoms, reward.unsqueeze(1), discount.unsqueeze(1), self.rescale)
         return project(moved, mass, support)
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,11 +168,11 @@ class Quantile:
 
     def values(self, out: Tensor) -> Tensor:
         """Mean over quantiles."""
-        return out.mean(2)
+        return worth(out, self.rescale).mean(2)
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Every quantile shifted and shrunken."""
-        mixed = (probs.unsqueeze(2) * next_out).sum(1)
+        mixed = (probs.unsqueeze(2) * worth(next_out, self.rescale)).sum(1)
         return bootstrap(mixed, reward.unsqueeze(1), discount.unsqueeze(1), self.rescale)
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,7 +191,7 @@ class Implicit:
 
     def values(self, out: Tensor) -> Tensor:
         """Mean over fractions."""
-        return out[:, :-1].mean(2)
+        return worth(out[:, :-1], self.rescale).mean(2)
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """Every sampled quantile shifted and shrunken."""

@@ -102,7 +102,7 @@ class Unrolled:
         obs, action, warm = batch.obs, batch.action, self.burn_in
         if warm:
             with torch.no_grad():
-                _, state = net.unroll(obs[:warm], action[:warm], gain[:warm], last[:warm], state)
+                _, state = net.remember(obs[:warm], action[:warm], gain[:warm], last[:warm], state)
         out, _ = net.unroll(obs[warm:], action[warm:], gain[warm:], last[warm:], state)
         present = out[: self.length].flatten(0, 1) if now else None
         return present, pick(out.detach(), ahead - warm) if after else None

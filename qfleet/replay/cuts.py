@@ -9,10 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from qfleet.data import Array, Batch, Sequences
+from qfleet.nets import shrink
 from qfleet.replay.kernels import admit, cut, cut_sequences, fold_many
 from qfleet.replay.store import Store
-
-EPS = 1e-3  # of value rescaling
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Fold:
     n: int
     gamma: float
     clip: bool = False
-    rescale: bool = False  # the values that actors saw are rescaled
+    rescale: bool = False  # errors are measured on the scale of rescaled values
 
 
 class Cut(Protocol):
@@ -157,27 +156,17 @@ class SequenceCut:
 
 
 def actor_error(store: Store, items: Array, fold: Fold) -> Array:
-    """|R + discount * best value ahead - value of the action taken| [N], all by the actor's own network."""
+    """|R + discount * best value ahead - value of the action taken| [N], all by the actor's own network.
+
+    Values and rewards are returns; a learner of rescaled values measures its errors on their scale, so this does too.
+    """
     if store.value is None:
         raise ValueError("this store keeps no values")
     num, lanes = len(items), items % store.lanes
     reward, discount, ahead = np.empty(num, np.float32), np.empty(num, np.float32), np.empty(num, np.int64)
     columns = (store.reward, store.discount, store.last)
     fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
-    best = store.value[ahead % store.rows, lanes, 1]
-    goal = squeeze(reward + discount * unsqueeze(best)) if fold.rescale else reward + discount * best
-    error: Array = np.abs(goal - store.value[items // store.lanes % store.rows, lanes, 0])
+    goal = reward + discount * store.value[ahead % store.rows, lanes, 1]
+    seen = store.value[items // store.lanes % store.rows, lanes, 0]
+    error: Array = np.abs(shrink(goal) - shrink(seen) if fold.rescale else goal - seen)
     return error
-
-
-def squeeze(x: Array) -> Array:
-    """h of `qlearn/rescale.py`, for arrays."""
-    out: Array = np.sign(x) * (np.sqrt(np.abs(x) + 1.0) - 1.0) + EPS * x
-    return out
-
-
-def unsqueeze(x: Array) -> Array:
-    """The inverse of `squeeze`."""
-    root = (np.sqrt(1.0 + 4.0 * EPS * (np.abs(x) + 1.0 + EPS)) - 1.0) / (2.0 * EPS)
-    out: Array = np.sign(x) * (root * root - 1.0)
-    return out

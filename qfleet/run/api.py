@@ -10,23 +10,26 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
+from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
-from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
+from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
 from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
 from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
+from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy, make_train_world
-from qfleet.save import Checkpoint, Checkpoints, unpack_tensors
+from qfleet.save import Checkpoint, Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
+from qfleet.watch.runs import check_name
 
 AnyPath = str | Path
 
@@ -97,15 +100,14 @@ def train(
             teller(course.diary)(text)
         course.keeper.require_space()
         course.line.actor.start()
+        course.doubt(unpromised(plan.runtime.device))
         course.save()
         return []
 
     with closing(world):
-        plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
-        require_memory(plan, world.spec)
-        line = make_line(plan, world, torso, explore)
-        if weights_from is not None:
-            adopt(line, find_run(weights_from, out), told.append)
+        source = None if weights_from is None else find_run(weights_from, out)
+        line = prepared(plan, world, torso, explore, source, told.append)
+        plan = line.plan
         folder = new_run_dir(Path(out), plan.env.id, name)
         write_plan(plan, folder / "run.toml")
         write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
@@ -127,9 +129,15 @@ def resume(
     trust_env: bool = False,
     strict: bool = False,
 ) -> Run:
-    """Go on with a run exactly where its newest valid checkpoint stands; `steps` moves its end."""
+    """Go on with a run exactly where its newest valid checkpoint stands; `steps` moves its end.
+
+    What was an object of yours (env, torso, explore) is given again; going on is exact if it is the same one, and an
+    explore function has no memory of its own.
+    """
     folder = find_run(path, out)
     before = open_plan(folder, env, trust_env)
+    if steps is not None:
+        require_ahead(folder, steps, before)
     plan = before if steps is None else with_steps(before, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
     with threads(plan):
@@ -149,6 +157,52 @@ def resume(
         line = make_line(plan, world, torso, explore)
         conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
+
+
+def prepared(
+    plan: Plan,
+    world: World,
+    torso: nn.Module | None,
+    explore: Explore | None,
+    source: Path | None,
+    warn: Callable[[str], object],
+) -> Line:
+    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here."""
+    plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
+    require_memory(plan, world.spec)
+    line = make_line(plan, world, torso, explore)
+    if source is not None:
+        adopt(line, source, warn)
+    return line
+
+
+def rehearse(
+    plan: Plan,
+    *,
+    out: AnyPath = "runs",
+    name: str | None = None,
+    env: EnvMaker | None = None,
+    weights_from: AnyPath | None = None,
+) -> dict[str, int]:
+    """Refuse what `train` would refuse, and make nothing; otherwise the memory and disk that the plan needs."""
+    plan = checked(plan)
+    if name is not None:
+        require_free(Path(out), name)
+    source = None if weights_from is None else find_run(weights_from, out)
+    with closing(make_train_world(plan, env)) as world:
+        prepared(plan, world, None, None, source, lambda text: None)
+        return estimate_memory(plan, world.spec)
+
+
+def require_free(out: Path, name: str) -> None:
+    """Refuse a name that no new run can have."""
+    check_name(name)
+    if (out / name).exists():
+        raise UsageError(
+            f"there is already a run called {name!r} in {out}",
+            "a new run never writes into the directory of an old one",
+            f"choose another --name, or go on with it: qfleet resume {out / name}",
+        )
 
 
 def checked(plan: Plan) -> Plan:
@@ -173,6 +227,18 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
         )
     require_trust(folder, plan.env, trust_env or env is not None)
     return plan
+
+
+def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
+    """Refuse an end that the run is past already; its own end, which the last step may have overshot, is as it was."""
+    reached = max(Checkpoints(folder / "checkpoints", writer=False).steps(), default=0)
+    if steps >= reached or steps == plan.until.steps:
+        return
+    raise UsageError(
+        f"--steps {steps} is behind {folder.name}, which has made {reached} steps",
+        "Steps are counted from the beginning of the run, and what is learned cannot be taken back.",
+        f"Give more than {reached}, or leave --steps out.",
+    )
 
 
 def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
@@ -235,7 +301,7 @@ def weights_of(folder: Path, which: str = "best", warn: Callable[[str], object] 
 
 def model_of(checkpoint: Checkpoint) -> dict[str, Any]:
     """A checkpoint's weights."""
-    return unpack_tensors(checkpoint.read("model.safetensors"))
+    return arrays_in(checkpoint, "model.safetensors")
 
 
 def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:

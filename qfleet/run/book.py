@@ -20,6 +20,7 @@ class Book:
     gradient_norm: float = 0.0
     value_mean: float = 0.0  # of the last update: the first sign of divergence
     skipped: int = 0
+    skipped_in_a_row: int = 0
     rollbacks: int = 0
     exact: bool = True  # still the run that its seed decides
     logged_steps: int = 0
@@ -39,8 +40,10 @@ class Book:
             self.loss_sum += stats["loss"]
             self.loss_count += 1
             self.gradient_norm, self.value_mean = stats["gradient_norm"], stats["value_mean"]
+            self.skipped_in_a_row = 0
         elif "skipped" in stats:
             self.skipped += 1
+            self.skipped_in_a_row += 1
         for value, _ in stats.get("episodes", ()):
             self.recent.append(value)
             self.episodes += 1
@@ -60,7 +63,8 @@ class Book:
         return {**vars(self), "recent": list(self.recent)}
 
     def load_state_dict(self, state: State) -> None:
-        """Take them back."""
+        """Take them back; what an older version did not count begins anew, but the best score is known."""
+        fresh = vars(Book()) | {"peak": (state["best"] or {}).get("mean")}
         for field_ in fields(self):
-            setattr(self, field_.name, state[field_.name])
+            setattr(self, field_.name, state.get(field_.name, fresh[field_.name]))
         self.recent = deque(state["recent"], maxlen=RECENT)

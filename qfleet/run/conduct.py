@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from qfleet.errors import QfleetError
+from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import Asked, listening
-from qfleet.run.wiring import LAYERS, EnvMaker, Line, stream
+from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 
@@ -46,7 +46,8 @@ def conduct(
             status = diary.write_status(*course.complete())
         except BaseException as error:
             log.exception("the run ended with an error")
-            status = diary.write_failure(failure(error), begun=course.keeper.last is not None)
+            refused = isinstance(error, UsageError | KeyboardInterrupt)
+            status = diary.write_failure(failure(error), begun=course.keeper.last is not None, refused=refused)
             raise
         finally:
             if watcher is not None:
@@ -98,10 +99,21 @@ def threads(plan: Plan) -> Iterator[None]:
 
 @contextmanager
 def own_torch_rng(plan: Plan) -> Iterator[None]:
-    """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was."""
+    """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was.
+
+    On an accelerator its own generator too; those of other devices are never touched.
+    """
+    seed = int(stream(plan.seed, LAYERS).integers(2**63))
+    before = device_rng(plan.runtime.device)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(stream(plan.seed, LAYERS).integers(2**63)))
-        yield
+        torch.default_generator.manual_seed(seed)
+        if before is not None:
+            with torch.cuda.device(torch.device(str(plan.runtime.device))):
+                torch.cuda.manual_seed(seed)
+        try:
+            yield
+        finally:
+            set_device_rng(plan.runtime.device, before)
 
 
 @contextmanager

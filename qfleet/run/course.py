@@ -1,8 +1,10 @@
 """The course of a run: turn the line, judge, save, go back when numbers fail, and know when it is done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Batch, Sequences
@@ -12,10 +14,11 @@ from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.inline import Inline
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
+from qfleet.run.older import arrays_in
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, stream
-from qfleet.save import pack_tensors, unpack_tensors
+from qfleet.save import pack_tensors
 from qfleet.watch import write_file, write_json
 
 ROLLBACKS = 3
@@ -227,18 +230,22 @@ class Course:
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
         self.tried_at, self.tried_steps = self.clock(), self.steps
-        self.runtime = Inline(self.line)
+        self.runtime = Inline(self.line, self.book.skipped_in_a_row)
         self.write_best()
         self.note_inexact(int(lost.sum()))
         return int(lost.sum())
 
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""
-        reasons = self.keeper.changed_conditions()
+        reasons = [*self.keeper.changed_conditions(), *unpromised(self.plan.runtime.device)]
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
         if self.keeper.last is not None and self.keeper.last.meta["replay"] == "none":
             reasons.append("the replay was not saved")
+        self.doubt(reasons)
+
+    def doubt(self, reasons: Iterable[str]) -> None:
+        """The run is not exact, for these reasons if there are any."""
         for reason in reasons:
             self.diary.warn(f"not exact: {reason}")
             self.book.exact = False
@@ -258,6 +265,8 @@ class Course:
                 "env.normalize=both; the batch is in debug/.",
             ) from cause
         self.load()
+        # Other batches are drawn from here on, so those that were skipped before say nothing about them.
+        self.book.skipped_in_a_row, self.runtime = 0, Inline(self.line)
         self.book.rollbacks = rollbacks
         self.book.exact = False  # where the last commit stood depends on the clock
         self.line.feed.replay.rng = stream(self.plan.seed, SAMPLE, rollbacks)
@@ -305,7 +314,7 @@ class Course:
         step = self.book.best["env_steps"] if self.book.best else self.steps
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
-            restore(self.line.policy.net, unpack_tensors(found.read("model.safetensors")))
+            restore(self.line.policy.net, arrays_in(found, "model.safetensors"))
         except NoCheckpointError as cause:
             self.diary.warn(f"the best checkpoint cannot be used, the last weights are: {cause.what}")
             return self.steps
@@ -316,3 +325,10 @@ class Course:
         self.diary.close()
         self.judge.close()
         self.line.close()
+
+
+def unpromised(device: str | None) -> list[str]:
+    """Why a run on this device need not repeat, if so: some kernels of an accelerator add up in any order."""
+    if device is None or torch.device(device).type == "cpu" or torch.are_deterministic_algorithms_enabled():
+        return []
+    return ["determinism on accelerators is not promised"]

@@ -207,13 +207,15 @@ class Diary:
         filter = self.line.feed.replay.filter
         return {} if filter is None else {"filtered": filter.share}
 
-    def write_failure(self, ending: Ending, *, begun: bool) -> Row:
-        """Leave word of an error; a run that had not begun again keeps what it knew before."""
+    def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
+        """Leave word of an error; a run that had not begun again keeps what it knew before, all of it if refused."""
         how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason}
         self.events.event("failed", what=ending.reason, exit_code=ending.exit_code)
         with suppress(StorageError):
             if not begun:
-                write_json(self.folder / "status.json", {**read_json(self.folder / "status.json"), **how})
+                before = read_json(self.folder / "status.json")
+                if not (refused and before.get("exit_code") is not None):
+                    write_json(self.folder / "status.json", {**before, **how})
                 return how
             self.write_row("end", **how, score=None)
             return self.write_status(ending)

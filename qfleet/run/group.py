@@ -6,11 +6,12 @@ A group is a folder with `group.json`, `plan.toml` (the plan of all members but 
 
 import hashlib
 import json
+import math
 import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qfleet.errors import UsageError
-from qfleet.plan import plan_hash, read_plan, write_plan
+from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
 from qfleet.plan.schema import Plan
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
@@ -33,7 +34,7 @@ from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, r
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
-from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs
+from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, read_tables
 
 FORMAT = 1
 # A Python process with torch imported, beside its replay.
@@ -55,6 +56,7 @@ class Member:
     state: str = "waiting"
     exit_code: int | None = None
     reason: str = ""
+    steps: int | None = None  # another end than the one in its own folder
     shown: dict[str, Any] = field(default_factory=dict)
     error: dict[str, Any] = field(default_factory=dict)
 
@@ -162,12 +164,12 @@ def resume_group(
         members = [Member(each.name, each.seed, _plan_id(plan, each.seed)) for each in members]
     with hold_run(folder):
         for member in members:
-            _recall(member, folder / member.name)
-        todo = [member for member in members if steps is not None or member.exit_code != 0]
+            _recall(member, folder / member.name, plan.until.steps)
+            member.steps = steps if steps is not None else member.steps
+        todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         room = find_room(plan, len(todo), jobs) if todo else Room(1, 1, ())
         conduct = _Conduct(folder, plan, members, room, kept, watcher)
         conduct.options = [*(["--trust-env"] if trust_env else []), *(["--strict"] if strict else [])]
-        conduct.steps = steps
         return conduct.run(todo)
 
 
@@ -232,7 +234,8 @@ def _open(folder: Path) -> tuple[Plan, list[Member], dict[str, Any]]:
             "Restore the file from a copy, or resume the members one by one.",
         )
     plan = read_plan(folder / PLAN_FILE)
-    if status.get("plan_sha256") != _file_hash(folder / PLAN_FILE):
+    # Killed while it gave the group another end, it left the plan as before or as after; both are its own.
+    if _file_hash(folder / PLAN_FILE) not in (status.get("plan_sha256"), status.get("plan_sha256_before")):
         raise UsageError(
             f"{folder / PLAN_FILE} is not the plan that {folder.name} was started with",
             "Its hash is another; members of one group differ in nothing but the seed.",
@@ -245,11 +248,10 @@ def _file_hash(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def _recall(member: Member, folder: Path) -> None:
+def _recall(member: Member, folder: Path, end: int) -> None:
     """How a member stands by its own account; one that was killed before its first save has nothing to go on from."""
-    if folder.is_dir() and not is_run(folder) and not any(folder.iterdir()):
-        folder.rmdir()
     if not is_run(folder):
+        _clear(folder)
         return
     if not any(folder.glob("checkpoints/step_*")) and not read_rows(folder / "metrics.jsonl"):
         remove_run(folder)
@@ -258,6 +260,24 @@ def _recall(member: Member, folder: Path) -> None:
     member.shown = {key: status.get(key) for key in ("env_steps", "updates", "score")}
     if status.get("state") == "done":
         member.state, member.exit_code, member.reason = "done", 0, str(status.get("reason") or "")
+    # The group was given a later end and killed before this member heard of it.
+    if _end_of(folder) < end:
+        member.steps = end
+
+
+def _end_of(folder: Path) -> float:
+    """Where a run is to end; a run whose plan cannot be read says so itself when it is resumed."""
+    with suppress(UsageError, KeyError, TypeError, ValueError):
+        return int(read_tables(folder)["until"]["steps"])
+    return math.inf
+
+
+def _clear(folder: Path) -> None:
+    """Take away what a member left that was killed before it had a plan: half a file, a folder that bars its name."""
+    for part in folder.glob(".run.toml.*.part"):
+        part.unlink(missing_ok=True)
+    with suppress(OSError):  # somebody else's files stay, and the member says that its name is taken
+        folder.rmdir()
 
 
 # --- the run of a group ---
@@ -279,7 +299,6 @@ class _Conduct:
         self.members = {member.name: member for member in members}
         self.watcher = watcher if watcher is not None else interactive_watcher()
         self.options: list[str] = []
-        self.steps: int | None = None
         self.began = time.monotonic()
 
     def run(self, todo: list[Member]) -> Group:
@@ -288,8 +307,7 @@ class _Conduct:
             for member in todo:
                 member.state, member.exit_code, member.reason = "waiting", None, ""
                 member.shown["until_steps"] = self.plan.until.steps
-            write_plan(self.plan, self.folder / PLAN_FILE)
-            self._write("running", None, "")
+            self._adopt_plan()
             self._tell("start", self._introduction())
             try:
                 self._crew(todo, asked).work()
@@ -298,6 +316,12 @@ class _Conduct:
                 raise
             self._end(*self._ending(asked.name))
         return Group(self.folder)
+
+    def _adopt_plan(self) -> None:
+        """Both files of the group, so that a kill between any two of these writes leaves a pair that fits."""
+        self._write("running", None, "", before=_file_hash(self.folder / PLAN_FILE))
+        write_plan(self.plan, self.folder / PLAN_FILE)
+        self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: Any) -> Crew:
         (self.folder / "logs").mkdir(exist_ok=True)
@@ -316,7 +340,7 @@ class _Conduct:
     def _words(self, member: Member) -> tuple[str, ...]:
         words = ["--group", str(self.folder), "--name", member.name, "--seed", str(member.seed)]
         words += ["--parent", str(os.getpid()), *self.options]
-        words += ["--steps", str(self.steps)] if self.steps is not None else []
+        words += ["--steps", str(member.steps)] if member.steps is not None else []
         words += ["--weights-from", str(source)] if (source := self.kept.get("weights_from")) else []
         return tuple(words)
 
@@ -327,10 +351,11 @@ class _Conduct:
     def _row(self, name: str, row: dict[str, Any]) -> None:
         if row["kind"] == "error":
             self.members[name].error = row
-            return
-        self.members[name].see(row)
-        if self.watcher is not None:
-            self.watcher.row(name, row)
+        elif row["kind"] == "warning":
+            self._tell("warn", name, str(row.get("text")))
+        else:
+            self.members[name].see(row)
+            self._tell("row", name, row)
 
     def _ended(self, name: str, code: int) -> None:
         member, status = self.members[name], read_json(self.folder / name / "status.json")
@@ -338,9 +363,9 @@ class _Conduct:
         self._write("running", None, "")
         self._tell("finished", member.show())
 
-    def _tell(self, what: str, value: Any) -> None:
+    def _tell(self, what: str, *values: Any) -> None:
         if self.watcher is not None:
-            getattr(self.watcher, what)(value)
+            getattr(self.watcher, what)(*values)
 
     # --- words ---
 
@@ -385,12 +410,13 @@ class _Conduct:
         finally:
             self._tell("stop", row)
 
-    def _write(self, state: str, code: int | None, reason: str) -> None:
+    def _write(self, state: str, code: int | None, reason: str, before: str | None = None) -> None:
         """group.json, canonical: equal contents are equal bytes."""
         document = {
             "format": FORMAT,
             "env": self.plan.env.id,
-            "plan_sha256": _file_hash(self.folder / PLAN_FILE),
+            "plan_sha256": hashlib.sha256(to_toml(self.plan).encode()).hexdigest(),
+            **({} if before is None else {"plan_sha256_before": before}),
             "state": state,
             "exit_code": code,
             "reason": reason,

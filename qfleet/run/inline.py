@@ -16,10 +16,11 @@ from qfleet.run.wiring import Line
 class Inline:
     """Turns one actor and one learner."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, skipped: int = 0) -> None:
         self.line = line
         self.channel, self.board = Queue(1), Shelf()
-        self.learner = learning(line.learner, line.feed, self.channel, self.board, lambda: line.actor.in_flight)
+        parts = (line.learner, line.feed, self.channel, self.board)
+        self.learner = learning(*parts, lambda: line.actor.in_flight, skipped)
         self.actor = acting(line.actor, self.channel, self.board)
         # From the first moment on: an evaluation may come before the first step.
         line.actor.policy.load(0, line.learner.weights())

@@ -9,7 +9,8 @@ import msgspec
 from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
-from qfleet.plan.schema import Plan
+from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
+from qfleet.run.older import arrays_in, completed
 from qfleet.run.wiring import Line
 from qfleet.save import (
     Checkpoint,
@@ -25,8 +26,9 @@ from qfleet.save import (
 
 SEGMENT_BYTES = 8 * 2**20
 HEADER_BYTES = 2**16  # names, shapes and alignment in a file of tensors
-# Parts of a plan that may change while a run goes on.
+# Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
+JUDGING = ("eval.every_steps", "eval.episodes")
 
 
 class Keeper:
@@ -114,8 +116,8 @@ class Keeper:
 
     def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
-        require_same(checkpoint, "plan", decisive(self.line.plan))
-        require_same(checkpoint, "spec", as_json(asdict(self.line.spec)))
+        require_same_plan(checkpoint.meta["plan"], self.line.plan)
+        require_same("the environment", as_json(asdict(self.line.spec)), checkpoint.meta["spec"])
         try:
             book, lost = self.unpack(checkpoint)
         except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
@@ -131,8 +133,8 @@ class Keeper:
     def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Every file into its place."""
         line = self.line
-        line.learner.load_model_arrays(unpack_tensors(checkpoint.read("model.safetensors")))
-        line.learner.load_optim_arrays(unpack_tensors(checkpoint.read("optim.safetensors")))
+        line.learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors"))
+        line.learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors"))
         state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
         if with_replay:
@@ -160,7 +162,14 @@ def segment_rows(bytes_per_row: int) -> int:
 
 def decisive(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
-    return {path: value for path, value in as_json(flatten(plan)).items() if not path.startswith(FREE)}
+    fixed = JUDGING if judged_decides(plan) else ()
+    return {p: value for p, value in as_json(flatten(plan)).items() if p in fixed or not p.startswith(FREE)}
+
+
+def judged_decides(plan: Plan) -> bool:
+    """Does what a validation finds change what is learned?"""
+    steer = plan.steer
+    return plan.population.num > 1 or steer.learning_rate != SteadyRate() or steer.batch != SteadyBatch()
 
 
 def as_json(values: dict[str, Any]) -> dict[str, Any]:
@@ -169,12 +178,18 @@ def as_json(values: dict[str, Any]) -> dict[str, Any]:
     return back
 
 
-def require_same(checkpoint: Checkpoint, what: str, now: dict[str, Any]) -> None:
+def require_same_plan(saved: dict[str, Any], plan: Plan) -> None:
+    """Refuse another plan; how validations were made is not guessed where an older version did not write it down."""
+    now = {path: value for path, value in decisive(plan).items() if path in saved or path not in JUDGING}
+    before = as_json(completed(saved))
+    require_same("run.toml", now, {path: before[path] for path in before if path in now or not path.startswith(FREE)})
+
+
+def require_same(where: str, now: dict[str, Any], saved: dict[str, Any]) -> None:
     """Refuse to go on under another plan or in another world: what was stored for one would be misread by the other."""
-    saved = checkpoint.meta[what]
     changed = sorted(path for path in saved.keys() | now.keys() if saved.get(path) != now.get(path))
     if changed:
-        path, where = changed[0], "run.toml" if what == "plan" else "the environment"
+        path = changed[0]
         raise UsageError(
             f"{where} says {path}={now.get(path)}, but the run was trained with {path}={saved.get(path)}",
             f"A run goes on with the plan and environment it began with; changed: {', '.join(changed)}.",

@@ -17,7 +17,8 @@ from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
 from qfleet.run.signals import ENDINGS
 from qfleet.run.trust import require_trust
-from qfleet.watch import json_line, make_watcher
+from qfleet.watch import json_line
+from qfleet.watch.display import JsonWatcher
 from qfleet.watch.runs import is_run
 from qfleet.watch.stream import Stream
 
@@ -54,7 +55,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _begin(asked: argparse.Namespace) -> Run:
-    path, watcher = asked.group / asked.name, make_watcher("json", sys.stdout)
+    path, watcher = asked.group / asked.name, _watcher()
     if is_run(path):
         return resume(path, steps=asked.steps, trust_env=asked.trust_env, strict=asked.strict, watcher=watcher)
     plan = read_plan(asked.group / PLAN_FILE)
@@ -67,6 +68,12 @@ def _begin(asked: argparse.Namespace) -> Run:
         weights_from=asked.weights_from,
         command=["qfleet", "train", "--plan", str(asked.group / PLAN_FILE), "--seed", str(asked.seed)],
     )
+
+
+def _watcher() -> JsonWatcher:
+    """Rows for the parent; warnings are rows too, which are in no file, so that the group can show them."""
+    out = Stream(sys.stdout)
+    return JsonWatcher(out, lambda text: out.line(json_line({"kind": "warning", "text": text})))
 
 
 def _die_with(parent: int) -> None:

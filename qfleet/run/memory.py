@@ -1,26 +1,49 @@
 """How much memory and disk a plan needs, and whether this machine has it: asked before the first step."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.plan.schema import DuplicatesFilter, Fresh, Plan, PrioritizedSampler
-from qfleet.replay import make_cut, ring_rows, row_bytes
+from qfleet.nets.qnet import make_memory
+from qfleet.plan.schema import Fresh, NoMemory, Plan
+from qfleet.replay import Prioritized, Replay, make_replay, ring_rows
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
 
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
-    """Bytes of a full replay: rows, queue, and the sum tree and the count of copies if there are such."""
+    """Bytes of a full replay in the world of this spec: rows, queue, and what sampling and the count of copies need."""
+    sample, spec, lanes = sample_replay(plan, spec), stored_spec(plan, spec), plan.env.num
+    steps = plan.replay.rows * lanes if isinstance(plan.replay, Fresh) else plan.replay.capacity
+    window, items = sample.cut.window, sample.cut.items_in(steps)
     if isinstance(plan.replay, Fresh):
-        return ring_rows(plan.replay.rows * plan.env.num, spec, plan.env.num, plan.replay.rows) * row_bytes(spec)
-    cut, capacity = make_cut(plan.algo), plan.replay.capacity
-    items = cut.items_in(capacity)
-    rows = ring_rows(capacity, spec, plan.env.num, cut.window) * plan.env.num
-    tree = 16 * (1 << (items - 1).bit_length()) if isinstance(plan.replay.sampler, PrioritizedSampler) else 0
-    copies = COPY_BYTES * items if isinstance(plan.replay.filter, DuplicatesFilter) else 0
-    return rows * row_bytes(spec) + 8 * items + tree + copies
+        window, items = plan.replay.rows, lanes  # the sample's block has one row
+    rows = ring_rows(steps, spec, lanes, window) * lanes
+    tree = 16 * (1 << (items - 1).bit_length()) if isinstance(sample.sampler, Prioritized) else 0
+    copies = COPY_BYTES * items if sample.filter is not None else 0
+    return rows * sample.store.row_bytes + 8 * (items + lanes * (window + 1)) + tree + copies
+
+
+def sample_replay(plan: Plan, spec: Spec) -> Replay:
+    """The replay that the plan asks for, of one lane and as small as can be: its columns are those of the real one."""
+    small = {"rows": 1} if isinstance(plan.replay, Fresh) else {"capacity": 1}
+    plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(plan.replay, **small))
+    return make_replay(plan, stored_spec(plan, spec), 1, np.random.default_rng(0))
+
+
+def stored_spec(plan: Plan, spec: Spec) -> Spec:
+    """The world's spec with the size of the memory that a policy of this plan stores beside each row."""
+    if isinstance(plan.net.memory, NoMemory):
+        return spec
+    with torch.device("meta"):  # no numbers are drawn, and none are stored
+        memory = make_memory(plan.net, 1, spec.num_actions)
+    return spec if memory is None else replace(spec, state=(memory.state_size,))
 
 
 def available_bytes(group: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")) -> int:
@@ -50,11 +73,15 @@ def require_memory(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit, with the sum shown."""
     sizes = estimate(plan, spec)
     need, have = sizes["replay_bytes"], sizes["available_bytes"]
-    if need > 0.9 * have and not isinstance(plan.replay, Fresh):
-        steps = int(plan.replay.capacity * 0.8 * have / need)
-        raise UsageError(
-            f"replay.capacity={plan.replay.capacity} does not fit into memory",
-            f"{plan.replay.capacity} steps of {row_bytes(spec)} bytes need {need / GIB:.1f} GiB; "
-            f"{have / GIB:.1f} GiB are available.",
-            f"Use replay.capacity={steps} or less.",
-        )
+    if need <= 0.9 * have:
+        return
+    if isinstance(plan.replay, Fresh):
+        path, asked, steps = "replay.rows", plan.replay.rows, plan.replay.rows * plan.env.num
+    else:
+        path, asked, steps = "replay.capacity", plan.replay.capacity, plan.replay.capacity
+    raise UsageError(
+        f"{path}={asked} does not fit into memory",
+        f"{steps} steps of {sample_replay(plan, spec).store.row_bytes} bytes need {need / GIB:.1f} GiB; "
+        f"{have / GIB:.1f} GiB are available.",
+        f"Use {path}={max(1, int(asked * 0.8 * have / need))} or less.",
+    )

@@ -65,20 +65,24 @@ class Line:
 
     def state_dict(self) -> State:
         """Everything but weights, moments and replay rows, which have files of their own."""
+        drawn = device_rng(self.plan.runtime.device)
         return {
             "actor": self.actor.state_dict(),
             "feed": self.feed.state_dict(),
             "updates": self.learner.updates,
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
+            **({} if drawn is None else {"accelerator": drawn}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
         self.feed.load_state_dict(state["feed"], with_replay=with_replay)
         self.learner.updates = int(state["updates"])
-        self.learner.learning_rate = float(state["learning_rate"])
+        # Before a rate could be steered it was the plan's own, which the learner has.
+        self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
+        set_device_rng(self.plan.runtime.device, state.get("accelerator"))
         self.actor.in_flight = 0  # what was under way when a run goes back is forgotten
         return self.actor.load_state_dict(state["actor"])
 
@@ -105,6 +109,20 @@ class Line:
     def close(self) -> None:
         """Let go of the world."""
         self.world.close()
+
+
+def device_rng(device: str | None) -> Array | None:
+    """The state of an accelerator's generator: CUDA's has one that random layers draw from, a CPU's is torch's own."""
+    if device is None or torch.device(device).type != "cuda":
+        return None
+    state: Array = torch.cuda.get_rng_state(device).cpu().numpy().copy()
+    return state
+
+
+def set_device_rng(device: str | None, state: Array | None) -> None:
+    """Put it back, if there is one: a run may have moved to another kind of device."""
+    if state is not None and device is not None and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(torch.from_numpy(state.copy()), device)
 
 
 def make_policy(

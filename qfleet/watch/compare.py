@@ -3,6 +3,7 @@
 A side is a group, a run, or several of them. Its scores are those on test episodes, one per run, as [runs, envs].
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -15,7 +16,7 @@ from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.plan import read_toml
 from qfleet.watch.metrics import read_json
-from qfleet.watch.runs import GROUP_FILE, find_entry, is_group, label, member_dirs, read_tables
+from qfleet.watch.runs import GROUP_FILE, find_entry, is_group, is_run, label, read_tables, runs_of
 from qfleet.watch.statistics import (
     Estimate,
     Statistic,
@@ -144,7 +145,7 @@ def _statistics(num_envs: int, threshold: float | None) -> dict[str, Statistic]:
 
 def gather(name: str | Path, out: Path | str = "runs") -> Side:
     """The runs of a side with their scores."""
-    entries = [find_entry(word.strip(), out) for word in str(name).split(",") if word.strip()]
+    entries = _entries(str(name), out)
     if not entries:
         raise UsageError(
             f"{str(name)!r} names nothing to compare",
@@ -154,7 +155,7 @@ def gather(name: str | Path, out: Path | str = "runs") -> Side:
     runs: list[Scored] = []
     missing: list[str] = []
     for entry in entries:
-        scored = [_scored(path) for path in (member_dirs(entry) if is_group(entry) else [entry])]
+        scored = [_scored(path) for path in runs_of(entry)]
         runs += [each for each in scored if each is not None]
         missing += _missing(entry, {each.name for each in scored if each is not None})
         if not any(scored):
@@ -163,14 +164,27 @@ def gather(name: str | Path, out: Path | str = "runs") -> Side:
     return Side(",".join(label(entry) for entry in entries), tuple(runs), tuple(missing))
 
 
+def _entries(name: str, out: Path | str) -> list[Path]:
+    """What a side names; a path may hold commas of its own."""
+    if is_run(Path(name)) or is_group(Path(name)):
+        return [Path(name)]
+    return [find_entry(word.strip(), out) for word in name.split(",") if word.strip()]
+
+
 def _scored(path: Path) -> Scored | None:
     score = read_json(path / "status.json").get("score")
     plan = read_tables(path)
     env = plan.get("env")
-    if not isinstance(score, Mapping) or not isinstance(score.get("mean"), int | float) or not isinstance(env, Mapping):
+    if not isinstance(score, Mapping) or not isinstance(env, Mapping):
         return None
-    low, high = (float(end) if isinstance(end := score.get(key), int | float) else None for key in ("low", "high"))
-    return Scored(label(path), path, str(env.get("id")), int(plan.get("seed", 0)), float(score["mean"]), low, high)
+    mean, low, high = (_finite(score.get(key)) for key in ("mean", "low", "high"))
+    if mean is None:
+        return None
+    return Scored(label(path), path, str(env.get("id")), int(plan.get("seed", 0)), mean, low, high)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _missing(entry: Path, scored: set[str]) -> list[str]:
@@ -263,22 +277,35 @@ def read_bounds(file: str | Path) -> dict[str, tuple[float, float]]:
         )
     found = {}
     for env, table in read_toml(file).items():
-        low, high = (table.get(key) if isinstance(table, Mapping) else None for key in ("low", "high"))
-        if not isinstance(low, int | float) or not isinstance(high, int | float) or not low < high:
+        low, high = (_finite(table.get(key)) if isinstance(table, Mapping) else None for key in ("low", "high"))
+        if low is None or high is None or not low < high:
             raise UsageError(
                 f"{file}: [{env!r}] has no bounds",
-                "low and high must be numbers, and low the smaller one",
+                "low and high must be finite numbers, and low the smaller one",
                 f'write: ["{env}"] and, below, low = 0.0 and high = 500.0',
             )
-        found[env] = (float(low), float(high))
+        found[env] = (low, high)
     return found
 
 
 def _notes(sides: tuple[Side, ...]) -> list[str]:
     notes = [f"{side.name}: not counted, no score yet: {', '.join(side.missing)}" for side in sides if side.missing]
+    notes += [
+        f"{' and '.join(names)} share {run}: P says less than it seems, for a run never beats itself"
+        for run, names in _shared(sides).items()
+    ]
     alone = [side.name for side in sides if len(side.runs) == len(side.envs)]
     if alone:
         notes.append(
             f"no interval for {', '.join(alone)}: one seed does not tell how another would do; train more with --seeds"
         )
     return notes
+
+
+def _shared(sides: tuple[Side, ...]) -> dict[str, list[str]]:
+    """Runs that stand on more than one side, and the names of those sides."""
+    found: dict[Path, tuple[str, list[str]]] = {}
+    for side in sides:
+        for run in side.runs:
+            found.setdefault(run.path.resolve(), (run.name, []))[1].append(side.name)
+    return {run: names for run, names in found.values() if len(names) > 1}

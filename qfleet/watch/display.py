@@ -52,6 +52,25 @@ class Lines:
         self._stream.line(simplify(text) if self._stream.simple else text)
 
 
+class Warnings:
+    """Passes each warning on once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._said = say, set[str]()
+
+    def hear(self, snapshot: Mapping[str, Any]) -> None:
+        """Pass on those that are new."""
+        for warning in snapshot.get("warnings") or ():
+            if warning not in self._said:
+                self._said.add(warning)
+                self._say(warning)
+
+
+def say_aside(warning: str) -> None:
+    """A warning beside rows that a program reads: on standard error."""
+    Lines(Stream(sys.stderr)).say(f"warning: {warning}")
+
+
 class PlainWatcher:
     """One line every 30 seconds, one for each evaluation, for each change made on the way and each new warning."""
 
@@ -59,7 +78,7 @@ class PlainWatcher:
         self.every_seconds = PLAIN_EVERY_SECONDS
         self._lines, self._clock = Lines(stream), clock
         self._next = clock() + self.every_seconds
-        self._warned: set[str] = set()
+        self._warnings = Warnings(lambda warning: self._lines.say(f"warning: {warning}"))
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Say what runs, where and how."""
@@ -78,10 +97,7 @@ class PlainWatcher:
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """A line, if the last one is 30 seconds old; a warning at once, and once."""
-        for warning in snapshot.get("warnings") or ():
-            if warning not in self._warned:
-                self._warned.add(warning)
-                self._lines.say(f"warning: {warning}")
+        self._warnings.hear(snapshot)
         if self._clock() >= self._next:
             self._next = self._clock() + self.every_seconds
             self._lines.say(progress_line(snapshot))
@@ -93,11 +109,11 @@ class PlainWatcher:
 
 
 class JsonWatcher:
-    """Every row as a line of JSON, and nothing else."""
+    """Every row as a line of JSON, and nothing else; warnings go elsewhere."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
-        self._stream = stream
+        self._stream, self._warnings = stream, Warnings(warn)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Rows only."""
@@ -107,18 +123,19 @@ class JsonWatcher:
         self._stream.line(json_line(row))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """Rows only."""
+        """Rows only; but damage is not kept silent."""
+        self._warnings.hear(snapshot)
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """The last row, kind "end", has said it."""
 
 
 class QuietWatcher:
-    """Only how it ended."""
+    """Only how it ended; warnings go elsewhere."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
-        self._lines = Lines(stream)
+        self._lines, self._warnings = Lines(stream), Warnings(warn)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Nothing yet."""
@@ -127,7 +144,8 @@ class QuietWatcher:
         """Nothing yet."""
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """Nothing yet."""
+        """Nothing yet; but damage is not kept silent."""
+        self._warnings.hear(snapshot)
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """One line."""
@@ -135,7 +153,7 @@ class QuietWatcher:
 
 
 def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = time.monotonic) -> Watcher:
-    """The watcher for a mode; the stream is standard output unless given."""
+    """The watcher for a mode; the stream is standard output unless given. Quiet or JSON, warnings go to stderr."""
     out = Stream(stream if stream is not None else sys.stdout)
     if mode == "plain":
         return PlainWatcher(out, clock)

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
-from qfleet.watch.display import PLAIN_EVERY_SECONDS, Lines, Mode
+from qfleet.watch.display import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
 from qfleet.watch.metrics import json_line
-from qfleet.watch.stream import Stream
+from qfleet.watch.stream import Stream, clean
 from qfleet.watch.words import duration, interval, number
 
 Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
@@ -23,6 +23,10 @@ class GroupWatcher(Protocol):
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """A member wrote a row."""
+        ...
+
+    def warn(self, member: str, text: str) -> None:
+        """A member warns, of damage perhaps."""
         ...
 
     def live(self, members: Sequence[Member]) -> None:
@@ -53,6 +57,10 @@ class PlainGroup:
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """Rows are shown by `live`."""
 
+    def warn(self, member: str, text: str) -> None:
+        """One line."""
+        self._lines.say(f"{member} warning: {text}")
+
     def live(self, members: Sequence[Member]) -> None:
         """One line, if the last one is 30 seconds old."""
         if self._clock() >= self._next:
@@ -80,6 +88,10 @@ class JsonGroup:
         """The row as it stands in the member's metrics.jsonl, with its name."""
         self._stream.line(json_line({"member": member, **row}))
 
+    def warn(self, member: str, text: str) -> None:
+        """On standard error."""
+        say_aside(f"{member}: {text}")
+
     def live(self, members: Sequence[Member]) -> None:
         """Rows only."""
 
@@ -102,6 +114,10 @@ class QuietGroup:
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """Nothing yet."""
+
+    def warn(self, member: str, text: str) -> None:
+        """On standard error."""
+        say_aside(f"{member}: {text}")
 
     def live(self, members: Sequence[Member]) -> None:
         """Nothing yet."""
@@ -135,6 +151,10 @@ class LiveGroup:
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """Rows are shown by `live`."""
+
+    def warn(self, member: str, text: str) -> None:
+        """One line above the table."""
+        self._live.console.print(clean(f"{member} warning: {text}"), soft_wrap=True)
 
     def live(self, members: Sequence[Member]) -> None:
         """Redraw, if the last drawing is half a second old."""

@@ -17,6 +17,7 @@ from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 LATEST = "latest"
+NEXT = "-#"  # a name that ends so gets the next free number instead
 MOST_TRIES = 1000
 GROUP_FILE = "group.json"
 # What a group's folder holds besides its members.
@@ -45,12 +46,23 @@ def label(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if is_group(path.parent) else path.name
 
 
-def new_run_dir(out: Path | str, env_id: str, name: str | None = None, preset: str = "dqn") -> Path:
-    """Make the directory of a new run: the given name, or the next free number like cartpole-dqn-0007."""
-    parent = Path(out)
+def runs_of(entry: Path) -> list[Path]:
+    """A run as it is; of a group, the members that have begun."""
+    return member_dirs(entry) if is_group(entry) else [entry]
+
+
+def next_name(env_id: str, preset: str | None = None) -> str:
+    """The name of a new run that nobody named: cartpole-rainbow-#."""
+    return f"{_slug(env_id)}-{_slug(preset or 'dqn')}{NEXT}"
+
+
+def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
+    """Make the directory of a new run: the given name, or for cartpole-dqn-# the next free one, cartpole-dqn-0007."""
+    parent, name = Path(out), next_name(env_id) if name is None else name
+    check_name(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        path = _named(parent, name) if name is not None else _numbered(parent, f"{_slug(env_id)}-{_slug(preset)}")
+        path = _numbered(parent, name.removesuffix(NEXT)) if name.endswith(NEXT) else _named(parent, name)
         sync_folder(parent)  # else a power cut could take the run away, checkpoints and all
         return path
     except OSError as error:
@@ -62,7 +74,6 @@ def new_run_dir(out: Path | str, env_id: str, name: str | None = None, preset: s
 
 
 def _named(parent: Path, name: str) -> Path:
-    check_name(name)
     try:
         (parent / name).mkdir()
     except FileExistsError:
@@ -100,7 +111,8 @@ def _slug(text: str) -> str:
 
 def check_name(name: str) -> None:
     """Refuse a run name that could leave its folder or be taken for something else."""
-    if NAME.fullmatch(name) is None or name[0] in ".-" or name == LATEST:
+    plain = f"{name.removesuffix(NEXT)}-0001" if name.endswith(NEXT) else name
+    if NAME.fullmatch(plain) is None or plain[0] in ".-" or plain == LATEST:
         raise UsageError(
             f"{name!r} cannot be the name of a run",
             "a name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, starts with a letter or digit or _,"
@@ -303,6 +315,26 @@ def remove_run(path: Path | str) -> None:
             f"the system said: {error.strerror or error}",
             "check who owns the folder, then retry",
         ) from error
+
+
+def remove_group(path: Path | str) -> None:
+    """Delete a group with all its runs, unless it is a link or a process still writes to any of them."""
+    path = Path(path)
+    if path.is_symlink() or not is_group(path):
+        raise UsageError(
+            f"{path} is not the directory of a group",
+            f"there is no {GROUP_FILE} in it, or it is a link",
+            "see: qfleet runs",
+        )
+    members = member_dirs(path)
+    for each in (path, *members):
+        if is_locked(each):
+            raise StorageError(
+                f"{each} is in use", "a process is still writing to this group", "stop it with Ctrl-C first"
+            )
+    for member in members:
+        remove_run(member)
+    _leave_group(path)  # of which no member has begun
 
 
 def _leave_group(group: Path) -> None:

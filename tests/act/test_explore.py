@@ -56,6 +56,35 @@ def test_a_ladder_begins_at_random_and_tells_the_mean() -> None:
     assert ((counts - 1_000) ** 2 / 1_000).sum() < CHI_SQUARE_3
 
 
+# More joint actions than one random number can tell apart
+
+
+def test_every_choice_is_reached_among_very_many_joint_actions() -> None:
+    counts = (4,) * 30  # 2^60 joint actions
+    values = np.zeros((2_000, 30, 4), np.float32)
+    chosen = np.stack(split_actions(epsilon_greedy(values, 1.0, rng(), None, counts), counts), 1)  # [B, D]
+    for dimension in range(30):
+        found = np.bincount(chosen[:, dimension], minlength=4)
+        assert ((found - 500) ** 2 / 500).sum() < CHI_SQUARE_3 + 8, dimension  # one of thirty may be farther out
+    assert abs(np.corrcoef(chosen[:, -1], chosen[:, -2])[0, 1]) < 0.1
+
+
+def test_very_many_joint_actions_use_the_same_numbers_whatever_epsilon_is() -> None:
+    counts, values, generators = (4,) * 30, np.zeros((3, 30, 4), np.float32), [rng(), rng()]
+    for generator, epsilon in zip(generators, (0.0, 1.0), strict=True):
+        epsilon_greedy(values, epsilon, generator, None, counts)
+    assert generators[0].random() == generators[1].random()
+
+
+@pytest.mark.parametrize("counts", [(5,), (3, 4), (2,) * 53], ids=["one", "two", "most"])
+def test_fewer_joint_actions_are_decided_by_one_number(counts: tuple[int, ...]) -> None:
+    values = np.zeros((64, len(counts), max(counts)), np.float32)
+    explore, draw = rng(3).random((2, 64))
+    found = epsilon_greedy(values, 0.5, rng(3), None, counts)
+    expected = [int(number * np.prod(counts, dtype=object)) for number in draw.tolist()]
+    assert found.tolist() == [number if first < 0.5 else 0 for first, number in zip(explore, expected, strict=True)]
+
+
 # The policy and the actor use the same function
 
 

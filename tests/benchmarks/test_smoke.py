@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import cartpole, command, learn, report, resume
+from benchmarks import cartpole, command, grid, learn, report, resume
 from benchmarks.judge import Judge, play
+from qfleet.plan import compose
 
 
 class Counting:
@@ -261,3 +262,50 @@ def test_a_kill_waits_for_its_step_and_gives_up_with_the_process(tmp_path):
     now, later = (resume.Moment(signal.SIGKILL, steps, 0.0) for steps in (100, 101))
     assert resume.wait_for(now, Sleeping(looks=5), tmp_path) is True
     assert resume.wait_for(later, Sleeping(looks=5), tmp_path) is False
+
+
+# --- grids of tasks, presets and seeds ---
+
+
+def test_a_grid_is_made_in_pieces(tmp_path, monkeypatch):
+    made = []
+
+    def train(cell, seed, extra, limit_seconds):
+        made.append((cell.preset, seed))
+        row = {"mean": 10.0 * seed, "low": 0.0, "high": 0.0, "env_steps": 100, "updates": 5}
+        settings, curve = (*cell.settings, *extra), [(50, 1.0), (100, 10.0 * seed)]
+        return grid.Run(cell.env, cell.preset, settings, seed, **row, seconds=1.0, exit_code=0, curve=curve)
+
+    monkeypatch.setattr(grid, "train", train)
+    cells = (grid.Cell("A-v0", "dqn", 15.0), grid.Cell("A-v0", "dqn", None, ("x=1",), title="A with x"))
+    shown = grid.Grid("try", "A try", cells, seeds=2)
+    for arguments in (["--seeds", "1"], [], []):
+        monkeypatch.setattr(sys, "argv", ["try", "--jobs", "1", "--out", str(tmp_path), *arguments])
+        grid.main(shown, None)
+    assert made == [("dqn", 1), ("dqn", 1), ("dqn", 2), ("dqn", 2)]
+    record = json.loads((tmp_path / "try.json").read_text())
+    assert [line["seeds"] for line in record["summary"]] == [[10.0, 20.0], [10.0, 20.0]]
+    assert [line["met"] for line in record["summary"]] == [True, None]
+    assert [line["passed"] for line in record["summary"]] == [1, None]
+    assert (tmp_path / "try.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("name", ["minatar", "presets", "recurrent", "control", "exploration"])
+def test_every_grid_is_a_sound_plan(name):
+    from importlib import import_module
+
+    shown = import_module(f"benchmarks.{name}").GRID
+    assert shown.name == name
+    for cell in shown.cells:
+        compose(cell.env, cell.preset, overrides=[(*each.split("=", 1), "command line") for each in cell.settings])
+
+
+def test_a_grid_trains_by_the_command_line(tmp_path):
+    """The real thing, as small as it gets: MinAtar's DQN for a few hundred steps."""
+    from benchmarks import minatar
+
+    small = ["until.steps=300", "algo.learn_start_steps=100", "eval.episodes=1", "eval.test_episodes=1"]
+    run = grid.train(minatar.GRID.cells[0], 1, small, 120.0)
+    assert run.exit_code == 0, run.errors
+    assert run.mean is not None
+    assert run.updates > 0

@@ -153,3 +153,85 @@ def test_dry_run_says_how_many_fit(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert main(["train", "CartPole-v1", "--seeds", "5", "--jobs", "2", "--dry-run", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["needs"]["at_once"] == 2
     assert not Path("runs").exists()
+
+
+def test_json_never_holds_what_json_does_not_know(capsys: Captured) -> None:
+    group = make_group("a", [10.0, 12.0])
+    (group / "seed-1" / "status.json").write_text('{"score": {"mean": NaN, "low": -Infinity}}')
+    (group / "seed-0" / "status.json").write_text('{"score": {"mean": 10.0, "low": -Infinity, "high": NaN}}')
+    assert main(["compare", "a", "--json"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(shown, parse_constant=lambda name: pytest.fail(name))
+    assert [(run["score"], run["low"], run["high"]) for run in found["sides"][0]["runs"]] == [(10.0, None, None)]
+    assert found["sides"][0]["missing"] == ["a/seed-1"]
+    assert main(["runs", "show", "a", "--json"]) == 0
+    json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_a_run_on_two_sides_is_noted(capsys: Captured) -> None:
+    make_group("a", [10.0, 12.0])
+    assert main(["compare", "a", "a/seed-0"]) == 0
+    assert "note: a and a/seed-0 share a/seed-0: P says less than it seems" in capsys.readouterr().out
+
+
+def test_a_preset_names_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(make_group("g", [10.0]))
+    monkeypatch.setattr(qfleet.run, "train_group", calls)
+    assert main(["train", "CartPole-v1", "--seeds", "1", "--preset", "rainbow-small", "--quiet"]) == 0
+    assert main(["train", "CartPole-v1", "--seeds", "1", "--quiet"]) == 0
+    assert [arguments["name"] for _, arguments in calls] == ["cartpole-rainbow-small-#", "cartpole-dqn-#"]
+
+
+# --- other verbs on a group ---
+
+
+def test_show_a_group(capsys: Captured) -> None:
+    group = make_group("g", [10.0, 11.0], reason="as played")
+    assert main(["runs", "show", "g"]) == 0
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["reason", "as", "played"] in shown
+    assert [line[0] for line in shown if line and line[0].startswith("g/")] == ["g/seed-0", "g/seed-1"]
+    assert main(["runs", "show", "g", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["path"], [run["score"] for run in found["runs"]]) == (str(group), [10.0, 11.0])
+
+
+def test_remove_a_group(capsys: Captured) -> None:
+    make_group("g", [10.0, 11.0])
+    make_group("kept", [1.0])
+    assert main(["runs", "rm", "g", "--yes"]) == 0
+    assert capsys.readouterr().out == "removed runs/g\n"
+    assert [path.name for path in Path("runs").iterdir()] == ["kept"]
+
+
+def test_plot_a_group(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    group = make_group("g", [10.0, 11.0, None])
+    (group / "seed-2" / "metrics.jsonl").unlink()
+    drawn: list[list[Path]] = []
+
+    def draw(paths: list[Path], file: Path) -> Path:
+        drawn.append(paths)
+        return file
+
+    monkeypatch.setattr("qfleet.watch.plot_runs", draw)
+    assert main(["plot", "g"]) == 0
+    assert drawn == [[group / "seed-0", group / "seed-1"]]
+    assert capsys.readouterr().out == "runs/g/plot.png\n"
+
+
+def test_verify_a_group(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    make_group("g", [10.0, 11.0])
+    good, bad = ("step_1", True, "5 files"), ("step_2", False, "model.safetensors has another hash")
+    for first, second, code in (
+        ([good], [good], 0),
+        ([good], [good, bad], 5),
+        ([bad], [good, bad], 6),
+        ([good], [], 6),
+    ):
+        found = {"seed-0": first, "seed-1": second}
+        monkeypatch.setattr("qfleet.save.verify_run", lambda path, found=found: found[path.name])
+        assert main(["verify", "g"]) == code
+        shown = capsys.readouterr()
+        assert shown.out.startswith("runs/g/seed-0\n")
+        assert "runs/g/seed-1\n" in shown.out
+        assert ("2 of 2 runs fail" in shown.err) == (first == [bad])

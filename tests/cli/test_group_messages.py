@@ -3,6 +3,7 @@
 # Messages stay on one line, as they are shown.
 # ruff: noqa: E501
 
+import io
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,19 +27,19 @@ WRONG = [
         "train CartPole-v1 --seeds many",
         "--seeds many is not valid",
         "--seeds must be an integer of at least 1.",
-        "Write for example --seeds 100",
+        "Write for example --seeds 5",
     ),
     Wrong(
         "train CartPole-v1 --seeds 0",
         "--seeds 0 is not valid",
         "--seeds must be an integer of at least 1.",
-        "Write for example --seeds 100",
+        "Write for example --seeds 5",
     ),
     Wrong(
         "train CartPole-v1 --seeds 2 --jobs 0",
         "--jobs 0 is not valid",
         "--jobs must be an integer of at least 1.",
-        "Write for example --jobs 100",
+        "Write for example --jobs 2",
     ),
     Wrong(
         "train CartPole-v1 --jobs 2",
@@ -127,7 +128,7 @@ WRONG = [
     Wrong(
         "compare one --normalize wrong.toml",
         "wrong.toml: ['CartPole-v1'] has no bounds",
-        "low and high must be numbers, and low the smaller one",
+        "low and high must be finite numbers, and low the smaller one",
         'write: ["CartPole-v1"] and, below, low = 0.0 and high = 500.0',
     ),
     Wrong(
@@ -139,8 +140,38 @@ WRONG = [
     Wrong(
         "compare pair --threshold high",
         "--threshold high is not valid",
-        "--threshold must be a number.",
+        "--threshold must be a finite number.",
         "Write for example --threshold 475",
+    ),
+    Wrong(
+        "compare pair --threshold nan",
+        "--threshold nan is not valid",
+        "--threshold must be a finite number.",
+        "Write for example --threshold 475",
+    ),
+    Wrong(
+        "compare pair --threshold=-inf",
+        "--threshold -inf is not valid",
+        "--threshold must be a finite number.",
+        "Write for example --threshold 475",
+    ),
+    Wrong(
+        "compare one --normalize endless.toml",
+        "endless.toml: ['CartPole-v1'] has no bounds",
+        "low and high must be finite numbers, and low the smaller one",
+        'write: ["CartPole-v1"] and, below, low = 0.0 and high = 500.0',
+    ),
+    Wrong(
+        "runs rm pair one",
+        "runs/pair (a group of 2 runs), runs/one would be deleted",
+        "There is nobody to ask: standard input is no terminal.",
+        "Add --yes to delete.",
+    ),
+    Wrong(
+        "plot pair",
+        "the group runs/pair has nothing to plot yet",
+        "None of its runs has written a row.",
+        "Let it train: qfleet resume runs/pair",
     ),
     Wrong(
         "compare pair,pair/seed-0",
@@ -189,6 +220,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("runs/strange/group.json").write_text('{"format": 7, "members": []}')
     Path("bounds.toml").write_text('["CartPole-v1"]\nlow = 0\nhigh = 500\n')
     Path("wrong.toml").write_text('["CartPole-v1"]\nlow = 500\nhigh = 0\n')
+    Path("endless.toml").write_text('["CartPole-v1"]\nlow = 0\nhigh = inf\n')
+    monkeypatch.setattr("sys.stdin", io.StringIO())
     return tmp_path
 
 

@@ -72,8 +72,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verb", "option"), [("eval", "--episodes"), ("eval", "--seed"), ("record", "--episodes"), ("train", "--seeds")]
+    ("verb", "option"),
+    [
+        ("eval", "--episodes"),
+        ("eval", "--seed"),
+        ("record", "--episodes"),
+        ("train", "--seeds"),
+        ("train", "--seed"),
+        ("train", "--steps"),
+        ("resume", "--steps"),
+    ],
 )
 def test_numbers_are_shown_as_numbers(verb: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "--help"]) == 0
-    assert f"{option} N " in capsys.readouterr().out
+    assert f" {option} N " in capsys.readouterr().out

@@ -11,6 +11,7 @@ import pytest
 
 from qfleet.cli import main
 from qfleet.plan import presets
+from qfleet.plan.algorithms import Settings
 
 BINARY = b"\xff\xfe\x00"
 BIG = b"#" * 1_000_001
@@ -308,7 +309,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 replay.capacity=100",
         "algo.batch_size=256 (defaults for CartPole-v1) is more than replay.capacity=100 (command line)",
-        "A batch is drawn from the replay, which would never hold that many steps.",
+        "A batch is drawn from the replay, which would never hold that many.",
         "Set replay.capacity to 256 or more, or lower algo.batch_size.",
     ),
     Wrong(
@@ -326,8 +327,74 @@ WRONG = [
     Wrong(
         "train CartPole-v1 replay.samples_per_insert=0.000001",
         "replay.samples_per_insert=1e-06 (command line) makes 0 updates in until.steps=50000 (defaults for CartPole-v1)",
-        "Updates per step are replay.samples_per_insert / algo.batch_size, rounded down over the run.",
+        "Updates per step are replay.samples_per_insert / algo.batch_size (of sequences also / algo.view.length), rounded down over the run.",
         "Raise it: 256 is one update per step with this batch size.",
+    ),
+    Wrong(
+        "train CartPole-v1 algo.view.type=sequences net.memory.type=lstm replay.capacity=1000",
+        "algo.batch_size=256 (defaults for CartPole-v1) is more than the 50 sequences of replay.capacity=1000 (command line) with algo.view.stride=20 (default)",
+        "A batch is drawn from the replay, which would never hold that many.",
+        "Set replay.capacity to 5120 or more, or lower algo.batch_size.",
+    ),
+    Wrong(
+        "train CartPole-v1 algo.view.type=sequences net.memory.type=lstm replay.capacity=500 algo.batch_size=8 env.num=16 algo.n_step=5",
+        "replay.capacity=500 (command line) cannot hold algo.view.burn_in=20 (default) and algo.view.length=40 (default) for env.num=16 (command line)",
+        "Every environment needs room for one sequence and the n-step return at its end.",
+        "Set replay.capacity to 1040 or more, or shorten the sequences.",
+    ),
+    Wrong(
+        "train CartPole-v1 algo.view.type=sequences net.memory.type=lstm replay.samples_per_insert=0.1",
+        "replay.samples_per_insert=0.1 (command line) makes 0 updates in until.steps=50000 (defaults for CartPole-v1)",
+        "Updates per step are replay.samples_per_insert / algo.batch_size (of sequences also / algo.view.length), rounded down over the run.",
+        "Raise it: 10240 is one update per step with batches of this size and length.",
+    ),
+    Wrong(
+        "train CartPole-v1 algo.view.type=sequences net.memory.type=lstm algo.view.eta=0.5",
+        "algo.view.eta=0.5 (command line) has no effect with uniform sampling",
+        "It mixes the errors of a sequence into its priority.",
+        "Leave algo.view.eta out, or set replay.sampler.type=prioritized.",
+    ),
+    Wrong(
+        "train CartPole-v1 net.spectral_norm=true net.torso.type=mlp net.torso.sizes=[64]",
+        "net.spectral_norm=true (command line) has no effect with net.torso.sizes=[64] (command line)",
+        "The last size is the head's own layer; only the layers of a torso are normalised.",
+        "Give net.torso.sizes two numbers or more, such as [64, 64], or leave net.spectral_norm out.",
+    ),
+    Wrong(
+        "train CartPole-v1 population.num=4 env.num=8 population.spread=1e300",
+        "population.spread=1e+300 (command line) takes optim.learning_rate=0.002 (defaults for CartPole-v1) above 1",
+        "The members' learning rates differ by that factor from one to the next; such steps diverge.",
+        "Set population.spread to 2 or so; with 4 members it must be below 63.",
+    ),
+    Wrong(
+        "train CartPole-v1 replay.type=fresh replay.rows=2 replay.minibatches=32 env.num=8",
+        "replay.minibatches=32 (command line) is more than the steps of replay.rows=2 (command line) and env.num=8 (command line)",
+        "The steps of all environments are shared out among the minibatches; some would be empty.",
+        "Set replay.minibatches to 2 or so.",
+    ),
+    Wrong(
+        "train CartPole-v1 --dry-run net.torso.type=nature",
+        "net.torso.type=nature does not fit observations of shape (4,)",
+        "It wants pictures [channels, height, width] of at least 36x36.",
+        "Use net.torso.type=mlp, or leave net.torso out.",
+    ),
+    Wrong(
+        "train CartPole-v1 --dry-run algo.explore.type=own",
+        "algo.explore.type is `own`, but no function was given",
+        "A function of your own is a Python object; a plan cannot hold it.",
+        "Pass it from Python, train(plan, explore=...) or resume(path, explore=...), or choose another type.",
+    ),
+    Wrong(
+        "train CartPole-v1 --dry-run --from nosuch",
+        "there is no run 'nosuch'",
+        "runs holds no runs",
+        "list them with: qfleet runs, or give the path of a run directory",
+    ),
+    Wrong(
+        "train CartPole-v1 --dry-run --name a/b",
+        "'a/b' cannot be the name of a run",
+        "a name has 1 to 100 of the characters A-Z a-z 0-9 . _ -, starts with a letter or digit or _, and is not 'latest'",
+        "choose another --name, for example cartpole-first-try",
     ),
     Wrong(
         "train CartPole-v1 algo.explore.start=0.1 algo.explore.end=0.5",
@@ -726,7 +793,7 @@ WRONG = [
 ]
 
 
-def cartpole() -> presets.Settings:
+def cartpole() -> Settings:
     # Fixed here, so that tuning the real defaults leaves the words alone.
     return {
         "algo.n_step": 5,

@@ -61,6 +61,12 @@ def test_train_passes_the_plan_and_says_what_it_is(train: Calls, capsys: Capture
     assert shown[-3:] == ["run    runs/my run", "next   qfleet plot 'runs/my run'", "       qfleet eval 'runs/my run'"]
 
 
+def test_a_preset_names_the_run(train: Calls) -> None:
+    assert main(["train", "CartPole-v1", "--preset", "rainbow-small"]) == 0
+    assert main(["train", "CartPole-v1"]) == 0
+    assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-dqn-#"]
+
+
 def test_an_untuned_environment_is_told_so(train: Calls, capsys: Captured) -> None:
     assert main(["train", "Taxi-v3"]) == 0
     assert capsys.readouterr().out.startswith("Taxi-v3: general defaults (none tuned for Taxi-v3)\n")

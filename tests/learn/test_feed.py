@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch
-from qfleet.learn import Diverging, Gate, Learner, Observer, ReplayFeed, learning, make_gate
+from qfleet.learn import Diverging, Gate, Learner, Observer, ReplayFeed, learning, make_bonus, make_feed, make_gate
 from qfleet.plan import updates_per_step
-from qfleet.plan.schema import Algo, Env, Plan, Replay
+from qfleet.plan.schema import Algo, CountBonus, Env, Fresh, NoBonus, Plan, Replay
+from qfleet.replay import make_replay
 from qfleet.run.carriers import Queue, Shelf
 from tests.learn.parts import VECTOR, batch, make, same
 from tests.replay.streams import random_stream, rollout
@@ -165,3 +166,21 @@ def test_the_observers_statistics_are_those_of_what_came_in(lanes: int) -> None:
     assert learner.net.normalize.mean.numpy() == pytest.approx(seen.astype(np.float64).mean(0), abs=1e-9)
     assert learner.net.rewards.count.item() == len(returns)
     assert learner.net.rewards.scale() == pytest.approx(1 / np.std(returns), rel=1e-6)
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["raw", "clipped"])
+@pytest.mark.parametrize("bonus", [NoBonus(), CountBonus(settle_steps=10**6)], ids=["", "bonus"])
+@pytest.mark.parametrize("replay", [Replay(capacity=100), Fresh(rows=8)], ids=["replay", "fresh"])
+def test_rewards_are_scaled_by_what_is_learned_from(
+    replay: Replay | Fresh, bonus: NoBonus | CountBonus, clip: bool
+) -> None:
+    plan = Plan(env=Env(id="none", clip_reward=clip), algo=Algo(discount=0.0, bonus=bonus), replay=replay)
+    learner, rng = make(normalize="reward"), np.random.default_rng(0)
+    feed = make_feed(plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_bonus(plan, VECTOR, rng))
+    rows = random_stream(rng, VECTOR, 2, 60, end=0.2)
+    rows["reward"] *= 50.0
+    feed.insert(rollout(rows))
+    rewards = rows["reward"][~rows["last"]].astype(np.float64)
+    assert learner.net.rewards is not None
+    spread = np.std(np.clip(rewards, -1, 1) if clip else rewards)  # the bonus is still nothing
+    assert learner.net.rewards.scale() == pytest.approx(1 / spread, rel=1e-6)

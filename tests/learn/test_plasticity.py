@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qfleet.act import Policy
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
 from qfleet.learn import Anneal, Gate, Learner, Observer, ReplayFeed, dormant_units, make_learner
@@ -90,6 +91,25 @@ def test_a_reset_renews_the_head_and_shrinks_the_torso_of_both_networks(keep: fl
     assert not np.array_equal(
         parameters(before.net)["torso.layers.0.linear.weight"], fresh["torso.layers.0.linear.weight"]
     )
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+def test_after_a_reset_spectral_norms_are_right_at_once(keep: float) -> None:
+    shape = Net(torso=MlpTorso(sizes=(32, 32, 32)), spectral_norm=True)
+    algo = Algo(reset=PeriodicReset(every_updates=1, keep=keep))
+    plan, fresh = Plan(env=Env(id="none"), algo=algo, net=shape), small_net(100, shape)
+    with torch.no_grad():
+        for parameter in fresh.torso.parameters():
+            parameter.mul_(20.0)  # nothing like the weights they replace
+    learner = make_learner(plan, VECTOR, small_net(1, shape), CPU, fresh=lambda number: fresh)
+    policy = Policy(small_net(2, shape).eval(), learner.head, VECTOR.actions)
+    policy.load(1, learner.weights())
+    learner.update(batch())
+    assert policy.net.training is False
+    for net in (policy.net, learner.net, learner.target):
+        layers = [layer for layer in net.eval().modules() if hasattr(layer, "parametrizations")]
+        found = [float(torch.linalg.matrix_norm(layer.weight.detach(), 2)) for layer in layers]  # type: ignore[operator]
+        assert found == pytest.approx([1.0, 1.0], abs=0.01)
 
 
 @every_optimizer

@@ -334,4 +334,15 @@ def test_a_decoupled_head_has_a_row_per_dimension(dueling: bool) -> None:
     assert out.shape == (5, 3, 4)
     if dueling:
         value = net.head.value(features).detach()  # type: ignore[operator]
-        assert out.mean(2).numpy() == pytest.approx(value.expand(-1, 3).numpy(), abs=1e-6)
+        for dimension, count in enumerate((2, 4, 3)):  # outputs past a dimension's own count mean nothing
+            assert out[:, dimension, :count].mean(1).numpy() == pytest.approx(value[:, 0].numpy(), abs=1e-6)
+
+
+def test_a_duelling_decoupled_head_learns_nothing_from_actions_that_there_are_not() -> None:
+    spec, taken = Spec((4,), "float32", (2, 4, 3)), torch.tensor([1, 3, 2])
+    net = fresh(Net(torso=MlpTorso(sizes=(8, 8)), dueling=True, decoupled=True), spec)
+    net(look())[:, torch.arange(3), taken].sum().backward()
+    grad = net.head.advantage.out.bias.grad.view(3, 4)  # type: ignore[union-attr, operator]
+    real = torch.arange(4) < torch.tensor(spec.actions).unsqueeze(1)
+    assert not grad[~real].any()
+    assert grad[real].all()

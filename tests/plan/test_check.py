@@ -88,6 +88,33 @@ def test_notes_say_what_is_allowed_but_surprising() -> None:
     assert compose("CartPole-v1").notes == []
 
 
+def test_a_target_that_is_never_copied_is_noted() -> None:
+    def notes(steps: int) -> list[str]:
+        settings = {"algo.learn_start_steps": 100, "algo.explore.steps": 10, "until.steps": steps}
+        asked = [(path, str(value), COMMAND_LINE) for path, value in settings.items()]
+        return compose("X-v0", overrides=asked).notes
+
+    # 16 samples per insert, 64 in a batch: an update every 4 steps, a copy every 250 updates.
+    assert notes(100 + 4 * 249) == [
+        "the target network keeps its first weights: algo.target.every_updates=250, the run makes 249 updates"
+    ]
+    assert notes(100 + 4 * 250) == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"population.num": 4, "population.spread": 99.9},
+        {"population.num": 1, "optim.learning_rate": 5.0},
+        {"replay.type": "fresh", "replay.rows": 4, "replay.minibatches": 32, "env.num": 8},
+        {"net.spectral_norm": True, "net.torso.type": "mlp", "net.torso.sizes": (8, 8)},
+        {"net.torso.type": "mlp", "net.torso.sizes": (8,)},
+    ],
+)
+def test_what_is_not_absurd_is_allowed(settings: dict[str, Any]) -> None:
+    make_plan("X-v0", overrides=settings)
+
+
 def test_updates_are_rounded_down_over_the_whole_run() -> None:
     plan = Plan(
         env=Env(id="X"),

@@ -60,7 +60,7 @@ TRAITS = {
     "decqn": "double decoupled prioritized several-steps",
 }
 # What a small variant may change: how it is sped up, not what it is.
-PACE = {"several-steps", "prioritized", "ladder"}
+PACE = {"several-steps", "prioritized", "ladder", "rescale", "no-epsilon"}
 
 
 def traits(plan: Plan) -> set[str]:
@@ -99,6 +99,33 @@ def test_plain_variants_differ_in_nothing_but_their_name() -> None:
     assert len({plan.optim for plan in plans.values()}) == 1
     assert plans["double"].replay == plans["dqn"].replay
     assert plans["double"].net == plans["dqn"].net
+
+
+@pytest.mark.parametrize("name", ["per", "rainbow", "btr"])
+def test_on_atari_beta_reaches_its_end_with_the_default_run(name: str) -> None:
+    plan = compose("ALE/Pong-v5", name).plan
+    assert isinstance(plan.replay, Replay)
+    assert isinstance(plan.replay.sampler, PrioritizedSampler)
+    assert plan.until.steps is not None
+    updates = (plan.until.steps - plan.algo.learn_start_steps) * updates_per_step(plan)
+    assert plan.replay.sampler.beta_end == 1.0
+    assert plan.replay.sampler.beta_updates == updates
+
+
+@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "CartPole-v1"])
+@pytest.mark.parametrize("name", algorithm_presets())
+def test_distributions_choose_no_loss(env_id: str, name: str) -> None:
+    settings = algorithm_presets()[name](env_id)
+    if settings.get("net.head.type", "scalar") != "scalar":
+        assert "algo.loss" not in settings
+
+
+@pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "CartPole-v1"])
+def test_what_apex_and_r2d2_say_of_their_pace_is_so(env_id: str) -> None:
+    apex, r2d2 = (compose(env_id, name).plan for name in ("apex", "r2d2"))
+    assert isinstance(apex.replay, Replay)
+    assert f"each step is drawn {apex.replay.samples_per_insert} times" in describe("apex").source
+    assert f"an update per {float(1 / updates_per_step(r2d2)):,.0f}" in describe("r2d2").advice
 
 
 def test_an_environments_name_replaces_the_defaults() -> None:

@@ -7,23 +7,28 @@ from dataclasses import dataclass
 Numbers = Sequence[float]
 
 
-def squeezed(x: float) -> float:
+def shrunk(x: float) -> float:
     """Pohlen et al. 2018, eq. in prop. A.2, with eps 0.001."""
     return math.copysign(1.0, x) * (math.sqrt(abs(x) + 1.0) - 1.0) + 0.001 * x
 
 
-def unsqueezed(y: float) -> float:
-    """The x with squeezed(x) = y, found by halving."""
+def stretched(y: float) -> float:
+    """The x with shrunk(x) = y, found by halving."""
     low, high = -1e7, 1e7
     for _ in range(200):
         middle = (low + high) / 2
-        low, high = (middle, high) if squeezed(middle) < y else (low, middle)
+        low, high = (middle, high) if shrunk(middle) < y else (low, middle)
     return (low + high) / 2
 
 
+def worth(out: float, rescale: bool) -> float:
+    """The return that an output stands for."""
+    return stretched(out) if rescale else out
+
+
 def shifted(value: float, reward: float, discount: float, rescale: bool) -> float:
-    """What a value becomes one bootstrap earlier."""
-    return squeezed(reward + discount * unsqueezed(value)) if rescale else reward + discount * value
+    """What the output should be one step before this value."""
+    return shrunk(reward + discount * value) if rescale else reward + discount * value
 
 
 def projected(places: Numbers, masses: Numbers, low: float, high: float, num: int) -> list[float]:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qfleet.nets import shrink, stretch
 from qfleet.qlearn import (
     Categorical,
     Munchausen,
@@ -16,13 +17,9 @@ from qfleet.qlearn import (
     Steps,
     Tensors,
     lambda_returns,
-    squeeze,
     td_target,
-    unsqueeze,
 )
 from qfleet.qlearn.heads import project, quantile_huber
-from qfleet.replay.cuts import squeeze as squeeze_array
-from qfleet.replay.cuts import unsqueeze as unsqueeze_array
 
 SUPPORT = torch.linspace(-2, 2, 5, dtype=torch.float64)
 MASS = torch.tensor([[0.1, 0.2, 0.4, 0.2, 0.1]], dtype=torch.float64)
@@ -115,15 +112,16 @@ def test_the_bonus_stops_at_the_floor_and_is_nothing_for_a_sure_action() -> None
 )
 def test_value_rescaling(x: float, expected: float) -> None:
     value = torch.tensor([x, -x], dtype=torch.float64)
-    assert squeeze(value).tolist() == pytest.approx([expected, -expected], abs=1e-6)
-    assert unsqueeze(squeeze(value)).tolist() == pytest.approx([x, -x], rel=1e-9)
-    assert squeeze_array(value.numpy()) == pytest.approx(squeeze(value).numpy(), abs=1e-12)
-    assert unsqueeze_array(value.numpy()) == pytest.approx(unsqueeze(value).numpy(), rel=1e-12)
+    assert shrink(value).tolist() == pytest.approx([expected, -expected], abs=1e-6)
+    assert stretch(shrink(value)).tolist() == pytest.approx([x, -x], rel=1e-9)
+    assert shrink(value.numpy()) == pytest.approx(shrink(value).numpy(), abs=1e-12)
+    assert stretch(value.numpy()) == pytest.approx(stretch(value).numpy(), rel=1e-12)
+    assert stretch(shrink(float(x))) == pytest.approx(x, rel=1e-12)
 
 
 def test_value_rescaling_in_single_precision() -> None:
     values = torch.linspace(-300, 300, 1_201)
-    assert unsqueeze(squeeze(values)).numpy() == pytest.approx(values.numpy(), rel=2e-3, abs=2e-3)
+    assert stretch(shrink(values)).numpy() == pytest.approx(values.numpy(), rel=1e-6, abs=1e-9)
 
 
 def returns(reward: list[float], discount: list[float], value: list[float], last: list[bool]) -> list[float]:

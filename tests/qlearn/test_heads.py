@@ -122,14 +122,26 @@ def make_case(name: str, seed: int, *, masks: bool = False, rescale: bool = Fals
 # --- the same in plain Python ---
 
 
-def values_of(kind: str, out: Any) -> list[float]:
-    """Expected value per action."""
-    if kind == "categorical":
-        atoms = [-3.0 + 8.0 * place / (ATOMS - 1) for place in range(ATOMS)]
+def ends_of(case: Case) -> tuple[float, float]:
+    """The first and the last atom, on the scale of the outputs."""
+    return (plain.shrunk(-3.0), plain.shrunk(5.0)) if case.rescale else (-3.0, 5.0)
+
+
+def atoms_of(case: Case) -> list[float]:
+    """The returns that atoms stand for."""
+    low, high = ends_of(case)
+    return [plain.worth(low + (high - low) * place / (ATOMS - 1), case.rescale) for place in range(ATOMS)]
+
+
+def values_of(case: Case, out: Any) -> list[float]:
+    """Expected return per action."""
+    if case.kind == "categorical":
+        atoms = atoms_of(case)
         return [sum(p * z for p, z in zip(plain.softmax(logits), atoms, strict=True)) for logits in out]
-    if kind in ("quantile", "implicit"):
-        return [sum(row) / len(row) for row in (out[:-1] if kind == "implicit" else out)]
-    return list(out)
+    if case.kind in ("quantile", "implicit"):
+        rows = out[:-1] if case.kind == "implicit" else out
+        return [sum(plain.worth(x, case.rescale) for x in row) / len(row) for row in rows]
+    return [plain.worth(x, case.rescale) for x in out]
 
 
 def expected_probs(rule: str, online: Any, target: Any, allowed: list[bool] | None) -> list[float]:
@@ -144,10 +156,10 @@ def expected_target(case: Case, rule: str, item: int) -> Any:
     now, action = case.row(case.target, item, after=False), int(case.batch.action[item])
     if case.kind == "decoupled":
         return decoupled_target(case, rule, (online, target, now), action, reward, discount)
-    seen, allowed = values_of(case.kind, target), case.allowed(item, after=True)
-    probs = expected_probs(rule, values_of(case.kind, online), seen, allowed)
+    seen, allowed = values_of(case, target), case.allowed(item, after=True)
+    probs = expected_probs(rule, values_of(case, online), seen, allowed)
     if rule == "munchausen":
-        reward += SOFT.bonus(values_of(case.kind, now), action, case.allowed(item, after=False))
+        reward += SOFT.bonus(values_of(case, now), action, case.allowed(item, after=False))
         reward += discount * SOFT.entropy(seen, allowed)
     return mixed_target(case, target, probs, reward, discount)
 
@@ -157,13 +169,12 @@ def mixed_target(case: Case, out: Any, probs: list[float], reward: float, discou
         return plain.shifted(value, reward, discount, case.rescale)
 
     if case.kind == "scalar":
-        return moved(sum(p * q for p, q in zip(probs, out, strict=True)))
+        return moved(sum(p * q for p, q in zip(probs, values_of(case, out), strict=True)))
     if case.kind == "categorical":
         rows = [plain.softmax(logits) for logits in out]
         masses = [sum(p * row[place] for p, row in zip(probs, rows, strict=True)) for place in range(ATOMS)]
-        atoms = [-3.0 + 8.0 * place / (ATOMS - 1) for place in range(ATOMS)]
-        return plain.projected([moved(atom) for atom in atoms], masses, -3.0, 5.0, ATOMS)
-    rows = out[:-1] if case.kind == "implicit" else out
+        return plain.projected([moved(atom) for atom in atoms_of(case)], masses, *ends_of(case), ATOMS)
+    rows = [[plain.worth(x, case.rescale) for x in row] for row in (out[:-1] if case.kind == "implicit" else out)]
     return [moved(sum(p * row[k] for p, row in zip(probs, rows, strict=True))) for k in range(len(rows[0]))]
 
 
@@ -177,7 +188,9 @@ def choices_of(action: int) -> list[int]:
 
 
 def decoupled_target(case: Case, rule: str, outs: tuple[Any, Any, Any], action: int, r: float, d: float) -> float:
-    online, target, now = ([row[:count] for row, count in zip(out, COUNTS, strict=True)] for out in outs)
+    online, target, now = (
+        [values_of(case, row[:count]) for row, count in zip(out, COUNTS, strict=True)] for out in outs
+    )
     total = bonus = entropy = 0.0
     for dimension, choice in enumerate(choices_of(action)):
         probs = expected_probs(rule, online[dimension], target[dimension], None)
@@ -200,8 +213,8 @@ def expected_loss(case: Case, name: str, item: int, target: Any) -> tuple[float,
         error = sum(target) / len(target) - sum(out[action]) / len(out[action])
         return plain.quantile_huber(out[action], target, fractions), abs(error)
     if case.kind == "decoupled":
-        taken = [out[dimension][choice] for dimension, choice in enumerate(choices_of(action))]
-        error = target - sum(taken) / len(taken)
+        taken = values_of(case, [out[dimension][choice] for dimension, choice in enumerate(choices_of(action))])
+        error = target - plain.shifted(sum(taken) / len(taken), 0.0, 1.0, case.rescale)
     else:
         error = target - out[action]
     return (plain.huber(error) if name.endswith("huber") else error**2 / 2), abs(error)
@@ -231,9 +244,10 @@ def test_targets_losses_and_priorities(name: str, rule: str, masks: bool, rescal
         assert not priority.requires_grad
 
 
+@pytest.mark.parametrize("rescale", [False, True], ids=["", "rescaled"])
 @pytest.mark.parametrize("name", HEADS)
-def test_the_gradient_is_that_of_the_loss_with_the_target_held(name: str) -> None:
-    case, step = make_case(name, 5), 1e-6
+def test_the_gradient_is_that_of_the_loss_with_the_target_held(name: str, rescale: bool) -> None:
+    case, step = make_case(name, 5, rescale=rescale), 1e-6
     goal = found_targets(case, Double())
     loss, _, _ = td_loss(case.head, Double(), Steps(), case.online, case.target, case.batch)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -267,6 +281,38 @@ def test_next_outputs_are_averaged_by_any_distribution_over_actions(name: str, r
     for item in range(NUM):
         settings = (out[item].tolist(), probs[item].tolist(), float(batch.reward[item]), float(batch.discount[item]))
         assert found[item].numpy() == pytest.approx(np.array(mixed_target(case, *settings)), abs=1e-9)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_values_are_returns_whatever_the_scale_of_the_outputs(name: str) -> None:
+    case = make_case(name, 6, rescale=True)
+    found = case.head.values(case.online.out.detach()[:NUM])
+    for item in range(NUM):
+        row = case.row(case.online, item, after=False)
+        if case.kind != "decoupled":
+            assert found[item].tolist() == pytest.approx(values_of(case, row), abs=1e-9)
+            continue
+        for dimension, count in enumerate(COUNTS):
+            expected = values_of(case, row[dimension][:count])
+            assert found[item, dimension, :count].tolist() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_support_of_rescaled_values_reaches_from_the_lowest_to_the_highest_return() -> None:
+    sure = torch.full((1, 2, 51), -1e4).double()
+    sure[0, 0, 0] = sure[0, 1, -1] = 0.0
+    assert Categorical(-20.0, 400.0, rescale=True).values(sure).tolist() == [pytest.approx([-20.0, 400.0])]
+
+
+@pytest.mark.parametrize("rule", ["max", "double"])
+def test_where_one_action_is_chosen_rescaled_scalar_targets_are_the_published_ones(rule: str) -> None:
+    """h(R + discount * h^-1(max_a or argmax'd output)): Pohlen et al. 2018, eq. 1."""
+    case = make_case("scalar mse", 8, rescale=True)
+    found = found_targets(case, RULES[rule])
+    for item in range(NUM):
+        online, target = (case.row(net, item, after=True) for net in (case.online, case.target))
+        best = max(target) if rule == "max" else target[online.index(max(online))]
+        reward, discount = float(case.batch.reward[item]), float(case.batch.discount[item])
+        assert found[item].item() == pytest.approx(plain.shrunk(reward + discount * plain.stretched(best)), abs=1e-9)
 
 
 def test_decoupled_values_are_very_low_where_there_is_no_such_action() -> None:

@@ -70,6 +70,15 @@ def step_by_step(net: QNet, batch: Tensors) -> Tensor:
     return torch.stack(outs)
 
 
+def test_the_head_is_not_asked_about_the_burn_in() -> None:
+    net, asked = make(), []
+    net.head.register_forward_hook(lambda module, inputs, out: asked.append(len(out)))
+    now, after = VIEW.see(net, windows(net), now=True, after=True)
+    assert now is not None
+    assert after is not None
+    assert asked == [(LENGTH + N_STEP) * WINDOWS]
+
+
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_the_loss_is_that_of_rows_seen_one_by_one(kind: Literal["lstm", "gru"]) -> None:
     online, target = make(kind), make(kind, seed=2)

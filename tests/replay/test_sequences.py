@@ -287,16 +287,16 @@ def test_windows_get_the_mixed_error_their_actor_expected(case: Case, eta: float
         assert leaf(replay.sampler, serial) == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
-def test_rescaled_values_are_compared_on_their_own_scale() -> None:
+def test_errors_of_rescaled_values_are_measured_on_their_scale() -> None:
     spec = Spec((1,), "float32", (2,))
     sampler, fold = Prioritized(4, alpha=1.0, eps=1e-12), Fold(1, 0.5, rescale=True)
     replay = Replay(spec, 1, 4, sampler, np.random.default_rng(0), cut=StepCut(1), fold=fold, actor_priority=True)
     stream = one_lane([0, 1], [10, 0], [1, 1], [False, False])
-    # h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x: the best value ahead is h(24), the action's h(3).
-    stream.value = np.array([[[1.003, 9.0]], [[9.0, 4.024]]], np.float32)
+    stream.value = np.array([[[3.0, 99.0]], [[99.0, 24.0]]], np.float32)  # returns: of the action, and of the best
     replay.add(stream)
-    goal = (10 + 0.5 * 24 + 1) ** 0.5 - 1 + 0.001 * 22
-    assert leaf(sampler, 0) == pytest.approx(goal - 1.003, rel=1e-4)
+    # h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, of 10 + 0.5 * 24 and of 3.
+    goal, seen = 23**0.5 - 1 + 0.022, 4**0.5 - 1 + 0.003
+    assert leaf(sampler, 0) == pytest.approx(goal - seen, rel=1e-4)
 
 
 def test_surprising_newcomers_are_drawn_more_often() -> None:

@@ -19,7 +19,7 @@ from qfleet.run import crew, group
 from qfleet.run.group import cores, find_room
 from qfleet.save import hold_run, verify_run
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
-from qfleet.watch.group import JsonGroup, QuietGroup
+from qfleet.watch.group import JsonGroup, PlainGroup, QuietGroup
 from qfleet.watch.stream import Stream
 from tests.run.nursery import Child, Nursery
 from tests.run.parts import JUDGED, Settings, checkpoints, same, small, status, trained, words
@@ -156,6 +156,64 @@ def test_a_member_that_was_killed_before_its_first_save_begins_again(plays: Play
     plays.set(seed_1="0 done 6", seed_2="0 done 7")
     assert resume_group(made.path).exit_code == 0
     assert plays.said() == ["seed-1 train", "seed-2 train"]
+
+
+def test_half_a_plan_does_not_bar_a_members_name(plays: Plays, tmp_path: Path) -> None:
+    plays.set(seed_0="4 refused")
+    made = train_group(small(), 1, out=tmp_path / "runs")
+    (made.path / "seed-0").mkdir()
+    (made.path / "seed-0" / ".run.toml.77.part").write_text("see")
+    resume_group(made.path)
+    assert not (made.path / "seed-0").exists()
+    (made.path / "seed-0").mkdir()
+    (made.path / "seed-0" / "notes.txt").write_text("mine")
+    resume_group(made.path)
+    assert (made.path / "seed-0" / "notes.txt").read_text() == "mine"
+
+
+class Killed(BaseException):
+    """What a kill is to this process: nothing after it runs."""
+
+
+@pytest.mark.parametrize("writes", range(3))
+def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
+    plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
+) -> None:
+    plays.set(seed_0="0 done 5", seed_1="0 done 6")
+    made = train_group(small(), 2, out=tmp_path / "runs")
+    before = qfleet.plan.read_plan(made.path / "plan.toml").until.steps
+    plays.said()
+    left = [writes]
+
+    def counted(write: Any) -> Any:
+        def writing(*arguments: Any) -> None:
+            if not left[0]:
+                raise Killed
+            left[0] -= 1
+            write(*arguments)
+
+        return writing
+
+    with monkeypatch.context() as patched:
+        for name in ("write_plan", "write_file"):
+            patched.setattr(group, name, counted(getattr(group, name)))
+        with pytest.raises(Killed):
+            resume_group(made.path, steps=900)
+    moved = qfleet.plan.read_plan(made.path / "plan.toml").until.steps == 900
+    assert moved == (writes == 2)
+    assert resume_group(made.path).exit_code == 0
+    assert plays.said() == (["seed-0 resume --steps 900", "seed-1 resume --steps 900"] if moved else [])
+    assert qfleet.plan.read_plan(made.path / "plan.toml").until.steps == (900 if moved else before)
+    assert "plan_sha256_before" not in made.status
+
+
+def test_a_member_that_warns_is_heard(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r'print(json.dumps({"kind": "warning", "text": "step_1 is damaged"}), flush=True)' + "\nif state =="
+    monkeypatch.setattr(crew, "BOOT", STAND_IN.replace("if state ==", said))
+    plays.set(seed_0="0 done 5")
+    out = io.StringIO()
+    train_group(small(), 1, out=tmp_path / "runs", watcher=PlainGroup(Stream(out)))
+    assert "seed-0 warning: step_1 is damaged\n" in out.getvalue()
 
 
 def test_a_plan_that_was_changed_by_hand_is_refused(plays: Plays, tmp_path: Path) -> None:

@@ -448,7 +448,7 @@ def test_everyone_begins_with_the_weights_of_another_run(tmp_path: Path) -> None
 CELLS: dict[str, Settings] = {
     "plain": FOUR,
     "spread": {**TWO, "population.spread": 3, "env.normalize": "both"},
-    "prioritized": {**FOUR, **ACTOR, "net.spectral_norm": True},
+    "prioritized": {**FOUR, **ACTOR, "net.spectral_norm": True, "net.torso.sizes": (16, 16)},
     "random": {**TWO, **RANDOM},
     "memory": {**TWO, **LSTM, **ACTOR},
     "steered": {**FOUR, **STEER, **RESET},

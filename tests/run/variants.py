@@ -56,6 +56,7 @@ LADDER: Settings = {"algo.explore.type": "ladder", "algo.explore.warm_steps": 50
 SOFTMAX: Settings = {"algo.explore.type": "softmax", "algo.explore.end": 0.1}
 RESET: Settings = {"algo.reset.type": "periodic", "algo.reset.every_updates": 8}
 ANNEAL: Settings = {"algo.anneal.type": "exponential", "algo.anneal.n_step": 5, "algo.anneal.updates": 20}
+SPECTRAL: Settings = {"net.spectral_norm": True, "net.torso.sizes": (16, 16)}  # of one size the torso has no layer
 AVERAGE: Settings = {"algo.target.type": "average", "algo.target.tau": 0.05, "algo.target.every_updates": None}
 
 VARIANTS: dict[str, Settings] = {
@@ -68,7 +69,7 @@ VARIANTS: dict[str, Settings] = {
     "gru": GRU,
     "pqn": PQN,
     "pqn-noisy": {**FRESH, "net.noisy": True, "net.dueling": True, "env.normalize": "both"},
-    "spectral-dropout": {"net.spectral_norm": True, "net.dropout": 0.1},
+    "spectral-dropout": {**SPECTRAL, "net.dropout": 0.1},
     "rainbow": {**C51, **NOISY, "net.dueling": True, "replay.sampler.type": "prioritized", "algo.n_step": 3},
 }
 
@@ -87,7 +88,7 @@ AXES: dict[str, dict[str, Settings]] = {
     "layers": {
         "plain": {},
         "norm": {"net.layer_norm": True},
-        "spectral": {"net.spectral_norm": True},
+        "spectral": SPECTRAL,
         "dropout": {"net.dropout": 0.1},
     },
     "return": {"n1": {"algo.n_step": 1}, "n3": {"algo.n_step": 3}},

@@ -249,3 +249,9 @@ def test_a_picture_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (empty / "metrics.jsonl").write_text('{"kind": "progress", "env_steps": 1}\n')
     with pytest.raises(UsageError, match="cannot be drawn"):
         plot_sides({"empty": [empty]}, tmp_path / "x.png")
+
+
+def test_a_comma_in_a_path_is_no_list(tmp_path: Path) -> None:
+    group = make_group(tmp_path / "a,b", "g", [1.0, 2.0])
+    assert compare(group).aggregates["g"]["mean"].value == 1.5
+    assert compare(f"{group}", group / "seed-1").sides[1].name == "g/seed-1"

@@ -360,3 +360,11 @@ def test_a_trend_stays_short_and_keeps_its_shape() -> None:
 def test_the_resume_command_is_for_runs_that_stopped_early() -> None:
     assert len(end_lines(STATUS)) == 2
     assert len(end_lines({**STATUS, "exit_code": 0})) == 1
+
+
+@pytest.mark.parametrize("mode", ["json", "quiet"])
+def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = make_watcher(mode, io.StringIO())
+    watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged"]})
+    watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged", "disk\x1b[2J"]})
+    assert capsys.readouterr() == ("", "warning: step_1 is damaged\nwarning: disk?[2J\n")

@@ -99,3 +99,18 @@ def test_a_live_table_keeps_the_lines_of_those_that_ended(monkeypatch: pytest.Mo
     before = len(text)
     watcher.live([DONE])  # less than half a second later
     assert len(out.getvalue()) == before
+
+
+@pytest.mark.parametrize("mode", ["live", "plain"])
+def test_a_member_warns(mode: Any) -> None:
+    out = io.StringIO()
+    watcher = make_group_watcher(mode, out)
+    watcher.warn("seed-1", "step_1 is damaged")
+    assert out.getvalue() == "seed-1 warning: step_1 is damaged\n"
+
+
+@pytest.mark.parametrize("mode", ["json", "quiet"])
+def test_a_member_warns_beside_rows(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    make_group_watcher(mode, out).warn("seed-1", "step_1 is damaged")
+    assert (out.getvalue(), capsys.readouterr().err) == ("", "warning: seed-1: step_1 is damaged\n")

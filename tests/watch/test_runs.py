@@ -17,6 +17,7 @@ from qfleet.watch import (
     write_card,
     write_json,
 )
+from qfleet.watch.runs import next_name, remove_group
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 
@@ -38,7 +39,9 @@ def test_numbers_go_up(tmp_path: Path) -> None:
     assert new_run_dir(out, "CartPole-v1").name == "cartpole-dqn-0002"
     (out / "cartpole-dqn-0041").mkdir()
     assert new_run_dir(out, "CartPole-v1").name == "cartpole-dqn-0042"
-    assert new_run_dir(out, "CartPole-v1", preset="per").name == "cartpole-per-0001"
+    assert new_run_dir(out, "CartPole-v1", next_name("CartPole-v1", "per")).name == "cartpole-per-0001"
+    assert new_run_dir(out, "CartPole-v1", "sweep-#").name == "sweep-0001"
+    assert new_run_dir(out, "CartPole-v1", "sweep-#").name == "sweep-0002"
 
 
 @pytest.mark.parametrize(
@@ -63,7 +66,10 @@ def test_many_at_once_never_share_a_directory(tmp_path: Path) -> None:
     assert len(set(paths)) == 40
 
 
-@pytest.mark.parametrize("name", ["", "..", ".", ".x", "-x", "a/b", "../a", "a b", "a\n", "x" * 101, "latest", "ä"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "..", ".", ".x", "-x", "a/b", "../a", "a b", "a\n", "x" * 101, "latest", "ä", "-#", "#", "../a-#", "a#"],
+)
 def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError) as caught:
         new_run_dir(tmp_path, "CartPole-v1", name)
@@ -240,3 +246,43 @@ def test_the_card(tmp_path: Path) -> None:
     assert "| `algo.n_step` | 3 |" in text
     assert "| torch | 2.13.0 |" in text
     assert "qfleet resume a-b" in text
+
+
+def make_group(out: Path, name: str) -> Path:
+    for seed in (0, 1):
+        make_run(out / name, f"seed-{seed}")
+    write_json(out / name / "group.json", {"members": [{"name": "seed-0"}, {"name": "seed-1"}, {"name": "seed-2"}]})
+    return out / name
+
+
+def test_a_group_is_removed_with_its_runs(tmp_path: Path) -> None:
+    group = make_group(tmp_path, "pair")
+    remove_group(group)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_without_runs_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    write_json(tmp_path / "none" / "group.json", {"members": [{"name": "seed-0"}]})
+    remove_group(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("held", ["", "seed-1"])
+def test_a_group_in_use_loses_no_run(tmp_path: Path, held: str) -> None:
+    group = make_group(tmp_path, "pair")
+    with open(group / held / "run.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="is in use"):
+            remove_group(group)
+    assert (group / "seed-0" / "run.toml").exists()
+
+
+def test_what_is_no_group_is_not_removed(tmp_path: Path) -> None:
+    run, group = make_run(tmp_path, "run"), make_group(tmp_path, "pair")
+    (tmp_path / "link").symlink_to(group)
+    for path in (run, tmp_path / "link"):
+        with pytest.raises(UsageError, match="is not the directory of a group"):
+            remove_group(path)
+    assert run.exists()
+    assert (group / "seed-0").exists()

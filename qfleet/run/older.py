@@ -1,0 +1,42 @@
+"""Checkpoints of older versions: settings they did not know yet, and layers that had other names."""
+
+import re
+from typing import Any
+
+from qfleet.data import Array
+from qfleet.errors import UsageError
+from qfleet.plan.draft import Draft, Entry
+from qfleet.save import Checkpoint, unpack_tensors
+
+# Hidden layers were bare before they could be normalised; a convolution had no normalisation between it and its ReLU.
+HIDDEN = re.compile(r"(head\.\w+\.hidden)\.(weight|bias)$")
+TORSO = re.compile(r"(torso\.layers)\.(\d+)\.(weight|bias)$")
+
+
+def completed(saved: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings; those that came later had their defaults, which leave things as they were."""
+    draft = Draft()
+    try:
+        draft.lay(Entry(path, value, "checkpoint") for path, value in saved.items())
+    except UsageError:  # a setting that this version does not have: the comparison with the plan will tell
+        return saved
+    return {**draft.values, **saved}
+
+
+def arrays_in(checkpoint: Checkpoint, file: str) -> dict[str, Array]:
+    """The arrays of one file, under the names that layers have now."""
+    arrays = unpack_tensors(checkpoint.read(file))
+    if not any(HIDDEN.search(name) for name in arrays):
+        return arrays
+    torso = str(checkpoint.meta.get("plan", {}).get("net.torso.type"))
+    return {renamed(name, torso): value for name, value in arrays.items()}
+
+
+def renamed(name: str, torso: str) -> str:
+    """An old name as it is now; a torso of the user's own keeps its names."""
+    name = HIDDEN.sub(r"\1.linear.\2", name)
+    if torso == "mlp":
+        return TORSO.sub(r"\1.\2.linear.\3", name)
+    if torso == "nature":
+        return TORSO.sub(lambda found: f"{found[1]}.{int(found[2]) * 3 // 2}.{found[3]}", name)
+    return name
