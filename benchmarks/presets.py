@@ -12,6 +12,11 @@ GRID = Grid(
     tuple(Cell("CartPole-v1", name, 475.0, SETTINGS, title=f"CartPole-v1, {name}") for name in NAMES),
     seeds=5,
     columns=4,
+    notes=(
+        "A run stops when the whole interval of a validation is at or above 475, which a lucky early policy may reach: "
+        "what is tested, by 100 fresh episodes, is that policy. The curves are validation means; the band spans the "
+        "seeds, and a seed that has stopped keeps its last value."
+    ),
     pages=("results.md", "algorithms.md"),
 )
 
