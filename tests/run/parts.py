@@ -14,6 +14,19 @@ from qfleet.watch import read_json, read_rows, without_clock
 
 Settings = dict[str, Any]
 
+# What makes a small run recurrent, gives it priorities from its actors, or lets it draw from torch's generator.
+LSTM: Settings = {
+    "net.memory.type": "lstm",
+    "net.memory.size": 8,
+    "algo.view.type": "sequences",
+    "algo.view.burn_in": 2,
+    "algo.view.length": 4,
+    "algo.view.stride": 2,
+    "replay.samples_per_insert": 20,
+}
+ACTOR: Settings = {"replay.sampler.type": "prioritized", "replay.sampler.initial": "actor"}
+RANDOM: Settings = {"net.noisy": True, "net.head.type": "implicit", "net.head.fractions": 4, "net.dropout": 0.2}
+
 # Many rows, saves and updates in few steps; nothing is judged.
 SMALL: Settings = {
     "env.num": 4,

@@ -28,7 +28,22 @@ from qfleet.save import unpack_tensors
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.conftest import Reference
 from tests.run.nursery import Nursery
-from tests.run.parts import Settings, checkpoints, events, resumed, rows, same, small, status, trained, until, words
+from tests.run.parts import (
+    ACTOR,
+    LSTM,
+    RANDOM,
+    Settings,
+    checkpoints,
+    events,
+    resumed,
+    rows,
+    same,
+    small,
+    status,
+    trained,
+    until,
+    words,
+)
 
 # The learning rate is high, so that the members' scores soon differ.
 FOUR: Settings = {
@@ -41,17 +56,6 @@ FOUR: Settings = {
     "seed": 1,
 }
 TWO: Settings = {**FOUR, "population.num": 2}
-LSTM: Settings = {
-    "net.memory.type": "lstm",
-    "net.memory.size": 8,
-    "algo.view.type": "sequences",
-    "algo.view.burn_in": 2,
-    "algo.view.length": 4,
-    "algo.view.stride": 2,
-    "replay.samples_per_insert": 20,
-}
-ACTOR: Settings = {"replay.sampler.type": "prioritized", "replay.sampler.initial": "actor"}
-RANDOM: Settings = {"net.noisy": True, "net.head.type": "implicit", "net.head.fractions": 4, "net.dropout": 0.2}
 STEER: Settings = {
     "steer.learning_rate.type": "plateau",
     "steer.learning_rate.patience": 1,

@@ -27,6 +27,9 @@ from qfleet.watch import make_watcher, read_rows
 from tests.run.conftest import Reference
 from tests.run.nursery import Nursery
 from tests.run.parts import (
+    ACTOR,
+    LSTM,
+    RANDOM,
     Settings,
     checkpoints,
     events,
@@ -258,17 +261,6 @@ def test_n_and_discount_are_told_on_their_way(tmp_path: Path) -> None:
 
 # Cut in two
 
-LSTM: Settings = {
-    "net.memory.type": "lstm",
-    "net.memory.size": 8,
-    "algo.view.type": "sequences",
-    "algo.view.burn_in": 2,
-    "algo.view.length": 4,
-    "algo.view.stride": 2,
-    "replay.samples_per_insert": 20,
-}
-ACTOR: Settings = {"replay.sampler.type": "prioritized", "replay.sampler.initial": "actor"}
-RANDOM: Settings = {"net.noisy": True, "net.head.type": "implicit", "net.head.fractions": 4, "net.dropout": 0.2}
 SPECTRAL: Settings = {"net.spectral_norm": True, "net.torso.sizes": (16, 16)}
 FRESH: Settings = {
     "replay.type": "fresh",
