@@ -1,6 +1,6 @@
 """The actor: acts in its world and turns what happens into rollouts. Shapes: B lanes, A actions."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +8,7 @@ import numpy as np
 from qfleet.act.crowd import Crowd
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
-from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World, split_actions
+from qfleet.data import Array, Board, Channel, Rollout, State, Step, Stopwatch, Tick, World, split_actions
 from qfleet.data.saved import (
     FLAGS,
     FLOATS,
@@ -27,6 +27,11 @@ class Episodes:
         self.returns = np.zeros(lanes, np.float64)
         self.lengths = np.zeros(lanes, np.int64)
 
+    def drop(self, lanes: Array) -> None:
+        """Forget these lanes' episodes (bool [B]): nobody knows how they would have ended."""
+        self.returns[lanes] = 0.0
+        self.lengths[lanes] = 0
+
     def count(self, reward: Array, stepped: Array, ended: Array) -> list[tuple[float, int]]:
         """Take one row in; (return, length) of each episode it ended."""
         self.returns += reward * stepped
@@ -34,8 +39,7 @@ class Episodes:
         if not ended.any():
             return []
         done = [(float(self.returns[lane]), int(self.lengths[lane])) for lane in np.flatnonzero(ended)]
-        self.returns[ended] = 0.0
-        self.lengths[ended] = 0
+        self.drop(ended)
         return done
 
 
@@ -50,11 +54,15 @@ class Actor:
         rng: np.random.Generator,
         *,
         worker: int = 0,
+        incarnation: int = 0,
         tell_values: bool = False,
+        elapsed: Callable[[], int] | None = None,
     ) -> None:
         self.world, self.policy, self.explorer, self.rng = world, policy, explorer, rng
-        self.source = (worker, 0)
+        self.source = (worker, incarnation)
         self.steps = self.sequence = 0
+        # Steps that all actors have made, by which exploration changes; a lone actor counts its own.
+        self.elapsed = elapsed or (lambda: self.steps)
         self.in_flight = 0  # steps sent but not yet received
         self.episodes = Episodes(world.num)
         self.last = np.zeros(world.num, np.bool_)
@@ -68,6 +76,8 @@ class Actor:
     def start(self) -> None:
         """Begin the first episodes."""
         self.now = self.world.reset()
+        if self.now.lost is not None:
+            self.last = self.now.lost.copy()
 
     def current(self) -> Step:
         """What the world shows now."""
@@ -85,7 +95,7 @@ class Actor:
 
     def explore(self, values: Array) -> Array:  # -> [B]
         """Actions for what is seen now."""
-        return self.explorer.choose(values, self.steps, self.rng, self.current().mask)
+        return self.explorer.choose(values, self.elapsed(), self.rng, self.current().mask)
 
     def expected(self, values: Array, mask: Array | None) -> Array:  # [B, 2]
         """What the policy expects of its actions, and of the best ones."""
@@ -95,27 +105,36 @@ class Actor:
     def receive(self) -> tuple[Rollout, list[tuple[float, int]]]:
         """Finish the step: the row it makes, and the episodes it ended."""
         was, now = self.current(), self.world.receive()
-        ended = (now.terminated | now.truncated) & ~self.last
-        finished = self.episodes.count(now.reward, ~self.last, ended)
+        last, ended = self.last, (now.terminated | now.truncated) & ~self.last
+        if now.lost is not None:
+            # Their observation was the final one after all. One that shows none yet says that it is truncated.
+            self.in_flight -= int(np.count_nonzero(now.lost & ~last))
+            last, ended = last | now.lost, ended & ~now.lost
+            self.episodes.drop(now.lost)
+        finished = self.episodes.count(now.reward, ~last, ended)
         newest = was.obs[:, -1] if self.world.spec.stack > 1 else was.obs
         rollout = Rollout(
             obs=newest[None],
             action=self.action[None],
             reward=now.reward[None],
             discount=(~now.terminated).astype(np.float32)[None],
-            last=self.last[None],
+            last=last[None],
             source=(*self.source, self.sequence),
             version=self.policy.version,
             mask=None if was.mask is None else was.mask[None],
             state=None if self.memory is None else self.memory[None],
             value=None if self.value is None else self.value[None],
         )
-        self.memory = carry(self.next_memory, now.reward, self.last)
+        self.memory = carry(self.next_memory, now.reward, last)
         self.steps += self.in_flight
         self.sequence += 1
         self.in_flight = 0
-        self.now, self.last = now, ended
+        self.now, self.last = now, ended if now.lost is None else ended | (now.lost & now.truncated)
         return rollout, finished
+
+    def close(self) -> None:
+        """Let go of the world."""
+        self.world.close()
 
     def state_dict(self) -> State:
         """Between a receive and a send: the world, what it shows, and the counters."""
@@ -146,6 +165,7 @@ class Actor:
         self.episodes.returns[:] = saved_array(state, "returns", FLOATS, lanes)
         self.episodes.lengths[:] = saved_numbers(state, "lengths", lanes, 0, 2**53)
         self.steps, self.sequence = saved_count(state, "steps"), saved_count(state, "sequence")
+        self.in_flight = 0  # what was under way when a run goes back is forgotten
         restore_generator(self.rng, saved_value(state, "rng"))
         if self.memory is not None:
             self.memory = saved_array(state, "memory", FLOATS, self.memory.shape).astype(np.float32)
@@ -167,8 +187,7 @@ class Actor:
     def _give_up(self, lost: Array) -> None:
         """What these lanes showed becomes a final observation; the world begins anew there."""
         self.last = self.last | lost
-        self.episodes.returns[lost] = 0.0
-        self.episodes.lengths[lost] = 0
+        self.episodes.drop(lost)
         self.world.abandon(lost)
 
 
@@ -181,14 +200,51 @@ def expected_values(values: Array, choices: list[Array], mask: Array | None) -> 
     return np.stack([taken.mean(1), best.max(2).mean(1)], 1)
 
 
-def acting(actor: Actor, channel: Channel, board: Board) -> Iterator[Tick]:
-    """The actor as a worker: newest weights, act and send; then receive and hand over. Two ticks per step."""
+def joined(parts: Sequence[Rollout]) -> Rollout:
+    """Rollouts of one row each as one; its sequence counts such rollouts, its version is the oldest acted by."""
+    if len(parts) == 1:
+        return parts[0]
+    worker, incarnation, sequence = parts[0].source
+    columns = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
+    together = {
+        name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
+        for name in columns
+    }
+    return Rollout(
+        **together,  # type: ignore[arg-type]
+        source=(worker, incarnation, sequence // len(parts)),
+        version=min(part.version for part in parts),
+        finished=tuple(episode for part in parts for episode in part.finished),
+    )
+
+
+def acting(
+    actor: Actor, channel: Channel, board: Board, rows: int = 1, watch: Stopwatch | None = None
+) -> Iterator[Tick]:
+    """The actor as a worker: newest weights, act and send; then receive. Every so many rows are handed over."""
+    watch = watch or Stopwatch()
     while True:
-        if (fresh := board.read(actor.policy.version)) is not None:
-            actor.policy.load(*fresh)
-        actor.send()
-        yield Tick(busy=True)
-        rollout, finished = actor.receive()
-        while not channel.put(rollout):
+        parts = []
+        for _ in range(rows):
+            with watch.sync:
+                if (fresh := board.read(actor.policy.version)) is not None:
+                    actor.policy.load(*fresh)
+            with watch.infer:
+                actor.send()
+            yield Tick(busy=True)
+            with watch.env:
+                rollout, finished = actor.receive()
+            rollout.finished = tuple(finished)
+            parts.append(rollout)
+            if len(parts) < rows:
+                yield Tick(busy=True)
+        rollout = joined(parts)
+        while not put(rollout, channel, watch):
             yield Tick(busy=False)
-        yield Tick(busy=True, stats={"episodes": finished})
+        yield Tick(busy=True, stats={"episodes": rollout.finished})
+
+
+def put(rollout: Rollout, channel: Channel, watch: Stopwatch) -> bool:
+    """Hand it over, if there is room."""
+    with watch.sync:
+        return channel.put(rollout)

@@ -22,6 +22,7 @@ from qfleet.plan.schema import (
     SoftmaxExplore,
 )
 
+ALL = slice(None)
 DRAWABLE = 2**53  # one random number in [0, 1) tells no more actions apart: past it, each dimension draws its own
 
 Schedule: TypeAlias = Callable[[int], float]
@@ -110,9 +111,9 @@ def rungs(base: float, power: float, lanes: int) -> Array:  # [B]
     return base**exponent
 
 
-def ladder(base: float, power: float, warm_steps: int, lanes: int) -> Epsilons:
+def ladder(base: float, power: float, warm_steps: int, lanes: int, part: slice = ALL) -> Epsilons:
     """Every lane keeps a rung of its own, after `warm_steps` at random."""
-    steady, random = rungs(base, power, lanes), np.ones(lanes)
+    steady, random = rungs(base, power, lanes)[part], np.ones(lanes)[part]
     return lambda step: random if step < warm_steps else steady
 
 
@@ -212,8 +213,8 @@ def require_actions(answer: Array, shape: tuple[int, ...], counts: tuple[int, ..
     return answer.astype(np.int64)
 
 
-def make_epsilon(algo: Algo, lanes: int = 1) -> Epsilons:
-    """The epsilon schedule that the plan names."""
+def make_epsilon(algo: Algo, lanes: int = 1, part: slice = ALL) -> Epsilons:
+    """The epsilon schedule that the plan names, for all lanes or an actor's `part`."""
     match algo.explore:
         case LinearEpsilon(start=start, end=end, steps=steps):
             return linear(start, end, steps)
@@ -222,20 +223,25 @@ def make_epsilon(algo: Algo, lanes: int = 1) -> Epsilons:
         case ConstantEpsilon(epsilon=epsilon):
             return lambda step: epsilon
         case LadderEpsilon(base=base, power=power, warm_steps=warm_steps):
-            return ladder(base, power, warm_steps, lanes)
+            return ladder(base, power, warm_steps, lanes, part)
         case other:
             raise ValueError(f"{type(other).__name__} has no epsilon")
 
 
-def make_explorer(algo: Algo, counts: tuple[int, ...], lanes: int, own: Explore | None = None) -> Explorer:
-    """The exploration that the plan names, for a policy with so many actions per dimension."""
+def make_explorer(
+    algo: Algo, counts: tuple[int, ...], lanes: int, own: Explore | None = None, part: slice = ALL
+) -> Explorer:
+    """The exploration that the plan names, for a policy with so many actions per dimension.
+
+    `part` is an actor's share of all lanes.
+    """
     require_own(algo, own)
     if own is not None:
         return Own(own, counts)
     if isinstance(algo.explore, SoftmaxExplore):
         first, last = algo.explore.temperature, algo.explore.end
         return Softmax(linear(first, first if last is None else last, algo.explore.steps), counts)
-    return EpsilonGreedy(make_epsilon(algo, lanes), counts)
+    return EpsilonGreedy(make_epsilon(algo, lanes, part), counts)
 
 
 def require_own(algo: Algo, own: Explore | None) -> None:

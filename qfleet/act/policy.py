@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfleet.act.explore import Choose, epsilon_greedy, greedy
 from qfleet.data import Array
-from qfleet.nets import QNet, require_memory, set_noise
+from qfleet.nets import QNet, chain_of, require_memory, set_noise
 from qfleet.qlearn import Head
 
 
@@ -24,6 +24,7 @@ class Policy:
 
     def __init__(self, net: QNet, head: Head, actions: tuple[int, ...], device: torch.device | None = None) -> None:
         self.net, self.head, self.actions = net, head, actions
+        self.online = chain_of(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
         self.shared: Mapping[str, Tensor] | None = None
@@ -46,7 +47,7 @@ class Policy:
         with torch.inference_mode():
             shown = torch.from_numpy(obs).to(self.device)
             if state is None:
-                out, held = self.net(shown), None
+                out, held = self.online(shown), None
             else:
                 out, held = self.net.step(shown, torch.from_numpy(state).to(self.device))
             values: Array = self.head.values(out).cpu().numpy()

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from qfleet.cli.plans import origin_rows
+from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
 from qfleet.cli.words import compose_words, refuse_both, whole
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, total_updates, updates_per_step
-from qfleet.plan.check import COMMAND_LINE
+from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
+    from qfleet.watch.trace import Trace
 
 Words = Annotated[
     str, Parameter(name="ENV", help="Environment id, then any settings path=value (see: qfleet plan show ENV).")
@@ -26,6 +28,10 @@ PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command l
 Out = Annotated[str, Parameter(help="Folder that holds the run folders.")]
 Json = Annotated[bool, Parameter(help="Print every row as a JSON line.", show_default=False)]
 Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=False)]
+Profile = Annotated[
+    bool,
+    Parameter(help="Tell where the time went, and keep it as profile.json and profile.txt.", show_default=False),
+]
 TrustEnv = Annotated[
     bool, Parameter(help="Run the environment code this run names, though another user made it.", show_default=False)
 ]
@@ -55,6 +61,7 @@ def train(
     from_: Annotated[str | None, Parameter(name="--from", help="Start from the weights of this run.")] = None,
     json: Json = False,
     quiet: Quiet = False,
+    profile: Profile = False,
     dry_run: Annotated[
         bool, Parameter(help="Print the plan and what it needs, and run nothing.", show_default=False)
     ] = False,
@@ -65,16 +72,21 @@ def train(
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
         return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
+    if num is not None:
+        refuse_profile(profile, f"--seeds {num} trains several.")
     _introduce(composed, json, quiet)
     if num is not None:
         return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
-    return _train_run(composed, out, name, from_, json=json, quiet=quiet)
+    return _train_run(composed, out, name, from_, json=json, quiet=quiet, profile=profile)
 
 
-def _train_run(composed: Composed, out: str, name: str | None, from_: str | None, *, json: bool, quiet: bool) -> int:
+def _train_run(
+    composed: Composed, out: str, name: str | None, from_: str | None, *, json: bool, quiet: bool, profile: bool
+) -> int:
     from qfleet.run import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
+    traces = make_traces(profile)
     run = start(
         composed.plan,
         out=out,
@@ -82,8 +94,9 @@ def _train_run(composed: Composed, out: str, name: str | None, from_: str | None
         watcher=make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         weights_from=None if from_ is None else find_run(from_, out),
         command=["qfleet", *invocation.get()],
+        callbacks=traces,
     )
-    return _farewell(run, json, quiet)
+    return _farewell(run, traces, json, quiet)
 
 
 def _name(composed: Composed, name: str | None) -> str:
@@ -108,6 +121,7 @@ def resume(
     jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
+    profile: Profile = False,
 ) -> int:
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
@@ -118,10 +132,12 @@ def resume(
 
     path = find_entry(run, out)
     if is_group(path):
+        refuse_profile(profile, f"{path} is a group of several.")
         return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
     _refuse_jobs(at_once, f"{path} is one run.")
-    watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    return _farewell(start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict), json, quiet)
+    watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile)
+    found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)
+    return _farewell(found, traces, json, quiet)
 
 
 # --- groups ---
@@ -212,7 +228,9 @@ def _introduce(composed: Composed, json: bool, quiet: bool) -> None:
         say(f"note: {note}", to_stderr=json)
 
 
-def _farewell(run: "Run", json: bool, quiet: bool) -> int:
+def _farewell(run: "Run", traces: "list[Trace]", json: bool, quiet: bool) -> int:
+    if traces:
+        keep_profile(run, traces[0], json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program
 

@@ -16,7 +16,7 @@ from cyclopts import (
 
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, compose
-from qfleet.plan.check import COMMAND_LINE
+from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.paths import index, nearest, nearest_path, parse
 from qfleet.plan.schema import Count, OwnTorso, Positive
 

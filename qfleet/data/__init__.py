@@ -1,6 +1,7 @@
 """What travels between rooms."""
 
 from qfleet.data.actions import join_actions, split_actions
+from qfleet.data.stopwatch import STAGES, Stopwatch
 from qfleet.data.types import (
     Array,
     Batch,
@@ -14,9 +15,11 @@ from qfleet.data.types import (
     Step,
     Tick,
     World,
+    count_steps,
 )
 
 __all__ = [
+    "STAGES",
     "Array",
     "Batch",
     "Board",
@@ -27,8 +30,10 @@ __all__ = [
     "Spec",
     "State",
     "Step",
+    "Stopwatch",
     "Tick",
     "World",
+    "count_steps",
     "join_actions",
     "split_actions",
 ]

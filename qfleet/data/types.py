@@ -42,6 +42,9 @@ class Step:
     terminated: Array  # [B] bool
     truncated: Array  # [B] bool
     mask: Array | None = None  # [B, A] bool, True = allowed
+    # Lanes [B] whose step never happened, because their environment failed: the observation before was the episode's
+    # last, and the one shown now begins a new one. None: all went well.
+    lost: Array | None = None
 
 
 @dataclass(slots=True)
@@ -58,6 +61,12 @@ class Rollout:
     mask: Array | None = None  # [T, B, A] bool
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
     value: Array | None = None  # [T, B, 2] float32, what the policy expected: of its action, of the best one
+    finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended in it
+
+
+def count_steps(rollout: Rollout) -> int:
+    """Rows that are steps: all but final observations."""
+    return int(rollout.last.size - rollout.last.sum())
 
 
 @dataclass(slots=True)

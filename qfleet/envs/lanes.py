@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
-from qfleet.data import Array, Spec, State, Step
+from qfleet.data import Array, State, Step
 from qfleet.data.saved import FLAGS, saved_array
-from qfleet.envs.adapt import ActionAdapter, ObsAdapter, OutsideSpace, adapt_actions, adapt_obs
+from qfleet.envs.adapt import OutsideSpace
 from qfleet.envs.episodes import Episodes, episode_seed
-from qfleet.errors import EnvError, UsageError
-
-AnyEnv = gym.Env[Any, Any]
+from qfleet.envs.single import AnyEnv as AnyEnv
+from qfleet.envs.single import Raised, Single, blank, check_finite, made
+from qfleet.errors import EnvError
 
 
 class Lanes:
@@ -37,25 +36,26 @@ class Lanes:
         self._envs: list[AnyEnv] = []
         try:
             for _ in range(num):
-                self._envs.append(_made(make, name))
-            self._obs: ObsAdapter = adapt_obs(self._envs[0].observation_space, name)
-            self._actions: ActionAdapter = adapt_actions(self._envs[0].action_space, bins, name)
+                self._envs.append(made(make, name))
+            self._single = Single(self._envs[0], bins, name)
             self._episodes = Episodes(num, seed, stream)
-            masked = "action_mask" in self._reset_env(0, episode_seed(seed, stream, 0, 0))[1]
+            self._single.learn_masks(self._envs[0], episode_seed(seed, stream, 0, 0))
+        except Raised as error:
+            self.close()
+            raise self._named(0, error) from error.error
         except BaseException:
             self.close()
             raise
-        self.spec = Spec(self._obs.shape, self._obs.dtype, self._actions.counts, masked=masked)
-        self._finite = self._obs.dtype != "uint8"
+        self.spec = self._single.spec
         self._sent: Array | None = None
-        self._last = self._blank()
+        self._last = blank(self.spec, num)
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
         self._episodes.rewind()
         self._sent = None
         self._episodes.begin(np.ones(self.num, bool))
-        step = self._blank()
+        step = blank(self.spec, self.num)
         for lane in range(self.num):
             self._begin(lane, step)
         return self._checked(step)
@@ -70,7 +70,7 @@ class Lanes:
             raise RuntimeError("receive() without send()")
         action, self._sent = self._sent, None
         fresh = self._last.terminated | self._last.truncated
-        step = self._blank()
+        step = blank(self.spec, self.num)
         if fresh.any():
             self._episodes.begin(fresh)
         for lane in range(self.num):
@@ -96,7 +96,7 @@ class Lanes:
         self._episodes.load_state_dict(state, self.spec.num_actions)
         ended = saved_array(state, "ended", FLAGS, (self.num,))
         self._sent = None
-        step = self._blank()
+        step = blank(self.spec, self.num)
         for lane in range(self.num):
             self._redrive(lane, step)
         # An episode that was given up did not end by itself, and does not when it is driven again.
@@ -121,75 +121,41 @@ class Lanes:
             self._advance(lane, action, step)
 
     def _begin(self, lane: int, step: Step) -> None:
-        obs, info = self._reset_env(lane, int(self._episodes.seed[lane]))
-        step.reward[lane], step.terminated[lane], step.truncated[lane] = 0.0, False, False
-        self._show(lane, obs, info, step)
+        try:
+            self._single.begin(self._envs[lane], int(self._episodes.seed[lane]), step, lane)
+        except (Raised, OutsideSpace) as error:
+            raise self._named(lane, error) from getattr(error, "error", error)
 
     def _advance(self, lane: int, action: int, step: Step) -> None:
         try:
-            obs, reward, terminated, truncated, info = self._envs[lane].step(self._actions.decode(action))
-            step.reward[lane] = float(reward)
-        except Exception as error:
-            raise self._raised(lane, "step", error) from error
-        step.terminated[lane], step.truncated[lane] = terminated, truncated
-        self._show(lane, obs, info, step)
-
-    def _reset_env(self, lane: int, seed: int) -> tuple[Any, dict[str, Any]]:
-        try:
-            obs, info = self._envs[lane].reset(seed=seed)
-        except Exception as error:
-            raise self._raised(lane, "reset", error) from error
-        return obs, info
-
-    def _show(self, lane: int, obs: Any, info: dict[str, Any], step: Step) -> None:
-        try:
-            step.obs[lane] = self._obs.encode(obs)
-            if step.mask is not None:
-                step.mask[lane] = self._mask(info, bool(step.terminated[lane]))
-        except OutsideSpace as error:
-            raise self._outside(lane, error.field, error.expected, error.got) from error
-
-    def _mask(self, info: dict[str, Any], terminated: bool) -> Array:
-        num = self.spec.num_actions
-        given = info.get("action_mask")
-        if given is None and not terminated:
-            raise OutsideSpace('info["action_mask"]', "a mask with every reset and step, as with the first", "none")
-        mask = np.ones(num, bool) if given is None else np.asarray(given).astype(bool).ravel()
-        if mask.shape != (num,):
-            raise OutsideSpace('info["action_mask"] size', str(num), str(mask.size))
-        if not mask.any():
-            if not terminated:
-                raise OutsideSpace('info["action_mask"]', "at least one allowed action", "none allowed")
-            mask[:] = True  # nothing is chosen after the end, but a maximum over no actions would not be finite
-        return mask
-
-    def _blank(self) -> Step:
-        # New arrays each time: callers keep what they were given.
-        spec, num = self.spec, self.num
-        flags = np.zeros((2, num), bool)
-        mask = np.ones((num, spec.num_actions), bool) if spec.masked else None
-        return Step(np.zeros((num, *spec.obs), spec.dtype), np.zeros(num, np.float32), flags[0], flags[1], mask)
+            self._single.advance(self._envs[lane], action, step, lane)
+        except (Raised, OutsideSpace) as error:
+            raise self._named(lane, error) from getattr(error, "error", error)
 
     def _checked(self, step: Step) -> Step:
-        if not np.isfinite(step.reward).all():
-            self._not_finite("reward", step.reward)
-        if self._finite and not np.isfinite(step.obs).all():
-            self._not_finite("observation", step.obs)
+        # All lanes at once: asking each would take longer than a small environment's step.
+        if not (np.isfinite(step.reward).all() and (not self._single.finite or np.isfinite(step.obs).all())):
+            self._find_fault(step)
         self._last = step
         return step
 
-    def _not_finite(self, field: str, values: Array) -> None:
-        lane = int(np.flatnonzero(~np.isfinite(values.reshape(self.num, -1)).all(axis=1))[0])
-        row = np.ravel(values[lane])
-        raise self._outside(lane, field, "finite numbers", str(row[~np.isfinite(row)][0]))
+    def _find_fault(self, step: Step) -> None:
+        for field, values in (("reward", step.reward), ("observation", step.obs)):
+            for lane in range(self.num):
+                try:
+                    check_finite(field, values[lane])
+                except OutsideSpace as error:
+                    raise self._named(lane, error) from error
 
     def _require_idle(self) -> None:
         if self._sent is not None:
             raise RuntimeError("a step is under way: call receive() first")
 
-    def _outside(self, lane: int, field: str, expected: str, got: str) -> EnvError:
+    def _named(self, lane: int, error: Raised | OutsideSpace) -> EnvError:
+        if isinstance(error, Raised):
+            return self._raised(lane, error.call, error.error)
         return EnvError(
-            f"{self._name}, lane {lane}: {field}: expected {expected}, got {got}.",
+            f"{self._name}, lane {lane}: {error.field}: expected {error.expected}, got {error.got}.",
             "The environment returned something outside its own declared spaces.",
             f"Mend the environment or its declared spaces; `qfleet env check {self._name}` looks for this.",
         )
@@ -201,15 +167,3 @@ class Lanes:
             f" (seed {self._episodes.seed[lane]}) after {self._episodes.length[lane]} steps.",
             "Mend the environment; its own traceback is this error's cause.",
         )
-
-
-def _made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
-    env = make()
-    missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(env, part)]
-    if missing:
-        raise UsageError(
-            f"env.id={name!r} made a {type(env).__name__}, which is not a Gymnasium environment.",
-            f"It lacks {', '.join(missing)}.",
-            "Give a gymnasium.Env class or a function that returns an environment.",
-        )
-    return env

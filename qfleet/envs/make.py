@@ -1,23 +1,30 @@
 """Choosing the world for a plan."""
 
+import os
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.find import called, find, unknown
+from qfleet.envs.find import absolute_id, called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
 from qfleet.envs.options import fitting
+from qfleet.envs.seats import Task
+from qfleet.envs.workers import Workers
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
 _CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 # In training a fresh Atari seed costs time; in evaluation every episode has one of its own.
 _RESEED_STEPS = 1_000
+_GIB = 2**30
 
 
 def make_world(
@@ -29,16 +36,25 @@ def make_world(
     make: Callable[[], AnyEnv] | None = None,
     threads: int = 1,
     render_mode: str | None = None,
+    logs: Path | None = None,
 ) -> World:
-    """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds."""
+    """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds.
+
+    What environments in processes of their own print goes to files in the folder `logs`, or nowhere. A world that is
+    to draw stays in this process.
+    """
     num = num or env.num
     if make is None and is_atari(env.id):
+        _refuse_workers(env)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
     if make is None and env.id in _CARTPOLE_STEPS:
         options = fitting(env.options, OPTIONS, env.id)
         if render_mode is None and options.keys() <= OPTIONS.keys():
+            _refuse_workers(env)
             return _cartpole(env, num, seed, stream, options)
+    if env.workers and render_mode is None:
+        return _workers(env, num, seed, stream, make, logs)
     factory = called(env, make) if make else find(env, render_mode)
     return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
 
@@ -67,6 +83,50 @@ def _cartpole(env: Env, num: int, seed: int, stream: int, options: dict[str, Any
     if env.bins is not None:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
     return CartPole(num, seed=seed, stream=stream, **{"max_episode_steps": _CARTPOLE_STEPS[env.id], **options})
+
+
+def _workers(
+    env: Env, num: int, seed: int, stream: int, make: Callable[[], AnyEnv] | None, logs: Path | None
+) -> Workers:
+    return Workers(
+        _task(env, make),
+        num,
+        seed=seed,
+        stream=stream,
+        workers=env.workers,
+        step_seconds=env.step_timeout_seconds,
+        rebuilds=env.rebuilds,
+        memory_bytes=None if env.worker_memory_gib is None else env.worker_memory_gib * _GIB,
+        logs=logs,
+    )
+
+
+def _task(env: Env, make: Callable[[], AnyEnv] | None) -> Task:
+    there = msgspec.structs.replace(env, id=absolute_id(env.id))
+    if make is None:
+        known = gym.registry.get(env.id)
+        if known is not None:
+            _sendable(env, known, f"the function that {env.id!r} was registered with")
+        return Task(there, None, known, os.getcwd())
+    called(env, make)  # refuses what goes with no function
+    return Task(there, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd())
+
+
+def _sendable(env: Env, value: Any, what: str) -> bytes:
+    try:
+        return bytes(ForkingPickler.dumps(value))
+    except Exception as error:
+        raise UsageError(
+            f"env.workers={env.workers}: {what} cannot be sent to another process.",
+            f"Python said: {error}.",
+            "Define it at the top level of a module (no lambda, no function inside a function), or remove env.workers.",
+        ) from error
+
+
+def _refuse_workers(env: Env) -> None:
+    if env.workers:
+        why = "All its copies are stepped together in native code, faster than one process can answer another."
+        raise _no_effect("workers", env.workers, env.id, why)
 
 
 def _refuse_atari_settings(env: Env) -> None:

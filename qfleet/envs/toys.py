@@ -1,6 +1,9 @@
 """Small environments with known answers or known faults, for tests; importing this registers them as `toys/X-v0`."""
 
+import ctypes
 import os
+import sys
+import time
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -191,8 +194,106 @@ class Unrepeatable(Random):
         return (np.frombuffer(os.urandom(self.size), np.uint8).astype(np.float32) - 127) * np.float32(scale / 100)
 
 
+class Traced(gym.Env[Array, Any]):
+    """Shows its seed in two halves and the step; the seed decides its length, 3 to 9. The reward is the step.
+
+    Those built on it fail at step `at` (0: in reset) of one episode in `every`, by the seed.
+    """
+
+    def __init__(self, every: int = 1, at: int = 2, fault: str = "") -> None:
+        self.observation_space = spaces.Box(0.0, np.inf, (3,), np.float32)
+        self.action_space = spaces.Discrete(3)
+        self._every, self._at, self._fault = every, at, fault
+        self._seed, self._step = 0, 0
+
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
+        """Begin the episode that the seed stands for."""
+        self._seed, self._step = seed or 0, 0
+        return self._answer()[0], {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+        """One on; odd lengths are terminated, even ones truncated."""
+        self._step += 1
+        obs, reward = self._answer()
+        length = self.length(self._seed)
+        over = self._step >= length
+        return obs, reward, over and length % 2 == 1, over and length % 2 == 0, {}
+
+    @staticmethod
+    def length(seed: int) -> int:
+        """How many steps the episode of a seed has."""
+        return 3 + (seed >> 2) % 7
+
+    @staticmethod
+    def shown(seed: int, step: int) -> tuple[int, int, int]:
+        """The observation at a step; halves, because float32 cannot hold a seed."""
+        return seed >> 16, seed & 0xFFFF, step
+
+    def _answer(self) -> tuple[Any, Any]:
+        obs, reward = np.array(self.shown(self._seed, self._step), np.float32), float(self._step)
+        if self._step == self._at and (self._seed >> 2) % self._every == 0:
+            return self._fail(obs, reward)
+        return obs, reward
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        return obs, reward
+
+
+class Breaking(Traced):
+    """Raises, and from then on in every reset; with fault="exit", SystemExit."""
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        self._every, self._at = 1, 0
+        if self._fault == "exit":
+            sys.exit("the toy has had enough")
+        raise ZeroDivisionError("the toy broke")
+
+
+class Lying(Traced):
+    """Answers outside its spaces: fault is shape, dtype, nan or reward."""
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        wrong = {"shape": np.zeros(7, np.float32), "dtype": np.array(["a", "b", "c"]), "nan": obs * np.nan}
+        return wrong.get(self._fault, obs), np.inf if self._fault == "reward" else reward
+
+
+class Hanging(Traced):
+    """Does not answer; with fault="hard", it does not let any other Python code of its process run either."""
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        if self._fault == "hard":
+            ctypes.PyDLL(None).sleep(3_600)
+        time.sleep(3_600)
+        return obs, reward
+
+
+class Crashing(Traced):
+    """Takes its process along: by a segmentation fault, or with fault="exit" by os._exit."""
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        if self._fault == "exit":
+            os._exit(7)
+        ctypes.string_at(0)
+        return obs, reward
+
+
+class Leaking(Traced):
+    """Keeps another 4 MB; what is printed by fault="flood" is 3 MB."""
+
+    kept: ClassVar[list[bytes]] = []
+
+    def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
+        if self._fault == "flood":
+            sys.stdout.write("flood\n" * 500_000)
+            sys.stdout.flush()
+        else:
+            Leaking.kept.append(os.urandom(1) * 4_000_000)
+        return obs, reward
+
+
 for _toy in (
     Constant, Counting, Random, Masked, DictObs, BoxAction, NotFinite, Misshapen, Raising, Unrepeatable,
+    Traced, Breaking, Lying, Hanging, Crashing, Leaking,
 ):  # fmt: skip
     if f"toys/{_toy.__name__}-v0" not in gym.registry:
         gym.register(f"toys/{_toy.__name__}-v0", entry_point=f"{__name__}:{_toy.__name__}")

@@ -7,6 +7,7 @@ import torch
 
 from qfleet.data import Spec
 from qfleet.learn.bonus import Counts, make_bonus
+from qfleet.learn.compiled import make_whole
 from qfleet.learn.feed import Diverging, Feed, Observer, ReplayFeed, drain, learning
 from qfleet.learn.fresh import FreshFeed
 from qfleet.learn.gate import Gate
@@ -45,31 +46,39 @@ def make_learner(
 ) -> Learner:
     """The learner the plan describes, around this network; `fresh` makes the weights of a reset by its number."""
     net.to(device)
+    target = make_target(plan, net)
+    optimizer = make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad))
+    head, view = make_head(plan, spec), make_view(plan.algo)
+    rule = None if isinstance(plan.replay, Fresh) else make_rule(plan.algo)
     return Learner(
         net,
-        make_target(plan, net),
-        make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad)),
-        head=make_head(plan, spec),
-        rule=None if isinstance(plan.replay, Fresh) else make_rule(plan.algo),
-        view=make_view(plan.algo),
+        target,
+        optimizer,
+        head=head,
+        rule=rule,
+        view=view,
         follow=make_follow(plan),
         clip_norm=plan.optim.clip_norm,
         decay_updates=plan.optim.decay_updates,
         reset=make_reset(plan.algo, fresh),
         rate_factor=rate_factor,
         device=device,
+        reduced=plan.runtime.precision == "bfloat16",
+        whole=make_whole(plan, net, target, optimizer, head=head, rule=rule, view=view),
     )
 
 
 def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:
     """Where the plan's batches come from."""
     observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
+    width = lanes // plan.actors.num
     if isinstance(plan.replay, Fresh):
         fresh = plan.replay
-        settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace}
+        settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace, "width": width}
         return FreshFeed(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
     anneal = make_anneal(plan.algo, replay.fold)
-    return ReplayFeed(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, plan.population.num)
+    members = plan.population.num
+    return ReplayFeed(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
 
 
 def make_gate(plan: Plan) -> Gate:

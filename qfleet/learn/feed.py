@@ -1,12 +1,13 @@
 """The feed: rollouts in, batches out, at the gate's pace; and the learner as a worker. Shapes: T rows, B lanes."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Tick
+from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Stopwatch, Tick
 from qfleet.data.saved import saved_count, saved_value
 from qfleet.learn.bonus import Counts
 from qfleet.learn.gate import Gate
@@ -14,7 +15,7 @@ from qfleet.learn.learner import Learner, NonFiniteUpdate
 from qfleet.learn.plasticity import Anneal
 from qfleet.learn.population import Members
 from qfleet.nets import Normalize, QNet
-from qfleet.replay import Replay
+from qfleet.replay import ALL, Replay
 
 SKIPS_IN_A_ROW = 5
 
@@ -34,19 +35,23 @@ class Observer:
         self.net, self.discount, self.clip = net, discount, clip  # `clip`: rewards will be, when they are cut
         self.returns = np.zeros(lanes, np.float64)  # discounted return so far, the scale that rewards are divided by
 
-    def observe(self, rollout: Rollout) -> None:
-        """Fold a rollout's observations and returns into the statistics; final rows carry no reward."""
+    def observe(self, rollout: Rollout, lanes: slice = ALL) -> None:
+        """Fold observations and returns of these lanes into the statistics; final rows carry no reward."""
         if self.net.normalize is not None:
             self.net.normalize.observe(torch.from_numpy(rollout.obs).flatten(0, 1))
         if self.net.rewards is not None:
             rewards = np.clip(rollout.reward, -1.0, 1.0) if self.clip else rollout.reward
             for reward, last in zip(rewards, rollout.last, strict=True):
-                self.observe_reward(self.net.rewards, reward, last)
+                self.observe_reward(self.net.rewards, reward, last, lanes)
 
-    def observe_reward(self, statistics: Normalize, reward: Array, last: Array) -> None:
+    def observe_reward(self, statistics: Normalize, reward: Array, last: Array, lanes: slice = ALL) -> None:
         """One row of rewards."""
-        self.returns = np.where(last, 0.0, self.returns * self.discount + reward)
-        statistics.observe(torch.from_numpy(self.returns[~last]))
+        returns = self.returns[lanes] = np.where(last, 0.0, self.returns[lanes] * self.discount + reward)
+        statistics.observe(torch.from_numpy(returns[~last]))
+
+    def forget(self, lanes: slice) -> None:
+        """The episodes of these lanes are over."""
+        self.returns[lanes] = 0.0
 
 
 class Feed(Protocol):
@@ -59,6 +64,10 @@ class Feed(Protocol):
         """Take a rollout in."""
         ...
 
+    def seal(self, worker: int) -> int:
+        """This actor is gone: nothing joins what it sent to what comes next. Steps whose outcome is now unknown."""
+        ...
+
     def take(self, expected: int) -> Batch | Sequences | None:
         """A batch if one is due, counting steps that are surely coming as well."""
         ...
@@ -67,7 +76,7 @@ class Feed(Protocol):
         """The batch was learned from."""
         ...
 
-    def news(self) -> dict[str, float]:
+    def news(self) -> dict[str, float | None]:
         """What a progress row tells of it; means are since it was last asked."""
         ...
 
@@ -80,17 +89,48 @@ class Feed(Protocol):
         ...
 
 
-def news_of(replay: Replay, bonus: Counts | None) -> dict[str, float]:
+def news_of(replay: Replay, bonus: Counts | None) -> dict[str, float | None]:
     """The bonus paid and the share of items kept out, where the plan has such things."""
     filtered = {} if replay.filter is None else {"filtered": replay.filter.share}
     return {**({} if bonus is None else bonus.news()), **filtered}
 
 
+def lanes_of(worker: int, width: int) -> slice:
+    """The lanes of one of several actors with `width` lanes each."""
+    return slice(worker * width, (worker + 1) * width)
+
+
 def add_paid(rollout: Rollout, replay: Replay, observer: Observer, bonus: Counts | None) -> int:
     """Remember and observe a rollout, with its bonus if there is one; returns how many steps came in."""
+    lanes = lanes_of(rollout.source[0], rollout.last.shape[1])
     paid = rollout if bonus is None else bonus.add(rollout)
-    observer.observe(paid)
-    return replay.add(paid, rollout.reward)
+    observer.observe(paid, lanes)
+    return replay.add(paid, rollout.reward, lanes)
+
+
+def seal(lanes: slice, replay: Replay, observer: Observer) -> int:
+    """The actor of these lanes is gone; returns how many of its steps have no outcome."""
+    observer.forget(lanes)
+    return replay.seal(lanes)
+
+
+@dataclass
+class Drawn:
+    """What was drawn since the last news: how many items, their serial numbers and the steps made by then, summed."""
+
+    items: int = 0
+    serials: int = 0
+    steps: int = 0
+
+    def count(self, ids: Array, steps: int) -> None:
+        """One batch."""
+        self.items += len(ids)
+        self.serials += int(ids.sum())
+        self.steps += len(ids) * steps
+
+    def age(self, steps: int, head: int) -> float | None:
+        """How many steps ago the mean item came in, when so many steps have made `head` items so far."""
+        return max(0.0, (self.steps - self.serials * steps / head) / self.items) if self.items else None
 
 
 class ReplayFeed:
@@ -105,11 +145,14 @@ class ReplayFeed:
         anneal: Anneal | None = None,
         bonus: Counts | None = None,
         members: int = 1,
+        width: int | None = None,
     ) -> None:
         self.replay, self.gate, self.observer, self.batch_size = replay, gate, observer, batch_size
         self.anneal, self.bonus, self.members = anneal, bonus, members  # each member gets a batch of its own
+        self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = 0
         self.refill = 0  # items that must have been ready again before learning goes on
+        self.drawn = Drawn()
         self.refold()
 
     def refold(self) -> None:
@@ -120,6 +163,10 @@ class ReplayFeed:
     def insert(self, rollout: Rollout) -> None:
         """Remember a rollout."""
         self.steps += add_paid(rollout, self.replay, self.observer, self.bonus)
+
+    def seal(self, worker: int) -> int:
+        """End the episodes of an actor that is gone."""
+        return seal(lanes_of(worker, self.width), self.replay, self.observer)
 
     def take(self, expected: int) -> Batch | Sequences | None:
         """A batch if the gate is open, counting steps that are surely coming as well."""
@@ -134,12 +181,14 @@ class ReplayFeed:
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """Count it, and remember how surprising its items still are."""
         self.gate.passed()
+        self.drawn.count(batch.ids, self.steps)
         self.replay.update(batch.ids, priority)
         self.refold()
 
-    def news(self) -> dict[str, float]:
-        """The bonus paid and the share of items kept out."""
-        return news_of(self.replay, self.bonus)
+    def news(self) -> dict[str, float | None]:
+        """How old the items drawn were, in steps; the bonus paid and the share of items kept out."""
+        age, self.drawn = self.drawn.age(self.steps, self.replay.head), Drawn()
+        return {"replay_age": age, **news_of(self.replay, self.bonus)}
 
     def state_dict(self) -> State:
         """Counters, gate, replay without its rows, and the memory of rewards and visits."""
@@ -150,16 +199,19 @@ class ReplayFeed:
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
             "refill": self.refill,
+            "drawn": asdict(self.drawn),
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment; an older version's batch was the plan's own, and it did not keep `refill`."""
+        """Come back to that moment; an older version's batch was the plan's own, it kept no `refill`, no `drawn`."""
         self.steps = int(state["steps"])
         self.gate.load_state_dict(state["gate"])
         if "batch_size" in state:
             self.batch_size = saved_count(state, "batch_size")
         self.refill = saved_count(state, "refill") if "refill" in state else 0
+        drawn = saved_value(state, "drawn") if "drawn" in state else asdict(Drawn())
+        self.drawn = Drawn(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
         self.observer.returns = np.array(state["returns"])
         self.refold()
         if self.bonus is not None:
@@ -186,6 +238,7 @@ def learning(
     board: Board,
     expected: Callable[[], int] = lambda: 0,
     skipped: int = 0,
+    watch: Stopwatch | None = None,
 ) -> Iterator[Tick]:
     """The learner as a worker: one update per tick while the gate is open.
 
@@ -193,16 +246,19 @@ def learning(
     after every receive exactly floor(ratio x steps past the start) updates were made. `skipped` updates in a row were
     not finite so far.
     """
-    weights = learner.weights()
+    watch, weights = watch or Stopwatch(), learner.weights()
     board.publish(learner.updates + 1, weights)
     while True:
-        drain(channel, feed)
-        batch = feed.take(expected())
+        with watch.insert:
+            drain(channel, feed)
+        with watch.sample:
+            batch = feed.take(expected())
         if batch is None:
             yield Tick(busy=False)
             continue
         try:
-            report = learner.update(batch)
+            with watch.update:
+                report = learner.update(batch)
         except NonFiniteUpdate as cause:
             skipped += 1
             if skipped >= SKIPS_IN_A_ROW:
@@ -210,6 +266,8 @@ def learning(
             yield Tick(busy=True, stats={"skipped": str(cause)})
             continue
         skipped = 0
-        feed.learned(batch, report.priority)
-        board.publish(learner.updates + 1, weights)
+        with watch.sample:
+            feed.learned(batch, report.priority)
+        with watch.sync:
+            board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

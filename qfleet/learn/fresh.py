@@ -1,7 +1,7 @@
 """Learning from fresh experience only: no replay, no target network (PQN, Gallici et al. 2024).
 
-Shapes: T rows, B lanes, N items. A block is T rows of every lane and the row after them, from which it bootstraps; its
-Q(lambda) returns are computed once, by the network as it was when the block was complete.
+Shapes: T rows, B lanes, N items. A block is T rows of every lane of one actor and the row after them, from which it
+bootstraps; its Q(lambda) returns are computed once, by the network as it was when the block was taken.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import torch
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.saved import saved_count, saved_value
 from qfleet.learn.bonus import Counts
-from qfleet.learn.feed import Observer, add_paid, news_of
+from qfleet.learn.feed import Observer, add_paid, lanes_of, news_of, seal
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
 from qfleet.qlearn.rules import masked
@@ -33,9 +33,11 @@ class FreshFeed:
         epochs: int,
         minibatches: int,
         trace: float,
+        width: int | None = None,
     ) -> None:
         self.replay, self.learner, self.observer, self.bonus = replay, learner, observer, bonus
         self.epochs, self.minibatches, self.trace = epochs, minibatches, trace
+        self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = self.learned_items = 0
         self.waiting: deque[Batch] = deque()  # always empty between turns: a block is learned from in one go
 
@@ -43,10 +45,13 @@ class FreshFeed:
         """Take a row in."""
         self.steps += add_paid(rollout, self.replay, self.observer, self.bonus)
 
+    def seal(self, worker: int) -> int:
+        """Drop the block that an actor had begun: it is gone."""
+        return seal(lanes_of(worker, self.width), self.replay, self.observer)
+
     def take(self, expected: int) -> Batch | None:
         """The next minibatch, if a block is complete."""
-        if not self.waiting and self.replay.head > self.learned_items:
-            self.learned_items = self.replay.head
+        while not self.waiting and self.replay.head > self.learned_items:
             self.waiting.extend(self.cut_block())
         return self.waiting.popleft() if self.waiting else None
 
@@ -67,8 +72,10 @@ class FreshFeed:
         ]
 
     def block(self) -> Sequences:
-        """The newest window of every lane."""
-        serials = np.arange(self.replay.head - self.replay.lanes, self.replay.head)
+        """The oldest window of every lane of one actor that was not learned from."""
+        begin = max(self.learned_items, self.replay.tail)
+        serials = np.arange(begin, begin + self.replay.width_at(begin))
+        self.learned_items = int(serials[-1]) + 1
         block = self.replay.take(serials, np.ones(len(serials), np.float32))
         if not isinstance(block, Sequences):
             raise TypeError("fresh experience is cut in sequences")
@@ -87,7 +94,7 @@ class FreshFeed:
         out: Array = found.cpu().numpy()
         return out
 
-    def news(self) -> dict[str, float]:
+    def news(self) -> dict[str, float | None]:
         """The bonus paid."""
         return news_of(self.replay, self.bonus)
 

@@ -1,6 +1,7 @@
 """The learner turns a batch into better weights. Shapes: N items."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.learn.optimizer import Optimizer, clip_gradients
+from qfleet.learn.compiled import CannotCompile, Whole
+from qfleet.learn.device import make_carry, numbers
+from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
-from qfleet.nets import QNet
+from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
 from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
 
@@ -47,6 +50,8 @@ class Learner:
         reset: Reset | None = None,
         rate_factor: float = 1.0,
         device: torch.device | None = None,
+        reduced: bool = False,
+        whole: Whole | None = None,
     ) -> None:
         self.net, self.target, self.optimizer = net, target, optimizer
         self.head, self.rule, self.view, self.follow = head, rule, view, follow
@@ -57,31 +62,50 @@ class Learner:
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in learned], [parameter for _, parameter in learned]
         self.online_tensors, self.target_tensors = tensors(net.parameters()), tensors(target.parameters())
+        self.online, self.aim = fastest(net, self.device, reduced), fastest(target, self.device, reduced)
+        self.whole, self.carry = whole, make_carry(self.device)
         self.updates = 0
+        keep_freed_memory()
 
     def update(self, batch: Batch | Sequences) -> Report:
-        """One optimiser step on one batch."""
-        return self.apply(self.examine(batch))
+        """One optimiser step on one batch, whose arrays are not looked at afterwards."""
+        if self.whole is None:
+            return self.apply(self.examine(batch))
+        try:
+            marks, priority = self.whole(self.tensors(batch), self.rate())
+        except CannotCompile as cause:
+            warnings.warn(f"runtime.compile: going on step by step ({cause})", RuntimeWarning, stacklevel=2)
+            self.whole = None
+            return self.update(batch)
+        return self.moved(finite_report(marks.tolist(), priority))
 
     def examine(self, batch: Batch | Sequences) -> Change:
         """The step that this batch asks for; nothing is changed yet."""
-        loss, priority, values = td_loss(self.head, self.rule, self.view, self.net, self.target, self.tensors(batch))
-        gradients = list(torch.autograd.grad(loss, self.parameters, allow_unused=True, materialize_grads=True))
-        norm, size, value = clip_gradients(gradients, self.clip_norm), loss.item(), values.mean().item()
-        if not (math.isfinite(size) and math.isfinite(norm) and math.isfinite(value)):
-            raise NonFiniteUpdate(f"loss {size}, gradient norm {norm}, mean value {value}")
-        return Change(gradients, Report(size, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": value}))
+        loss, priority, values = td_loss(self.head, self.rule, self.view, self.online, self.aim, self.tensors(batch))
+        gradients = self.gradients(loss)
+        found = finite_report(numbers(loss, gradient_norm(gradients), values.mean()), priority)
+        clip_gradients(gradients, found.stats["gradient_norm"], self.clip_norm)
+        return Change(gradients, found)
+
+    def gradients(self, loss: Tensor) -> list[Tensor]:
+        """Of the loss, by every parameter."""
+        return self.online.gradients(loss) if isinstance(self.online, Chain) else gradients_of(loss, self.parameters)
 
     def apply(self, change: Change) -> Report:
         """Make the step."""
         self.optimizer.learning_rate = self.rate()
         self.optimizer.step(change.gradients)
+        return self.moved(change.report)
+
+    def moved(self, report: Report) -> Report:
+        """A step was made: count it, let the target follow, and begin anew if it is time."""
         self.updates += 1
-        self.follow(self.target_tensors, self.online_tensors, self.updates)
+        if self.whole is None or self.whole.tau is None:
+            self.follow(self.target_tensors, self.online_tensors, self.updates)
         if self.reset is not None and self.reset.due(self.updates):
             self.reset.apply((self.net, self.target), self.names, self.optimizer.moments, self.updates)
-            change.report.stats["reset"] = self.reset.number(self.updates)
-        return change.report
+            report.stats["reset"] = self.reset.number(self.updates)
+        return report
 
     def rate(self) -> float:
         """The learning rate of the next update."""
@@ -90,15 +114,14 @@ class Learner:
 
     def tensors(self, batch: Batch | Sequences) -> Tensors:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""
-        found = {name: None if value is None else self.to(value) for name, value in fields_of(batch)}
+        found = self.carry(fields_of(batch))
         whole = self.rule is None and isinstance(batch, Batch)  # returns, made of rewards that were scaled already
         if self.net.rewards is not None and found["reward"] is not None and not whole:
             found["reward"] = (found["reward"] * self.net.rewards.scale()).clamp(-LIMIT, LIMIT)
+        ahead = found.get("next_obs")
+        if ahead is not None and ahead.dtype == torch.uint8 and self.rule is not None and self.rule.needs_online:
+            found["next_obs"] = self.net.shown(ahead)  # once for both networks
         return Tensors(**found)  # type: ignore[arg-type]
-
-    def to(self, values: Array) -> Tensor:
-        """An array as a tensor on the device; on CPU without a copy."""
-        return torch.from_numpy(values).to(self.device, non_blocking=True)
 
     def weights(self) -> Any:
         """What a board carries to the policy: not copies, so that they stay the newest."""
@@ -137,6 +160,21 @@ class Learner:
         for key, moments in self.optimizer.moments.items():
             for name, value in zip(self.names, moments, strict=True):
                 value.copy_(torch.from_numpy(named[f"{key}.{name}"]))
+
+
+def fastest(net: QNet, device: torch.device, reduced: bool) -> Network:
+    """The network itself, or the view of it that is computed soonest."""
+    if reduced:
+        return Reduced(net, device)
+    return chain_of(net) or net
+
+
+def finite_report(marks: list[float], priority: Tensor) -> Report:
+    """What an update has to say of its loss, gradient norm and mean value, if they are finite."""
+    loss, norm, value = marks
+    if not (math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value)):
+        raise NonFiniteUpdate(f"loss {loss}, gradient norm {norm}, mean value {value}")
+    return Report(loss, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": value})
 
 
 def fields_of(batch: Batch | Sequences) -> list[tuple[str, Array | None]]:

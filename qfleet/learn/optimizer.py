@@ -1,4 +1,4 @@
-"""Optimisers as one call into torch's fused kernels, and clipping that also tells whether the gradient is finite.
+"""Optimisers as one call into torch's fused kernels, and clipping.
 
 These are the kernels that torch.optim calls. Its classes are not used because making one imports torch's compiler,
 a second or more before the first step, and each of their steps costs as much as a small network's backward pass
@@ -185,9 +185,13 @@ def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, paramete
             return Sgd(parameters, rate, momentum=optim.momentum, weight_decay=decay)
 
 
-def clip_gradients(gradients: list[Tensor], limit: float | None) -> float:
-    """The global norm before clipping; scales the gradients in place when it exceeds the limit."""
-    norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+def gradient_norm(gradients: list[Tensor]) -> Tensor:  # []
+    """The global norm."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
+
+
+def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None) -> None:
+    """Scales the gradients in place when their norm exceeds the limit."""
     if limit is not None and norm > limit:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
-    return norm

@@ -1,6 +1,7 @@
 """Target networks: a copy made now and then, or a running average."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,23 +18,27 @@ class Follow(Protocol):
         ...
 
 
-def copy_every(updates_between: int) -> Follow:
+@dataclass(frozen=True)
+class CopyEvery:
     """Equal to the online network after every so many updates."""
 
-    def follow(target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        if updates % updates_between == 0:
+    updates_between: int
+
+    def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
+        """A copy, when its time has come."""
+        if updates % self.updates_between == 0:
             torch._foreach_copy_(target, online)
 
-    return follow
 
-
-def average(tau: float) -> Follow:
+@dataclass(frozen=True)
+class Average:
     """target += tau (online - target) after every update (Lillicrap et al. 2016)."""
 
-    def follow(target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        torch._foreach_lerp_(target, online, tau)
+    tau: float
 
-    return follow
+    def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
+        """A little closer."""
+        torch._foreach_lerp_(target, online, self.tau)
 
 
 def stay(target: list[Tensor], online: list[Tensor], updates: int) -> None:
@@ -45,7 +50,7 @@ def make_follow(plan: Plan) -> Follow:
     algo = plan.algo
     if isinstance(plan.replay, Fresh):
         return stay
-    return copy_every(algo.target.every_updates) if isinstance(algo.target, CopyTarget) else average(algo.target.tau)
+    return CopyEvery(algo.target.every_updates) if isinstance(algo.target, CopyTarget) else Average(algo.target.tau)
 
 
 def tensors(parameters: Iterable[Tensor]) -> list[Tensor]:

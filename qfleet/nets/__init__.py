@@ -1,14 +1,18 @@
 """Networks: torsos that make features, memories, heads that make outputs per action."""
 
+from qfleet.nets.chain import Chain, Network, chain_of
+from qfleet.nets.gradients import gradients_of, keep_freed_memory
 from qfleet.nets.heads import Dueling, Implicit, Plain
 from qfleet.nets.layers import Noisy, Style, constraints, dormant_share, set_noise, settle_norms, watching
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
+from qfleet.nets.precision import Reduced
 from qfleet.nets.qnet import QNet, make_net, require_memory
 from qfleet.nets.rescale import shrink, stretch
 from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
 
 __all__ = [
+    "Chain",
     "Dueling",
     "Impala",
     "Implicit",
@@ -16,13 +20,18 @@ __all__ = [
     "Minatar",
     "Mlp",
     "Nature",
+    "Network",
     "Noisy",
     "Normalize",
     "Plain",
     "QNet",
+    "Reduced",
     "Style",
+    "chain_of",
     "constraints",
     "dormant_share",
+    "gradients_of",
+    "keep_freed_memory",
     "make_net",
     "require_memory",
     "set_noise",

@@ -42,13 +42,15 @@ class QNet(nn.Module):
         self.torso, self.memory, self.head = torso, memory, head
         self.normalize, self.rewards = normalize, rewards
 
+    def shown(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
+        """What the torso is shown: bytes from 0 to 1, numbers normalised if the plan says so."""
+        if obs.dtype == torch.uint8:
+            return obs.to(torch.float32).div_(255.0)
+        return obs if self.normalize is None else self.normalize.forward(obs)
+
     def features(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, F]
         """What the torso makes of observations."""
-        if obs.dtype == torch.uint8:
-            obs = obs.to(torch.float32) / 255.0
-        elif self.normalize is not None:
-            obs = self.normalize(obs)
-        features: Tensor = self.torso(obs)
+        features: Tensor = self.torso(self.shown(obs))
         return features
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]

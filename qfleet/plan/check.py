@@ -7,15 +7,15 @@ a period that never comes due in a shortened run is only wrong if somebody asked
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import TypeAlias
 
 from qfleet.errors import UsageError
 from qfleet.plan import paths
 from qfleet.plan.algorithms import ATARI
-from qfleet.plan.draft import DEFAULT, show
+from qfleet.plan.case import Case, Problem, Rule
+from qfleet.plan.draft import DEFAULT
 from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.places import PLACES
 from qfleet.plan.schema import (
     Algo,
     CategoricalHead,
@@ -30,42 +30,13 @@ from qfleet.plan.schema import (
     Plan,
     PlateauRate,
     PrioritizedSampler,
-    Replay,
     SequencesView,
     SoftmaxExplore,
 )
 
-COMMAND_LINE = "command line"
-PYTHON = "Python"
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"
 PATIENCE = ("steer.stop_patience", "steer.learning_rate.patience", "steer.batch.patience")
-
-Problem: TypeAlias = tuple[str, str] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A plan under judgement, and where its values came from."""
-
-    plan: Plan
-    origins: Mapping[str, str]
-
-    def named(self, path: str) -> str:
-        """The setting with its value and origin, for messages."""
-        return f"{path}={show(paths.flatten(self.plan).get(path))} ({self.origins.get(path, DEFAULT)})"
-
-    @property
-    def buffer(self) -> Replay | None:
-        """The replay, unless the plan learns from fresh experience only."""
-        return self.plan.replay if isinstance(self.plan.replay, Replay) else None
-
-    def asked_now(self, path: str) -> bool:
-        """Whether this very command asked for it."""
-        return self.origins.get(path) in (COMMAND_LINE, PYTHON)
-
-
-Rule: TypeAlias = Callable[[Case], Problem]
 
 
 def updates_per_step(plan: Plan) -> Fraction:
@@ -436,6 +407,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "Sticky actions are a feature of the Atari emulator (ids ALE/... and ...NoFrameskip-v4).",
     ),
     (_only_atari("env.frame_size"), "Only Atari pictures are resized (ids ALE/... and ...NoFrameskip-v4)."),
+    *PLACES,
 )
 
 

@@ -22,10 +22,19 @@ class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Env(Part):
-    """The world: which one, how many copies, and how it is adapted."""
+    """The world: which one, how many copies, and how it is adapted.
+
+    With `workers` the copies are stepped in so many processes of their own, for worlds that are slow or unsafe: one
+    that raises, dies or answers later than `step_timeout_seconds` is made again, `rebuilds` times in ten minutes, and a
+    process that holds more than `worker_memory_gib` is replaced.
+    """
 
     id: str
     num: Positive = 8
+    workers: Count = 0
+    step_timeout_seconds: Rate = 30.0
+    rebuilds: Count = 5
+    worker_memory_gib: Rate | None = None
     bins: Annotated[int, Meta(ge=2)] | None = None
     frame_size: Annotated[int, Meta(ge=16)] | None = None
     sticky: Fraction | None = None
@@ -381,11 +390,43 @@ class Fresh(Part, tag="fresh"):
     trace: Fraction = 0.65
 
 
+class Actors(Part):
+    """Who acts: so many actors, each with `envs` of the environments (`env.num` in all)."""
+
+    num: Positive = 1
+    envs: Positive | None = None
+
+
 class Inline(Part, tag="inline"):
-    """Everything in one thread, turned by hand: deterministic and easy to debug."""
+    """Everything in one thread, turned by hand: deterministic and easy to debug.
+
+    `compile` makes the whole update one compiled piece, `precision` is what networks multiply in while they learn; both
+    are chosen by measurement where they are left open.
+    """
 
     device: str | None = None
     threads: Positive | None = None
+    compile: bool | None = None
+    precision: Literal["float32", "bfloat16"] | None = None
+
+
+class Processes(Part, tag="processes"):
+    """Actors in processes of their own, joined by shared memory; learning goes on while they act.
+
+    A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
+    not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `replay_process` the replay has a
+    process of its own too, and batches are cut there while the learner updates.
+    """
+
+    device: str | None = None
+    threads: Positive | None = None
+    compile: bool | None = None
+    precision: Literal["float32", "bfloat16"] | None = None
+    chunk_rows: Positive = 8
+    slots: Annotated[int, Meta(ge=2)] = 4
+    hung_seconds: Rate = 60.0
+    restarts: Count = 5
+    replay_process: bool = False
 
 
 class Save(Part):
@@ -462,10 +503,14 @@ class Until(Part):
 
 
 class Log(Part):
-    """How often a progress row is written, in environment steps (so that rows are repeatable), and where else to."""
+    """How often a progress row is written, in environment steps (so that rows are repeatable), and where else to.
+
+    `history` also writes down every operation of a run with several actors, for an audit of its promises.
+    """
 
     every_steps: Positive = 1_000
     tensorboard: bool = False
+    history: bool = False
 
 
 class Plan(Part):
@@ -476,7 +521,8 @@ class Plan(Part):
     optim: Adam | Radam | Rmsprop | Sgd = Adam()
     net: Net = Net()
     replay: Replay | Fresh = Replay()
-    runtime: Inline = Inline()
+    actors: Actors = Actors()
+    runtime: Inline | Processes = Inline()
     save: Save = Save()
     eval: Eval = Eval()
     steer: Steer = Steer()

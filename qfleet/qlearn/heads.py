@@ -144,7 +144,7 @@ class Categorical:
 def project(moved: Tensor, mass: Tensor, support: Tensor) -> Tensor:  # [N, K], [N, K], [K] -> [N, K]
     """Share each atom's mass between the two atoms of `support` that it has moved between."""
     low, high, last = support[0], support[-1], len(support) - 1
-    place = (moved.clamp(float(low), float(high)) - low) / (high - low) * last
+    place = (moved.clamp(low, high) - low) / (high - low) * last
     below = place.floor().clamp(max=last)
     upper = place - below  # zero when the place is an atom's: all mass stays there
     out = torch.zeros_like(mass)

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 @dataclass(slots=True)
@@ -59,7 +58,8 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 def greedy(values: Tensor, mask: Tensor | None) -> Tensor:
     """All probability on the best allowed action."""
-    return functional.one_hot(masked(values, mask).argmax(-1), values.shape[-1]).to(values.dtype)
+    # Not functional.one_hot: it looks for the largest class first, which costs as much as a layer.
+    return torch.zeros_like(values).scatter_(-1, masked(values, mask).argmax(-1, keepdim=True), 1.0)
 
 
 @dataclass(frozen=True)

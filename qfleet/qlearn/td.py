@@ -4,13 +4,15 @@ import torch
 from torch import Tensor
 
 from qfleet.data import split_actions
-from qfleet.nets import QNet
+from qfleet.nets import Network
 from qfleet.qlearn.heads import HUGE, Decoupled, Head
 from qfleet.qlearn.rules import Rule, Seen
 from qfleet.qlearn.views import Tensors, View
 
 
-def td_target(head: Head, rule: Rule, view: View, target: QNet, batch: Tensors, online_next: Tensor | None) -> Tensor:
+def td_target(
+    head: Head, rule: Rule, view: View, target: Network, batch: Tensors, online_next: Tensor | None
+) -> Tensor:
     """y of every row, without gradient."""
     with torch.no_grad():
         now, after = view.see(target, batch, now=rule.needs_now, after=True)
@@ -31,7 +33,7 @@ def td_target(head: Head, rule: Rule, view: View, target: QNet, batch: Tensors, 
 
 
 def td_loss(
-    head: Head, rule: Rule | None, view: View, online: QNet, target: QNet, batch: Tensors
+    head: Head, rule: Rule | None, view: View, online: Network, target: Network, batch: Tensors
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Importance-weighted mean loss [], priorities [N] and the values [M, A] it saw.
 

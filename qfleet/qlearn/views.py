@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qfleet.nets import QNet
+from qfleet.nets import Network, QNet
 from qfleet.qlearn.rules import Seen
 
 
@@ -34,7 +34,7 @@ class Tensors:
 class View(Protocol):
     """How a batch is shown to a network."""
 
-    def see(self, net: QNet, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
+    def see(self, net: Network, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
         """Outputs [M, *out] where the actions were taken, and where the targets are read (without gradient)."""
         ...
 
@@ -59,11 +59,15 @@ class View(Protocol):
 class Steps:
     """Each item stands alone: a feed-forward network sees one observation at a time."""
 
-    def see(self, net: QNet, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
+    def see(self, net: Network, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
         """Outputs of the observations acted on, and of those n steps on."""
         present = net(batch.obs) if now else None
+        if not after:
+            return present, None
+        if batch.next_obs is None:
+            raise ValueError("a view of single steps needs the observations that follow")
         with torch.no_grad():
-            return present, net(batch.next_obs) if after else None
+            return present, net(batch.next_obs)
 
     def actions(self, batch: Tensors) -> Tensor:
         """The actions taken."""
@@ -96,9 +100,11 @@ class Unrolled:
     length: int
     eta: float = 0.9
 
-    def see(self, net: QNet, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
+    def see(self, net: Network, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
         """Outputs of the rows after the burn-in, from one pass over the window."""
         gain, last, state, ahead = window(batch)
+        if not isinstance(net, QNet):
+            raise ValueError("a view of sequences needs a network with memory")
         obs, action, warm = batch.obs, batch.action, self.burn_in
         if warm:
             with torch.no_grad():

@@ -8,9 +8,9 @@ from qfleet.plan.schema import Algo, DuplicatesFilter, Fresh, NoBonus, Plan, Pri
 from qfleet.plan.schema import Replay as Buffer
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
-from qfleet.replay.replay import Replay
+from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, Uniform
-from qfleet.replay.store import Store, ring_rows, row_bytes
+from qfleet.replay.store import ALL, Store, ring_rows, row_bytes
 
 
 def make_cut(algo: Algo) -> Cut:
@@ -71,6 +71,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
 
 
 __all__ = [
+    "ALL",
     "Cut",
     "Duplicates",
     "Fold",
@@ -78,6 +79,7 @@ __all__ = [
     "Replay",
     "Sampler",
     "SequenceCut",
+    "Span",
     "StepCut",
     "Store",
     "Uniform",
@@ -85,6 +87,8 @@ __all__ = [
     "make_filter",
     "make_replay",
     "make_sampler",
+    "queue_items",
     "ring_rows",
     "row_bytes",
+    "saved_spans",
 ]

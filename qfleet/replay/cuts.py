@@ -10,7 +10,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Sequences
 from qfleet.nets import shrink
-from qfleet.replay.kernels import admit, cut, cut_sequences, fold_many
+from qfleet.replay.kernels import cut, cut_sequences, fold_many
 from qfleet.replay.store import Store
 
 
@@ -32,12 +32,18 @@ class Cut(Protocol):
         """Rows that an item needs after its first."""
         ...
 
-    def items_in(self, steps: int) -> int:
-        """How many items so many steps make."""
+    @property
+    def stride(self) -> int:
+        """Rows from the beginning of one item to that of the next in its lane."""
         ...
 
-    def admit(self, store: Store, row: int, first: Array, items: Array, head: int) -> int:
-        """Queue the items that `row` completed; answers the new head."""
+    @property
+    def ends(self) -> bool:
+        """Is an item over with its episode, ready at once and shorter? Then final rows begin none."""
+        ...
+
+    def items_in(self, steps: int) -> int:
+        """How many items so many steps make."""
         ...
 
     def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch | Sequences:
@@ -60,19 +66,24 @@ class StepCut:
         """n rows."""
         return self.n
 
+    @property
+    def stride(self) -> int:
+        """Every step is one."""
+        return 1
+
+    @property
+    def ends(self) -> bool:
+        """A step has fewer rewards at the end of its episode."""
+        return True
+
     def items_in(self, steps: int) -> int:
         """One each."""
         return steps
 
-    def admit(self, store: Store, row: int, first: Array, items: Array, head: int) -> int:
-        """A step is ready when n rows follow it, or its episode is over."""
-        ready: int = admit(store.last, row, self.n, first, items, head)
-        return ready
-
     def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
         """A batch of steps."""
         num, spec = len(items), store.spec
-        flat = store.obs.reshape(store.rows, store.lanes, -1)
+        flat = store.flat
         obs, next_obs = (np.empty((num, spec.stack, flat.shape[2]), spec.dtype) for _ in range(2))
         action, next_rows = np.empty(num, np.int64), np.empty(num, np.int64)
         reward, discount = np.empty(num, np.float32), np.empty(num, np.float32)
@@ -112,23 +123,19 @@ class SequenceCut:
         """All but the first."""
         return self.rows - 1
 
+    @property
+    def ends(self) -> bool:
+        """No: windows are all of one length."""
+        return False
+
     def items_in(self, steps: int) -> int:
         """One per stride."""
         return -(-steps // self.stride)
 
-    def admit(self, store: Store, row: int, first: Array, items: Array, head: int) -> int:
-        """A window is ready when its last row is there."""
-        begin = row + 1 - self.rows
-        if begin < 0 or begin % self.stride:
-            return head
-        items[np.arange(head, head + store.lanes) % len(items)] = begin * store.lanes + np.arange(store.lanes)
-        first[:] = min(begin + self.stride, row + 1)  # a stride may be longer than a window
-        return head + store.lanes
-
     def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Sequences:
         """Windows side by side."""
         num, spec = len(items), store.spec
-        flat = store.obs.reshape(store.rows, store.lanes, -1)
+        flat = store.flat
         obs = np.empty((self.rows, num, spec.stack, flat.shape[2]), spec.dtype)
         action, last = np.empty((self.rows, num), np.int64), np.empty((self.rows, num), np.bool_)
         gain, reward, discount = (np.empty((rows, num), np.float32) for rows in (self.rows, self.length, self.length))

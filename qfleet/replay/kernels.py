@@ -11,22 +11,115 @@ from qfleet.data import Array
 
 
 @njit(cache=True)
-def admit(last: Array, row: int, n: int, first: Array, items: Array, head: int) -> int:
-    """Queue the items `row` completed; `first[lane]` is the lane's oldest row not yet queued. Answers the new head."""
+def write_rows(
+    obs: Array,
+    action: Array,
+    reward: Array,
+    discount: Array,
+    last: Array,
+    new_obs: Array,
+    new_action: Array,
+    new_reward: Array,
+    new_discount: Array,
+    new_last: Array,
+    heads: Array,
+    lane: int,
+) -> None:
+    """Write T rows of B lanes from `lane` on, each at its lane's own head; the heads stay where they are."""
+    rows = last.shape[0]
+    for time in range(new_last.shape[0]):
+        for i in range(new_last.shape[1]):
+            slot, at = (heads[lane + i] + time) % rows, lane + i
+            obs[slot, at] = new_obs[time, i]
+            action[slot, at] = new_action[time, i]
+            reward[slot, at] = new_reward[time, i]
+            discount[slot, at] = new_discount[time, i]
+            last[slot, at] = new_last[time, i]
+
+
+@njit(cache=True)
+def write_column(column: Array, new: Array, heads: Array, lane: int) -> None:
+    """The same for one column of D numbers."""
+    rows = column.shape[0]
+    for time in range(new.shape[0]):
+        for i in range(new.shape[1]):
+            column[(heads[lane + i] + time) % rows, lane + i] = new[time, i]
+
+
+@njit(cache=True)
+def admit(
+    last: Array,
+    heads: Array,
+    begin: int,
+    end: int,
+    num: int,
+    window: int,
+    stride: int,
+    ends: bool,
+    depth: int,
+    first: Array,
+    items: Array,
+    serials: Array,
+    head: int,
+) -> tuple[int, int]:
+    """Queue the items that the newest `num` rows of lanes [begin, end) completed: row by row, lane by lane.
+
+    `first[lane]` is where the lane's next item begins, `serials` [R, L] the serial number of the item that begins at a
+    place, or -1. With `ends` an item is over with its episode. Answers the new head, and the largest serial number
+    of the items that lost a row (of a stack of `depth`), or -1.
+    """
     rows, lanes = last.shape
-    capacity = items.shape[0]
-    for lane in range(lanes):
-        if last[row % rows, lane]:
-            # The episode is over: its tail becomes ready with shorter windows, and this row is not a step.
-            for begin in range(first[lane], row):
-                items[head % capacity] = begin * lanes + lane
+    gone = -1
+    for time in range(num):
+        for lane in range(begin, end):
+            row = heads[lane] - num + time
+            # The item whose first frame stood where this row stands now.
+            gone = max(gone, serials[(row + depth - 1) % rows, lane])
+            serials[row % rows, lane] = -1
+            if ends and last[row % rows, lane]:
+                head = flush(row, lane, lanes, first, items, head)
+            elif row - first[lane] == window:
+                items[head % items.shape[0]] = first[lane] * lanes + lane
                 head += 1
-            first[lane] = row + 1
-        elif row - first[lane] == n:
-            items[head % capacity] = first[lane] * lanes + lane
-            head += 1
-            first[lane] += 1
+                first[lane] += stride
+    return head, gone
+
+
+@njit(cache=True)
+def flush(row: int, lane: int, lanes: int, first: Array, items: Array, head: int) -> int:
+    """The episode is over: its tail becomes ready with shorter windows, and `row` is not a step."""
+    for begin in range(first[lane], row):
+        items[head % items.shape[0]] = begin * lanes + lane
+        head += 1
+    first[lane] = row + 1
     return head
+
+
+@njit(cache=True)
+def seal(
+    last: Array, heads: Array, begin: int, end: int, ends: bool, first: Array, items: Array, head: int
+) -> tuple[int, int]:
+    """Make the newest rows of lanes [begin, end) final and begin anew after them; the new head, and how many were."""
+    rows, lanes = last.shape
+    turned = 0
+    for lane in range(begin, end):
+        newest = heads[lane] - 1
+        if newest >= 0 and not last[newest % rows, lane]:
+            last[newest % rows, lane] = True
+            turned += 1
+            if ends:
+                head = flush(newest, lane, lanes, first, items, head)
+        first[lane] = newest + 1
+    return head, turned
+
+
+@njit(cache=True)
+def number(items: Array, serials: Array, begin: int, end: int) -> None:
+    """Note the serial numbers [begin, end) where their items begin."""
+    rows, lanes = serials.shape
+    for serial in range(begin, end):
+        item = items[serial % items.shape[0]]
+        serials[item // lanes % rows, item % lanes] = serial
 
 
 @njit(cache=True)

@@ -1,9 +1,15 @@
 """Replay: a store, a queue of ready items, and a sampler. Shapes: N items, L lanes, A actions.
 
 Every step is stored once. When a row arrives, the items whose windows it completes join the queue and get a serial
-number; only queued items can be drawn, so no draw can be invalid. An item leaves when the queue holds `capacity`, or
-when its first row is about to be overwritten. Serial numbers never repeat: a late priority finds its item or nothing.
+number; only queued items can be drawn, so no draw can be invalid. An item leaves, with all that were queued before it,
+when the queue holds `capacity` or when a row that it needs is overwritten. Serial numbers never repeat: a late priority
+finds its item or nothing.
+
+Lanes move by themselves: the lanes of one actor form a group, which is written, sealed and saved on its own.
 """
+
+from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,8 +17,17 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
 from qfleet.replay.cuts import Cut, Fold
 from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.kernels import admit, number, seal
 from qfleet.replay.samplers import Sampler
-from qfleet.replay.store import Store, ring_rows
+from qfleet.replay.store import ALL, Store, ring_rows
+
+ROWS_AT_ONCE = 64  # of a rollout; longer ones come in in parts
+Span: TypeAlias = tuple[slice, int, int]  # a group of lanes, and rows [begin, end) of them
+
+
+def queue_items(capacity: int, lanes: int, window: int) -> int:
+    """Places of the queue: room for one part's newcomers before the oldest leave."""
+    return capacity + lanes * (window + ROWS_AT_ONCE)
 
 
 class Replay:
@@ -36,9 +51,12 @@ class Replay:
         self.sampler, self.rng, self.cut, self.fold = sampler, rng, cut, fold
         rows = ring_rows(capacity, spec, lanes, cut.window)
         self.store = Store(spec, lanes, rows, values=actor_priority, gains=gains)
-        # Room for one row's worth of newcomers before the oldest leave.
-        self.items = np.zeros(self.capacity + lanes * (cut.window + 1), np.int64)
-        self.first = np.zeros(lanes, np.int64)
+        # Rows of items that are ready must not be overwritten before they were queued.
+        self.at_once = 1 if filter is not None else min(ROWS_AT_ONCE, rows - cut.window - spec.stack)
+        self.items = np.zeros(queue_items(self.capacity, lanes, cut.window), np.int64)
+        self.serials = np.full((rows, lanes), -1, np.int64)  # of the item that begins at each place
+        self.first = np.zeros(lanes, np.int64)  # where each lane's next item begins
+        self.seams = {0, lanes}  # where groups of lanes begin and end
         self.tail = self.head = 0
         self.filter = filter
         self.ready = 0  # items since the replay was last empty, those kept out too
@@ -47,22 +65,57 @@ class Replay:
         """How many items can be drawn."""
         return self.head - self.tail
 
-    def add(self, rollout: Rollout, gain: Array | None = None) -> int:
-        """Store every row and queue what became ready; returns how many steps (not `last` rows) came in.
+    def add(self, rollout: Rollout, gain: Array | None = None, lanes: slice = ALL) -> int:
+        """Store every row in these lanes and queue what became ready; returns how many steps (not `last` rows) came in.
 
         `gain` [T, B] is what the world gave, where the rollout's reward holds a bonus.
         """
-        for time in range(len(rollout.last)):
-            row, before = self.store.write(rollout, time, gain), self.head
-            self.head = self.cut.admit(self.store, row, self.first, self.items, before)
-            self.ready += self.head - before
-            if self.filter is not None and self.head > before:
-                self.head = self.filter.keep(self.store, self.fold, self.items, before, self.head)
-            self.move_to(self.oldest_kept())
-            if self.store.value is not None:
-                fresh = np.arange(max(before, self.tail), self.head)
-                self.sampler.update(fresh, self.cut.priority(self.store, self.at(fresh), self.fold))
+        begin, end = self.group(lanes)
+        num, width = rollout.last.shape
+        if width != end - begin:
+            raise ValueError(f"a rollout of {width} lanes does not fit lanes {begin} to {end}")
+        for time in range(0, num, self.at_once):
+            part = slice(time, min(time + self.at_once, num))
+            self.store.write(rollout, part, begin, gain)
+            self.queue(begin, end, part.stop - time)
         return int(rollout.last.size - np.count_nonzero(rollout.last))
+
+    def group(self, lanes: slice) -> tuple[int, int]:
+        """The first lane and the end of a group that from now on moves by itself."""
+        begin, end, _ = lanes.indices(self.lanes)
+        self.seams |= {begin, end}
+        return begin, end
+
+    def queue(self, begin: int, end: int, num: int) -> None:
+        """The items that the newest rows of these lanes completed."""
+        store, cut, before = self.store, self.cut, self.head
+        rules = (cut.window, cut.stride, cut.ends, self.spec.stack)
+        places = (self.first, self.items, self.serials)
+        self.head, gone = admit(store.last, store.heads, begin, end, num, *rules, *places, before)
+        self.settle(before, gone)
+
+    def settle(self, before: int, gone: int) -> None:
+        """Take the newcomers from serial number `before` on in; all up to `gone` have lost a row."""
+        self.ready += self.head - before
+        if self.filter is not None and self.head > before:
+            self.head = self.filter.keep(self.store, self.fold, self.items, before, self.head)
+        number(self.items, self.serials, before, self.head)
+        self.move_to(max(self.tail, self.head - self.capacity, gone + 1))
+        if self.store.value is not None:
+            fresh = np.arange(max(before, self.tail), self.head)
+            self.sampler.update(fresh, self.cut.priority(self.store, self.at(fresh), self.fold))
+
+    def seal(self, lanes: slice = ALL) -> int:
+        """The actor of these lanes is gone: their newest rows become final, and nothing spans what comes next.
+
+        Returns how many steps that had been counted have become final rows, because their outcome is not known.
+        """
+        begin, end = self.group(lanes)
+        store, before = self.store, self.head
+        places = (self.first, self.items)
+        self.head, turned = seal(store.last, store.heads, begin, end, self.cut.ends, *places, before)
+        self.settle(before, -1)
+        return int(turned)
 
     def move_to(self, tail: int) -> None:
         """Let go of the items before `tail`."""
@@ -70,15 +123,6 @@ class Replay:
             self.filter.leave(tail - self.tail)
         self.tail = tail
         self.sampler.move(self.tail, self.head)
-
-    def oldest_kept(self) -> int:
-        """The first serial that stays: within capacity, and with every row of its window still in the ring."""
-        tail = max(self.tail, self.head - self.capacity)
-        # Items queued later may begin up to a window earlier, hence the margin.
-        safe = self.store.head - self.store.rows + self.spec.stack + self.cut.window
-        while tail < self.head and self.items[tail % len(self.items)] // self.lanes < safe:
-            tail += 1
-        return tail
 
     def at(self, serials: Array) -> Array:
         """The items with these serial numbers."""
@@ -100,19 +144,37 @@ class Replay:
         live = ids >= self.tail
         self.sampler.update(ids[live], priority[live])
 
+    def reseed(self, rng: np.random.Generator) -> None:
+        """Draw by other random numbers from here on."""
+        self.rng = rng
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
     def clear(self) -> None:
         """Forget everything; serial numbers go on, so late priorities still find nothing."""
         self.move_to(self.head)
-        self.store.head = self.ready = 0
-        self.first[:] = 0
+        self.ready = 0
+        self.store.heads[:] = self.first[:] = 0
+        self.serials[:] = -1
 
-    def first_row(self) -> int:
-        """The oldest row that a live or coming item needs."""
-        oldest = int(self.first.min())
-        if len(self):
-            # Items queued later may begin up to a window before the oldest queued one.
-            oldest = min(oldest, int(self.items[self.tail % len(self.items)]) // self.lanes - self.cut.window)
-        return max(0, oldest - self.spec.stack)
+    def width_at(self, serial: int) -> int:
+        """How many items from this one on began in the same row of one group of lanes."""
+        lane = int(self.items[serial % len(self.items)]) % self.lanes
+        return min(seam for seam in self.seams if seam > lane) - lane
+
+    def groups(self) -> list[slice]:
+        """The lanes that move together."""
+        return [slice(*pair) for pair in pairwise(sorted(self.seams))]
+
+    def spans(self) -> list[Span]:
+        """For each group of lanes the rows [begin, end) that a live or coming item needs."""
+        heads = self.store.heads
+        oldest = np.minimum(self.first, heads)
+        live = self.at(np.arange(self.tail, self.head))
+        np.minimum.at(oldest, live % self.lanes, live // self.lanes)
+        oldest = np.maximum(oldest - self.spec.stack + 1, 0)
+        return [(lanes, int(oldest[lanes].min()), int(heads[lanes].max())) for lanes in self.groups()]
 
     def state_dict(self) -> State:
         """All but the rows themselves, which `store.read` gives in segments."""
@@ -121,8 +183,8 @@ class Replay:
         return {
             "tail": self.tail,
             "head": self.head,
-            "row": self.store.head,
-            "first_row": self.first_row(),
+            "row": int(self.store.heads.max()),
+            "spans": [[lanes.start, lanes.stop, begin, end] for lanes, begin, end in self.spans()],
             "first": self.first.copy(),
             "items": self.items[live],
             "sampler": self.sampler.state_dict(),
@@ -132,19 +194,50 @@ class Replay:
 
     def load_state_dict(self, state: State) -> None:
         """Come back to that moment; the rows are restored by `store.restore`."""
-        row, head = saved_count(state, "row"), saved_count(state, "head")
+        head = saved_count(state, "head")
         tail = saved_count(state, "tail", head)
-        first = saved_numbers(state, "first", (self.lanes,), max(0, row - self.store.rows), row)
-        oldest = max(0, row - self.store.rows) * self.lanes
-        items = saved_numbers(state, "items", (head - tail,), oldest, row * self.lanes)
         if head - tail > self.capacity:
             raise ValueError(f"items: {head - tail} are more than replay.capacity={self.capacity}")
-        self.tail, self.head, self.store.head = tail, head, row
-        self.first[:] = first
+        self.load_lanes(state)
+        items = saved_numbers(state, "items", (head - tail,), 0, 2**62)
+        require_rows(items // self.lanes, self.store.heads[items % self.lanes], self.store.rows)
+        self.tail, self.head = tail, head
         self.items[np.arange(tail, head) % len(self.items)] = items
+        self.serials[:] = -1
+        number(self.items, self.serials, tail, head)
         self.sampler.move(tail, head)
         self.sampler.load_state_dict(saved_value(state, "sampler"))
         self.ready = len(self)
         if self.filter is not None:
             self.filter.load_state_dict(saved_value(state, "filter"), len(self))
         restore_generator(self.rng, saved_value(state, "rng"))
+
+    def load_lanes(self, state: State) -> None:
+        """How far each lane is, and which ones move together."""
+        heads, spans = self.store.heads, saved_spans(state, self.lanes, self.store.rows)
+        first = saved_numbers(state, "first", (self.lanes,), 0, 2**53)
+        for lanes, _, end in spans:
+            heads[lanes] = end
+        begun = heads > 0
+        require_rows(np.minimum(first, heads - 1)[begun], heads[begun], self.store.rows)
+        self.first[:], self.seams = first, {0, *(lanes.stop for lanes, _, _ in spans)}
+
+
+def saved_spans(state: State, lanes: int, rows: int) -> list[Span]:
+    """The groups of all lanes, and the rows [begin, end) that were saved of each, at most as many as the ring has."""
+    found: list[Span] = []
+    for lane, stop, begin, end in np.array(saved_value(state, "spans"), np.int64).reshape(-1, 4).tolist():
+        if lane != (found[-1][0].stop if found else 0) or not lane < stop <= lanes:
+            raise ValueError(f"spans: lanes {lane} to {stop} do not follow")
+        if not 0 <= begin <= end <= begin + rows:
+            raise ValueError(f"spans: rows {begin} to {end} do not fit {rows} rows")
+        found.append((slice(lane, stop), begin, end))
+    if not found or found[-1][0].stop != lanes:
+        raise ValueError(f"spans: expected {lanes} lanes")
+    return found
+
+
+def require_rows(rows: Array, heads: Array, num: int) -> None:
+    """Refuse rows that a ring of `num` rows cannot hold when it has been written up to `heads`."""
+    if len(rows) and not ((rows >= heads - num) & (rows < heads)).all():
+        raise ValueError("items or first: a row is not in the ring")

@@ -1,11 +1,14 @@
-"""The store: every step once, in a ring of rows. Shapes: R rows, L lanes, T rows of a rollout."""
+"""The store: every step once, in a ring of rows. Shapes: R rows, L lanes, T rows of a rollout of B lanes."""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from qfleet.data import Array, Rollout, Spec, State
+from qfleet.replay.kernels import write_column, write_rows
 
+ALL = slice(None)  # every lane
 # Small observations get two rows per step, so that even one-step episodes (one `last` row each) fill the capacity;
 # frames get 1/32 spare, because a game shorter than 32 steps is not worth 3 % of the memory.
 SMALL_BYTES = 1024
@@ -31,8 +34,13 @@ def action_type(spec: Spec) -> type[np.int32] | type[np.int64]:
     return np.int32 if spec.num_actions < 2**31 else np.int64
 
 
+def plain(array: Array, kind: Any) -> Array:
+    """As the compiled loops know it: numbers one after the other."""
+    return np.ascontiguousarray(array, kind)
+
+
 class Store:
-    """Arrays indexed [row % R, lane]; rows count from the start of the run."""
+    """Arrays indexed [row % R, lane]; rows count from the start of the run, in each lane by itself."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, *, values: bool = False, gains: bool = False) -> None:
         self.spec, self.lanes, self.rows = spec, lanes, rows
@@ -45,35 +53,52 @@ class Store:
         self.state = np.zeros((rows, lanes, *spec.state), np.float32) if spec.state else None
         self.value = np.zeros((rows, lanes, 2), np.float32) if values else None
         self.gain = np.zeros((rows, lanes), np.float32) if gains else None  # what the world gave, without a bonus
-        self.head = 0  # rows written so far
+        self.heads = np.zeros(lanes, np.int64)  # rows written so far
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row of one lane."""
         return sum(column[0, 0].nbytes for column in self.columns().values())
 
+    @property
+    def flat(self) -> Array:  # [R, L, D]
+        """Observations as rows of numbers."""
+        return self.obs.reshape(self.rows, self.lanes, -1)
+
     def columns(self) -> dict[str, Array]:
         """Every array by name."""
         named = {name: getattr(self, name) for name in ("obs", "action", "reward", "discount", "last")}
+        return {**named, **self.extra()}
+
+    def extra(self) -> dict[str, Array]:
+        """The arrays that only some plans need."""
         extra = {"mask": self.mask, "state": self.state, "value": self.value, "gain": self.gain}
-        return {**named, **{name: column for name, column in extra.items() if column is not None}}
+        return {name: column for name, column in extra.items() if column is not None}
 
-    def write(self, rollout: Rollout, time: int, gain: Array | None = None) -> int:
-        """Write one row of a rollout; returns its number. `gain` is the world's reward where the row's has a bonus."""
-        slot = self.head % self.rows
-        for name, column in self.columns().items():
+    def write(self, rollout: Rollout, times: slice = ALL, lane: int = 0, gain: Array | None = None) -> None:
+        """Write these rows of a rollout into as many lanes as it has, from `lane` on.
+
+        `gain` is the world's reward where the rollout's has a bonus.
+        """
+        num, width = rollout.last[times].shape
+        rows = (self.flat, self.action, self.reward, self.discount, self.last)
+        obs = plain(rollout.obs[times], self.obs.dtype).reshape(num, width, -1)
+        action, last = plain(rollout.action[times], np.int64), plain(rollout.last[times], np.bool_)
+        reward, discount = (plain(column[times], np.float32) for column in (rollout.reward, rollout.discount))
+        write_rows(*rows, obs, action, reward, discount, last, self.heads, lane)
+        for name, column in self.extra().items():
             source = gain if name == "gain" else getattr(rollout, name)
-            column[slot] = (rollout.reward if source is None else source)[time]
-        self.head += 1
-        return self.head - 1
+            values = plain((rollout.reward if source is None else source)[times], column.dtype)
+            write_column(column.reshape(*column.shape[:2], -1), values.reshape(num, width, -1), self.heads, lane)
+        self.heads[lane : lane + width] += num
 
-    def read(self, begin: int, end: int) -> State:
-        """Rows [begin, end) as fresh arrays [T, L, ...]."""
+    def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
+        """Rows [begin, end) of these lanes as fresh arrays [T, B, ...]."""
         slots = np.arange(begin, end) % self.rows
-        return {name: column[slots] for name, column in self.columns().items()}
+        return {name: column[slots, lanes] for name, column in self.columns().items()}
 
-    def restore(self, begin: int, end: int, values: State) -> None:
-        """Put rows [begin, end) back where they were."""
+    def restore(self, begin: int, end: int, values: State, lanes: slice = ALL) -> None:
+        """Put rows [begin, end) of these lanes back where they were."""
         slots = np.arange(begin, end) % self.rows
         for name, column in self.columns().items():
-            column[slots] = values[name]
+            column[slots, lanes] = values[name]

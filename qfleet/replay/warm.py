@@ -1,5 +1,7 @@
 """Compile the replay's loops once, so that nobody's first run waits for it: `python -m qfleet.replay.warm`."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from qfleet.data import Rollout, Spec
@@ -12,7 +14,7 @@ from qfleet.replay.samplers import Prioritized
 def warm(spec: Spec) -> None:
     """Add, draw and update once with observations of this kind, as steps and as sequences."""
     for cut in (StepCut(1), SequenceCut(1, 0, 1, 1)):
-        warm_cut(spec, cut)
+        warm_cut(replace(spec, masked=True), cut)
 
 
 def warm_cut(spec: Spec, cut: Cut) -> None:
@@ -23,7 +25,9 @@ def warm_cut(spec: Spec, cut: Cut) -> None:
     for row in range(3):
         zero, last = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.bool_)
         obs, value = np.zeros((1, 1, *spec.obs), spec.dtype), np.zeros((1, 1, 2), np.float32)
-        replay.add(Rollout(obs, np.zeros((1, 1), np.int64), zero, zero + 1, last, (0, 0, row), 0, value=value))
+        action, mask = np.zeros((1, 1), np.int64), np.ones((1, 1, spec.num_actions), np.bool_)
+        replay.add(Rollout(obs, action, zero, zero + 1, last, (0, 0, row), 0, value=value, mask=mask))
+    replay.seal()
     batch = replay.sample(2)
     if batch is not None:
         replay.update(batch.ids, batch.weight)

@@ -24,9 +24,10 @@ from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
+from qfleet.run.runtime import line_for
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
-from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy, make_train_world
+from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoint, Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
 from qfleet.watch.runs import check_name
@@ -106,7 +107,7 @@ def train(
 
     with closing(world):
         source = None if weights_from is None else find_run(weights_from, out)
-        line = prepared(plan, world, torso, explore, source, told.append)
+        line = prepared(plan, world, env, torso, explore, source, told.append)
         plan = line.plan
         folder = new_run_dir(Path(out), plan.env.id, name)
         write_plan(plan, folder / "run.toml")
@@ -154,7 +155,7 @@ def resume(
     with closing(world):
         require_device(plan)
         require_memory(plan, world.spec)
-        line = make_line(plan, world, torso, explore)
+        line = line_for(plan, world, env, torso, explore)
         conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
@@ -162,6 +163,7 @@ def resume(
 def prepared(
     plan: Plan,
     world: World,
+    env: EnvMaker | None,
     torso: nn.Module | None,
     explore: Explore | None,
     source: Path | None,
@@ -170,7 +172,7 @@ def prepared(
     """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here."""
     plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
     require_memory(plan, world.spec)
-    line = make_line(plan, world, torso, explore)
+    line = line_for(plan, world, env, torso, explore)
     if source is not None:
         adopt(line, source, warn)
     return line
@@ -190,7 +192,7 @@ def rehearse(
         require_free(Path(out), name)
     source = None if weights_from is None else find_run(weights_from, out)
     with closing(make_train_world(plan, env)) as world:
-        prepared(plan, world, None, None, source, lambda text: None)
+        prepared(plan, world, env, None, None, source, lambda text: None).close()
         return estimate_memory(plan, world.spec)
 
 

@@ -17,6 +17,8 @@ class Book:
     episodes: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
+    lag_sum: int = 0  # updates between the weights that rollouts were acted by and those when they came in
+    lag_count: int = 0
     gradient_norm: float = 0.0
     value_mean: float = 0.0  # of the last update: the first sign of divergence
     skipped: int = 0
@@ -44,6 +46,9 @@ class Book:
         elif "skipped" in stats:
             self.skipped += 1
             self.skipped_in_a_row += 1
+        if "lag" in stats:
+            self.lag_sum += stats["lag"]
+            self.lag_count += 1
         for value, _ in stats.get("episodes", ()):
             self.recent.append(value)
             self.episodes += 1
@@ -56,6 +61,12 @@ class Book:
         """Mean loss since it was last taken."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
         self.loss_sum, self.loss_count = 0.0, 0
+        return mean
+
+    def take_lag(self) -> float | None:
+        """Mean lag of the policy since it was last taken, in updates."""
+        mean = self.lag_sum / self.lag_count if self.lag_count else None
+        self.lag_sum, self.lag_count = 0, 0
         return mean
 
     def state_dict(self) -> State:

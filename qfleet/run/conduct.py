@@ -14,6 +14,7 @@ from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending
+from qfleet.run.fleet import Fleet
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import Asked, listening
@@ -39,6 +40,7 @@ def conduct(
         course = make_course(line, diary, env, asked)
         try:
             notes = begin(course)
+            diary.begin()
             diary.write_status()
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
@@ -72,6 +74,8 @@ def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) ->
     keep, events = line.plan.save.keep, diary.events.event
     checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
+    if isinstance(line.actor, Fleet):
+        line.actor.settle(diary.folder, events)
     return Course(line, Judge(line.plan, env), keeper, diary, asked)
 
 

@@ -8,16 +8,18 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Batch, Sequences
-from qfleet.errors import DivergedError, NoCheckpointError, StorageError
+from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.learn import Diverging, Members, restore
 from qfleet.run.diary import Diary, Ending, Row, short
-from qfleet.run.inline import Inline
+from qfleet.run.fleet import Fleet
+from qfleet.run.history import NoHistory, Notes
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.older import arrays_in
+from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
-from qfleet.run.wiring import SAMPLE, Line, stream
+from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import pack_tensors
 from qfleet.watch import write_file, write_json
 
@@ -34,15 +36,17 @@ class Course:
         self.line, self.judge, self.keeper, self.diary, self.asked = line, judge, keeper, diary, asked
         self.plan, self.book, self.clock = line.plan, diary.book, diary.clock
         self.folder: Path = diary.folder
-        self.runtime = Inline(line)
+        self.runtime: Runtime | None = None  # made when the run begins, or begins again
         self.steering = Steering(line, self.book)
+        self.history: Notes = line.actor.history if isinstance(line.actor, Fleet) else NoHistory()
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
+        self.replays_lost = 0
         self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
     def steps(self) -> int:
         """Environment steps so far."""
-        return self.line.actor.steps
+        return self.line.steps
 
     # The loop
 
@@ -53,18 +57,21 @@ class Course:
                 return self.finish(self.run())
             except (Diverging, NonFiniteValues) as cause:
                 self.roll_back(cause)
+            except ReplayLost as cause:
+                self.replace_replay(cause)
 
     def run(self) -> Ending:
         """Train until something says enough."""
+        self.runtime = make_runtime(self.line, self.book.skipped_in_a_row, self.diary.watch)
         self.do_due()  # an evaluation that a signal cut short comes before the next step
         while (ending := self.ending()) is None:
-            self.turn()
+            self.turn(self.runtime)
             self.do_due()
         return ending
 
-    def turn(self) -> None:
-        """One step in every lane and its updates."""
-        for tick in self.runtime.turn():
+    def turn(self, runtime: Runtime) -> None:
+        """Some steps and their updates."""
+        for tick in runtime.turn():
             self.book.note(tick)
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
@@ -134,9 +141,15 @@ class Course:
             text = f"member {worst} ({scores[worst]:.4g}) takes the weights of member {best} ({scores[best]:.4g})"
             self.diary.tell("exploit", text, member=worst, leader=best)
 
+    def interrupted(self) -> bool:
+        """Asked between the steps of an evaluation: has somebody asked the run to end?"""
+        if self.runtime is not None:
+            self.runtime.tend()
+        return bool(self.asked)
+
     def judged(self, *, everyone: bool) -> Row | None:
         """A validation, unless it is cut short: of a population that of its best member, who leads from now on."""
-        learner, stop = self.line.learner, lambda: bool(self.asked)
+        learner, stop = self.line.learner, self.interrupted
         if not (isinstance(learner, Members) and everyone):
             return self.judge.validate(self.line.policy, stop=stop)
         found = [self.judge.validate(policy, stop=stop) for policy in self.line.policies]
@@ -148,7 +161,8 @@ class Course:
 
     def validate(self, *, everyone: bool = True) -> bool:
         """Judge the greedy policy: is it the best so far? Of equals the later one is, for it has seen more."""
-        row = self.judged(everyone=everyone)
+        with self.diary.watch.eval:
+            row = self.judged(everyone=everyone)
         if row is None:
             return False  # cut short: not an evaluation, and still due
         self.book.judged_steps = self.steps
@@ -195,9 +209,11 @@ class Course:
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()
         self.tried_steps = self.steps
-        meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
-        self.keeper.save(self.steps, self.book.state_dict(), meta)
-        self.tidy(self.write_best, self.prune)
+        with self.diary.watch.save:
+            meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
+            self.keeper.save(self.steps, self.book.state_dict(), meta)
+            self.history.note("learner", "committed", env_steps=self.steps, updates=self.line.learner.updates)
+            self.tidy(self.write_best, self.prune)
         self.diary.saved_at = self.tried_at = self.clock()
         self.save_seconds = self.tried_at - begin
 
@@ -230,7 +246,6 @@ class Course:
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
         self.tried_at, self.tried_steps = self.clock(), self.steps
-        self.runtime = Inline(self.line, self.book.skipped_in_a_row)
         self.write_best()
         self.note_inexact(int(lost.sum()))
         return int(lost.sum())
@@ -266,11 +281,25 @@ class Course:
             ) from cause
         self.load()
         # Other batches are drawn from here on, so those that were skipped before say nothing about them.
-        self.book.skipped_in_a_row, self.runtime = 0, Inline(self.line)
+        self.book.skipped_in_a_row = 0
         self.book.rollbacks = rollbacks
         self.book.exact = False  # where the last commit stood depends on the clock
-        self.line.feed.replay.rng = stream(self.plan.seed, SAMPLE, rollbacks)
+        self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
         self.diary.warn(f"rolled back to step {self.steps}: {cause}")
+
+    def replace_replay(self, cause: ReplayLost) -> None:
+        """The process that held the replay is gone: another one goes on from the last commit."""
+        replay, steps = self.line.remote, self.steps
+        self.replays_lost += 1
+        if replay is None or self.replays_lost > replay.restarts:
+            raise EnvError(
+                f"the replay's process failed {self.replays_lost} times",
+                f"{cause}.",
+                "Is there enough memory? runtime.replay_process=false keeps the replay beside the learner.",
+            ) from cause
+        replay.start()
+        self.load()
+        self.diary.events.event("replay_lost", cause=str(cause), steps_lost=steps - self.steps, env_steps=self.steps)
 
     def keep_batch(self, batch: Batch | Sequences) -> None:
         """The batch that could not be learned from, for the curious."""
@@ -283,6 +312,8 @@ class Course:
     def finish(self, ending: Ending) -> tuple[Ending, Row | None]:
         """Commit, then report the best policy on test seeds; what comes after the commit is cut off on resume."""
         self.save()
+        counts = {"env_steps": self.steps, "updates": self.line.learner.updates}
+        self.history.note("learner", "closed", **counts, forgiven=self.line.forgiven, done=ending.state == "done")
         score = None
         if ending.state == "done":
             if self.plan.eval.episodes and self.book.judged_steps != self.steps:
@@ -302,7 +333,8 @@ class Course:
         if not self.plan.eval.test_episodes or self.asked:
             return None
         step = self.adopt_best()
-        found_score = self.judge.test(self.line.policy, stop=lambda: bool(self.asked))
+        with self.diary.watch.eval:
+            found_score = self.judge.test(self.line.policy, stop=self.interrupted)
         if found_score is None:
             return None
         row = {"checkpoint": step, **found_score}

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
 from qfleet.run.book import Book
+from qfleet.run.times import Times
 from qfleet.run.wiring import Line
 from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_json
 
@@ -55,7 +57,19 @@ class Diary:
         self.stop_asked = False  # by a callback
         self.failed_writes = 0  # in a row
         self.live_at = self.status_at = 0.0
+        self.age: float | None = None  # of what was drawn, as the last row says
+        self.lag: float | None = None
         self.go_on(0.0)
+        self.begin()
+
+    def begin(self) -> None:
+        """The time of the run is taken from here."""
+        self.times = Times(self.line)
+
+    @property
+    def watch(self) -> Stopwatch:
+        """Takes the time of this process."""
+        return self.times.watch
 
     def go_on(self, seconds: float) -> None:
         """Count time from here, after so many seconds of earlier stretches."""
@@ -66,7 +80,7 @@ class Diary:
     @property
     def steps(self) -> int:
         """Environment steps so far."""
-        return self.line.actor.steps
+        return self.line.steps
 
     @property
     def updates(self) -> int:
@@ -111,6 +125,8 @@ class Diary:
             self.warn(f"values have grown beyond {ALARMING_VALUE:g}: check reward scale, learning rate, target network")
         steps_per_second, updates_per_second = self.speed()
         self.row_mark = (self.clock(), self.steps, self.updates)
+        news = self.line.feed.news()
+        self.lag, self.age = book.take_lag(), news.get("replay_age")
         self.emit(
             "progress",
             steps_per_second=round(steps_per_second, 1),
@@ -124,7 +140,10 @@ class Diary:
             replay_size=len(self.line.feed.replay),
             dormant=self.line.dormant(),
             **self.line.moving(),
-            **self.line.feed.news(),
+            policy_lag=self.lag,
+            **news,
+            **self.times.state(),
+            **self.times.take_shares(),
         )
 
     def speed(self) -> tuple[float, float]:
@@ -162,7 +181,10 @@ class Diary:
             "checkpoint_age_seconds": self.clock() - self.saved_at,
             "eval": book.last_eval,
             "best": book.best,
-            "warnings": self.warnings[-3:],
+            "policy_lag": self.lag,
+            "replay_age": self.age,
+            **self.times.state(),
+            "warnings": list(self.warnings),
         }
 
     # Trouble
@@ -198,6 +220,7 @@ class Diary:
             "exact": self.book.exact,
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
+            "profile": self.times.profile(),
         }
         write_json(self.folder / "status.json", status)
         return status

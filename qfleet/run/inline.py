@@ -6,8 +6,8 @@ decides the whole run.
 
 from collections.abc import Iterator
 
-from qfleet.act import acting
-from qfleet.data import Tick
+from qfleet.act import Actor, acting
+from qfleet.data import Stopwatch, Tick
 from qfleet.learn import drain, learning
 from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.wiring import Line
@@ -16,14 +16,17 @@ from qfleet.run.wiring import Line
 class Inline:
     """Turns one actor and one learner."""
 
-    def __init__(self, line: Line, skipped: int = 0) -> None:
-        self.line = line
-        self.channel, self.board = Queue(1), Shelf()
+    def __init__(self, line: Line, skipped: int = 0, watch: Stopwatch | None = None) -> None:
+        actor, self.watch = line.actor, watch or Stopwatch()
+        if not isinstance(actor, Actor):
+            raise TypeError(f"inline turns one actor, not a {type(actor).__name__}")
+        self.line, self.channel, self.board = line, Queue(1), Shelf()
         parts = (line.learner, line.feed, self.channel, self.board)
-        self.learner = learning(*parts, lambda: line.actor.in_flight, skipped)
-        self.actor = acting(line.actor, self.channel, self.board)
+        self.learner = learning(*parts, lambda: actor.in_flight, skipped, self.watch)
+        self.actor = acting(actor, self.channel, self.board, watch=self.watch)
+        self.policy = actor.policy
         # From the first moment on: an evaluation may come before the first step.
-        line.actor.policy.load(0, line.learner.weights())
+        actor.policy.load(0, line.learner.weights())
 
     def turn(self) -> Iterator[Tick]:
         """One step in every lane and the updates that go with it; afterwards everything is at rest."""
@@ -31,9 +34,18 @@ class Inline:
         yield next(self.actor)
         yield from self.update()
         yield next(self.actor)
-        drain(self.channel, self.line.feed)
+        yield self.take_in()
+
+    def take_in(self) -> Tick:
+        """Remember the step; it was chosen by weights that are so many updates old by now."""
+        with self.watch.insert:
+            drain(self.channel, self.line.feed)
+        return Tick(busy=True, stats={"lag": self.board.version - self.policy.version})
 
     def update(self) -> Iterator[Tick]:
         """Updates until the gate shuts."""
         while (tick := next(self.learner)).busy:
             yield tick
+
+    def tend(self) -> None:
+        """Nobody lives elsewhere."""

@@ -10,7 +10,8 @@ from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
-from qfleet.run.older import arrays_in, completed
+from qfleet.replay import Span, saved_spans
+from qfleet.run.older import arrays_in, completed, with_spans
 from qfleet.run.wiring import Line
 from qfleet.save import (
     Checkpoint,
@@ -93,13 +94,13 @@ class Keeper:
     def segments(self) -> Iterator[tuple[str, bytes | Link]]:
         """Replay rows in segments at fixed places, so that most are in an earlier checkpoint already."""
         store = self.line.feed.replay.store
-        size = segment_rows(store.row_bytes * store.lanes)
-        begin = self.line.feed.replay.first_row()
-        while begin < store.head:
-            end = min((begin // size + 1) * size, store.head)
-            name = f"replay/rows_{begin:012d}_{end:012d}.zst"
-            yield name, self.kept(name) or compress(pack_tensors(store.read(begin, end)))
-            begin = end
+        for span in self.line.feed.replay.spans():
+            for lanes, begin, end in cut_span(span, store.row_bytes):
+                # A group's newest row may still become a final one.
+                is_open = end == span[2]
+                name = segment_name(lanes, begin, end, is_open=is_open)
+                kept = None if is_open else self.kept(name)
+                yield name, kept or compress(pack_tensors(store.read(begin, end, lanes)))
 
     def kept(self, name: str) -> bytes | Link | None:
         """A segment as an earlier checkpoint holds it, if nothing has happened to it since.
@@ -138,21 +139,49 @@ class Keeper:
         state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
         if with_replay:
-            self.restore_rows(checkpoint, state["line"]["feed"]["replay"])
+            replay = with_spans(state["line"]["feed"]["replay"], line.feed.replay)
+            state["line"]["feed"]["replay"] = replay
+            self.restore_rows(checkpoint, replay)
         return state["book"], line.load_state_dict(state["line"], with_replay=with_replay)
 
     def restore_rows(self, checkpoint: Checkpoint, state: State) -> None:
         """The replay's rows, which must be all there, in order and no larger than they can be."""
-        store, at = self.line.feed.replay.store, int(state["first_row"])
-        for name in sorted(name for name in checkpoint.files if name.startswith("replay/")):
-            begin, end = (int(part) for part in name.removesuffix(".zst").split("_")[-2:])
-            if begin != at or not begin < end <= int(state["row"]) or end - begin > store.rows:
-                raise ValueError(f"{name} does not follow on row {at}")
-            limit = (end - begin) * store.lanes * store.row_bytes + HEADER_BYTES
-            store.restore(begin, end, unpack_tensors(decompress(checkpoint.read(name), limit)))
-            at = end
-        if at != int(state["row"]):
-            raise ValueError(f"replay rows from {at} on are missing")
+        store = self.line.feed.replay.store
+        names = [name for name in checkpoint.files if name.startswith("replay/")]
+        parts = sorted((*segment_place(name, store.lanes), name) for name in names)
+        for lanes, at, head in saved_spans(state, store.lanes, store.rows):
+            while at < head:
+                if not parts or parts[0][:3] != (lanes.start, lanes.stop, at) or not at < parts[0][3] <= head:
+                    raise ValueError(f"replay rows from {at} on of lane {lanes.start} are missing")
+                *_, end, name = parts.pop(0)
+                limit = (end - at) * (lanes.stop - lanes.start) * store.row_bytes + HEADER_BYTES
+                store.restore(at, end, unpack_tensors(decompress(checkpoint.read(name), limit)), lanes)
+                at = end
+        if parts:
+            raise ValueError(f"{parts[0][-1]} belongs nowhere")
+
+
+def cut_span(span: Span, row_bytes: int) -> Iterator[Span]:
+    """A group's rows in segments that begin and end at fixed places, but for the first and the last."""
+    lanes, begin, head = span
+    size = segment_rows(row_bytes * (lanes.stop - lanes.start))
+    while begin < head:
+        end = min((begin // size + 1) * size, head)
+        yield lanes, begin, end
+        begin = end
+
+
+def segment_name(lanes: slice, begin: int, end: int, *, is_open: bool) -> str:
+    """A name says what is in the file for ever, unless it is open: then it is never taken from another checkpoint."""
+    place = f"{begin:012d}_{end:012d}_{lanes.start:05d}_{lanes.stop:05d}"
+    return f"replay/rows_{place}{'_open' if is_open else ''}.zst"
+
+
+def segment_place(name: str, lanes: int) -> tuple[int, int, int, int]:
+    """Lanes and rows [begin, end) of a segment; in older versions it held all lanes."""
+    begin, end, *group = (int(part) for part in name.removesuffix(".zst").removesuffix("_open").split("_")[1:])
+    first, stop = group or (0, lanes)
+    return first, stop, begin, end
 
 
 def segment_rows(bytes_per_row: int) -> int:

@@ -1,17 +1,16 @@
 """One member of a group, in a process of its own: trains or resumes, tells its rows, and dies with its parent."""
 
 import argparse
-import ctypes
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
+from qfleet.data.kin import die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
@@ -22,7 +21,6 @@ from qfleet.watch.display import JsonWatcher
 from qfleet.watch.runs import is_run
 from qfleet.watch.stream import Stream
 
-PR_SET_PDEATHSIG = 1
 PLAN_FILE = "plan.toml"
 
 
@@ -78,8 +76,7 @@ def _watcher() -> JsonWatcher:
 
 def _die_with(parent: int) -> None:
     """Be told to save and leave when the parent is gone, be it killed."""
-    with suppress(OSError, AttributeError):  # other systems than Linux have no such call
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it went before the call
         raise QfleetError(
             "the group's own process is gone", "Its members do not go on without it.", "Resume the group."

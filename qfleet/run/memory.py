@@ -11,7 +11,7 @@ from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory
 from qfleet.plan.schema import Fresh, NoMemory, Plan
-from qfleet.replay import Prioritized, Replay, make_replay, ring_rows
+from qfleet.replay import Prioritized, Replay, make_replay, queue_items, ring_rows
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
@@ -27,7 +27,9 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
     rows = ring_rows(steps, spec, lanes, window) * lanes
     tree = 16 * (1 << (items - 1).bit_length()) if isinstance(sample.sampler, Prioritized) else 0
     copies = COPY_BYTES * items if sample.filter is not None else 0
-    return rows * sample.store.row_bytes + 8 * (items + lanes * (window + 1)) + tree + copies
+    # Of every row the serial number of the item that begins there; of every item where it begins.
+    numbers = 8 * (rows + queue_items(items, lanes, window))
+    return rows * sample.store.row_bytes + numbers + tree + copies
 
 
 def sample_replay(plan: Plan, spec: Spec) -> Replay:

@@ -1,11 +1,13 @@
-"""Checkpoints of older versions: settings they did not know yet, and layers that had other names."""
+"""Checkpoints of older versions: settings they did not know yet, layers that had other names, lanes in step."""
 
 import re
 from typing import Any
 
-from qfleet.data import Array
+from qfleet.data import Array, State
+from qfleet.data.saved import saved_count, saved_numbers
 from qfleet.errors import UsageError
 from qfleet.plan.draft import Draft, Entry
+from qfleet.replay import Replay
 from qfleet.save import Checkpoint, unpack_tensors
 
 # Hidden layers were bare before they could be normalised; a convolution had no normalisation between it and its ReLU.
@@ -40,3 +42,13 @@ def renamed(name: str, torso: str) -> str:
     if torso == "nature":
         return TORSO.sub(lambda found: f"{found[1]}.{int(found[2]) * 3 // 2}.{found[3]}", name)
     return name
+
+
+def with_spans(state: State, replay: Replay) -> State:
+    """A replay's state with the rows of each group of lanes; all lanes were in step, and windows began at strides."""
+    if "spans" in state:
+        return state
+    row, stride = saved_count(state, "row"), replay.cut.stride
+    first = saved_numbers(state, "first", (replay.lanes,), max(0, row - replay.store.rows), row)
+    spans = [[0, replay.lanes, saved_count(state, "first_row", row), row]]
+    return {**state, "spans": spans, "first": -(-first // stride) * stride}

@@ -3,14 +3,14 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 from torch import nn
 
-from qfleet.act import Actor, Crowd, Explore, Policy, make_explorer
+from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import UsageError
@@ -26,12 +26,22 @@ from qfleet.learn import (
     rate_factors,
 )
 from qfleet.nets import Implicit, QNet, make_net, set_noise
-from qfleet.plan.schema import ImplicitHead, PeriodicReset, Plan, SteadyBatch, SteadyRate
+from qfleet.plan.schema import (
+    ImplicitHead,
+    Inline,
+    PeriodicReset,
+    Plan,
+    PrioritizedSampler,
+    Replay,
+    SteadyBatch,
+    SteadyRate,
+)
 from qfleet.qlearn import make_head
+from qfleet.replay import Replay as ReplayBuffer
 from qfleet.replay import make_replay
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY = 101, 102, 103, 104, 105
+WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS = 101, 102, 103, 104, 105, 106
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -41,16 +51,63 @@ def stream(seed: int, purpose: int, *more: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, purpose, *more])))
 
 
+class ReplayLost(Exception):
+    """A replay that lived elsewhere is gone, and what it held since the last commit with it."""
+
+
+class Remote(Protocol):
+    """A replay that lives elsewhere."""
+
+    restarts: int  # how often it may be started again
+
+    def start(self) -> None:
+        """Begin anew, with nothing in it."""
+        ...
+
+
+class Acts(Protocol):
+    """Who acts for a run: one actor turned by hand, or many that live elsewhere."""
+
+    policy: Policy | Crowd
+    explorer: Explorer
+
+    def start(self) -> None:
+        """Begin the first episodes."""
+        ...
+
+    def state_dict(self) -> State:
+        """What must survive a restart."""
+        ...
+
+    def load_state_dict(self, state: State) -> Array:
+        """Come back; returns the lanes [B] whose world could not."""
+        ...
+
+    def close(self) -> None:
+        """Let go of worlds and processes."""
+        ...
+
+
 @dataclass
 class Line:
     """All parts of one run."""
 
     plan: Plan
     spec: Spec
-    world: World
-    actor: Actor
+    actor: Acts
     feed: Feed
     learner: Learner | Members
+    remote: Remote | None = None  # the feed's replay, if it lives elsewhere
+
+    @property
+    def steps(self) -> int:
+        """Environment steps that came in."""
+        return self.feed.steps
+
+    @property
+    def forgiven(self) -> int:
+        """Updates that will never be made."""
+        return self.feed.gate.forgiven if isinstance(self.feed, ReplayFeed) else 0
 
     @property
     def policy(self) -> Policy:
@@ -83,7 +140,6 @@ class Line:
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
-        self.actor.in_flight = 0  # what was under way when a run goes back is forgotten
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -107,8 +163,9 @@ class Line:
         return now
 
     def close(self) -> None:
-        """Let go of the world."""
-        self.world.close()
+        """Let go of whoever acts and remembers."""
+        self.actor.close()
+        self.feed.replay.close()
 
 
 def device_rng(device: str | None) -> Array | None:
@@ -145,21 +202,79 @@ def make_policy(
     return Policy(net.to(device), make_head(plan, spec), spec.actions, device)
 
 
-def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Line:
-    """Join actor, replay and learner around a world."""
+def join_parts(
+    plan: Plan,
+    spec: Spec,
+    hire: Callable[["Learning"], Acts],
+    torso: nn.Module | None = None,
+    remember: Callable[[Plan, Spec], ReplayBuffer] | None = None,
+) -> Line:
+    """Join replay and learner to whoever acts; `spec` is the world's own. `remember` makes the replay."""
     device = torch.device(plan.runtime.device or "cpu")
-    policies = [make_policy(plan, world.spec, device, torso, member) for member in range(plan.population.num)]
-    spec = policy_spec(world.spec, policies[0])
-    learners = make_learners(plan, world.spec, spec, policies, torso)
-    replay = make_replay(plan, spec, world.num, stream(plan.seed, SAMPLE))
-    bonus = make_bonus(plan, spec, stream(plan.seed, NOVELTY))
-    feed = make_feed(plan, replay, learners[0], world.num, bonus)
-    explorer = make_explorer(plan.algo, spec.actions, world.num, explore)
-    tell_values = replay.store.value is not None
-    alone = len(policies) == 1
-    acts = policies[0] if alone else Crowd(policies)
-    actor = Actor(world, acts, explorer, stream(plan.seed, EXPLORE), tell_values=tell_values)
-    return Line(plan, spec, world, actor, feed, learners[0] if alone else Members(learners))
+    policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
+    stored = policy_spec(spec, policies[0])
+    learners = make_learners(plan, spec, stored, policies, torso)
+    replay = (remember or own_replay)(plan, stored)
+    bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
+    feed = make_feed(plan, replay, learners[0], plan.env.num, bonus)
+    learner = learners[0] if len(learners) == 1 else Members(learners)
+    return Line(plan, stored, hire(Learning(feed, learner, one_policy(policies))), feed, learner)
+
+
+def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
+    """A replay in this process."""
+    return make_replay(plan, spec, plan.env.num, stream(plan.seed, SAMPLE))
+
+
+@dataclass
+class Learning:
+    """The part of a line that learns, as whoever acts gets to see it."""
+
+    feed: Feed
+    learner: Learner | Members
+    policy: Policy | Crowd  # what is judged and saved
+
+
+def one_policy(policies: list[Policy]) -> Policy | Crowd:
+    """The policy, or a population's policies as one."""
+    return policies[0] if len(policies) == 1 else Crowd(policies)
+
+
+def make_actor(
+    plan: Plan,
+    world: World,
+    policy: Policy | Crowd,
+    explore: Explore | None = None,
+    *,
+    worker: int = 0,
+    incarnation: int = 0,
+    elapsed: Callable[[], int] | None = None,
+) -> Actor:
+    """An actor in its world, which holds this worker's share of all lanes."""
+    part = slice(worker * world.num, (worker + 1) * world.num)
+    explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num, explore, part)
+    who = (worker, incarnation) if worker or incarnation else ()
+    return Actor(
+        world,
+        policy,
+        explorer,
+        stream(plan.seed, EXPLORE, *who),
+        worker=worker,
+        incarnation=incarnation,
+        tell_values=tells_values(plan),
+        elapsed=elapsed,
+    )
+
+
+def tells_values(plan: Plan) -> bool:
+    """Do actors say what they expected, for priorities that they know first?"""
+    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    return isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor"
+
+
+def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Line:
+    """A line whose one actor is turned by hand."""
+    return join_parts(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
 
 
 def make_learners(
@@ -211,5 +326,13 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
 
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
-    """The world that is learned in."""
-    return make_world(plan.env, seed=plan.seed, stream=TRAIN, make=make, threads=plan.runtime.threads or 1)
+    """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
+    num = plan.env.num if isinstance(plan.runtime, Inline) else 1
+    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
+
+
+def make_own_world(plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None) -> World:
+    """The world of one of several actors; every incarnation has seeds of its own."""
+    who = (worker, incarnation)
+    seed = int(stream(plan.seed, WORLDS, *who).integers(2**31)) if any(who) else plan.seed
+    return make_world(plan.env, seed=seed, stream=TRAIN, num=plan.env.num // plan.actors.num, make=make, threads=1)

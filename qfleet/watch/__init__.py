@@ -2,6 +2,7 @@
 
 from qfleet.watch.card import write_card
 from qfleet.watch.display import Mode, Watcher, auto_mode, make_watcher
+from qfleet.watch.energy import Meter
 from qfleet.watch.metrics import (
     CLOCK_FIELDS,
     EventLog,
@@ -13,8 +14,9 @@ from qfleet.watch.metrics import (
     write_file,
     write_json,
 )
-from qfleet.watch.origin import program, provenance
+from qfleet.watch.origin import cores, program, provenance
 from qfleet.watch.plot import plot_runs
+from qfleet.watch.profile import profile_of, rounded, shares_of, since, with_other
 from qfleet.watch.runs import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
 from qfleet.watch.statistics import summarize
 from qfleet.watch.tensorboard import TensorBoardWriter
@@ -22,11 +24,13 @@ from qfleet.watch.tensorboard import TensorBoardWriter
 __all__ = [
     "CLOCK_FIELDS",
     "EventLog",
+    "Meter",
     "Mode",
     "RowLog",
     "TensorBoardWriter",
     "Watcher",
     "auto_mode",
+    "cores",
     "diff_runs",
     "find_run",
     "json_line",
@@ -34,14 +38,19 @@ __all__ = [
     "make_watcher",
     "new_run_dir",
     "plot_runs",
+    "profile_of",
     "program",
     "provenance",
     "read_json",
     "read_rows",
     "remove_run",
+    "rounded",
     "run_state",
+    "shares_of",
     "show_run",
+    "since",
     "summarize",
+    "with_other",
     "without_clock",
     "write_card",
     "write_file",

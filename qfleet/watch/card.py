@@ -7,7 +7,7 @@ from typing import Any
 from qfleet.watch.metrics import write_file
 from qfleet.watch.runs import dotted, show_run
 from qfleet.watch.stream import clean
-from qfleet.watch.words import number
+from qfleet.watch.words import number, time_line
 
 HIGHLIGHTS = (
     "env.id",
@@ -36,6 +36,7 @@ def write_card(run_dir: Path | str) -> Path:
         f"# {_cell(run['name'])}\n\n{_cell(run['env'])}, {_cell(run['state'])} after {number(run['steps'])} steps.",
         "## Score\n\n" + _scores(run),
         "## Plan\n\n" + _table(("setting", "value"), [(f"`{key}`", plan[key]) for key in HIGHLIGHTS if key in plan]),
+        *_time(run),
         "## Made with\n\n" + _table(("package", "version"), list(_versions(run).items())),
         f"## Commands\n\n```\nqfleet eval {path.name}\nqfleet plot {path.name}\nqfleet resume {path.name}\n```",
     ]
@@ -55,6 +56,11 @@ def _scores(run: Mapping[str, Any]) -> str:
     return _table(("", "mean", "low", "high", "median", "IQM", "episodes"), table) + (
         "\n\nGreedy policy, whole episodes, raw rewards; low and high are the 95 % bootstrap interval of the mean."
     )
+
+
+def _time(run: Mapping[str, Any]) -> list[str]:
+    profile = run["status"].get("profile")
+    return [f"## Time\n\n{_cell(time_line(profile))}"] if isinstance(profile, Mapping) else []
 
 
 def _versions(run: Mapping[str, Any]) -> dict[str, Any]:

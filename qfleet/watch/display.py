@@ -10,7 +10,7 @@ from typing import IO, Any, Literal, Protocol
 from qfleet.errors import UsageError
 from qfleet.watch.metrics import json_line
 from qfleet.watch.stream import Stream, clean, simplify
-from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line, remark_line
+from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
 Clock = Callable[[], float]
@@ -103,9 +103,11 @@ class PlainWatcher:
             self._lines.say(progress_line(snapshot))
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """Say how it ended."""
+        """Say how it ended and where the time went."""
         for line in end_lines(status):
             self._lines.say(line)
+        if status.get("profile"):
+            self._lines.say(f"time: {time_line(status['profile'])}")
 
 
 class JsonWatcher:

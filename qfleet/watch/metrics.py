@@ -31,6 +31,9 @@ CLOCK_FIELDS = frozenset(
         "eval_seconds",
         "save_seconds",
         "checkpoint_age_seconds",
+        "stages",
+        "actor_stages",
+        "profile",
     }
 )
 

@@ -27,7 +27,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "command": list(command) if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]],
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
-        "hardware": {"cpu": _cpu(), "cores": _cores(), "memory_bytes": _memory_bytes()},
+        "hardware": {"cpu": _cpu(), "cores": cores(), "memory_bytes": _memory_bytes()},
         "git": _git(),
     }
 
@@ -51,7 +51,8 @@ def _cpu() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
-def _cores() -> int:
+def cores() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

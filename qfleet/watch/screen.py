@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from qfleet.watch.display import Warnings
 from qfleet.watch.stream import Stream, clean, simplify
 from qfleet.watch.words import (
     RAMP,
@@ -26,6 +27,7 @@ from qfleet.watch.words import (
     seconds_left,
     share,
     sparkline,
+    time_line,
 )
 
 REDRAW_EVERY_SECONDS = 0.5
@@ -147,9 +149,10 @@ class Screen:
             ("", f"{_whole(shot.get('updates_per_second'))} updates/s", "replay", full),
             ("elapsed", duration(shot.get("seconds")), "checkpoint", _ago(shot.get("checkpoint_age_seconds"))),
             ("left", f"about {duration(seconds_left(shot))}", "device", machine(self.info)),
+            ("learner", _gate(shot), "lag · age", _ages(shot)),
         ]
         for a, b, c, d in facts:
-            grid.add_row(a, _text(b, simple), c, _text(d, simple))
+            grid.add_row(a, _text(b, simple), _text(c, simple), _text(d, simple))
         return grid
 
 
@@ -179,6 +182,17 @@ def _ago(seconds: float | None) -> str:
     return "none yet" if seconds is None else f"{duration(seconds)} ago"
 
 
+def _gate(shot: Mapping[str, Any]) -> str:
+    """What the learner does, and with how many actors if there could be several."""
+    actors = str(shot.get("actors") or "")
+    return str(shot.get("gate") or "–") + (f", {actors} actors" if actors not in ("", "1/1") else "")
+
+
+def _ages(shot: Mapping[str, Any]) -> str:
+    """How many updates old the policy is that acts, and how many steps old the experience that is learned from."""
+    return f"{number(shot.get('policy_lag'))} · {_whole(shot.get('replay_age'))}"
+
+
 def _text(text: str, simple: bool, style: str = "") -> Text:
     text = clean(text)
     return Text(simplify(text) if simple else text, style=style, overflow="ellipsis", no_wrap=True)
@@ -201,6 +215,7 @@ class LiveWatcher:
         self._clock, self._next = clock, 0.0
         self._console = console or Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
         self._live: Live | None = None
+        self._above = Warnings(lambda warning: self._say(f"! {warning}", ALARM))
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Print the notes, then open the screen."""
@@ -226,6 +241,8 @@ class LiveWatcher:
         if self._live is None or now < self._next:
             return
         self._next = now + self.every_seconds
+        # The panel has room for the newest; the others stay above it.
+        self._above.hear({"warnings": list(snapshot.get("warnings") or ())[:-MOST_WARNINGS]})
         self.screen.snapshot = snapshot
         self._live.refresh()
 
@@ -241,6 +258,8 @@ class LiveWatcher:
         for line in end_lines(status):
             self._say(line, style)
             style = ""
+        if status.get("profile"):
+            self._say(f"time: {time_line(status['profile'])}", QUIET)
 
     def _say(self, text: str, style: str) -> None:
         shown = _text(text, self._console.options.ascii_only, style)

@@ -101,8 +101,31 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         f"{number(snapshot.get('steps_per_second'))} steps/s",
         f"{number(snapshot.get('updates_per_second'))} updates/s",
         f"{duration(seconds_left(snapshot))} left",
+        *gate_words(snapshot),
     ]
     return " · ".join(parts)
+
+
+def gate_words(snapshot: Mapping[str, Any]) -> list[str]:
+    """What the learner is doing, by how old a policy the steps are chosen and how old they are when learned from."""
+    lag, age = snapshot.get("policy_lag"), snapshot.get("replay_age")
+    return [
+        *([str(snapshot["gate"])] if snapshot.get("gate") else []),
+        *([f"lag {number(lag)}"] if lag is not None else []),
+        *([f"age {number(round(age))}"] if age is not None else []),
+    ]
+
+
+def time_line(profile: Mapping[str, Any]) -> str:
+    """Where the time went, in one line: seconds by stage, who was busy, the bottleneck and what to do about it."""
+    spent = sorted(profile["seconds"].items(), key=lambda item: -item[1])
+    shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= 0.01 * profile["wall_seconds"]]
+    busy = f"learner busy {profile['learner_busy']:.0%}"
+    if "actors_busy" in profile:
+        busy += f", {profile['actors']} actors {profile['actors_busy']:.0%}"
+    energy = profile.get("joules_per_million_steps")
+    joules = [] if energy is None else [f"{number(energy)} J per million steps"]
+    return " · ".join([", ".join(shown), busy, *joules, f"{profile['bottleneck']}-bound: {profile['advice']}"])
 
 
 def end_lines(status: Mapping[str, Any]) -> list[str]:

@@ -1,16 +1,19 @@
 """The actor's rows and the evaluation's episodes, in worlds that say where they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from torch import nn
 
 from qfleet.act import Actor, Policy, acting, evaluate, lanes_for, play
 from qfleet.act.explore import EpsilonGreedy
-from qfleet.data import Array, Rollout
+from qfleet.data import Array, Rollout, Step
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.lanes import Lanes
 from qfleet.envs.toys import Counting, Masked, Unrepeatable
 from qfleet.nets import QNet
+from qfleet.nets.memory import Memory
 from qfleet.qlearn import Scalar
 from qfleet.run.carriers import Queue, Shelf
 
@@ -289,3 +292,97 @@ def test_lanes_share_episodes_evenly(episodes: int) -> None:
     rounds = -(-episodes // lanes)
     assert lanes <= 128
     assert 0 <= lanes * rounds - episodes < rounds  # no lane plays a whole episode in vain, but for rounding
+
+
+class Losing:
+    """The counting world of one lane, but some steps never happen: `script` says g(ood), n(othing yet) or b(egun)."""
+
+    def __init__(self, script: str) -> None:
+        self._world, self._script = counting(1), iter(script)
+        self.spec, self.num = self._world.spec, 1
+
+    def reset(self) -> Step:
+        self._last = self._world.reset()
+        return self._last
+
+    def send(self, action: Array) -> None:
+        self._action = action
+
+    def receive(self) -> Step:
+        happens, lost = next(self._script), np.ones(1, bool)
+        if happens == "n":
+            return Step(self._last.obs.copy(), np.zeros(1, np.float32), ~lost, lost, lost=lost)
+        if happens == "b":
+            self._world.abandon(lost)
+        self._world.send(self._action)
+        self._last = self._world.receive()
+        return self._last if happens == "g" else replace(self._last, lost=lost)
+
+
+def lose(script: str) -> tuple[Actor, list[tuple[int, int, bool]], list[int], list[tuple[float, int]]]:
+    """(episode, step, last) of every row, what was in flight before each, and the episodes that ended."""
+    actor = make_actor(Losing(script))  # type: ignore[arg-type]
+    rows, flying, finished = [], [], []
+    for _ in script:
+        actor.send()
+        flying.append(actor.in_flight)
+        rollout, ended = actor.receive()
+        finished += ended
+        rows.append((int(rollout.obs[0, 0, 1]), int(rollout.obs[0, 0, 2]), bool(rollout.last[0, 0])))
+    return actor, rows, flying, finished
+
+
+def test_a_lost_step_makes_its_row_the_episodes_last() -> None:
+    actor, rows, flying, finished = lose("gb" + "gggggg")
+    assert rows == [(0, 0, False), (0, 1, True), *((1, step, step == 5) for step in range(6))]
+    assert flying == [1, 1, 1, 1, 1, 1, 1, 0]  # only afterwards was it known that the second did not happen
+    assert actor.steps == 6
+    assert finished == [(float(sum(100 + step for step in range(1, 6))), 5)]
+
+
+def test_a_lane_that_shows_nothing_yet_promises_no_step() -> None:
+    actor, rows, flying, finished = lose("gnnb" + "ggggg")
+    assert rows[:4] == [(0, 0, False), (0, 1, True), (0, 1, True), (0, 1, True)]
+    assert rows[4:] == [(1, step, False) for step in range(5)]
+    assert flying == [1, 1, 0, 0, 1, 1, 1, 1, 1]
+    assert actor.steps == 6
+    assert finished == [(float(sum(100 + step for step in range(1, 6))), 5)]
+
+
+def test_a_lost_reset_keeps_the_end_that_was_counted() -> None:
+    # Episode 0 has three steps; the fourth row is its final observation, and the reset after it does not happen.
+    actor, rows, _, finished = lose("gggnb" + "gg")
+    assert rows == [*((0, step, step == 3) for step in range(4)), (0, 3, True), (1, 0, False), (1, 1, False)]
+    assert finished == [(6.0, 3)]
+    assert actor.steps == 5
+
+
+def test_nothing_is_remembered_of_a_lost_episode() -> None:
+    actor = make_actor(Losing("gggnnbgg"))  # type: ignore[arg-type]
+    net = QNet(nn.Linear(3, 3), nn.Linear(4, 3), memory=Memory(3, 4, 3))
+    actor.policy = Policy(net, Scalar(), (3,))
+    actor.memory = actor.policy.blank(1)
+    blank = []
+    for _ in range(8):
+        actor.send()
+        state = actor.receive()[0].state
+        assert state is not None
+        blank.append(not state.any())
+    assert blank == [True, False, False, False, True, True, True, False]
+
+
+def test_a_lane_that_failed_from_the_start_is_not_counted() -> None:
+    class Late(Losing):
+        def reset(self) -> Step:
+            step = super().reset()
+            return replace(step, truncated=np.ones(1, bool), lost=np.ones(1, bool))
+
+    actor = make_actor(Late("bg"))  # type: ignore[arg-type]
+    flying, rows = [], []
+    for _ in range(2):
+        actor.send()
+        flying.append(actor.in_flight)
+        rows.append(actor.receive()[0])
+    assert flying == [0, 1]
+    assert [bool(row.last[0, 0]) for row in rows] == [True, False]
+    assert actor.steps == 1

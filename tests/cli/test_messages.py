@@ -51,19 +51,19 @@ WRONG = [
     Wrong(
         "train --stpes 5",
         "unknown option --stpes",
-        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --profile, --dry-run.",
         "Did you mean --steps?",
     ),
     Wrong(
         "train CartPole-v1 --frob",
         "unknown option --frob",
-        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --profile, --dry-run.",
         "Did you mean --from?",
     ),
     Wrong(
         "train CartPole-v1 --algo.n_step 3",
         "unknown option --algo.n_step",
-        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --dry-run.",
+        "qfleet train has --preset, --steps, --seed, --seeds, --jobs, --plan, --out, --name, --from, --json, --quiet, --profile, --dry-run.",
         "Settings of the plan have no dashes: algo.n_step=VALUE",
     ),
     Wrong(

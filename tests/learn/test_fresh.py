@@ -230,8 +230,8 @@ def test_a_restored_feed_goes_on_bit_by_bit(moment: int) -> None:
         taken(feed)
     state, store = feed.state_dict(), feed.replay.store
     restored.load_state_dict(state)
-    first = int(state["replay"]["first_row"])
-    restored.replay.store.restore(first, store.head, store.read(first, store.head))
+    for lanes, begin, end in feed.replay.spans():
+        restored.replay.store.restore(begin, end, store.read(begin, end, lanes), lanes)
     for row in range(moment, 3 * ROWS + 1):
         both = [taken_after(each, rows, row) for each in (feed, restored)]
         assert len(both[0]) == len(both[1])

@@ -5,7 +5,8 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import check, compose, make_plan, total_updates, updates_per_step
-from qfleet.plan.check import COMMAND_LINE, RULES
+from qfleet.plan.case import COMMAND_LINE
+from qfleet.plan.check import RULES
 from qfleet.plan.schema import Algo, Env, LinearEpsilon, Plan, Replay, Until
 
 

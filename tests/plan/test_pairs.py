@@ -6,7 +6,7 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import compose, paths
-from qfleet.plan.check import COMMAND_LINE
+from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.pairs import IDLE, PAIRS
 from qfleet.plan.schema import Plan
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qfleet.data import Array, Batch, Rollout, Spec
+from qfleet.data import Array, Batch, Rollout, Spec, State
+from qfleet.replay import Replay, Span
 
 FIELDS = ("obs", "action", "reward", "discount", "next_obs", "next_mask", "mask")
 
@@ -12,6 +13,17 @@ FIELDS = ("obs", "action", "reward", "discount", "next_obs", "next_mask", "mask"
 def rollout(rows: dict[str, Array], begin: int = 0, end: int | None = None) -> Rollout:
     """Rows [begin, end) of a stream as a rollout."""
     return Rollout(**{name: column[begin:end] for name, column in rows.items()}, source=(0, 0, begin), version=1)
+
+
+def read_rows(replay: Replay) -> list[tuple[Span, State]]:
+    """The rows that a checkpoint would hold."""
+    return [((lanes, begin, end), replay.store.read(begin, end, lanes)) for lanes, begin, end in replay.spans()]
+
+
+def restore_rows(replay: Replay, rows: list[tuple[Span, State]]) -> None:
+    """Put them back."""
+    for (lanes, begin, end), values in rows:
+        replay.store.restore(begin, end, values, lanes)
 
 
 def one_lane(obs: list[float], reward: list[float], discount: list[float], last: list[bool]) -> Rollout:
@@ -87,23 +99,41 @@ class PlainReplay:
     def __post_init__(self) -> None:
         self.episodes = [Episode() for _ in range(self.lanes)]
 
-    def add(self, rows: dict[str, Array], row: int) -> None:
-        """One row: every lane's episode grows, and steps whose n-step window is whole become items."""
-        for lane, episode in enumerate(self.episodes):
-            episode.obs.append(rows["obs"][row, lane])
+    def add(self, rows: dict[str, Array], row: int, first: int = 0) -> None:
+        """One row: the episode of every lane from `first` on grows; steps whose n-step window is whole become items."""
+        for i in range(rows["last"].shape[1]):
+            episode = self.episodes[first + i]
+            episode.obs.append(rows["obs"][row, i])
             if self.spec.masked:
-                episode.mask.append(rows["mask"][row, lane])
-            episode.over = bool(rows["last"][row, lane])
+                episode.mask.append(rows["mask"][row, i])
+            episode.over = bool(rows["last"][row, i])
             known = len(episode.action)  # steps whose next observation is here
             if not episode.over:
-                episode.action.append(int(rows["action"][row, lane]))
-                episode.reward.append(float(rows["reward"][row, lane]))
-                episode.discount.append(float(rows["discount"][row, lane]))
-            ready = known if episode.over else max(0, known - self.n_step + 1)
-            self.items += [(episode, step) for step in range(episode.taken, ready)]
-            episode.taken = max(episode.taken, ready)
-            if episode.over:
-                self.episodes[lane] = Episode()
+                episode.action.append(int(rows["action"][row, i]))
+                episode.reward.append(float(rows["reward"][row, i]))
+                episode.discount.append(float(rows["discount"][row, i]))
+            self.queue(first + i, known if episode.over else max(0, known - self.n_step + 1))
+
+    def queue(self, lane: int, ready: int) -> None:
+        """The first `ready` steps of the lane's episode are items now; what is over makes room for the next."""
+        episode = self.episodes[lane]
+        self.items += [(episode, step) for step in range(episode.taken, ready)]
+        episode.taken = max(episode.taken, ready)
+        if episode.over:
+            self.episodes[lane] = Episode()
+
+    def seal(self, lanes: range) -> int:
+        """These lanes' episodes end with what is known; the newest step of each has no outcome. How many these are."""
+        turned = 0
+        for lane in lanes:
+            episode = self.episodes[lane]
+            if episode.obs:
+                for column in (episode.action, episode.reward, episode.discount):
+                    column.pop()
+                episode.over = True
+                turned += 1
+                self.queue(lane, len(episode.action))
+        return turned
 
     def stack(self, episode: Episode, step: int) -> Array:
         """The newest frames up to a step, zeros before the episode began."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qfleet.data import Array, Rollout, Spec
 from qfleet.replay import Duplicates, Fold, Prioritized, Replay, Sampler, StepCut, Uniform
-from tests.replay.streams import FIELDS, PlainReplay, one_lane, rollout
+from tests.replay.streams import FIELDS, PlainReplay, one_lane, read_rows, restore_rows, rollout
 
 GAMMA = 0.9
 
@@ -149,7 +149,7 @@ def test_saved_and_restored_in_the_middle_it_goes_on_as_before(case: Case) -> No
     for row in range(half):
         replay.add(rollout(rows, row, row + 1))
     saved = replay.state_dict()
-    again.store.restore(saved["first_row"], saved["row"], replay.store.read(saved["first_row"], saved["row"]))
+    restore_rows(again, read_rows(replay))
     again.load_state_dict(saved)
     for row in range(half, case.num):
         for each in (replay, again):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Rollout, Spec
 from qfleet.replay import Fold, Prioritized, Replay, Sampler, StepCut, Store, Uniform, ring_rows, row_bytes
-from tests.replay.streams import PlainReplay, one_lane, random_stream, rollout
+from tests.replay.streams import PlainReplay, one_lane, random_stream, read_rows, restore_rows, rollout
 
 VECTOR = Spec((3,), "float32", (4,))
 FRAMES = Spec((5, 2), "uint8", (4,), stack=4, masked=True)
@@ -191,13 +191,12 @@ def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, pr
     first, second = make(case), make(case)
     go_on(first, 0, 70)
     state = first.state_dict()
-    span = (state["first_row"], state["row"])
-    saved = first.store.read(*span)
+    saved = read_rows(first)
     go_on(second, 0, 90)  # the other has a past of its own, as after a roll-back
     expected = go_on(first, 70, 120)
     for restored in (second, make(case)):
         restored.load_state_dict(state)
-        restored.store.restore(*span, saved)
+        restore_rows(restored, saved)
         got = go_on(restored, 70, 120)
         assert len(got) == len(expected)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(got, expected, strict=True))

@@ -1,5 +1,6 @@
 """What a checkpoint may and may not be read as, and how segments are shared."""
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from qfleet import load, resume, train
 from qfleet.envs.toys import Random
 from qfleet.errors import UsageError
 from qfleet.run import keeper
+from qfleet.run.resolve import resolve
+from qfleet.run.wiring import Line, make_line, make_train_world
+from qfleet.save import Checkpoints, decompress, unpack_tensors
+from tests.replay.streams import random_stream, rollout
 from tests.run.parts import checkpoints, same, small, trained, until
 
 
@@ -96,3 +101,89 @@ def test_looking_at_a_run_with_another_environment_is_a_clear_error(tmp_path: Pa
     run = train(until(small(env_id="toys/Random-v0"), 60), out=tmp_path, env=Random)
     with pytest.raises(UsageError, match="do not fit its network"):
         load(run.path, env=Wider)
+
+
+# Lanes that move by themselves
+
+
+def line_at_rest() -> Line:
+    plan = small({"replay.capacity": 400, "env.num": 4})
+    world = make_train_world(plan)
+    line = make_line(resolve(plan, world.spec), world)
+    line.actor.start()
+    return line
+
+
+def send(line: Line, worker: int, num: int, seed: int, end: float = 0.1) -> None:
+    """So many rows of an actor's two lanes."""
+    spec, rng = line.feed.replay.spec, np.random.default_rng(seed)
+    rows = random_stream(rng, spec, 2, num, end)
+    line.feed.insert(replace(rollout(rows), source=(worker, 0, seed)))
+
+
+def everything(line: Line) -> list[bytes]:
+    """All that can be drawn, in order."""
+    replay = line.feed.replay
+    batch = replay.take(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
+    return [getattr(batch, name).tobytes() for name in ("obs", "action", "reward", "discount", "next_obs")]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_groups_of_lanes_are_saved_and_restored_on_their_own(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    line, rng = line_at_rest(), np.random.default_rng(seed)
+    store, linked = Checkpoints(tmp_path, keep=2), 0
+    keeps = keeper.Keeper(store, line, {})
+    for step in range(40):
+        worker = int(rng.random() < 0.2)  # one is four times as fast
+        send(line, worker, int(rng.choice([1, 8, 13])), step)
+        if rng.random() < 0.3:
+            line.feed.replay.seal(slice(2 * worker, 2 * worker + 2))
+        if rng.random() < 0.6:
+            found = keeps.save(step, {"step": step}, {})
+            linked += sum((found.path / name).stat().st_nlink > 1 for name in found.files)
+            again = line_at_rest()
+            keeper.Keeper(store, again, {}).load(store.load(step))
+            assert everything(again) == everything(line)
+            assert again.feed.replay.spans() == line.feed.replay.spans()
+            again.close()
+    assert linked  # what had not changed was not written again
+    line.close()
+
+
+def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    line = line_at_rest()
+    keeps = keeper.Keeper(Checkpoints(tmp_path), line, {})
+    send(line, 0, 8, seed=0, end=0.0)
+    first = keeps.save(0, {}, {})
+    assert line.feed.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
+    send(line, 0, 1, seed=1, end=0.0)
+    second = keeps.save(1, {}, {})
+    whole = "replay/rows_000000000000_000000000008_00000_00002.zst"
+    assert whole not in first.files
+    assert unpack_tensors(decompress(second.read(whole), 2**20))["last"].any(1).tolist() == [False] * 7 + [True]
+    line.close()
+
+
+def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    line, store = line_at_rest(), Checkpoints(tmp_path)
+    send(line, 0, 20, 0)
+    send(line, 1, 5, 1)
+    keeps = keeper.Keeper(store, line, {})
+    found = keeps.save(1, {}, {})
+    blobs = {name: found.read(name) for name in found.files}
+    segments = sorted(name for name in blobs if name.startswith("replay/"))
+    assert len(segments) == 4
+    for name in segments:
+        store.commit(2, ((each, data) for each, data in blobs.items() if each != name), found.meta)
+        with pytest.raises(UsageError, match="missing"):
+            keeps.load(store.load(2))
+    extra = {"replay/rows_000000000005_000000000008_00002_00004.zst": blobs[segments[0]]}
+    store.commit(3, {**blobs, **extra}.items(), found.meta)
+    with pytest.raises(UsageError, match="belongs nowhere"):
+        keeps.load(store.load(3))
+    line.close()

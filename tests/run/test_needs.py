@@ -52,17 +52,18 @@ def test_the_estimate_is_what_the_replay_takes(changes: Settings, env_id: str) -
     line = line_of(changes, env_id)
     replay = line.feed.replay
     took = sum(column.nbytes for column in replay.store.columns().values()) + replay.items.nbytes
+    took += replay.serials.nbytes
     if isinstance(replay.sampler, Prioritized):
         took += 16 * (1 << (replay.capacity - 1).bit_length())
     took += COPY_BYTES * replay.capacity if replay.filter is not None else 0
-    assert replay_bytes(line.plan, line.world.spec) == took
-    assert estimate(line.plan, line.world.spec)["replay_bytes"] == rehearse(line.plan)["replay_bytes"] == took
+    assert replay_bytes(line.plan, line.actor.world.spec) == took
+    assert estimate(line.plan, line.actor.world.spec)["replay_bytes"] == rehearse(line.plan)["replay_bytes"] == took
     line.close()
 
 
 def test_looking_at_the_needs_draws_nothing() -> None:
     line, before = line_of(LSTM), torch.get_rng_state()
-    replay_bytes(line.plan, line.world.spec)
+    replay_bytes(line.plan, line.actor.world.spec)
     assert torch.equal(torch.get_rng_state(), before)
 
 

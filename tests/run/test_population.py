@@ -159,7 +159,7 @@ def test_members_begin_with_weights_of_their_own() -> None:
 def test_a_lane_is_acted_in_by_its_member(changes: Settings) -> None:
     line = lined({**changes, "env.num": 8})
     try:
-        crowd, now = line.actor.policy, line.world.reset()
+        crowd, now = line.actor.policy, line.actor.world.reset()
         assert isinstance(crowd, Crowd)
         state = crowd.blank(8)
         assert (state is None) == (not changes)
@@ -188,7 +188,7 @@ def test_policies_have_the_newest_weights(line: Line) -> None:
 def test_noise_is_for_exploring_only() -> None:
     line = lined({"net.noisy": True})
     try:
-        obs, crowd = line.world.reset().obs, line.actor.policy
+        obs, crowd = line.actor.world.reset().obs, line.actor.policy
         quiet = [crowd.decide(obs, None, lambda values: values.argmax(1), noisy=False)[2] for _ in range(2)]
         loud = [crowd.decide(obs, None, lambda values: values.argmax(1), noisy=True)[2] for _ in range(2)]
         assert np.array_equal(quiet[0], quiet[1])

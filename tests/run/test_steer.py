@@ -382,7 +382,7 @@ def test_sleepers_are_counted_without_noise_and_noise_comes_back() -> None:
     line = make_line(plan, make_train_world(plan))
     layers = [layer for layer in line.policy.net.modules() if isinstance(layer, Noisy)]
     try:
-        obs, rng = line.world.reset().obs, np.random.default_rng(0)
+        obs, rng = line.actor.world.reset().obs, np.random.default_rng(0)
         for _ in range(2):
             line.policy.act(obs, epsilon=0.1, rng=rng)
             assert [layer.active for layer in layers] == [True] * len(layers) != []
@@ -396,7 +396,7 @@ def test_dropout_is_for_learning_only() -> None:
     plan = small({"net.dropout": 0.5, "runtime.device": "cpu"})
     line = make_line(plan, make_train_world(plan))
     try:
-        obs = line.world.reset().obs
+        obs = line.actor.world.reset().obs
         drawn = torch.get_rng_state()
         acted, _ = line.policy.look(obs)
         assert (line.policy.look(obs)[0] == acted).all()

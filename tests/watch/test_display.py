@@ -368,3 +368,71 @@ def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.Capt
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged"]})
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged", "disk\x1b[2J"]})
     assert capsys.readouterr() == ("", "warning: step_1 is damaged\nwarning: disk?[2J\n")
+
+
+@pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])
+def test_many_warnings_at_once_are_all_said(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out = io.StringIO()
+    live = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
+    watcher = live if mode == "live" else make_watcher(mode, out)
+    warnings = [f"warning number {index}" for index in range(7)]
+    watcher.start(INFO)
+    watcher.live({**SNAPSHOT, "warnings": warnings})
+    watcher.stop(STATUS)
+    text = out.getvalue() + capsys.readouterr().err
+    assert [warning for warning in warnings if warning not in text] == []
+
+
+def test_what_the_panel_has_no_room_for_stands_above_it_once() -> None:
+    clock, out = Clock(), io.StringIO()
+    watcher = LiveWatcher(Stream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
+    watcher.start(INFO)
+    for _ in range(5):
+        watcher.live({**SNAPSHOT, "warnings": ["a first one", "two", "three", "four"]})
+        clock.now += 1
+    watcher.stop(STATUS)
+    assert out.getvalue().count("! a first one") == 1
+    assert out.getvalue().count("! four") >= 5
+
+
+PROFILE: dict[str, Any] = {
+    "wall_seconds": 10.0,
+    "seconds": {"update": 8.7, "env": 1.25, "save": 0.05},
+    "learner_busy": 0.87,
+    "bottleneck": "learner",
+    "advice": "updates take 87% of the time",
+}
+TIME = "time: update 8.7 s, env 1.2 s · learner busy 87% · learner-bound: updates take 87% of the time"
+
+
+def test_where_the_time_went_is_said_at_the_end() -> None:
+    plain, live, quiet = io.StringIO(), io.StringIO(), io.StringIO()
+    watcher = LiveWatcher(Stream(live), console=Console(file=live, force_terminal=True, width=80, height=24))
+    for each in (make_watcher("plain", plain), watcher, make_watcher("quiet", quiet)):
+        each.start(INFO)
+        each.stop({**STATUS, "profile": PROFILE})
+    assert plain.getvalue().splitlines()[-1] == TIME
+    assert TIME in live.getvalue()
+    assert "time:" not in quiet.getvalue()
+
+
+LEARNING = {"gate": "waiting", "actors": "3/4", "policy_lag": 12.5, "replay_age": 40_123.4}
+
+
+def test_lag_age_and_gate_are_shown() -> None:
+    clock, out = Clock(), io.StringIO()
+    watcher = make_watcher("plain", out, clock=clock)
+    watcher.start(INFO)
+    clock.now += 31
+    watcher.live({**SNAPSHOT, **LEARNING, "warnings": []})
+    assert out.getvalue().splitlines()[-1].endswith("9 s left · waiting · lag 12.5 · age 40,123")
+    screen = Screen()
+    screen.snapshot = {**SNAPSHOT, **LEARNING}
+    console = Console(record=True, width=80, height=24, color_system=None, file=io.StringIO())
+    console.print(screen)
+    text = console.export_text()
+    assert "waiting, 3/4 actors" in text
+    assert "lag · age   12.5 · 40,123" in text
+    screen.snapshot = {**SNAPSHOT, **LEARNING, "actors": "1/1"}
+    console.print(screen)
+    assert "actors" not in console.export_text()

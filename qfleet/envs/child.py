@@ -1,0 +1,214 @@
+"""The outside of a worker: starting its process, telling it to go, hearing from it, ending it."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import util
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any, Literal
+
+import msgspec
+
+from qfleet import errors
+from qfleet.data import Spec
+from qfleet.data.region import Region
+from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, LOG_BYTES, TELL_SIGNAL, Finding, Task, scout, work
+from qfleet.envs.slab import Slab
+from qfleet.errors import EnvError, QfleetError
+
+START_SECONDS = 60.0  # imports and constructors may take a while
+_END_SECONDS = 2.0
+_TELL_SECONDS = 0.3
+
+
+class Elsewhere(Exception):
+    """What a worker's process said of a fault: the cause of an error here."""
+
+
+class Child:
+    """A worker with a slab of its own: a new one after a fault shares nothing with the one before."""
+
+    def __init__(self, task: Task, spec: Spec, lanes: int, log: str, now: float) -> None:
+        self.slab, self._desk, self._log = Slab(spec, lanes), Region(DESK_BYTES), log
+        self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
+        self.since = now
+        self.line, theirs = socket.socketpair()
+        with theirs:
+            args = (task, spec, lanes, self.slab.region, self._desk, theirs, log)
+            self.process = launched(work, args, needs_main(task))
+        self.line.setblocking(False)
+        # When nobody closes the world: multiprocessing would ask a stopped process to end, and wait for ever.
+        self._finalizer = util.Finalize(self, _end, (self.process,), exitpriority=10)
+
+    def go(self, now: float) -> None:
+        """Have the worker do what its slab says."""
+        self.state, self.since = "busy", now
+        self.slab.outcome[:] = 0
+        self.slab.end()
+        try:
+            self.line.send(GO)
+        except OSError:
+            self.state = "dead"
+
+    def hear(self) -> None:
+        """Take in what it said, without waiting."""
+        try:
+            said = self.line.recv(16)
+        except BlockingIOError:
+            # What the environment started may hold the other end open.
+            said = b"" if self.process.exitcode is not None else b"nothing"
+        except OSError:
+            said = b""
+        if not said:
+            self.state = "dead"
+        elif said != b"nothing" and self.state != "dead":
+            self.state = "idle"
+
+    def deadline(self, step_seconds: float) -> float:
+        """Until when it may be silent."""
+        if self.state == "starting":
+            return self.since + START_SECONDS
+        limit = max(step_seconds, START_SECONDS) if self.slab.making else step_seconds
+        return max(self.since, self.slab.beat) + limit
+
+    def resident_bytes(self) -> int:
+        """Memory that the process holds; 0 where the system does not say."""
+        try:
+            with open(f"/proc/{self.process.pid}/statm") as file:
+                return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, ValueError, IndexError):
+            return 0
+
+    def bound_log(self) -> None:
+        """Cut a log that an environment floods."""
+        with contextlib.suppress(OSError):
+            if os.path.isfile(self._log) and os.path.getsize(self._log) > LOG_BYTES:
+                os.truncate(self._log, LOG_BYTES)
+
+    def where(self) -> str:
+        """Where in the code a silent process is, if it can still tell."""
+        if self.process.exitcode is None and self.state != "starting" and self.process.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, TELL_SIGNAL)
+            until = time.monotonic() + _TELL_SECONDS
+            while not self._desk.view[0] and time.monotonic() < until:
+                time.sleep(0.01)
+        return self.last_words()
+
+    def last_words(self) -> str:
+        """What a crash left on the desk."""
+        return bytes(self._desk.view).split(b"\0", 1)[0].decode(errors="replace")
+
+    def how_it_ended(self) -> str:
+        """The signal or exit code, in words."""
+        self.process.join(timeout=_END_SECONDS)  # its socket closes a moment before
+        return ending(self.process)
+
+    def leave(self) -> None:
+        """Ask it to close its environments and go."""
+        with contextlib.suppress(OSError):
+            self.line.send(LEAVE)
+
+    def end(self, patience: float = 0.0) -> None:
+        """Nothing of it remains: not the process, nor what it started, nor the memory."""
+        self.process.join(timeout=patience)
+        self._finalizer()
+        self.line.close()
+        self.bound_log()
+        self.state = "dead"
+        self.slab.region.close()
+        self._desk.close()
+
+
+def launched(target: Callable[..., None], args: tuple[Any, ...], main: bool) -> BaseProcess:
+    """A started process. Without `main`, the user's script is not run again in it: nothing there is needed."""
+    with contextlib.nullcontext() if main else _hidden_main():
+        process: BaseProcess = _context().Process(target=target, args=args, daemon=True)  # type: ignore[attr-defined]
+        process.start()
+    return process
+
+
+def needs_main(task: Task) -> bool:
+    """Is the user's function one of the script itself?"""
+    return task.make is not None and b"__main__" in task.make
+
+
+def scouted(task: Task, seed: int, log: str) -> Spec:
+    """The spec of an environment that is made and reset once in a process of its own."""
+    desk = Region(DESK_BYTES)
+    process = launched(scout, (task, seed, desk, log), needs_main(task))
+    process.join(timeout=START_SECONDS)
+    text = bytes(desk.view).split(b"\0", 1)[0]
+    code = process.exitcode
+    how = f"was not done after {START_SECONDS:.0f} s" if code is None else ending(process)
+    _end(process)
+    desk.close()
+    if code != 0:
+        raise _never_seen(task.env.id, how) from Elsewhere(text.decode(errors="replace"))
+    found = msgspec.json.decode(text, type=Finding)
+    if found.error is not None:
+        raise _told(found) from Elsewhere(found.traceback)
+    return Spec(found.obs, found.dtype, found.actions, masked=found.masked)
+
+
+def ending(process: BaseProcess) -> str:
+    """How a process ended, in words."""
+    code = process.exitcode
+    if code is None:
+        return "did not come to an end"
+    if code >= 0:
+        return f"left with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+def _told(found: Finding) -> QfleetError:
+    name, *parts = found.error or ("EnvError", "", "", "")
+    kind = getattr(errors, name, EnvError)
+    error: QfleetError = kind(*parts)
+    return error
+
+
+def _never_seen(name: str, how: str) -> EnvError:
+    return EnvError(
+        f"{name}: the environment's process {how} when the first copy was made and reset.",
+        "Nothing can be learned in it before it was reset once.",
+        f"Mend the environment; `qfleet env check {name}` makes one in the foreground.",
+    )
+
+
+def _end(process: BaseProcess) -> None:
+    if process.exitcode is None:
+        process.kill()
+    if process.pid:  # the group of nobody would be our own
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)  # what its environments started
+    process.join(timeout=_END_SECONDS)
+    with contextlib.suppress(ValueError):
+        process.close()
+
+
+def _context() -> BaseContext:
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["qfleet.envs.seats"])  # so that a replacement need not import anything
+    return context
+
+
+@contextlib.contextmanager
+def _hidden_main() -> Iterator[None]:
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,265 @@
+"""The inside of a worker: a process that holds single environments and does what its slab says. L lanes."""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import stat
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import gymnasium as gym
+import msgspec
+
+from qfleet.data import Spec
+from qfleet.data.region import Region
+from qfleet.envs.adapt import OutsideSpace
+from qfleet.envs.find import called, find
+from qfleet.envs.single import AnyEnv, Raised, Single, made
+from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
+from qfleet.errors import EnvError, QfleetError
+from qfleet.plan.schema import Env
+
+# What is said through the socket: one byte each.
+READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
+LOG_BYTES = 1_000_000
+DESK_BYTES = 65_536
+TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
+_LEAVE_SECONDS = 2
+_LISTEN_SECONDS = 60.0
+_SAY_CHARACTERS = 3_000  # five such texts fit on the desk in any alphabet
+_PDEATHSIG = 1  # prctl's option: the signal to get when the parent dies
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What makes the environments, in a form that can be sent to another process."""
+
+    env: Env  # its id is absolute
+    make: bytes | None  # the user's own function
+    known: Any  # how Gymnasium knows the id in the process that began
+    folder: str
+
+    def maker(self) -> Callable[[], AnyEnv]:
+        """A function that makes one environment, here."""
+        if self.make is not None:
+            return called(self.env, ForkingPickler.loads(self.make))
+        if self.known is not None:
+            gym.registry.setdefault(self.known.id, self.known)
+        return find(self.env)
+
+
+class Finding(msgspec.Struct):
+    """What a scout learned of an environment: its spec, or the error it met (class, what, why, fix)."""
+
+    obs: tuple[int, ...] = ()
+    dtype: str = ""
+    actions: tuple[int, ...] = ()
+    masked: bool = False
+    error: tuple[str, str, str, str] | None = None
+    traceback: str = ""
+
+
+class Seats:
+    """L environments, each made when it is first reset, and made again after it failed."""
+
+    def __init__(self, task: Task, spec: Spec, slab: Slab) -> None:
+        self._task, self._spec, self._slab = task, spec, slab
+        self._envs: list[AnyEnv | None] = [None] * len(slab.command)
+        self._make: Callable[[], AnyEnv] | None = None
+        self._single: Single | None = None
+
+    def obey(self) -> None:
+        """Do what every lane is told; a lane that fails does not keep the others from it."""
+        for lane, command in enumerate(self._slab.command.tolist()):
+            if command != IDLE:
+                self._slab.outcome[lane] = self._try(lane, command, int(self._slab.argument[lane]))
+        self._slab.end()
+
+    def close(self) -> None:
+        """Close what was made."""
+        for lane in range(len(self._envs)):
+            self._drop(lane)
+
+    def _try(self, lane: int, command: int, argument: int) -> int:
+        try:
+            self._do(lane, command, argument)
+        except OutsideSpace as error:
+            self._slab.say(lane, f"{error.field}: expected {error.expected}, got {error.got}")
+            self._drop(lane)
+            return WRONG
+        except BaseException as error:  # sys.exit() is no way to leave either
+            self._slab.say(lane, _described(error))
+            self._drop(lane)
+            return RAISED
+        return DONE
+
+    def _do(self, lane: int, command: int, argument: int) -> None:
+        env, single = self._seated(lane, command)
+        self._slab.begin(lane, time.monotonic())
+        if command == RESET:
+            single.begin(env, argument, self._slab.step, lane)
+        else:
+            single.advance(env, argument, self._slab.step, lane)
+        single.check_finite(self._slab.step, lane)
+
+    def _seated(self, lane: int, command: int) -> tuple[AnyEnv, Single]:
+        env = self._envs[lane]
+        if env is None:
+            if command != RESET:
+                raise RuntimeError("a step before the first reset")
+            self._slab.begin(lane, time.monotonic(), making=True)
+            env = self._envs[lane] = self._made()
+        if self._single is None:
+            self._single = self._fitting(env)
+        return env, self._single
+
+    def _made(self) -> AnyEnv:
+        self._make = self._make or self._task.maker()
+        return made(self._make, self._task.env.id)
+
+    def _fitting(self, env: AnyEnv) -> Single:
+        single = Single(env, self._task.env.bins, self._task.env.id, masked=self._spec.masked)
+        if single.spec != self._spec:
+            raise OutsideSpace("spaces of a new copy", str(self._spec), str(single.spec))
+        return single
+
+    def _drop(self, lane: int) -> None:
+        env, self._envs[lane] = self._envs[lane], None
+        if env is not None:
+            with contextlib.suppress(Exception, SystemExit):
+                env.close()
+
+
+def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line: socket.socket, log: str) -> None:
+    """A worker's life: it obeys until it is told to leave, or nobody is there to tell it anything."""
+    settle(task.folder, desk, log)
+    slab = Slab(spec, lanes, region)
+    seats = Seats(task, spec, slab)
+    line.settimeout(_LISTEN_SECONDS)
+    with contextlib.suppress(ConnectionError):
+        line.send(READY)
+        while _told(line) == GO:
+            seats.obey()
+            _bound_log()
+            line.send(ANSWERED)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_LEAVE_SECONDS)  # an environment that cannot be closed
+    seats.close()
+    os._exit(0)
+
+
+def scout(task: Task, seed: int, desk: Region, log: str) -> None:
+    """Make one environment, reset it, and leave what was seen of it on the desk."""
+    settle(task.folder, desk, log)
+    try:
+        found = _look(task, seed)
+    except QfleetError as error:
+        found = Finding(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
+    except BaseException as error:
+        head = f"{task.env.id}: the environment could not be made: {type(error).__name__}: {error}"
+        fix = "Mend the environment; its own traceback is this error's cause."
+        parts = (head[:_SAY_CHARACTERS], "The exception came from inside it.", fix)
+        found = Finding(error=("EnvError", *parts), traceback=_trace(error))
+    data = msgspec.json.encode(found)
+    desk.view[: len(data)] = data
+    os._exit(0)
+
+
+def _look(task: Task, seed: int) -> Finding:
+    env = made(task.maker(), task.env.id)
+    single = Single(env, task.env.bins, task.env.id)
+    try:
+        single.learn_masks(env, seed)
+    except Raised as raised:
+        error = raised.error
+        raise EnvError(
+            f"{task.env.id}, lane 0: reset() raised {type(error).__name__}: {error}",
+            f"The exception came from inside the environment, in its first reset (seed {seed}).",
+            "Mend the environment; its own traceback is this error's cause.",
+        ) from error
+    with contextlib.suppress(Exception):
+        env.close()
+    return Finding(single.spec.obs, single.spec.dtype, single.spec.actions, single.spec.masked)
+
+
+def settle(folder: str, desk: Region, log: str) -> None:
+    """Make this process one that ends with its parent, leaves the terminal alone, and tells where it crashed."""
+    _end_with_parent()
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # what an environment starts is ended with it
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    _redirect(log)
+    faulthandler.enable(desk.fileno(), all_threads=False)
+    faulthandler.register(TELL_SIGNAL, desk.fileno(), all_threads=False)
+    os.chdir(folder)
+
+
+def _end_with_parent() -> None:
+    # The fork server ends when nobody holds this pipe any more, and must not wait for its own children.
+    server: Any = forkserver._forkserver
+    if getattr(server, "_forkserver_alive_fd", None) is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _redirect(log: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    nothing = os.open(os.devnull, os.O_RDWR)
+    kept = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    for fd, to in ((0, nothing), (1, kept), (2, kept)):
+        os.dup2(to, fd)
+    os.close(nothing)
+    os.close(kept)
+
+
+def _bound_log() -> None:
+    now = os.fstat(1)
+    if stat.S_ISREG(now.st_mode) and now.st_size >= LOG_BYTES:
+        sys.stdout.flush()
+        os.ftruncate(1, LOG_BYTES)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        os.close(nothing)
+
+
+def _told(line: socket.socket) -> bytes:
+    parent = os.getppid()
+    while os.getppid() == parent:
+        with contextlib.suppress(TimeoutError):
+            return line.recv(1)
+    return b""
+
+
+def _described(error: BaseException) -> str:
+    """One line that says what happened, and the traceback that begins where the environment was called."""
+    if isinstance(error, Raised):
+        call, error = f"{error.call}()", error.error
+    else:
+        call = "the environment"
+    first = (str(error).splitlines() or [""])[0]
+    return f"{call} raised {type(error).__name__}: {first}\n{_trace(error)}"
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-_SAY_CHARACTERS:]
+
+
+def _parts(error: QfleetError) -> tuple[str, str, str]:
+    return error.what[:_SAY_CHARACTERS], error.why[:_SAY_CHARACTERS], error.fix[:_SAY_CHARACTERS]

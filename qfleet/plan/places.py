@@ -1,0 +1,55 @@
+"""Rules about who acts where: actors, their shares of the environments, and the runtime they live in."""
+
+from qfleet.plan.case import Case, Problem, Rule
+from qfleet.plan.schema import Inline
+
+ELSEWHERE = ("processes",)  # runtimes whose actors live elsewhere
+
+
+def _someone_else_acts(case: Case) -> Problem:
+    if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, Inline):
+        return None
+    what = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
+    return what, f"Set runtime.type={ELSEWHERE[0]}, or leave actors.num at 1."
+
+
+def _shares_are_equal(case: Case) -> Problem:
+    envs, actors = case.plan.env.num, case.plan.actors.num
+    if envs % actors == 0:
+        return None
+    what = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
+    return what, f"Set env.num={-(-envs // actors) * actors}, or another actors.num."
+
+
+def _shares_add_up(case: Case) -> Problem:
+    envs, actors = case.plan.env.num, case.plan.actors
+    if actors.envs is None or actors.envs * actors.num == envs:
+        return None
+    total = actors.envs * actors.num
+    what = f"{case.named('actors.num')} times {case.named('actors.envs')} is not {case.named('env.num')}"
+    return what, f"Set env.num={total}, or leave actors.envs out."
+
+
+def _members_share(case: Case) -> Problem:
+    members, share = case.plan.population.num, case.plan.env.num // case.plan.actors.num
+    if share % members == 0:
+        return None
+    what = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
+    return what, f"Set env.num={members * case.plan.actors.num * max(1, share // members)}, or fewer actors."
+
+
+def _workers_have_work(case: Case) -> Problem:
+    share = case.plan.env.num // case.plan.actors.num
+    if case.plan.env.workers <= share:
+        return None
+    what = f"{case.named('env.workers')} is more than the {share} environments they would step"
+    return what, f"Set env.workers={share} or less."
+
+
+PLACES: tuple[tuple[Rule, str], ...] = (
+    (_someone_else_acts, "One thread turns one actor; more of them need processes of their own."),
+    (_shares_are_equal, "Each actor acts in as many environments as every other."),
+    (_shares_add_up, "env.num counts the environments of all actors together."),
+    (_members_share, "Each member of a population acts in as many environments of an actor as every other."),
+    (_workers_have_work, "Each worker steps at least one environment."),
+)

@@ -1,0 +1,281 @@
+"""The fleet: many actors that live elsewhere, to the rest of a run as one that acts.
+
+It takes each rollout in once and in order (the ledger), replaces actors that die or hang (the supervisor) and seals
+their lanes, so that nothing that is learned spans the gap. Where actors live and what carries their rollouts is the
+site's business.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from qfleet.act import Crowd, Explorer, Policy
+from qfleet.data import Array, Rollout, State, count_steps
+from qfleet.data.saved import saved_value
+from qfleet.errors import EnvError
+from qfleet.run.history import History, NoHistory, Notes
+from qfleet.run.ledger import Ledger
+from qfleet.run.supervisor import Fault, Supervisor
+from qfleet.run.wiring import Learning
+
+TEND_SECONDS = 0.05
+
+
+class Hand(Protocol):
+    """One incarnation of an actor, wherever it lives."""
+
+    def alive(self) -> bool:
+        """Is it there? A hand that ended by an error that no other try can mend raises it."""
+        ...
+
+    def progress(self) -> int:
+        """Its own count of things done; turns spent waiting for room count too."""
+        ...
+
+    def get(self) -> Rollout | None:
+        """The oldest rollout waiting, if any; also after its end."""
+        ...
+
+    def end(self) -> None:
+        """End it, by force if need be."""
+        ...
+
+    def last_words(self) -> str:
+        """Why it ended, as far as it could say."""
+        ...
+
+    def close(self) -> None:
+        """Free what it held."""
+        ...
+
+
+class Site(Protocol):
+    """Where actors live, and what carries their data."""
+
+    folder: Path | None  # the run's, for their logs
+
+    def hire(self, worker: int, incarnation: int) -> Hand:
+        """Start one."""
+        ...
+
+    def publish(self, version: int, weights: Any, steps: int) -> None:
+        """Show the newest weights and how many steps came in so far."""
+        ...
+
+    def spent(self) -> dict[str, int]:
+        """Nanoseconds of all actors so far, by stage: `env`, `infer`, `sync`, and `wait` for room."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+class Fleet:
+    """Workers 0, 1, ... with an equal share of the lanes each."""
+
+    def __init__(
+        self,
+        learning: Learning,
+        explorer: Explorer,
+        site: Site,
+        supervise: Callable[[list[int]], Supervisor],
+        *,
+        workers: int,
+        lanes: int,
+        clock: Callable[[], float] = time.monotonic,
+        keeps_history: bool = False,
+    ) -> None:
+        self.policy: Policy | Crowd = learning.policy
+        self.feed, self.explorer, self.site, self.supervise = learning.feed, explorer, site, supervise
+        self.workers, self.lanes, self.clock = workers, lanes, clock
+        self.history: Notes = NoHistory()
+        self.keeps_history, self.opened = keeps_history, False
+        self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
+        self.ledger = Ledger(workers)
+        self.hands: dict[int, Hand] = {}
+        self.supervisor = supervise([-1] * workers)
+        self.next = 0  # whose turn it is to be asked first
+        self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
+        self.tended_at = float("-inf")
+        self.rescued: list[tuple[float, int]] = []  # episodes in rollouts of actors that have failed
+        self.last_words = ""
+
+    # Who acts
+
+    def settle(self, folder: Path, tell: Callable[..., object]) -> None:
+        """The run has a folder now, for logs, and somebody who writes down what happens."""
+        self.site.folder, self.tell = folder, tell
+        if self.keeps_history:
+            self.history = History(folder / "history" / "learner.jsonl")
+
+    def open(self) -> None:
+        """A history begins, or begins again from a checkpoint."""
+        gate = getattr(self.feed, "gate", None)
+        self.note_bounds(
+            "opened",
+            ratio=None if gate is None else str(gate.ratio),
+            start_steps=0 if gate is None else gate.start_steps,
+            band=None,
+            ahead=0,
+            capacity=self.feed.replay.capacity,
+            env_steps=self.feed.steps,
+            updates=0 if gate is None else gate.updates,
+        )
+        self.history.note("supervisor", "supervising", **self.supervisor.terms())
+        self.opened = True
+
+    def start(self) -> None:
+        """Hire everyone who is due."""
+        if not self.opened:
+            self.open()
+        for worker in self.supervisor.due(now := self.clock()):
+            self.hire(worker, now)
+
+    def hire(self, worker: int, now: float) -> None:
+        """Start the next incarnation of a worker."""
+        incarnation = self.supervisor.started(worker, now)
+        self.ledger.begin(worker, incarnation)
+        self.history.note("learner", "began", worker=worker, incarnation=incarnation)
+        self.history.note("supervisor", "started", worker=worker, incarnation=incarnation)
+        self.hands[worker] = self.site.hire(worker, incarnation)
+
+    def tend(self) -> None:
+        """Look after everyone, now and then: replace those who failed."""
+        now = self.clock()
+        if now - self.tended_at < TEND_SECONDS:
+            return
+        self.tended_at = now
+        for worker, hand in list(self.hands.items()):
+            fault = self.supervisor.see(worker, now, alive=hand.alive(), progress=hand.progress())
+            if fault is not None:
+                self.lose(fault)
+        self.start()
+        if len(self.supervisor.quarantined) == self.workers:
+            raise EnvError(
+                f"all {self.workers} actors have failed more often than runtime.restarts allows",
+                f"The last one said: {self.last_words}",
+                "See logs/actor-*.log in the run's folder.",
+            )
+
+    def lose(self, fault: Fault) -> None:
+        """An actor is gone: take in what it had handed over, and let nothing span the gap."""
+        worker, hand = fault.worker, self.hands.pop(fault.worker)
+        hand.end()
+        before = self.feed.steps
+        while (rollout := self.accepted(hand.get())) is not None:
+            self.take_in(rollout)
+            self.rescued.extend(rollout.finished)
+        self.feed.seal(worker)
+        self.note_bounds("sealed", worker=worker)
+        self.last_words = hand.last_words() or self.last_words
+        hand.close()
+        self.history.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
+        if fault.delay_seconds is None:
+            self.history.note("supervisor", "quarantined", worker=worker)
+        self.tell(
+            "actor_lost",
+            worker=worker,
+            incarnation=fault.incarnation,
+            cause=fault.kind,
+            words=self.last_words,
+            steps_rescued=self.feed.steps - before,
+            restart_seconds=fault.delay_seconds,
+        )
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Show everyone the newest weights and how far the run has come."""
+        if version + self.ahead <= self.version:
+            self.ahead = self.version + 1 - version
+        self.version = version + self.ahead
+        self.history.note("learner", "published", version=self.version)
+        self.site.publish(self.version, weights, self.feed.steps)
+
+    # Rollouts
+
+    def collect(self, room: int) -> Rollout | None:
+        """The next rollout that is new, everyone in turn, cut to the first rows that make `room` steps."""
+        order = sorted(self.hands, key=lambda worker: (worker - self.next) % self.workers)
+        for worker in order:
+            rollout = self.accepted(self.hands[worker].get(), room)
+            if rollout is not None:
+                self.next = (worker + 1) % self.workers
+                return rollout
+        return None
+
+    def accepted(self, rollout: Rollout | None, room: int | None = None) -> Rollout | None:
+        """The rollout, if the ledger has not seen it yet."""
+        if rollout is None:
+            return None
+        kept = rollout if room is None else cut_to(rollout, room)
+        verdict = self.ledger.judge(rollout.source, count_steps(kept))
+        if verdict == "accept":
+            return kept
+        self.history.note("learner", "duplicate" if verdict == "duplicate" else "refused", source=rollout.source)
+        return None
+
+    def take_in(self, rollout: Rollout) -> None:
+        """Give it to the feed."""
+        self.feed.insert(rollout)
+        self.note_bounds("accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.feed.steps)
+
+    def note_bounds(self, op: str, **fields: Any) -> None:
+        """An operation with the serial numbers that can be drawn after it."""
+        if self.keeps_history:
+            replay = self.feed.replay
+            self.history.note("learner", op, **fields, tail=replay.tail, head=replay.head)
+
+    def take_rescued(self) -> Iterator[tuple[float, int]]:
+        """Episodes that were found in the rollouts of failed actors, once."""
+        rescued, self.rescued = self.rescued, []
+        yield from rescued
+
+    # At rest
+
+    def state_dict(self) -> State:
+        """Who was heard; what actors were doing is not kept."""
+        return {"ledger": self.ledger.state_dict()}
+
+    def load_state_dict(self, state: State) -> Array:
+        """Come back. Everyone begins anew, as a later incarnation than any before; so every lane is lost."""
+        self.dismiss()
+        used = [max(pair) for pair in zip(self.ledger.incarnations, self.restored(state), strict=True)]
+        self.supervisor = self.supervise(used)
+        self.open()
+        for worker in range(self.workers):
+            self.feed.seal(worker)
+            self.note_bounds("sealed", worker=worker)
+        return np.ones(self.lanes, np.bool_)
+
+    def restored(self, state: State) -> list[int]:
+        """Take the ledger back; answers the incarnations it knows."""
+        self.ledger.load_state_dict(saved_value(state, "ledger"))
+        return self.ledger.incarnations
+
+    def dismiss(self) -> None:
+        """End everyone."""
+        for hand in self.hands.values():
+            hand.end()
+        for hand in self.hands.values():
+            hand.close()
+        self.hands.clear()
+
+    def close(self) -> None:
+        """End everyone and free everything."""
+        self.dismiss()
+        self.site.close()
+        self.history.close()
+
+
+def cut_to(rollout: Rollout, room: int) -> Rollout:
+    """The first rows that make at least `room` steps, so that a run ends as soon as it may."""
+    if count_steps(rollout) <= room:
+        return rollout
+    made = np.cumsum((~rollout.last).sum(1))
+    rows = int(np.searchsorted(made, room)) + 1
+    columns = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
+    kept = {name: None if (column := getattr(rollout, name)) is None else column[:rows] for name in columns}
+    return Rollout(**kept, source=rollout.source, version=rollout.version, finished=rollout.finished)  # type: ignore[arg-type]

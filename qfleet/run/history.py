@@ -1,0 +1,176 @@
+"""Operation logs: what every role did, one JSON line each, for the audit after a run (`qfleet.run.audit`).
+
+A folder holds any number of `*.jsonl` files. Lines of one file are in the order in which things happened; files of one
+role are read in the order of their names. Call `note(role, op, **fields)`; role and op are one of the tables below, all
+fields listed are needed, and others may be added. `at` (seconds, monotonic) is added to each line. `source` is
+[worker, incarnation, sequence]; `tail` and `head` bound the serial numbers that can be drawn from the replay just after
+the operation; `env_steps` and `updates` count from the start of the run and are those just after it.
+
+learner (who takes rollouts in; the log of its operations is the truth that the others are compared with)
+    opened      ratio ("1/4": updates per step, None: no gate), start_steps, band (a rollout is taken in only while
+                fewer updates than this are owed; None: not promised), ahead (updates that may be made for steps that
+                are under way: 0 if none), capacity (items), env_steps, updates, tail, head. First of all, and again
+                after going back to a checkpoint (resume or roll-back): the counters are then those of the newest
+                `committed`, or of the first `opened` if there is none.
+    began       worker, incarnation. `Ledger.begin`: older ones are refused from here on.
+    dismissed   worker. `Ledger.dismiss`: it is refused until its next incarnation began.
+    accepted    source, steps (those counted into env_steps), env_steps, tail, head; rescued (True if it was found in
+                what a failed actor left: the band does not hold for it). Fewer steps than were sent: the rest was cut
+                off, and nothing of this worker may follow before it is sealed.
+    duplicate   source
+    refused     source
+    sealed      worker, tail, head. Its lanes were sealed; needed before the first `accepted` of a later incarnation.
+    sampled     ids (some of the serial numbers of a batch)
+    update      number (1 for the first of the run), env_steps, forgiven (owed updates that will never be made)
+    published   version. Noted before it can be seen.
+    committed   env_steps, updates. Noted after the checkpoint became visible.
+    closed      env_steps, updates, forgiven, done (True: the run did all it was asked for)
+actor
+    sent        source, steps. Noted before it can be seen, and again each time the same one is sent.
+    acked       source, verdict ("accept", "duplicate" or "refuse"). Only where the wire answers.
+    loaded      worker, incarnation, version. The weights it acts with from here on.
+    ticked      worker, incarnation. About once a second while its progress counter moves, waiting for a turn included.
+supervisor
+    supervising restarts, window_seconds, hung_seconds (None: clocks of the roles do not agree), start_seconds,
+                replace_seconds (from a fault to the next start, at most). First of all, once per driver process.
+    started     worker, incarnation
+    dead        worker, incarnation
+    hung        worker, incarnation
+    quarantined worker
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import msgspec
+
+Record: TypeAlias = dict[str, Any]
+
+OPERATIONS: dict[str, dict[str, str]] = {
+    "learner": {
+        "opened": "ratio start_steps band ahead capacity env_steps updates tail head",
+        "began": "worker incarnation",
+        "dismissed": "worker",
+        "accepted": "source steps env_steps tail head",
+        "duplicate": "source",
+        "refused": "source",
+        "sealed": "worker tail head",
+        "sampled": "ids",
+        "update": "number env_steps forgiven",
+        "published": "version",
+        "committed": "env_steps updates",
+        "closed": "env_steps updates forgiven done",
+    },
+    "actor": {
+        "sent": "source steps",
+        "acked": "source verdict",
+        "loaded": "worker incarnation version",
+        "ticked": "worker incarnation",
+    },
+    "supervisor": {
+        "supervising": "restarts window_seconds hung_seconds start_seconds replace_seconds",
+        "started": "worker incarnation",
+        "dead": "worker incarnation",
+        "hung": "worker incarnation",
+        "quarantined": "worker",
+    },
+}
+NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items() for op, words in ops.items()}
+# Others may act on these, so they are in the file before: who is killed right after leaves no hole in the history.
+AT_ONCE = {"opened", "began", "dismissed", "accepted", "sealed", "published", "committed", "closed", "sent"}
+FLUSH_LINES, FLUSH_SECONDS = 256, 1.0
+
+
+class Notes(Protocol):
+    """Who keeps, or does not keep, a history."""
+
+    def note(self, role: str, op: str, **fields: Any) -> None:
+        """One operation."""
+        ...
+
+    def close(self) -> None:
+        """Write what waits."""
+        ...
+
+
+class NoHistory:
+    """Keeps nothing, for usual runs."""
+
+    def note(self, role: str, op: str, **fields: Any) -> None:
+        """Nobody wants to know."""
+
+    def close(self) -> None:
+        """There is nothing to write."""
+
+
+class History:
+    """Appends to one file; what others may act on at once, the rest at intervals. One writer per file."""
+
+    def __init__(self, file: Path, *, limit_bytes: int = 1 << 28, clock: Callable[[], float] = time.monotonic) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        self.clock, self.waiting, self.flushed_at = clock, list[bytes](), clock()
+        self.stream = file.open("ab", buffering=0)
+        cut_torn_line(file)
+        self.left = limit_bytes - file.stat().st_size  # an audit says so if the rest is missing
+
+    def note(self, role: str, op: str, **fields: Any) -> None:
+        """One operation; see the module for what it has to tell."""
+        needed = NEEDED.get((role, op))
+        if needed is None or not needed <= fields.keys():
+            raise ValueError(f"{role} {op}: needs {sorted(needed - fields.keys()) if needed else 'another name'}")
+        now = self.clock()
+        self.append({"role": role, "op": op, "at": round(now, 6), **fields})
+        if op in AT_ONCE or len(self.waiting) >= FLUSH_LINES or now - self.flushed_at >= FLUSH_SECONDS:
+            self.flush(now)
+
+    def append(self, record: Record) -> None:
+        """Keep a line until the next flush, as long as there is room."""
+        line = msgspec.json.encode(record) + b"\n"
+        if 0 <= self.left < len(line):
+            self.waiting.append(b'{"role":"","op":"full"}\n')
+        self.left -= len(line)
+        if self.left >= 0:
+            self.waiting.append(line)
+
+    def flush(self, now: float) -> None:
+        """Hand over to the system: one write, which a kill does not divide."""
+        if self.waiting:
+            self.stream.write(b"".join(self.waiting))
+        self.waiting.clear()
+        self.flushed_at = now
+
+    def close(self) -> None:
+        """Write what waits."""
+        if not self.stream.closed:
+            self.flush(self.clock())
+            self.stream.close()
+
+
+def cut_torn_line(file: Path) -> None:
+    """Drop what a power loss left of a last line, so that the next one begins on its own."""
+    whole = file.read_bytes()
+    end = whole.rfind(b"\n") + 1
+    if end < len(whole):
+        os.truncate(file, end)
+
+
+def read_history(folder: Path) -> Iterator[tuple[str, int, Record | None]]:
+    """Every line with its file's name and number; None where it is no record. A torn last line is left out."""
+    for file in sorted(folder.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    yield file.name, number, as_record(line)
+
+
+def as_record(line: bytes) -> Record | None:
+    """A line, if it is one of ours."""
+    try:
+        found = msgspec.json.decode(line, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    needed = NEEDED.get((str(found.get("role")), str(found.get("op"))))
+    return found if found.get("op") == "full" or (needed is not None and needed <= found.keys()) else None

@@ -1,0 +1,176 @@
+"""An actor's post: what it is told when it starts in a process of its own, and what it does there."""
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing import current_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from qfleet.act import Explore, acting
+from qfleet.data import Board as BoardLike
+from qfleet.data import Channel, Rollout, Stopwatch, count_steps
+from qfleet.data.kin import die_with_parent
+from qfleet.errors import QfleetError
+from qfleet.plan.schema import Inline, Plan
+from qfleet.run.board import Board
+from qfleet.run.history import History
+from qfleet.run.shared import Belt, Gauges
+from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
+
+NAP_SECONDS = 0.0005
+WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
+LOG_BYTES = 1 << 20
+
+
+@dataclass
+class Post:
+    """Everything an actor needs to know."""
+
+    plan: bytes  # as JSON
+    worker: int
+    incarnation: int
+    belt: Belt
+    board: Board
+    gauges: Gauges
+    words: Connection  # for its last words
+    make: EnvMaker | None = None
+    torso: nn.Module | None = None
+    explore: Explore | None = None
+    log: str | None = None
+    history: str | None = None
+
+
+class LastWords(msgspec.Struct):
+    """Why an actor ended by itself: the parts of the error, its exit code, and the traceback."""
+
+    what: str
+    why: str
+    fix: str
+    exit_code: int
+    trace: str
+
+
+def serve(post: Post) -> None:
+    """The life of an actor's process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
+    with logging_to(post.log):
+        try:
+            act(post)
+        except BaseException as error:
+            post.words.send_bytes(msgspec.msgpack.encode(words_of(error)))
+            raise
+
+
+def act(post: Post) -> None:
+    """Act until told to stop, or until nobody is left to act for."""
+    torch.set_num_threads(1)
+    plan, board = msgspec.json.decode(post.plan, type=Plan), post.board
+    if isinstance(plan.runtime, Inline):
+        raise TypeError("an actor with a process of its own has no place in an inline run")
+    device, members = torch.device("cpu"), range(plan.population.num)
+    with closing(make_own_world(plan, post.worker, post.incarnation, post.make)) as world:
+        policy = one_policy([make_policy(plan, world.spec, device, post.torso, member) for member in members])
+        who = {"worker": post.worker, "incarnation": post.incarnation}
+        actor = make_actor(plan, world, policy, post.explore, **who, elapsed=lambda: board.numbers()["env_steps"])
+        actor.start()
+        wait_for_weights(post)
+        (channel, shown), watch = carriers(post), Stopwatch()
+        for tick in acting(actor, channel, shown, plan.runtime.chunk_rows, watch):
+            show_life(post, tick.busy, watch)
+            if tick.stats:  # a rollout was handed over
+                show_times(post, watch)
+            if board.numbers()["stop"]:
+                return
+
+
+class Noted:
+    """A belt and a board whose use is written down."""
+
+    def __init__(self, post: Post, history: History) -> None:
+        self.post, self.history = post, history
+        self.noted = -1  # the last sequence written down
+
+    def put(self, rollout: Rollout) -> bool:
+        """Hand one over."""
+        if rollout.source[2] > self.noted:
+            self.noted = rollout.source[2]
+            self.history.note("actor", "sent", source=rollout.source, steps=count_steps(rollout))
+        return self.post.belt.put(rollout)
+
+    def get(self) -> Rollout | None:
+        """What an actor never does."""
+        return None
+
+    def read(self, newer_than: int) -> tuple[int, Any] | None:
+        """The newest weights."""
+        found = self.post.board.read(newer_than)
+        if found is not None:
+            who = {"worker": self.post.worker, "incarnation": self.post.incarnation}
+            self.history.note("actor", "loaded", **who, version=found[0])
+        return found
+
+    def publish(self, version: int, weights: Any) -> None:
+        """What an actor never does."""
+
+
+def carriers(post: Post) -> tuple[Channel, BoardLike]:
+    """What an actor's rollouts leave by and its weights come by."""
+    if post.history is None:
+        return post.belt, post.board
+    noted = Noted(post, History(Path(post.history)))
+    return noted, noted
+
+
+def show_life(post: Post, busy: bool, watch: Stopwatch) -> None:
+    """Between two ticks: a sign of life, and a nap if there was nothing to do."""
+    post.gauges.add(post.worker, progress=1)
+    if not busy:
+        post.gauges.add(post.worker, waits=1)
+        with watch.idle:
+            time.sleep(NAP_SECONDS)
+        show_times(post, watch)
+
+
+def show_times(post: Post, watch: Stopwatch) -> None:
+    """Where the time went so far, for the driver to read."""
+    stages = {"env_ns": watch.env, "infer_ns": watch.infer, "sync_ns": watch.sync, "wait_ns": watch.idle}
+    post.gauges.set(post.worker, **{name: lap.spent for name, lap in stages.items()})
+
+
+def wait_for_weights(post: Post) -> None:
+    """Nobody acts by weights that nobody learned; the wait has a limit."""
+    limit = time.monotonic() + WEIGHTS_SECONDS
+    while post.board.read(0) is None:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"no weights were published within {WEIGHTS_SECONDS:g} seconds")
+        show_life(post, busy=False, watch=Stopwatch())
+
+
+def words_of(error: BaseException) -> LastWords:
+    """What an error has to say to the driver."""
+    trace = "".join(traceback.format_exception(error))[-4000:]
+    if isinstance(error, QfleetError):
+        return LastWords(error.what, error.why, error.fix, error.exit_code, trace)
+    return LastWords(f"{type(error).__name__}: {error}", "", "", 1, trace)
+
+
+@contextmanager
+def logging_to(file: str | None) -> Iterator[None]:
+    """What an environment prints goes to a log, not over the screen."""
+    target = os.open(file or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    os.close(target)
+    yield

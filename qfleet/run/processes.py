@@ -1,0 +1,189 @@
+"""Actors in processes of their own on this machine, joined to the learner by shared memory."""
+
+import multiprocessing
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from torch import nn
+
+from qfleet.act import Explore, make_explorer
+from qfleet.data import Rollout, Spec
+from qfleet.errors import UsageError
+from qfleet.plan.schema import Plan, Processes
+from qfleet.replay import Replay
+from qfleet.run.board import Board, layout_of
+from qfleet.run.fleet import Fleet
+from qfleet.run.post import LastWords, Post, serve
+from qfleet.run.remote_replay import RemoteReplay
+from qfleet.run.shared import Belt, Gauges
+from qfleet.run.supervisor import Supervisor
+from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts, stream
+
+SUPERVISE = 107  # the purpose of random numbers that spread restarts
+TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
+GAUGES = ("progress", "waits", *TIMES)
+END_SECONDS = 0.5
+USAGE = 2  # exit code of what another try cannot mend
+
+
+class ProcessHand:
+    """One actor's process."""
+
+    def __init__(self, process: BaseProcess, post: Post, words: Connection) -> None:
+        self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
+        self.words = words
+
+    def alive(self) -> bool:
+        """Does the process live?"""
+        return self.process.is_alive()
+
+    def progress(self) -> int:
+        """As its gauge says."""
+        return self.gauges.read(self.worker)["progress"]
+
+    def get(self) -> Rollout | None:
+        """The oldest rollout in its ring."""
+        return self.belt.get()
+
+    def end(self) -> None:
+        """Ask, then kill: a stopped process does not hear."""
+        self.process.terminate()
+        self.process.join(END_SECONDS)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(END_SECONDS)
+
+    def last_words(self) -> str:
+        """What it said, or how the process ended; an error of usage is raised, for another try cannot mend it."""
+        try:
+            said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16) if self.words.poll(0) else b"", type=LastWords)
+        except (EOFError, msgspec.DecodeError):
+            return f"its process ended with exit code {self.process.exitcode}"
+        if said.exit_code == USAGE:
+            raise UsageError(said.what, said.why, said.fix)
+        return said.what
+
+    def close(self) -> None:
+        """Free the belt."""
+        self.belt.close()
+        self.words.close()
+
+
+class ProcessSite:
+    """Starts actors' processes and shows them the weights."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: Spec,
+        weights: Any,
+        make: EnvMaker | None,
+        torso: nn.Module | None,
+        explore: Explore | None,
+    ) -> None:
+        if not isinstance(plan.runtime, Processes):
+            raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} has no processes")
+        self.plan, self.spec, self.runtime = plan, spec, plan.runtime
+        self.own = (make, torso, explore)
+        require_sendable(self.own)
+        self.lanes = plan.env.num // plan.actors.num
+        self.board, self.gauges = Board(layout_of(weights)), Gauges(GAUGES, plan.actors.num)
+        self.before = dict.fromkeys(TIMES, 0)  # of actors that have been replaced
+        self.folder: Path | None = None
+        self.context = fork_server()
+
+    def hire(self, worker: int, incarnation: int) -> ProcessHand:
+        """Start one with a belt of its own: what an old incarnation still writes, nobody reads."""
+        for name in TIMES:
+            self.before[name] += self.gauges.read(worker)[name]
+        self.gauges.clear(worker)
+        belt = Belt(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots)
+        mine, theirs = self.context.Pipe(duplex=False)
+        log = self.file("logs", f"actor-{worker}.log")
+        notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
+        plan = msgspec.json.encode(self.plan)
+        post = Post(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, log=log, history=notes)
+        process = self.context.Process(target=serve, args=(post,), name=f"qfleet-actor-{worker}", daemon=True)
+        process.start()
+        theirs.close()
+        return ProcessHand(process, post, mine)
+
+    def file(self, *parts: str) -> str | None:
+        """A file in the run's folder, once there is one."""
+        return None if self.folder is None else str(self.folder.joinpath(*parts))
+
+    def publish(self, version: int, weights: Any, steps: int) -> None:
+        """Show the newest weights."""
+        self.board.publish(version, weights, env_steps=steps)
+
+    def spent(self) -> dict[str, int]:
+        """As the gauges say."""
+        return {name.removesuffix("_ns"): self.before[name] + sum(self.gauges.column(name)) for name in TIMES}
+
+    def close(self) -> None:
+        """Free the board."""
+        self.board.close()
+        self.gauges.close()
+
+
+def fork_server() -> ForkServerContext:
+    """Starts processes quickly: it has imported everything, and has no threads yet."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["qfleet.run.post"])
+    return context
+
+
+def require_sendable(own: tuple[Any, ...]) -> None:
+    """What is given as a Python object must be something that another process can be given."""
+    for name, thing in zip(("env", "torso", "explore"), own, strict=True):
+        try:
+            ForkingPickler.dumps(thing)
+        except Exception as error:
+            raise UsageError(
+                f"{name}={thing!r} cannot be given to another process",
+                f"runtime.type=processes sends it to the actors, and Python said: {error}.",
+                "Define it at the top level of a module, or use runtime.type=inline.",
+            ) from error
+
+
+def make_process_line(
+    plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
+) -> Line:
+    """A line whose actors live in processes of their own."""
+    runtime, workers = plan.runtime, plan.actors.num
+    if not isinstance(runtime, Processes):
+        raise TypeError("not a plan for processes")
+
+    def supervise(incarnations: list[int]) -> Supervisor:
+        return Supervisor(
+            workers,
+            hung_seconds=runtime.hung_seconds,
+            restarts=runtime.restarts,
+            rng=stream(plan.seed, SUPERVISE),
+            incarnations=incarnations,
+        )
+
+    def hire(learning: Learning) -> Fleet:
+        stored = learning.feed.replay.spec
+        site = ProcessSite(plan, stored, learning.learner.weights(), make, torso, explore)
+        explorer = make_explorer(plan.algo, spec.actions, plan.env.num, explore)
+        return Fleet(
+            learning, explorer, site, supervise, workers=workers, lanes=plan.env.num, keeps_history=plan.log.history
+        )
+
+    if not runtime.replay_process:
+        return join_parts(plan, spec, hire, torso)
+    made: list[RemoteReplay] = []
+
+    def remember(plan: Plan, stored: Spec) -> Replay:
+        made.append(RemoteReplay(plan, stored, fork_server(), runtime))
+        return cast("Replay", made[0])  # it has every method of one
+
+    line = join_parts(plan, spec, hire, torso, remember)
+    line.remote = made[0]
+    return line

@@ -1,0 +1,160 @@
+"""What the process of a remote replay does: it obeys orders, one after the other."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import msgspec
+import numpy as np
+
+from qfleet.data import Array, Spec, State
+from qfleet.data.cargo import as_priorities, as_rollout, batch_parts
+from qfleet.data.kin import die_with_parent
+from qfleet.data.region import Region
+from qfleet.data.wire import Parts
+from qfleet.plan.schema import Plan
+from qfleet.replay import Fold, Replay, Store, make_replay
+from qfleet.run.shared import Ring
+from qfleet.run.wiring import SAMPLE, stream
+from qfleet.save import pack_state, unpack_state
+
+NAP_SECONDS = 0.0002
+CALL_SECONDS = 60.0  # a call's content follows its order at once
+LINE = 128
+
+
+@dataclass
+class ReplayPost:
+    """Everything the process needs to know."""
+
+    plan: bytes  # as JSON
+    spec: Spec
+    region: Region
+    orders: Ring
+    answers: Ring
+    calls: Connection
+
+
+def columns_of(store: Store) -> dict[str, Array]:
+    """What both processes see: every column, and how far each lane is."""
+    return {**store.columns(), "heads": store.heads}
+
+
+def store_region(plan: Plan, spec: Spec) -> Region:
+    """Memory for the rows of the plan's replay."""
+    columns = columns_of(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)).store)
+    return Region(sum(padded(column.nbytes) for column in columns.values()))
+
+
+def padded(size: int) -> int:
+    """Columns begin at whole lines of memory."""
+    return -(-size // LINE) * LINE
+
+
+def shared_store(replay: Replay, region: Region) -> Replay:
+    """The replay with its rows in this memory, as they are there."""
+    begin, store = 0, replay.store
+    for name, column in columns_of(store).items():
+        view = np.ndarray(column.shape, column.dtype, region.view, begin)
+        setattr(store, name, view)
+        begin += padded(column.nbytes)
+    return replay
+
+
+def keep(post: ReplayPost) -> None:
+    """The life of a replay's process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Keeping(post).run(os.getppid())
+
+
+class Keeping:
+    """A replay and the orders it obeys."""
+
+    def __init__(self, post: ReplayPost) -> None:
+        plan = msgspec.json.decode(post.plan, type=Plan)
+        self.post, self.lanes = post, plan.env.num
+        replay = make_replay(plan, post.spec, plan.env.num, stream(plan.seed, SAMPLE))
+        self.replay = shared_store(replay, post.region)
+        self.obey: dict[str, Callable[[Parts], None]] = {
+            "add": self.add,
+            "priorities": self.update,
+            "draw": self.draw,
+            "fold": self.fold,
+            "call": self.call,
+        }
+
+    def run(self, parent: int) -> None:
+        """Obey until the parent is gone."""
+        while os.getppid() == parent:
+            parts = self.post.orders.get()
+            if parts is None:
+                time.sleep(NAP_SECONDS)
+            else:
+                self.obey[str(parts[0]["kind"])](parts)
+
+    def add(self, parts: Parts) -> None:
+        """Store a rollout."""
+        facts, arrays = parts
+        gain, lanes = arrays.pop("gain", None), slice(int(facts["begin"]), int(facts["end"]))  # type: ignore[arg-type]
+        rollout = as_rollout(({**facts, "kind": "rollout"}, arrays), self.post.spec, lanes.stop - lanes.start)
+        self.replay.add(rollout, gain, lanes)
+
+    def update(self, parts: Parts) -> None:
+        """Take priorities back."""
+        self.replay.update(*as_priorities(parts))
+
+    def fold(self, parts: Parts) -> None:
+        """Sum rewards in another way."""
+        self.replay.fold = Fold(**{name: value for name, value in parts[0].items() if name != "kind"})  # type: ignore[arg-type]
+
+    def draw(self, parts: Parts) -> None:
+        """Cut a batch; it waits for room, as long as somebody may still make it."""
+        batch = self.replay.sample(int(parts[0]["size"]))  # type: ignore[arg-type]
+        if batch is None:
+            raise ValueError("a batch was asked for while nothing was ready")
+        parent = os.getppid()
+        while not self.post.answers.put(*batch_parts(batch)) and os.getppid() == parent:
+            time.sleep(NAP_SECONDS)
+
+    def call(self, parts: Parts) -> None:
+        """Something with an answer of any size."""
+        if not self.post.calls.poll(CALL_SECONDS):
+            raise TimeoutError("a call without content")
+        message = msgspec.msgpack.decode(self.post.calls.recv_bytes())
+        name = message.pop("name")
+        state = unpack_state(message) if message else {}
+        self.post.calls.send_bytes(msgspec.msgpack.encode(pack_state(self.answer(name, state))))
+
+    def answer(self, name: str, state: State) -> State:
+        """What a call wants to know, or to have done."""
+        replay = self.replay
+        match name:
+            case "counts":
+                filtered = 0.0 if replay.filter is None else replay.filter.share
+                return {"head": replay.head, "tail": replay.tail, "ready": replay.ready, "filtered": filtered}
+            case "items":
+                return {"items": replay.at(state["serials"])}
+            case "spans":
+                return {"spans": [[lanes.start, lanes.stop, begin, end] for lanes, begin, end in replay.spans()]}
+            case "seal":
+                return {"turned": replay.seal(slice(state["begin"], state["end"]))}
+            case "state":
+                return replay.state_dict()
+            case _:
+                return self.change(name, state)
+
+    def change(self, name: str, state: State) -> State:
+        """Calls that only change something."""
+        if name == "clear":
+            self.replay.clear()
+        elif name == "load":
+            self.replay.load_state_dict(state)
+        elif name == "reseed":
+            self.replay.rng.bit_generator.state = state["rng"]
+        else:
+            raise ValueError(f"no call {name}")
+        return {}

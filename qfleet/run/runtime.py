@@ -1,0 +1,43 @@
+"""Which runtime a plan asks for: the line it needs, and what turns it."""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from torch import nn
+
+from qfleet.act import Explore
+from qfleet.data import Stopwatch, Tick, World
+from qfleet.plan.schema import Plan, Processes
+from qfleet.run.fleet import Fleet
+from qfleet.run.inline import Inline
+from qfleet.run.overlapped import Overlapped
+from qfleet.run.wiring import EnvMaker, Line, make_line
+
+
+class Runtime(Protocol):
+    """Turns the parts of a line."""
+
+    def turn(self) -> Iterator[Tick]:
+        """Some steps and the updates that go with them; afterwards everything is at rest."""
+        ...
+
+    def tend(self) -> None:
+        """A short look at what lives elsewhere, for when no turn comes for a while."""
+        ...
+
+
+def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
+    """The line that the plan's runtime turns. `world` is learned in, or only looked at where actors have their own."""
+    if isinstance(plan.runtime, Processes):
+        from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
+
+        world.close()
+        return make_process_line(plan, world.spec, make, torso, explore)
+    return make_line(plan, world, torso, explore)
+
+
+def make_runtime(line: Line, skipped: int = 0, watch: Stopwatch | None = None) -> Runtime:
+    """The runtime for a line; `skipped` updates in a row were not finite so far, `watch` takes its time."""
+    if isinstance(line.actor, Fleet):
+        return Overlapped(line, line.actor, skipped, watch)
+    return Inline(line, skipped, watch)

@@ -1,0 +1,138 @@
+"""Supervision of workers: who is dead or hung, who is to be started and when. A state machine: `now` is passed in.
+
+The runtime asks `due(now)` whom to start, calls `started`, and every POLL_SECONDS tells what it `see`s of each worker.
+One that fails is due again after a delay that doubles with every fault of the last `window_seconds`; one that failed
+more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+POLL_SECONDS = 0.5  # a death is to be seen within 2 s
+# Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
+LOOK_SECONDS = 2.0
+
+Condition: TypeAlias = Literal["waiting", "running", "quarantined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What was seen of a worker that must be ended and replaced."""
+
+    worker: int
+    incarnation: int
+    kind: Literal["dead", "hung"]
+    silent_seconds: float  # since its progress moved last
+    delay_seconds: float | None  # until it is due again; None: it is quarantined
+
+
+@dataclass(slots=True)
+class _Seat:
+    """What is known of one worker."""
+
+    incarnation: int
+    state: Condition = "waiting"
+    due_at: float = float("-inf")
+    progress: int = 0
+    seen_at: float = 0.0
+    silent_seconds: float = 0.0  # since its progress moved last, as far as somebody looked
+    moved: bool = False  # since it was started
+    faults: list[float] = field(default_factory=list)  # when, within the window
+
+
+class Supervisor:
+    """Decides; ending and starting processes is the runtime's part. `incarnations`: the last ones used before."""
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        hung_seconds: float,
+        restarts: int,
+        rng: np.random.Generator,
+        window_seconds: float = 600.0,
+        first_delay: float = 0.1,
+        largest_delay: float = 10.0,
+        start_seconds: float = 60.0,
+        incarnations: Sequence[int] | None = None,
+    ) -> None:
+        self.hung_seconds, self.restarts, self.window_seconds = hung_seconds, restarts, window_seconds
+        self.first_delay, self.largest_delay, self.rng = first_delay, largest_delay, rng
+        self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds
+        self.seats = [_Seat(last) for last in incarnations or [-1] * workers]
+        if len(self.seats) != workers:
+            raise ValueError(f"{workers} workers, but {len(self.seats)} incarnations")
+
+    @property
+    def state(self) -> list[Condition]:
+        """Of every worker."""
+        return [seat.state for seat in self.seats]
+
+    @property
+    def quarantined(self) -> set[int]:
+        """Workers that will not be started again."""
+        return {worker for worker, seat in enumerate(self.seats) if seat.state == "quarantined"}
+
+    @property
+    def working(self) -> int:
+        """How many run at this moment."""
+        return self.state.count("running")
+
+    def terms(self) -> dict[str, float]:
+        """What it promises, for a history."""
+        return {
+            "restarts": self.restarts,
+            "window_seconds": self.window_seconds,
+            "hung_seconds": self.hung_seconds,
+            "start_seconds": self.start_seconds,
+            "replace_seconds": self.largest_delay + 5.0,
+        }
+
+    def incarnation(self, worker: int) -> int:
+        """The newest one of a worker; -1 before the first."""
+        return self.seats[worker].incarnation
+
+    def due(self, now: float) -> list[int]:
+        """Workers to be started now."""
+        return [w for w, seat in enumerate(self.seats) if seat.state == "waiting" and seat.due_at <= now]
+
+    def started(self, worker: int, now: float, progress: int = 0) -> int:
+        """It is about to be started, with its counter at `progress`; returns its incarnation."""
+        seat = self.seats[worker]
+        if seat.state != "waiting":
+            raise ValueError(f"worker {worker} is {seat.state}")
+        seat.incarnation += 1
+        seat.state, seat.progress, seat.moved = "running", progress, False
+        seat.seen_at, seat.silent_seconds = now, 0.0
+        return seat.incarnation
+
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+        """What a look at a worker shows. `progress` is its own count of things done, waiting for a turn included."""
+        seat = self.seats[worker]
+        if seat.state != "running":
+            return None
+        seat.silent_seconds += min(now - seat.seen_at, LOOK_SECONDS)
+        seat.seen_at = now
+        if not alive:
+            return self.fail(worker, now, "dead")
+        if progress != seat.progress:
+            seat.progress, seat.moved, seat.silent_seconds = progress, True, 0.0
+        limit = self.hung_seconds if seat.moved else max(self.hung_seconds, self.start_seconds)
+        return self.fail(worker, now, "hung") if seat.silent_seconds >= limit else None
+
+    def fail(self, worker: int, now: float, kind: Literal["dead", "hung"]) -> Fault:
+        """Charge a fault to the worker's budget: it is started again later, or quarantined."""
+        seat = self.seats[worker]
+        seat.faults = [at for at in seat.faults if now - at < self.window_seconds] + [now]
+        delay = self.delay(len(seat.faults)) if len(seat.faults) <= self.restarts else None
+        seat.state, seat.due_at = ("quarantined", now) if delay is None else ("waiting", now + delay)
+        return Fault(worker, seat.incarnation, kind, seat.silent_seconds, delay)
+
+    def delay(self, faults: int) -> float:
+        """Seconds until the next start after so many faults: doubling, with jitter so that not all start at once."""
+        # The exponent is bounded because a float is: 2.0**1024 is an error.
+        longest = min(self.largest_delay, self.first_delay * 2.0 ** min(faults - 1, 64))
+        return longest * (0.5 + 0.5 * float(self.rng.random()))

@@ -1,0 +1,62 @@
+"""Where a run's time goes, and what its learner is doing: the fields of rows and of status.json that tell."""
+
+from typing import Any
+
+from qfleet.data import Stopwatch
+from qfleet.learn import ReplayFeed
+from qfleet.run.fleet import Fleet
+from qfleet.run.wiring import Line
+from qfleet.watch import Meter, cores, profile_of, rounded, shares_of, since, with_other
+
+WAITING = 0.5  # of the time without anything to learn from, and the learner counts as waiting
+
+
+class Times:
+    """The stopwatch of this process, the gauges of actors elsewhere, and the marks that shares are counted from."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.watch, self.meter = line, Stopwatch(), Meter()
+        self.first = (line.steps, line.learner.updates)
+        self.mark, self.actor_mark = self.watch.read(), self.actors()
+
+    def actors(self) -> dict[str, int]:
+        """Nanoseconds of actors that live elsewhere."""
+        return self.line.actor.site.spent() if isinstance(self.line.actor, Fleet) else {}
+
+    def state(self) -> dict[str, str]:
+        """What the gate lets the learner do, and how many actors work."""
+        return {"gate": self.gate(), "actors": self.working()}
+
+    def gate(self) -> str:
+        """`filling` before there is enough to learn from, `waiting` for experience, or `learning`."""
+        feed = self.line.feed
+        if not self.line.learner.updates or (isinstance(feed, ReplayFeed) and feed.refill):
+            return "filling"
+        spent = since(self.watch.read(), self.mark)
+        return "waiting" if spent["idle"] > WAITING * spent["wall"] else "learning"
+
+    def working(self) -> str:
+        """Actors at work, of all: 2/2."""
+        actor = self.line.actor
+        return f"{actor.supervisor.working}/{actor.workers}" if isinstance(actor, Fleet) else "1/1"
+
+    def take_shares(self) -> dict[str, dict[str, float]]:
+        """Each stage's share of the time since this was last asked."""
+        now, theirs = self.watch.read(), self.actors()
+        spent, there = with_other(since(now, self.mark)), since(theirs, self.actor_mark)
+        self.mark, self.actor_mark = now, theirs
+        elsewhere = {"actor_stages": rounded(shares_of(there))} if there else {}
+        return {"stages": rounded(shares_of(spent)), **elsewhere}
+
+    def profile(self) -> dict[str, Any]:
+        """The whole time so far, and what it means."""
+        steps, updates = self.first
+        return profile_of(
+            self.watch.read(),
+            self.actors(),
+            self.line.plan,
+            env_steps=max(0, self.line.steps - steps),
+            updates=max(0, self.line.learner.updates - updates),
+            cores=cores(),
+            joules=self.meter.joules(),
+        )

@@ -1,0 +1,42 @@
+"""Energy counters of the processors, where the machine has them and lets us read them (Intel and AMD RAPL on Linux)."""
+
+from pathlib import Path
+
+COUNTERS = Path("/sys/class/powercap")
+
+
+class Meter:
+    """Joules that all processors have used since it was made. Look at it now and then: counters wrap around."""
+
+    def __init__(self, folder: Path = COUNTERS) -> None:
+        self.used = 0  # microjoules
+        # Whole packages only: `intel-rapl:0:0` is a part of `intel-rapl:0`, and psys holds all packages once more.
+        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        packages = [zone for zone in zones if text_in(zone / "name").startswith("package")]
+        found = {zone: read(zone / "energy_uj") for zone in packages}
+        self.last = {zone: value for zone, value in found.items() if value is not None}
+
+    def joules(self) -> float | None:
+        """So far; None without counters."""
+        for zone, before in self.last.items():
+            now = read(zone / "energy_uj")
+            if now is None:
+                continue
+            wrapped = (read(zone / "max_energy_range_uj") or 0) if now < before else 0
+            self.used += max(0, now - before + wrapped)
+            self.last[zone] = now
+        return self.used / 1e6 if self.last else None
+
+
+def text_in(path: Path) -> str:
+    """A short text file; empty if it cannot be read: counters are often for the superuser alone."""
+    try:
+        return path.read_text("ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def read(path: Path) -> int | None:
+    """A number in a file, if there is one."""
+    text = text_in(path)
+    return int(text) if text.isdigit() else None

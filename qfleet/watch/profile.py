@@ -1,0 +1,238 @@
+"""Where the time of a run went: shares, the bottleneck by name, how much faster it could be, and what to change."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from qfleet.data import STAGES
+from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
+from qfleet.watch.words import number
+
+# What limits a run, by what its time goes into. `actor`: the learner waits for them.
+CAUSES = {
+    "learner": ("update", "sync"),
+    "replay": ("insert", "sample"),
+    "world": ("env",),
+    "policy": ("infer",),
+    "actor": ("idle",),
+    "save": ("save",),
+    "eval": ("eval",),
+    "overhead": ("other",),
+}
+LEARNING = ("insert", "sample", "update", "sync")
+BUSY = ("env", "infer", "sync")  # an actor's stages, but for `wait`
+NANO = 1e9
+
+Times = Mapping[str, int]  # nanoseconds by stage, and `wall`
+Shares = Mapping[str, float]
+
+
+class Diagnosis(NamedTuple):
+    """What takes the largest share of the time, and what it would bring to do something about it.
+
+    `ceiling`: so many times as fast at most, if only that were left (learner), or if that cost nothing (all others).
+    """
+
+    bottleneck: str
+    share: float
+    ceiling: float
+    advice: str
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        return f"{self.bottleneck}-bound: {self.advice}"
+
+
+def since(now: Times, before: Times) -> dict[str, int]:
+    """What was added between two readings."""
+    return {stage: spent - before.get(stage, 0) for stage, spent in now.items()}
+
+
+def with_other(times: Times) -> dict[str, int]:
+    """Every stage, and `other`: what no lap covers."""
+    laps = {stage: times[stage] for stage in STAGES}
+    return {**laps, "other": max(0, times["wall"] - sum(laps.values()))}
+
+
+def shares_of(times: Times) -> dict[str, float]:
+    """Each one's part of the whole."""
+    whole = sum(times.values())
+    return {stage: spent / whole if whole else 0.0 for stage, spent in times.items()}
+
+
+def diagnose(shares: Shares, plan: Plan, actors: Shares, cores: int = 2) -> Diagnosis:
+    """The bottleneck. `shares` are of the learner's process, `actors` of those elsewhere, if there are any."""
+    causes = {cause: sum(shares.get(stage, 0.0) for stage in stages) for cause, stages in CAUSES.items()}
+    cause = max(causes, key=lambda name: causes[name])
+    share = causes[cause]
+    ceiling = 1 / max(share, 1e-9) if cause == "learner" else 1 / max(1 - share, 1e-9)
+    advice = ADVICE[cause](plan, actors, cores).format(share=f"{share:.0%}", ceiling=times_as_fast(ceiling))
+    return Diagnosis(cause, share, ceiling, advice)
+
+
+def times_as_fast(factor: float) -> str:
+    """1.15x, 2.5x or 14x."""
+    return f"{factor:.0f}x" if factor >= 10 else f"{factor:.2g}x" if factor >= 2 else f"{factor:.2f}x"
+
+
+# What to say of each cause; {share} and {ceiling} are filled in.
+
+
+def _learner(plan: Plan, actors: Shares, cores: int) -> str:
+    knobs = "replay.epochs, replay.minibatches" if isinstance(plan.replay, Fresh) else "replay.samples_per_insert"
+    waits = f" (those there are waited {actors['wait']:.0%} of the time)" if actors else ""
+    return (
+        "updates take {share} of the time; at most {ceiling} as fast if everything else were free; more actors will "
+        f"not help{waits}; fewer or smaller updates would: {knobs}, algo.batch_size, net.*"
+    )
+
+
+def _replay(plan: Plan, actors: Shares, cores: int) -> str:
+    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    cheaper = "replay.sampler.type=uniform, " if isinstance(sampler, PrioritizedSampler) else ""
+    return (
+        "inserting and drawing experience takes {share} of the time; at most {ceiling} as fast without it: try "
+        f"{cheaper}a smaller algo.batch_size, or fewer updates"
+    )
+
+
+def _world(plan: Plan, actors: Shares, cores: int) -> str:
+    return "stepping the environments takes {share} of the time; at most {ceiling} as fast without it" + _elsewhere(
+        plan, cores
+    )
+
+
+def _elsewhere(plan: Plan, cores: int) -> str:
+    """Where environments could be stepped besides."""
+    envs, tries = plan.env.num, []
+    if atari(plan.env.id):
+        if (plan.runtime.threads or 1) < cores:
+            tries.append(f"runtime.threads={cores}")
+    elif envs > 1 and not plan.env.id.startswith("CartPole-v") and plan.env.workers < min(cores, envs):
+        tries.append(f"env.workers={min(cores, envs)}")
+    actors = next((num for num in range(min(cores, envs), 1, -1) if envs % num == 0), 1)
+    if isinstance(plan.runtime, Inline) and actors > 1:
+        tries.append(f"runtime.type=processes actors.num={actors}")
+    if tries:
+        return f": try {' or '.join(tries)}"
+    return (
+        f": there is one environment, and a second could run beside it (env.num={cores})" if envs == 1 < cores else ""
+    )
+
+
+def atari(env_id: str) -> bool:
+    """Are all copies stepped by native threads?"""
+    return env_id.startswith("ALE/") or "NoFrameskip" in env_id
+
+
+def _policy(plan: Plan, actors: Shares, cores: int) -> str:
+    return (
+        "choosing actions takes {share} of the time; at most {ceiling} as fast without it: environments side by side "
+        f"share one look at the network, so try env.num={2 * plan.env.num}"
+    )
+
+
+def _actor(plan: Plan, actors: Shares, cores: int) -> str:
+    busy = max(BUSY, key=lambda stage: actors.get(stage, 0.0))
+    where = f" (who spend {actors[busy]:.0%} of theirs on {busy})" if actors.get(busy) else ""
+    num = plan.actors.num
+    more = "more actors help, up to about {ceiling}" if num < cores else f"there are {num} on {cores} cores already"
+    return "the learner waited {share} of the time for the actors" + f"{where}: {more}"
+
+
+def _save(plan: Plan, actors: Shares, cores: int) -> str:
+    seldom = f"save.every_steps={10 * plan.save.every_steps}"
+    return "saving takes {share} of the time; at most {ceiling} as fast without it: try " + seldom
+
+
+def _eval(plan: Plan, actors: Shares, cores: int) -> str:
+    seldom = f"eval.every_steps={2 * plan.eval.every_steps}, or fewer eval.episodes and eval.test_episodes"
+    return "evaluation takes {share} of the time; at most {ceiling} as fast without it: try " + seldom
+
+
+def _overhead(plan: Plan, actors: Shares, cores: int) -> str:
+    return "starting, writing rows and drawing the screen take {share} of the time: in a longer run they take less"
+
+
+ADVICE: dict[str, Callable[[Plan, Shares, int], str]] = {
+    "learner": _learner,
+    "replay": _replay,
+    "world": _world,
+    "policy": _policy,
+    "actor": _actor,
+    "save": _save,
+    "eval": _eval,
+    "overhead": _overhead,
+}
+
+
+# The profile of a run, as status.json and profile.json have it
+
+
+def profile_of(
+    times: Times,
+    actors: Times,
+    plan: Plan,
+    *,
+    env_steps: int,
+    updates: int,
+    cores: int,
+    joules: float | None = None,
+) -> dict[str, Any]:
+    """Seconds and shares by stage and what they mean. `env_steps` and `updates` were made in that time."""
+    spent = with_other(times)
+    shares, theirs = shares_of(spent), shares_of(actors)
+    found = diagnose(shares, plan, theirs, cores)
+    profile: dict[str, Any] = {
+        "wall_seconds": round(times["wall"] / NANO, 3),
+        "env_steps": env_steps,
+        "updates": updates,
+        "seconds": {stage: round(value / NANO, 3) for stage, value in spent.items()},
+        "shares": rounded(shares),
+        "learner_busy": round(sum(shares[stage] for stage in LEARNING), 4),
+        "bottleneck": found.bottleneck,
+        "share": round(found.share, 4),
+        "ceiling": round(found.ceiling, 3),
+        "advice": found.advice,
+    }
+    if actors:
+        profile |= {"actors": plan.actors.num, "actor_shares": rounded(theirs)}
+        profile |= {"actors_busy": round(sum(theirs[stage] for stage in BUSY), 4)}
+    if joules is not None:
+        profile |= {"joules": round(joules, 1), "joules_per_million_steps": round(joules / max(1, env_steps) * 1e6, 1)}
+    return profile
+
+
+def rounded(shares: Shares) -> dict[str, float]:
+    """Three digits after the point are enough."""
+    return {stage: round(share, 3) for stage, share in shares.items()}
+
+
+def profile_lines(profile: Mapping[str, Any]) -> list[str]:
+    """The whole table: stage, seconds, share of the time, and what a step and an update cost."""
+    steps, updates = profile["env_steps"], profile["updates"]
+    lines = [f"{'stage':<8}{'seconds':>10}{'share':>8}{'per step':>12}{'per update':>12}"]
+    for stage, seconds in [*profile["seconds"].items(), ("wall", profile["wall_seconds"])]:
+        share = seconds / max(profile["wall_seconds"], 1e-9)
+        lines.append(f"{stage:<8}{seconds:>10.2f}{share:>8.1%}{_each(seconds, steps):>12}{_each(seconds, updates):>12}")
+    if "actors" in profile:
+        parts = ", ".join(f"{stage} {share:.0%}" for stage, share in profile["actor_shares"].items())
+        busy, num = profile["actors_busy"], profile["actors"]
+        lines.append(f"actors: {parts}")
+        lines.append(f"parallel efficiency {busy:.0%}: {num} actors do what {busy * num:.2f} that never wait would do")
+    return [*lines, energy_line(profile), f"{profile['bottleneck']}-bound: {profile['advice']}"]
+
+
+def energy_line(profile: Mapping[str, Any]) -> str:
+    """What the processors used, all programs of the machine included."""
+    if "joules" not in profile:
+        return "no energy counters"
+    per_million = number(profile["joules_per_million_steps"])
+    return f"energy {number(profile['joules'])} J, {per_million} J per million steps, the whole machine's"
+
+
+def _each(seconds: float, count: int) -> str:
+    if not count:
+        return "-"
+    micro = seconds / count * 1e6
+    return f"{micro:.1f} us" if micro < 1000 else f"{micro / 1000:.2f} ms"

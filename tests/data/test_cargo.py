@@ -1,0 +1,182 @@
+"""Rollouts, batches and priorities come back as they were; what does not fit the world is refused.
+
+Shapes: T rows, B lanes, N items, W rows of a window, A actions.
+"""
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qfleet.data import Array, Batch, Rollout, Sequences, Spec
+from qfleet.data.cargo import (
+    as_batch,
+    as_priorities,
+    as_rollout,
+    batch_parts,
+    pack_batch,
+    pack_rollout,
+    priority_parts,
+    rollout_bytes,
+    rollout_parts,
+    unpack_batch,
+    unpack_rollout,
+)
+from qfleet.data.wire import pack, to_bytes, unpack
+
+LIMIT = 1 << 20
+SPECS = st.builds(
+    Spec,
+    st.sampled_from([(3,), (2, 2), ()]),
+    st.sampled_from(["float32", "uint8", "float64", "int64"]),
+    st.sampled_from([(4,), (2, 3)]),
+    stack=st.sampled_from([1, 4]),
+    masked=st.booleans(),
+    state=st.sampled_from([(), (2,)]),
+)
+PLAIN = Spec((3,), "float32", (4,), masked=True, state=(2,))
+
+
+def filled(rng: np.random.Generator, dtype: str, *shape: int, high: int = 2) -> Array:
+    return rng.integers(0, high, shape).astype(dtype)
+
+
+def make_rollout(spec: Spec, rows: int = 3, lanes: int = 2, seed: int = 0, *, values: bool = True) -> Rollout:
+    rng = np.random.default_rng(seed)
+    return Rollout(
+        filled(rng, spec.dtype, rows, lanes, *spec.obs, high=100),
+        filled(rng, "int64", rows, lanes, high=spec.num_actions),
+        filled(rng, "float32", rows, lanes),
+        filled(rng, "float32", rows, lanes),
+        filled(rng, "bool", rows, lanes),
+        source=(1, 2, 2**40),
+        version=2**50,
+        mask=filled(rng, "bool", rows, lanes, spec.num_actions) if spec.masked else None,
+        state=filled(rng, "float32", rows, lanes, *spec.state) if spec.state else None,
+        value=filled(rng, "float32", rows, lanes, 2) if values else None,
+        finished=((1.5, 3), (-2.0, 1)),
+    )
+
+
+def make_batch(spec: Spec, num: int = 5) -> Batch:
+    rng = np.random.default_rng(1)
+    numbers: list[Array] = [filled(rng, "float32", num) for _ in range(3)]
+    masks = [filled(rng, "bool", num, spec.num_actions) if spec.masked else None for _ in range(2)]
+    obs, next_obs = (filled(rng, spec.dtype, num, *spec.input_shape, high=100) for _ in range(2))
+    action = filled(rng, "int64", num, high=spec.num_actions)
+    return Batch(obs, action, numbers[0], numbers[1], next_obs, numbers[2], np.arange(num), *masks)
+
+
+def make_sequences(spec: Spec, rows: int = 6, learned: int = 4, num: int = 5) -> Sequences:
+    rng = np.random.default_rng(2)
+    return Sequences(
+        filled(rng, spec.dtype, rows, num, *spec.input_shape, high=100),
+        filled(rng, "int64", rows, num, high=spec.num_actions),
+        filled(rng, "float32", rows, num),
+        filled(rng, "bool", rows, num),
+        filled(rng, "float32", num, *spec.state),
+        filled(rng, "float32", learned, num),
+        filled(rng, "float32", learned, num),
+        filled(rng, "int64", learned, num, high=rows),
+        filled(rng, "float32", num),
+        np.arange(num),
+        filled(rng, "bool", rows, num, spec.num_actions) if spec.masked else None,
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    pairs = [(getattr(one, field.name), getattr(other, field.name)) for field in fields(one)]
+    return type(one) is type(other) and all(
+        (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) if isinstance(a, np.ndarray) else a == b
+        for a, b in pairs
+    )
+
+
+@given(SPECS, st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
+def test_a_rollout_comes_back(spec: Spec, rows: int, lanes: int, values: bool, squeezed: bool) -> None:
+    rollout = make_rollout(spec, rows, lanes, values=values)
+    rollout = replace(rollout, finished=rollout.finished[: rows * lanes])
+    parcel = pack_rollout(rollout, compress=("obs",) if squeezed else ())
+    assert same(unpack_rollout(parcel, spec, lanes, limit_bytes=LIMIT), rollout)
+
+
+@given(SPECS, st.integers(1, 4), st.integers(1, 3))
+def test_the_room_for_a_rollout_is_enough_for_the_largest(spec: Spec, rows: int, lanes: int) -> None:
+    finished = ((1e300, 2**60),) * (rows * lanes)
+    rollout = replace(make_rollout(spec, rows, lanes), finished=finished, source=(2**62,) * 3, version=2**62)
+    room = rollout_bytes(spec, lanes, rows)
+    assert pack(*rollout_parts(rollout), memoryview(bytearray(room))) == room
+
+
+@given(SPECS, st.booleans())
+def test_a_batch_comes_back(spec: Spec, sequences: bool) -> None:
+    batch = make_sequences(spec) if sequences else make_batch(spec)
+    assert same(unpack_batch(pack_batch(batch), spec, limit_bytes=LIMIT), batch)
+
+
+def test_priorities_come_back() -> None:
+    ids, priority = np.array([5, 7], np.int64), np.array([0.5, 2.0], np.float32)
+    found = as_priorities(unpack(to_bytes(*priority_parts(ids, priority)), limit_bytes=LIMIT))
+    assert [part.tolist() for part in found] == [[5, 7], [0.5, 2.0]]
+
+
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "lanes": ("obs", {"obs": np.zeros((3, 4, 3), np.float32)}),
+    "dtype": ("obs", {"obs": np.zeros((3, 2, 3), np.float64)}),
+    "shape": ("obs", {"obs": np.zeros((3, 2, 4), np.float32)}),
+    "dimensions": ("reward", {"reward": np.zeros(3, np.float32)}),
+    "rows": ("reward", {"reward": np.zeros((4, 2), np.float32)}),
+    "an action too many": ("action", {"action": np.full((3, 2), 4)}),
+    "an action too few": ("action", {"action": np.full((3, 2), -1)}),
+    "masks missing": ("mask", {"mask": None}),
+    "memory missing": ("state", {"state": None}),
+    "reward missing": ("reward", {"reward": None}),
+    "source": ("description", {"source": (1, 2)}),
+    "negative source": ("description", {"source": (1, -2, 3)}),
+    "version": ("description", {"version": "new"}),
+    "episodes": ("episodes", {"finished": ((1.0, 1),) * 7}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_rollout_that_does_not_fit_is_refused(name: str) -> None:
+    match, changes = WRONG[name]
+    as_rollout(rollout_parts(make_rollout(PLAIN)), PLAIN, 2)
+    with pytest.raises(ValueError, match=match):
+        as_rollout(rollout_parts(replace(make_rollout(PLAIN), **changes)), PLAIN, 2)
+
+
+def test_what_nobody_asked_for_is_refused() -> None:
+    bare = replace(PLAIN, masked=False)
+    with pytest.raises(ValueError, match=r"\['mask'\] not expected"):
+        as_rollout(rollout_parts(make_rollout(PLAIN)), bare, 2)
+    with pytest.raises(ValueError, match="empty"):
+        as_rollout(rollout_parts(replace(make_rollout(PLAIN, rows=0), finished=())), PLAIN, 2)
+    with pytest.raises(ValueError, match="description"):
+        as_rollout(({"kind": "Batch", "source": [1, 2, 3], "version": 0}, {}), PLAIN, 2)
+    with pytest.raises(ValueError, match="kind is missing"):
+        as_batch(({}, {}), PLAIN)
+    with pytest.raises(ValueError, match="neither"):
+        as_batch(rollout_parts(make_rollout(PLAIN)), PLAIN)
+
+
+def test_batches_that_do_not_fit_are_refused() -> None:
+    for batch, changes, match in (
+        (make_batch(PLAIN), {"weight": np.zeros(6, np.float32)}, "weight"),
+        (make_batch(PLAIN), {"action": np.full(5, 4)}, "action"),
+        (make_batch(PLAIN), {"ids": np.zeros(5, np.int32)}, "ids"),
+        (make_sequences(PLAIN), {"ahead": np.full((4, 5), 6)}, "ahead"),
+        (make_sequences(PLAIN), {"discount": np.zeros((3, 5), np.float32)}, "discount"),
+    ):
+        as_batch(batch_parts(batch), PLAIN)
+        with pytest.raises(ValueError, match=match):
+            as_batch(batch_parts(replace(batch, **changes)), PLAIN)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("priority", [np.nan, np.inf, -1.0])
+def test_priorities_must_be_numbers(priority: float) -> None:
+    with pytest.raises(ValueError, match="priority"):
+        as_priorities(priority_parts(np.zeros(2, np.int64), np.array([1.0, priority], np.float32)))

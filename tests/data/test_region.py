@@ -1,0 +1,108 @@
+"""Shared memory without a name: both sides see the same bytes, and nothing is left behind."""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qfleet.data import region as module
+from qfleet.data.region import Region
+
+SIZE = 10_000
+
+
+def _add_one(region: Region) -> None:
+    numbers = np.frombuffer(region.view, np.uint8)
+    numbers += 1
+
+
+def _shrink(region: Region) -> None:
+    os.ftruncate(region._fd, 1)
+
+
+def _in_child(method: str, work, region: Region) -> int:
+    child = multiprocessing.get_context(method).Process(target=work, args=(region,))
+    child.start()
+    child.join(60)
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+def _descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+def _mapped() -> int:
+    return sum("memfd:qfleet" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_is_zeros_of_the_size_asked_for() -> None:
+    region = Region(SIZE)
+    assert (region.size, len(region.view), bytes(region.view)) == (SIZE, SIZE, bytes(SIZE))
+    region.close()
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_child_writes_where_the_parent_reads(method: str) -> None:
+    region = Region(SIZE)
+    region.view[:2] = b"\x05\x07"
+    assert _in_child(method, _add_one, region) == 0
+    assert bytes(region.view[:3]) == b"\x06\x08\x01"
+    region.close()
+
+
+def test_works_where_the_kernel_has_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    region = Region(SIZE)
+    assert list(tmp_path.iterdir()) == []
+    assert _in_child("forkserver", _add_one, region) == 0
+    assert bytes(region.view[:1]) == b"\x01"
+    region.close()
+
+
+def test_a_process_cannot_make_it_smaller() -> None:
+    region = Region(SIZE)
+    assert _in_child("forkserver", _shrink, region) == 1
+    assert bytes(region.view) == bytes(SIZE)
+    region.close()
+
+
+def test_closing_gives_everything_back() -> None:
+    before, mapped = _descriptors(), _mapped()
+    region = Region(SIZE)
+    assert _mapped() == mapped + 1
+    region.close()
+    region.close()
+    assert _descriptors() == before
+    assert _mapped() == mapped
+    with pytest.raises(ValueError, match="closed region"):
+        region.__reduce__()
+
+
+def test_an_array_outlives_the_region_and_frees_it() -> None:
+    before = _mapped()
+    region = Region(SIZE)
+    array = np.frombuffer(region.view, np.uint8)
+    region.close()
+    array[0] = 3  # still there
+    del region
+    assert array[0] == 3
+    assert _mapped() == before + 1
+    del array
+    assert _mapped() == before
+
+
+def test_dropping_it_is_enough() -> None:
+    before, mapped = _descriptors(), _mapped()
+    region = Region(SIZE)
+    del region
+    assert _descriptors() == before
+    assert _mapped() == mapped
+
+
+def test_an_empty_region_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one byte"):
+        Region(0)

@@ -1,0 +1,42 @@
+import pytest
+
+from qfleet.data import STAGES, Stopwatch
+
+
+class Clock:
+    """Nanoseconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 1_000
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_laps_of_a_stage_add_up_and_the_rest_is_in_the_wall_alone() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+    for _ in range(3):
+        with watch.update:
+            clock.now += 7
+        clock.now += 1
+        with watch.env:
+            clock.now += 2
+    read = watch.read()
+    assert (read["update"], read["env"], read["wall"]) == (21, 6, 30)
+    assert set(read) == {*STAGES, "wall"}
+    assert sum(read[stage] for stage in STAGES if stage not in ("update", "env")) == 0
+
+
+def test_a_lap_that_raises_counts_too() -> None:
+    clock = Clock()
+    watch = Stopwatch(clock)
+
+    def fail() -> None:
+        with watch.sample:
+            clock.now += 5
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert watch.read()["sample"] == 5

@@ -1,0 +1,262 @@
+"""Parcels come back as they were, and nothing but a whole parcel is taken for one. Shapes: K words."""
+
+import contextlib
+import operator
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from qfleet.data import wire
+from qfleet.data.types import Array
+from qfleet.data.wire import NotWhole, ParcelTooLarge, pack, packed_bytes, to_bytes, unpack
+from qfleet.errors import UsageError
+
+LIMIT = 1 << 20
+SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+FACTS = st.dictionaries(st.text(max_size=10), SCALARS | st.lists(SCALARS, max_size=5), max_size=5)
+NUMBERS = hnp.arrays(
+    st.sampled_from(sorted(wire.DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
+)
+ARRAYS = st.dictionaries(st.text(max_size=10), NUMBERS, max_size=5)
+
+
+def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
+    return one.keys() == other.keys() and all(
+        (one[name].dtype, one[name].shape, one[name].tobytes())
+        == (other[name].dtype, other[name].shape, other[name].tobytes())
+        for name in one
+    )
+
+
+def forged(table: Any, tail: bytes = b"", length: int | None = None, table_bytes: int | None = None) -> bytes:
+    """A parcel with a right checksum and whatever else."""
+    raw = table if isinstance(table, bytes) else msgspec.msgpack.encode(table)
+    body = raw + bytes(-(wire.HEADER_BYTES + len(raw)) % wire.ALIGN) + tail
+    size = wire.HEADER_BYTES + len(body) if length is None else length
+    head = wire.HEAD.pack(wire.MAGIC, wire.FORMAT, 0, size, len(raw) if table_bytes is None else table_bytes)
+    return wire.CHECK.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
+
+
+@given(FACTS, ARRAYS, st.booleans())
+def test_what_comes_out_is_what_went_in(meta: Any, arrays: dict[str, Array], squeezed: bool) -> None:
+    parcel = to_bytes(meta, arrays, compress=tuple(arrays) if squeezed else ())
+    facts, found = unpack(parcel, limit_bytes=LIMIT)
+    assert facts == meta
+    assert same(found, arrays)
+    assert all(array.flags.writeable and array.flags.aligned for array in found.values())
+    assert len(parcel) <= packed_bytes(meta, arrays)
+    assert squeezed or len(parcel) == packed_bytes(meta, arrays)
+
+
+def test_arrays_with_gaps_are_sent_whole_and_come_back_as_copies() -> None:
+    array = np.arange(60.0).reshape(3, 4, 5)[:, ::2, ::-1]
+    memory = bytearray(2000)
+    pack({}, {"a": array}, memoryview(memory))
+    _, found = unpack(memoryview(memory), limit_bytes=LIMIT)
+    memory[:] = bytes(2000)
+    assert np.array_equal(found["a"], array)
+
+
+def test_long_arrays_come_back() -> None:
+    array = np.random.default_rng(0).integers(0, 256, 300_001, dtype=np.uint8)
+    assert np.array_equal(unpack(to_bytes({}, {"a": array}), limit_bytes=LIMIT)[1]["a"], array)
+
+
+def test_equal_things_make_equal_bytes_whatever_was_there() -> None:
+    dirty = bytearray(b"\xff" * 1000)
+    length = pack({"a": 1}, {"x": np.arange(3, dtype=np.uint8)}, memoryview(dirty))
+    assert bytes(dirty[:length]) == to_bytes({"a": 1}, {"x": np.arange(3, dtype=np.uint8)})
+    assert bytes(dirty[length:]) == b"\xff" * (1000 - length)
+
+
+@pytest.mark.parametrize("size", [60, 150_000])
+def test_every_flipped_byte_is_noticed(size: int) -> None:
+    parcel = bytearray(to_bytes({"step": 3}, {"a": np.arange(size, dtype=np.uint8), "b": np.ones(3)}))
+    places = range(len(parcel)) if size < 100 else random.Random(0).sample(range(len(parcel)), 300)
+    for place in places:
+        for bit in (1, 16, 128):
+            parcel[place] ^= bit
+            with pytest.raises(ValueError):  # noqa: PT011  which part notices depends on the place
+                unpack(bytes(parcel), limit_bytes=LIMIT)
+            parcel[place] ^= bit
+    unpack(bytes(parcel), limit_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("cut", [0, 1, 39, 40, 41, 100])
+def test_a_piece_of_a_parcel_is_none(cut: int) -> None:
+    parcel = to_bytes({"step": 3}, {"a": np.arange(60)})
+    with pytest.raises(NotWhole):
+        unpack(parcel[:cut], limit_bytes=LIMIT)
+    with pytest.raises(NotWhole):
+        unpack(parcel[cut + 1 :], limit_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("size", [50, 20_000])
+def test_a_mixture_of_two_parcels_is_none(size: int) -> None:
+    rng, moved = np.random.default_rng(1), np.arange(size, dtype=np.int64)
+    one, other = to_bytes({"n": 1}, {"a": moved}), to_bytes({"n": 2}, {"a": np.roll(moved, 8)})
+    for _ in range(200):
+        kept = rng.random(len(one) // 8) < rng.random()
+        words = np.where(kept, np.frombuffer(one, np.uint64), np.frombuffer(other, np.uint64))
+        if words.tobytes() not in (one, other):
+            with pytest.raises(ValueError):  # noqa: PT011
+                unpack(words.tobytes(), limit_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("size", [6_000, 600_000])  # below and above the size that is folded
+def test_a_picture_that_moved_is_another(size: int) -> None:
+    """Sums alone do not see a sprite that moves by whole words, nor two that move in opposite directions."""
+    still = np.zeros(size, np.uint8)
+    still[1607:1640:16] = 200  # in the highest byte of words, where a product keeps the least
+    moved, twice = np.roll(still, 32), np.roll(still, 32) + np.roll(still, 3000)
+    back = still + np.roll(still, 3032)
+    for one, other in ((still, moved), (twice, back)):
+        assert one.view(np.uint64).sum() == other.view(np.uint64).sum()
+        assert wire.checksum(one) != wire.checksum(other)
+
+
+def test_rows_that_changed_places_are_noticed() -> None:
+    words = np.arange(4 * wire.ROW_WORDS, dtype=np.uint64)
+    swapped = words.reshape(4, -1)[[1, 0, 2, 3]].ravel()
+    assert wire.checksum(words.view(np.uint8)) != wire.checksum(swapped.view(np.uint8))
+
+
+def test_the_checksum_is_what_plain_arithmetic_says() -> None:
+    assert wire.ODD[:2].tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4 | 1]  # SplitMix64 from 0
+    words = [(number * 0x9E3779B97F4A7C15 + 12345) % 2**64 for number in range(2 * wire.ROW_WORDS + 7)]
+    data = np.array(words, np.uint64).view(np.uint8)
+    rows, odd = [words[: wire.ROW_WORDS], words[wire.ROW_WORDS : 2 * wire.ROW_WORDS]], wire.ODD.tolist()
+    columns = [(first + second) % 2**64 for first, second in zip(*rows, strict=True)]
+    products = [sum(map(operator.mul, row, odd)) % 2**64 for row in rows]
+    folded = [*columns, *products, *words[2 * wire.ROW_WORDS :]]
+    assert wire.checksum(data, 77) == zlib.crc32(struct.pack(f"<{len(folded)}Q", *folded), 77)
+    assert wire.checksum(data[:800], 77) == zlib.crc32(data[:800].tobytes(), 77)
+
+
+def test_too_large_for_its_place() -> None:
+    arrays = {"a": np.zeros(100, np.uint8)}
+    room = packed_bytes({}, arrays)
+    assert pack({}, arrays, memoryview(bytearray(room))) == room
+    with pytest.raises(ParcelTooLarge, match=f"{room} bytes"):
+        pack({}, arrays, memoryview(bytearray(room - 1)))
+    with pytest.raises(ValueError, match="parcel of"):
+        unpack(to_bytes({}, arrays), limit_bytes=room - 1)
+
+
+def test_objects_and_other_byte_orders_are_not_sent() -> None:
+    for array in (np.array([{}]), np.zeros(3, ">f4"), np.zeros(3, "M8[s]"), np.zeros(3, "U4"), np.zeros(3, "c16")):
+        with pytest.raises(ValueError, match="cannot be sent"):
+            packed_bytes({}, {"a": array})
+
+
+BAD = {
+    "an object": ([{}, [["a", "|O", [1], 8, False]]], 8),
+    "negative": ([{}, [["a", "<f4", [-1], 4, False]]], 4),
+    "huge": ([{}, [["a", "<f4", [2**40, 2**40], 8, False]]], 8),
+    "huge and empty": ([{}, [["a", "<f4", [0, *[2**40] * 7], 0, False]]], 0),
+    "more dimensions than any": ([{}, [["a", "|u1", [1] * 60, 1, False]]], 16),
+    "shorter than its shape": ([{}, [["a", "<f4", [4], 8, False]]], 16),
+    "longer than the parcel": ([{}, [["a", "|u1", [400], 400, False]]], 16),
+    "twice": ([{}, [["a", "|u1", [1], 1, False]] * 2], 32),
+    "neither true nor false": ([{}, [["a", "|b1", [1], 1, False]]], 16),
+    "something behind": ([{}, []], 16),
+    "unknown fields": ([{}, [], 1], 0),
+    "a number for a name": ([{}, [[1, "|u1", [1], 1, False]]], 16),
+    "nested facts": ([{"a": [[1]]}, []], 0),
+    "bytes as facts": ([{"a": b"x"}, []], 0),
+    "not a table": ([1], 0),
+    "compressed nonsense": ([{}, [["a", "|u1", [64], 16, True]]], 16),
+    "a bomb": ([{}, [["a", "|u1", [2**39], 16, True]]], 16),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_table_that_makes_no_sense_is_refused(name: str) -> None:
+    table, size = BAD[name]
+    with pytest.raises(ValueError, match=r"."):
+        unpack(forged(table, b"\x07" * size), limit_bytes=LIMIT)
+    assert unpack(forged([{}, [["a", "|u1", [1], 1, False]]], b"\x07" * 16), limit_bytes=LIMIT)[1]["a"] == [7]
+
+
+LIES = {  # each says that 2**32 - 1 more things follow
+    "a list": b"\xdd\xff\xff\xff\xff",
+    "entries": b"\x92\x80\xdd\xff\xff\xff\xff",
+    "facts": b"\x92\xdf\xff\xff\xff\xff",
+    "a fact's text": b"\x92\x81\xa1a\xdb\xff\xff\xff\xff",
+    "a fact's list": b"\x92\x81\xa1a\xdd\xff\xff\xff\xff",
+    "a shape": b"\x92\x80\x91\x95\xa1a\xa3<f4\xdd\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("table", LIES.values(), ids=LIES.keys())
+def test_lengths_that_lie_take_no_memory(table: bytes) -> None:
+    code = (
+        "import resource, sys; from qfleet.data.wire import unpack\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    unpack(bytes.fromhex(sys.argv[1]), limit_bytes=1 << 40)\nexcept ValueError:\n    pass\n"
+        "else:\n    sys.exit(2)\n"
+        "sys.exit(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before > 50_000)"
+    )
+    command = [sys.executable, "-c", code, forged(table).hex()]
+    assert subprocess.run(command, timeout=60).returncode == 0
+
+
+@given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 300))
+@settings(max_examples=300)
+def test_no_table_does_more_than_raise_a_value_error(table: bytes, length: int, table_bytes: int) -> None:
+    for parcel in (table, forged(table), forged(table, length=length), forged(table, table_bytes=table_bytes)):
+        with contextlib.suppress(ValueError):
+            unpack(parcel, limit_bytes=4096)
+
+
+@given(st.data())
+@settings(max_examples=200)
+def test_a_changed_table_does_no_more_either(data: st.DataObject) -> None:
+    entry = ["a", "|u1", [2, 3], 6, False]
+    table = bytearray(msgspec.msgpack.encode([{"n": 1}, [entry, ["b", "<f8", [1], 8, True]]]))
+    table[data.draw(st.integers(0, len(table) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        _, arrays = unpack(forged(bytes(table), bytes(32)), limit_bytes=4096)
+    except ValueError:
+        return
+    assert sum(array.nbytes for array in arrays.values()) <= 4096
+
+
+def test_compression_saves_where_it_can_and_only_there() -> None:
+    frames, noise = np.zeros((8, 84, 84), np.uint8), np.random.default_rng(0).integers(0, 256, 9000, dtype=np.uint8)
+    arrays = {"frames": frames, "noise": noise}
+    small = to_bytes({}, arrays, compress=("frames", "noise"))
+    assert len(small) < noise.nbytes + 1000
+    assert same(unpack(small, limit_bytes=LIMIT)[1], arrays)
+    assert len(to_bytes({}, arrays, compress=("noise",))) == packed_bytes({}, arrays)
+    with pytest.raises(ValueError, match="does not fit"):
+        unpack(small, limit_bytes=frames.nbytes)
+
+
+def test_without_the_extra_compression_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = to_bytes({}, {"a": np.zeros(1000)}, compress=("a",))
+    monkeypatch.setitem(sys.modules, "lz4.block", None)
+    for use in (lambda: to_bytes({}, {"a": np.zeros(9)}, compress=("a",)), lambda: unpack(small, limit_bytes=LIMIT)):
+        with pytest.raises(UsageError, match=r"qfleet\[lz4\]"):
+            use()
+    to_bytes({}, {"a": np.zeros(9)})  # needs no extra
+
+
+def test_a_number_must_be_the_one_expected() -> None:
+    memory = memoryview(bytearray(200))
+    pack({}, {}, memory, number=7)
+    assert memory.cast("Q")[wire.NUMBER_WORD] == 7
+    assert unpack(memory, limit_bytes=LIMIT, number=7) == ({}, {})
+    with pytest.raises(NotWhole, match="number 7"):
+        unpack(memory, limit_bytes=LIMIT, number=8)

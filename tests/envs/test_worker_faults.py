@@ -1,0 +1,305 @@
+"""Whatever an environment or its process does wrong, the others go on and nothing is invented."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qfleet.envs import TRAIN, make_world
+from qfleet.envs.seats import LOG_BYTES
+from qfleet.errors import EnvError
+from qfleet.plan.schema import Env
+from tests.envs.record import (
+    NUM,
+    SEED,
+    Record,
+    alive,
+    gone_within,
+    lanes_of,
+    make_actor,
+    worker_pids,
+    world_of,
+)
+
+SHARED = "/dev/shm"  # noqa: S108
+
+# ---- Faults of an environment.
+
+
+@pytest.mark.parametrize(
+    ("toy", "fault", "kind", "said"),
+    [
+        ("Breaking", "", "raised", "step() raised ZeroDivisionError: the toy broke"),
+        ("Breaking", "exit", "raised", "SystemExit: the toy has had enough"),
+        ("Lying", "shape", "wrong", "observation shape: expected (3,), got (7,)"),
+        ("Lying", "dtype", "wrong", "observation dtype: expected float32, got <U1"),
+        ("Lying", "nan", "wrong", "observation: expected finite numbers, got nan"),
+        ("Lying", "reward", "wrong", "reward: expected finite numbers, got inf"),
+    ],
+)
+def test_an_environment_that_fails_is_made_again_and_no_other_notices(
+    toy: str, fault: str, kind: str, said: str
+) -> None:
+    with world_of(toy, every=20, fault=fault, rebuilds=100) as world:
+        pids = worker_pids(world)
+        record = Record(world)
+        record.run(400, until=lambda: len(record.faults) >= 4)
+        record.run(30).check()
+        assert len(record.faults) >= 4
+        assert worker_pids(world) == pids
+        for each in record.faults:
+            assert each.kind == kind
+            assert said in each.what
+            assert len(each.lanes) == 1
+            assert f"lane {each.lanes[0]}: " in each.what
+            assert not each.quarantined
+        assert all(record.whole(lane) for lane in set(range(NUM)) - lanes_of(record.faults))
+        if kind == "raised":
+            assert "in _fail" in record.faults[0].cause
+
+
+def test_a_failed_reset_is_tried_with_another_seed() -> None:
+    with world_of("Breaking", every=7, at=0, rebuilds=100) as world:
+        record = Record(world)
+        record.run(300, until=lambda: len(record.faults) >= 3).run(10).check()
+        assert all("reset() raised" in fault.what for fault in record.faults)
+
+
+@pytest.mark.parametrize(
+    ("toy", "fault", "kind", "said", "cause"),
+    [
+        ("Crashing", "", "died", "was ended by SIGSEGV", "in _fail"),
+        ("Crashing", "exit", "died", "left with exit code 7", ""),
+        ("Hanging", "", "hung", "did not answer in time", "in _fail"),
+        ("Hanging", "hard", "hung", "did not answer in time", "in _fail"),
+    ],
+)
+def test_a_process_that_fails_is_replaced_and_other_processes_do_not_notice(
+    toy: str, fault: str, kind: str, said: str, cause: str
+) -> None:
+    with world_of(toy, every=40, fault=fault, rebuilds=100, step_timeout_seconds=1.0) as world:
+        record = Record(world)
+        record.run(400, until=lambda: bool(record.faults))
+        seen = record.faults[0]
+        assert seen.kind == kind
+        assert said in seen.what
+        assert cause in seen.cause
+        assert seen.lanes in ((0, 1), (2, 3))
+        assert f"at lane {seen.guilty[0]}," in seen.what
+        assert len(seen.guilty) == 1
+        if kind == "hung":
+            assert 1.0 <= seen.seconds < 2.0
+        before = record.finished
+        record.run(60).check()
+        assert record.finished > before + 3
+        untouched = set(range(NUM)) - lanes_of(record.faults)
+        assert all(record.whole(lane) for lane in untouched)
+
+
+def test_a_leak_is_ended_at_the_end_of_an_episode() -> None:
+    with world_of("Leaking", every=10, rebuilds=100, worker_memory_gib=0.35) as world:
+        record = Record(world)
+        until = time.monotonic() + 40
+        record.run(1_000_000, until=lambda: bool(record.faults) or time.monotonic() > until)
+        assert {fault.kind for fault in record.faults} == {"leaked"}
+        assert "env.worker_memory_gib" in record.faults[0].what
+        if "far beyond" not in record.faults[0].what:
+            assert record.actor.last[list(record.faults[0].lanes)].any()
+        record.run(300).check()
+        # Nothing that happened is lost: the last row of a worker that is ended holds a step as any other.
+        assert record.actor.steps == sum(int((~row["last"]).sum()) for row in record.rows)
+
+
+def test_what_an_environment_prints_is_kept_up_to_a_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with world_of("Leaking", every=3, fault="flood", logs=tmp_path) as world:
+        Record(world).run(60).check()
+        assert not world.take_faults()
+        sizes = [file.stat().st_size for file in sorted(tmp_path.iterdir())]
+        assert [file.name for file in sorted(tmp_path.iterdir())] == ["worker_0.log", "worker_1.log"]
+        assert sizes == [LOG_BYTES] * 2
+        Record(world).run(60)
+        assert [file.stat().st_size for file in sorted(tmp_path.iterdir())] == sizes
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_log_that_grows_within_one_step_is_cut(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os\nfrom qfleet.envs.toys import Traced\nclass Endless(Traced):\n    def step(self, action):\n"
+        "        while True:\n            os.write(1, b'x' * 100_000)\n"
+    )
+    env = Env(id=f"{tmp_path / 'endless.py'}:Endless", num=1, workers=1, step_timeout_seconds=1.0, rebuilds=0)
+    world = make_world(env, seed=SEED, stream=TRAIN, logs=tmp_path)
+    world.reset()
+    world.send(np.zeros(1, np.int64))
+    with pytest.raises(EnvError, match="did not answer in time"):
+        world.receive()
+    world.close()
+    assert (tmp_path / "worker_0.log").stat().st_size == LOG_BYTES
+
+
+# ---- Budget, quarantine, error.
+
+
+def test_a_lane_over_its_budget_is_out_of_the_game_and_the_last_one_ends_it() -> None:
+    with world_of("Breaking", every=8, rebuilds=0) as world:
+        record, out = Record(world), [np.zeros(NUM, bool)]
+
+        def no_steps_there() -> bool:
+            row = record.rows[-1]
+            assert row["last"][out[-1]].all()
+            assert not world.quarantined[~row["last"]].any()
+            out.append(world.quarantined)
+            return False
+
+        with pytest.raises(EnvError) as caught:
+            record.run(100_000, until=no_steps_there)
+        record.check()
+        assert len({int(lanes.sum()) for lanes in out}) == NUM  # one after the other
+        record.faults += world.take_faults()
+        assert [fault.quarantined for fault in record.faults] == [fault.lanes for fault in record.faults]
+        assert len(record.faults) == NUM
+    assert "all 4 environments failed more than 0 times (env.rebuilds) in 600 s" in caught.value.what
+    assert "ZeroDivisionError: the toy broke" in caught.value.why
+    assert "in _fail" in str(caught.value.__cause__)
+    assert caught.value.exit_code == 4
+
+
+def test_a_quarantined_lane_costs_no_steps_and_promises_none() -> None:
+    with world_of("Breaking", every=8, rebuilds=0) as world:
+        record = Record(world)
+        record.run(300, until=lambda: bool(world.quarantined.any()))
+        record.run(2)
+        out = int(world.quarantined.sum())
+        ends = int(record.actor.last.sum())
+        record.actor.send()
+        assert record.actor.in_flight == NUM - ends
+        assert ends >= out
+        record.actor.receive()
+
+
+def test_every_process_that_dies_is_charged_and_ends_the_run() -> None:
+    with world_of("Crashing", every=1, rebuilds=1, workers=2) as world:
+        record = Record(world)
+        with pytest.raises(EnvError, match="SIGSEGV") as caught:
+            record.run(10_000)
+        assert "Segmentation fault" in caught.value.why
+        assert sum(len(fault.quarantined) for fault in record.faults + world.take_faults()) == NUM
+
+
+def test_a_hang_is_mended_by_more_time() -> None:
+    with world_of("Hanging", every=1, rebuilds=0, step_timeout_seconds=0.5, num=1, workers=1) as world:
+        with pytest.raises(EnvError) as caught:
+            Record(world).run(100)
+        assert "raise env.step_timeout_seconds" in caught.value.fix
+
+
+def test_faults_and_their_lanes_survive_a_restart() -> None:
+    with world_of("Breaking", every=8, rebuilds=0) as world, world_of("Breaking", every=8, rebuilds=0) as again:
+        record = Record(world)
+        record.run(300, until=lambda: bool(world.quarantined.any()))
+        record.run(3)
+        state = record.actor.state_dict()
+        actor = make_actor(again)
+        assert not actor.load_state_dict(state).any()
+        assert np.array_equal(actor.current().obs, record.actor.current().obs)
+        assert np.array_equal(actor.last, record.actor.last)
+        actor.send()
+        actor.receive()
+        assert not again.quarantined.any()  # a new process is a new chance
+
+
+# ---- Faults from outside.
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSTOP"])
+def test_workers_killed_or_stopped_at_random_moments_are_replaced(name: str) -> None:
+    rng = random.Random(5)
+    with world_of("Traced", 6, 3, rebuilds=1_000, step_timeout_seconds=1.0) as world:
+        record = Record(world)
+        for number in range(5):
+            record.run(rng.randrange(20, 40))
+            victim = rng.choice(worker_pids(world))
+            record.actor.send()
+            time.sleep(rng.random() * 0.003)
+            os.kill(victim, getattr(signal, name))
+            rollout, _ = record.actor.receive()
+            record.rows.append({key: getattr(rollout, key)[0] for key in ("obs", "reward", "discount", "last")})
+            start = time.monotonic()
+            record.run(100_000, until=lambda n=number: len(record.faults) > n and len(worker_pids(world)) == 3)  # type: ignore[misc]
+            assert time.monotonic() - start < 5
+            assert gone_within([victim], 2)
+        record.run(40).check()
+        assert len(record.faults) == 5
+        assert {fault.kind for fault in record.faults} == {"died" if name == "SIGKILL" else "hung"}
+        assert all(len(fault.lanes) == 2 for fault in record.faults)
+
+
+@pytest.mark.chaos
+def test_killing_every_worker_at_once_stops_nothing() -> None:
+    with world_of("Traced", 4, 2, rebuilds=10) as world:
+        record = Record(world).run(20)
+        for pid in worker_pids(world):
+            os.kill(pid, signal.SIGKILL)
+        record.run(60).check()
+        assert len(record.faults) == 2
+
+
+PARENT = """
+import sys, time
+import numpy as np
+from qfleet.envs import TRAIN, make_world
+from qfleet.plan.schema import Env
+env = Env(id="qfleet.envs.toys:toys/Hanging-v0", num=3, workers=3, options={"fault": sys.argv[1], "every": 2})
+world = make_world(env, seed=1, stream=TRAIN)
+world.reset()
+for _ in range(2):
+    world.send(np.zeros(3, np.int64))
+    if _ == 0:
+        world.receive()
+time.sleep(0.3)
+print(*(child.process.pid for child in world._staff.children), flush=True)
+time.sleep(60 if sys.argv[2] == "wait" else 0)
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("fault", ["", "hard"])
+def test_children_end_with_a_parent_that_is_killed(fault: str) -> None:
+    before = set(os.listdir(SHARED))
+    command = [sys.executable, "-c", PARENT, fault, "wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as parent:
+        assert parent.stdout is not None
+        pids = [int(word) for word in parent.stdout.readline().split()]
+        assert all(map(alive, pids))
+        assert len(pids) == 3
+        parent.kill()
+    assert gone_within(pids, 5)
+    assert set(os.listdir(SHARED)) <= before
+
+
+def test_a_world_that_nobody_closed_does_not_keep_its_process() -> None:
+    command = [sys.executable, "-c", PARENT, "hard", "leave"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": "."})
+    assert done.returncode == 0, done.stderr
+    assert gone_within([int(word) for word in done.stdout.split()], 5)
+
+
+def test_closing_leaves_no_process_and_no_descriptor() -> None:
+    with world_of("Traced"):
+        pass  # the fork server and its pipes stay
+    before = set(os.listdir("/proc/self/fd"))
+    with world_of("Traced") as world:
+        record = Record(world).run(5)
+        pids = worker_pids(world)
+        os.kill(pids[0], signal.SIGKILL)
+        pids += worker_pids(record.run(30).world)
+    assert gone_within(pids, 1)
+    world.close()
+    assert set(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,268 @@
+"""A fleet whose actors are turned by hand: who is heard, who is replaced, and that nothing is counted twice."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet import Plan
+from qfleet.act import acting, make_explorer
+from qfleet.data import Rollout, Tick, count_steps
+from qfleet.errors import EnvError
+from qfleet.plan import make_plan
+from qfleet.run.carriers import Queue, Shelf
+from qfleet.run.fleet import Fleet, cut_to
+from qfleet.run.overlapped import Overlapped
+from qfleet.run.resolve import resolve
+from qfleet.run.supervisor import Supervisor
+from qfleet.run.wiring import Line, join_parts, make_actor, make_own_world, make_policy, make_train_world
+from tests.run.parts import SMALL
+
+CPU = "cpu"
+
+
+class Puppet:
+    """An actor that moves only when it is asked for a rollout."""
+
+    def __init__(self, plan: Plan, shelf: Shelf, worker: int, incarnation: int, steps: Callable[[], int]) -> None:
+        import torch
+
+        world = make_own_world(plan, worker, incarnation)
+        policy = make_policy(plan, world.spec, torch.device(CPU))
+        actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, elapsed=steps)
+        actor.start()
+        self.queue, self.lives, self.moved = Queue(4), True, 0
+        self.stuck = self.ended = self.closed = False
+        self.extra: deque[Rollout] = deque()  # what a bad wire delivers besides
+        self.act: Iterator[Tick] = acting(actor, self.queue, shelf, rows=3)
+
+    def alive(self) -> bool:
+        return self.lives
+
+    def progress(self) -> int:
+        self.moved += not self.stuck
+        return self.moved
+
+    def get(self) -> Rollout | None:
+        if self.extra:
+            return self.extra.popleft()
+        while not self.queue.waiting and self.lives and not self.stuck:
+            next(self.act)
+        return self.queue.get()
+
+    def end(self) -> None:
+        self.lives, self.ended = False, True
+
+    def last_words(self) -> str:
+        return "the puppet fell"
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Theatre:
+    """A site of puppets."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.shelf, self.folder = plan, Shelf(), None
+        self.steps, self.hired = 0, list[tuple[int, int]]()
+        self.published: list[int] = []
+        self.closed = False
+
+    def hire(self, worker: int, incarnation: int) -> Puppet:
+        self.hired.append((worker, incarnation))
+        return Puppet(self.plan, self.shelf, worker, incarnation, lambda: self.steps)
+
+    def publish(self, version: int, weights: Any, steps: int) -> None:
+        self.shelf.publish(version, weights)
+        self.published.append(version)
+        self.steps = steps
+
+    def spent(self) -> dict[str, int]:
+        return {"env": 0, "infer": 0, "sync": 0, "wait": 0}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
+    overrides = {**SMALL, "runtime.type": "processes", "actors.num": 2, "runtime.restarts": 2, **settings}
+    plan = make_plan("CartPole-v1", overrides=overrides)
+    world = make_train_world(plan)
+    plan, clock = resolve(plan, world.spec), Clock()
+    theatre = Theatre(plan)
+
+    def supervise(incarnations: list[int]) -> Supervisor:
+        rng = np.random.default_rng(0)
+        return Supervisor(2, hung_seconds=5, restarts=2, rng=rng, incarnations=incarnations)
+
+    def hire(learning: Any) -> Fleet:
+        explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num)
+        return Fleet(learning, explorer, theatre, supervise, workers=2, lanes=plan.env.num, clock=clock)
+
+    line = join_parts(plan, world.spec, hire)
+    fleet = line.actor
+    assert isinstance(fleet, Fleet)
+    return line, fleet, theatre, clock
+
+
+def turn(runtime: Overlapped, times: int = 1) -> list[Tick]:
+    return [tick for _ in range(times) for tick in runtime.turn()]
+
+
+def owed(line: Line) -> int:
+    gate = line.feed.gate  # type: ignore[attr-defined]
+    return int(gate.allowed(line.steps) - gate.updates - gate.forgiven)
+
+
+def test_after_every_turn_all_updates_are_made() -> None:
+    line, fleet, _, _ = make_theatre()
+    runtime = Overlapped(line, fleet)
+    for _ in range(20):
+        turn(runtime)
+        assert owed(line) == 0
+    assert line.steps == fleet.ledger.total_steps > 100
+    assert line.learner.updates == int(line.feed.gate.ratio * (line.steps - 40))  # type: ignore[attr-defined]
+
+
+def test_everyone_is_heard_in_turn() -> None:
+    line, fleet, _, _ = make_theatre()
+    runtime = Overlapped(line, fleet)
+    turn(runtime, 10)
+    assert fleet.ledger.rollouts == [5, 5]
+
+
+def test_a_run_ends_with_the_row_that_reaches_its_steps() -> None:
+    line, fleet, _, _ = make_theatre(**{"until.steps": 101})
+    runtime = Overlapped(line, fleet)
+    while line.steps < 101:
+        turn(runtime)
+    assert 101 <= line.steps < 101 + 2  # two lanes per actor
+
+
+def test_cutting_keeps_whole_rows() -> None:
+    last = np.array([[0, 0], [1, 0], [0, 0], [0, 1]], bool)
+    ones = np.ones((4, 2), np.float32)
+    rollout = Rollout(ones, ones.astype(np.int64), ones, ones, last, (0, 0, 0), 1)
+    assert count_steps(rollout) == 6
+    rows = [len(cut_to(rollout, room).last) for room in range(1, 8)]
+    assert rows == [1, 1, 2, 3, 3, 4, 4]
+
+
+def test_versions_only_rise_even_after_going_back() -> None:
+    line, fleet, theatre, _ = make_theatre()
+    runtime = Overlapped(line, fleet)
+    turn(runtime, 20)
+    state, updates = line.state_dict(), line.learner.updates
+    turn(runtime, 6)
+    line.load_state_dict(state)
+    assert line.learner.updates == updates
+    turn(Overlapped(line, fleet), 6)
+    assert theatre.published == sorted(set(theatre.published))
+
+
+def test_what_comes_twice_enters_once() -> None:
+    line, fleet, _, _ = make_theatre()
+    runtime = Overlapped(line, fleet)
+    turn(runtime, 2)
+    puppet: Any = fleet.hands[0]
+    again = puppet.get()
+    puppet.extra.extend([again, replace(again), replace(again, source=(0, 0, 99))])
+    before = line.steps
+    turn(runtime, 8)
+    assert line.steps == fleet.ledger.total_steps > before
+    assert fleet.ledger.sequences[0] == fleet.ledger.rollouts[0]
+
+
+@pytest.mark.parametrize("how", ["dead", "hung"])
+def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> None:
+    line, fleet, theatre, clock = make_theatre()
+    told: list[dict[str, Any]] = []
+    fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
+    runtime = Overlapped(line, fleet)
+    turn(runtime, 6)
+    victim: Any = fleet.hands[1]
+    for _ in range(4):
+        next(victim.act)  # in the middle of a rollout that will never arrive
+    victim.lives, victim.stuck = how != "dead", how == "hung"
+    rows = line.feed.replay.store.heads.copy()
+    for _ in range(80):
+        clock.now += 0.1
+        turn(runtime)
+    assert victim.ended
+    assert victim.closed
+    assert theatre.hired == [(0, 0), (1, 0), (1, 1)]
+    assert [(row["kind"], row["worker"], row["cause"]) for row in told] == [("actor_lost", 1, how)]
+    assert "fell" in told[0]["words"]
+    last = line.feed.replay.store.last[: rows.max(), 2:]
+    assert last[rows[2] - 1].all()  # the newest row of both of its lanes became a final one
+    assert line.steps == fleet.ledger.total_steps
+    assert owed(line) == 0
+
+
+def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:
+    line, fleet, _, clock = make_theatre()
+    runtime = Overlapped(line, fleet)
+
+    def kill_all() -> None:
+        for _ in range(400):
+            clock.now += 1.0
+            for hand in fleet.hands.values():
+                hand.lives = False  # type: ignore[attr-defined]
+            turn(runtime)
+
+    with pytest.raises(EnvError, match="all 2 actors have failed more often") as raised:
+        kill_all()
+    assert "the puppet fell" in raised.value.why
+
+
+def test_one_that_is_given_up_leaves_the_others_at_work() -> None:
+    line, fleet, _, clock = make_theatre()
+    runtime = Overlapped(line, fleet)
+    for _ in range(60):
+        clock.now += 1.0
+        if 0 in fleet.hands:
+            fleet.hands[0].lives = False  # type: ignore[attr-defined]
+        turn(runtime)
+    assert fleet.supervisor.quarantined == {0}
+    before = fleet.ledger.rollouts[1]
+    turn(runtime, 5)
+    assert fleet.ledger.rollouts[1] == before + 5
+
+
+def test_coming_back_begins_later_incarnations_and_counts_on() -> None:
+    line, fleet, theatre, _ = make_theatre()
+    runtime = Overlapped(line, fleet)
+    turn(runtime, 12)
+    state, steps = line.state_dict(), line.steps
+    turn(runtime, 4)
+    lost = line.load_state_dict(state)
+    assert lost.all()
+    assert not fleet.hands
+    assert line.steps == steps == fleet.ledger.total_steps
+    turn(Overlapped(line, fleet), 6)
+    assert theatre.hired[2:] == [(0, 1), (1, 1)]
+    assert line.steps == fleet.ledger.total_steps > steps
+
+
+def test_closing_ends_everyone() -> None:
+    line, fleet, theatre, _ = make_theatre()
+    Overlapped(line, fleet)
+    puppets: list[Any] = list(fleet.hands.values())
+    line.close()
+    assert theatre.closed
+    assert all((puppet.ended, puppet.closed) == (True, True) for puppet in puppets)

@@ -1,0 +1,260 @@
+"""Actors, and if asked the replay, in processes of their own: same counts as inline, whatever is killed."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from torch import nn
+
+import qfleet.envs.toys as toys
+from qfleet import Plan, Run, resume, train
+from qfleet.errors import EnvError, UsageError
+from qfleet.plan import make_plan
+from qfleet.run.audit import check_history
+from qfleet.watch import read_rows
+from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings
+
+FLEET: Settings = {
+    **SMALL,
+    "runtime.type": "processes",
+    "actors.num": 2,
+    "runtime.chunk_rows": 3,
+    "runtime.hung_seconds": 2,
+    "log.history": True,
+}
+SHARED = Path("/dev") / "shm"
+REMOTE: Settings = {"runtime.replay_process": True}
+Row = dict[str, Any]
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def plan_of(env: str = "CartPole-v1", **settings: Any) -> Plan:
+    return make_plan(env, overrides={**FLEET, **settings})
+
+
+def allowed(plan: Plan, steps: int) -> int:
+    return int((steps - plan.algo.learn_start_steps) * plan.replay.samples_per_insert) // plan.algo.batch_size  # type: ignore[union-attr]
+
+
+def events(run: Run, kind: str) -> list[Row]:
+    return [row for row in read_rows(run.path / "events.jsonl") if row["kind"] == kind]
+
+
+def require_sound(run: Run, plan: Plan) -> None:
+    """All that was asked for was done, once, and nothing is left."""
+    assert run.status["state"] == "done"
+    steps, updates = run.status["env_steps"], run.status["updates"]
+    assert plan.until.steps <= steps < plan.until.steps + plan.env.num
+    assert updates == allowed(plan, steps)
+    if plan.log.history:
+        assert check_history(run.path / "history") == []
+    assert not multiprocessing.active_children()
+
+
+def called(name: str) -> list[multiprocessing.process.BaseProcess]:
+    return [child for child in multiprocessing.active_children() if child.name == name]
+
+
+class Once:
+    """A callback that does something in the first row from so many steps on."""
+
+    def __init__(self, steps: int, act: Callable[[], object]) -> None:
+        self.steps, self.act, self.done = steps, act, False
+
+    def __call__(self, row: Row) -> None:
+        if row["env_steps"] >= self.steps and not self.done:
+            self.done = True
+            self.act()
+
+
+def sent(name: str, number: int) -> Callable[[], None]:
+    """Sends a signal to the process of this name."""
+
+    def act() -> None:
+        (process,) = called(name)
+        assert process.pid is not None
+        os.kill(process.pid, number)
+
+    return act
+
+
+@pytest.mark.parametrize("more", [{}, REMOTE], ids=["", "replay-process"])
+def test_as_many_updates_as_inline(tmp_path: Path, more: Settings) -> None:
+    plan = plan_of(**more)
+    require_sound(train(plan, out=tmp_path), plan)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{**LSTM, **ACTOR}, {"replay.sampler.type": "prioritized", **REMOTE}, {"population.num": 2, **JUDGED}],
+    ids=["recurrent", "remote-priorities", "population"],
+)
+@pytest.mark.slow
+def test_variants_run(tmp_path: Path, more: Settings) -> None:
+    plan = plan_of(**more)
+    run = train(plan, out=tmp_path)
+    assert run.status["state"] == "done"
+    assert run.status["updates"] > 0
+    assert check_history(run.path / "history") == []
+
+
+@pytest.mark.slow
+def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
+    settings = {key: value for key, value in FLEET.items() if not key.startswith(("replay.", "algo.target"))}
+    settings = {
+        key: value for key, value in settings.items() if key not in ("algo.batch_size", "algo.learn_start_steps")
+    }
+    fresh = {"replay.type": "fresh", "replay.rows": 6, "replay.minibatches": 2, "replay.epochs": 2}
+    run = train(make_plan("CartPole-v1", overrides={**settings, **fresh}), out=tmp_path)
+    assert run.status["state"] == "done"
+    # Each block of 6 rows of one actor's 2 lanes makes 4 updates.
+    assert run.status["updates"] >= 4 * (run.status["env_steps"] // 12 - 8)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_actor_that_is_killed_or_stopped_is_replaced(tmp_path: Path, number: int) -> None:
+    plan = plan_of(**{"until.steps": 2_000, "replay.capacity": 2_000, "log.every_steps": 100})
+    blow = Once(300, sent("qfleet-actor-1", number))
+    run = train(plan, out=tmp_path, callbacks=[blow])
+    require_sound(run, plan)
+    (lost,) = events(run, "actor_lost")
+    assert (lost["worker"], lost["incarnation"]) == (1, 0)
+    assert lost["cause"] == ("dead" if number == signal.SIGKILL else "hung")
+    assert (run.path / "history" / "actor-1-000001.jsonl").exists()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_path: Path, number: int) -> None:
+    plan = plan_of(**{**REMOTE, "until.steps": 1_000, "log.every_steps": 50, "save.every_steps": 100})
+    run = train(plan, out=tmp_path, callbacks=[Once(330, sent("qfleet-replay", number))])
+    require_sound(run, plan)
+    (lost,) = events(run, "replay_lost")
+    assert lost["env_steps"] >= 200
+    assert 0 < lost["steps_lost"] < 400
+
+
+class Fragile(toys.Random):
+    """Breaks in its first step; whoever makes it anew gets the same."""
+
+    def step(self, action: Any) -> Any:
+        """Raise."""
+        raise ZeroDivisionError("the toy broke")
+
+
+def make_fragile() -> gym.Env[Any, Any]:
+    return Fragile()
+
+
+@pytest.mark.chaos
+def test_an_environment_that_always_breaks_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    plan = plan_of("toys/Random-v0", **{"runtime.restarts": 1, "log.history": False})
+    with pytest.raises(EnvError, match="all 2 actors have failed") as raised:
+        train(plan, out=tmp_path, env=make_fragile)
+    assert "the toy broke" in raised.value.why
+    assert not multiprocessing.active_children()
+
+
+def test_what_cannot_be_sent_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"env=.* cannot be given to another process"):
+        train(plan_of("toys/Random-v0"), out=tmp_path, env=lambda: toys.Random())
+    assert not list(tmp_path.iterdir())
+
+
+class Torso(nn.Module):
+    """Eight features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 8)
+
+    def forward(self, obs: Any) -> Any:
+        """Features."""
+        return self.layer(obs).relu()
+
+
+@pytest.mark.slow
+def test_an_environment_and_a_torso_of_ones_own(tmp_path: Path) -> None:
+    settings = {key: value for key, value in FLEET.items() if not key.startswith("net.torso")}
+    plan = make_plan("toys/Random-v0", overrides=settings)
+    run = train(plan, out=tmp_path, env=toys.Random, torso=Torso())
+    require_sound(run, run.plan)
+
+
+def test_a_run_is_resumed_and_counts_on(tmp_path: Path) -> None:
+    plan = plan_of(**{"until.steps": 200})
+    first = train(plan, out=tmp_path)
+    before = first.status["updates"]
+    run = resume(first.path, steps=400)
+    require_sound(run, run.plan)
+    assert run.status["exact"] is False
+    assert run.status["updates"] == allowed(plan, run.status["env_steps"]) > before
+
+
+SCRIPT = """
+import sys
+from qfleet import train
+from qfleet.plan import make_plan
+from tests.run.test_processes import FLEET
+if __name__ == "__main__":
+    settings = {**FLEET, "until.steps": 10**7, "runtime.replay_process": True}
+    train(make_plan("CartPole-v1", overrides=settings), out=sys.argv[1])
+"""
+
+
+def kin_of(pid: int) -> set[int]:
+    """The process and everything that descends from it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError):
+            continue
+    kin = {pid}
+    while more := {child for child, parent in parents.items() if parent in kin} - kin:
+        kin |= more
+    return kin
+
+
+def alive(pids: Iterable[int]) -> set[int]:
+    """Those that have not ended; one that only waits to be reaped has."""
+    found = set()
+    for pid in pids:
+        try:
+            if (Path("/proc") / str(pid) / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+                found.add(pid)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.chaos
+def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    before = set(os.listdir(SHARED))
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    driver = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "runs"], env=environment)
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not list(tmp_path.glob("runs/*/checkpoints/step_*[1-9]*")):
+        time.sleep(0.1)
+    kin = kin_of(driver.pid)
+    assert len(kin) >= 5  # driver, fork server, two actors, replay
+    driver.kill()
+    driver.wait(10)
+    limit = time.monotonic() + 5
+    while time.monotonic() < limit and alive(kin):
+        time.sleep(0.05)
+    assert not alive(kin)
+    assert set(os.listdir(SHARED)) <= before
+    (run,) = (tmp_path / "runs").iterdir()
+    assert resume(run, steps=read_rows(run / "metrics.jsonl")[-1]["env_steps"] + 300).status["state"] == "done"

@@ -1,0 +1,145 @@
+"""Supervision: who is dead or hung is noticed, replaced after a while, and given up when it fails too often."""
+
+import numpy as np
+import pytest
+
+from qfleet.run.supervisor import POLL_SECONDS, Supervisor
+
+
+def supervisor(workers: int = 2, **options: float) -> Supervisor:
+    """Hung after 10 s, 3 restarts."""
+    settings = {"hung_seconds": 10.0, "restarts": 3, "start_seconds": 20.0, **options}
+    return Supervisor(workers, rng=np.random.default_rng(0), **settings)  # type: ignore[arg-type]
+
+
+def watch(made: Supervisor, worker: int, begin: float, end: float, progress: int) -> float | None:
+    """Look every half second at one that stands still; when is it called hung?"""
+    now = begin
+    while now <= end:
+        if (fault := made.see(worker, now, alive=True, progress=progress)) is not None:
+            assert fault.kind == "hung"
+            return now
+        now += POLL_SECONDS
+    return None
+
+
+def test_everyone_is_due_at_first_and_incarnations_count_from_zero() -> None:
+    made = supervisor()
+    assert made.due(0.0) == [0, 1]
+    assert [made.started(worker, 0.0) for worker in made.due(0.0)] == [0, 0]
+    assert made.due(100.0) == []
+    assert (made.working, made.state) == (2, ["running", "running"])
+
+
+def test_incarnations_go_on_from_those_used_before() -> None:
+    made = Supervisor(2, hung_seconds=1.0, restarts=1, rng=np.random.default_rng(0), incarnations=[4, -1])
+    assert [made.started(worker, 0.0) for worker in (0, 1)] == [5, 0]
+    assert made.incarnation(0) == 5
+    with pytest.raises(ValueError, match="2 workers"):
+        Supervisor(2, hung_seconds=1.0, restarts=1, rng=np.random.default_rng(0), incarnations=[4])
+
+
+def test_a_dead_one_is_seen_at_once_and_due_within_five_seconds() -> None:
+    made = supervisor()
+    made.started(0, 0.0)
+    fault = made.see(0, 1.0, alive=False, progress=7)
+    assert fault is not None
+    assert (fault.kind, fault.worker, fault.incarnation) == ("dead", 0, 0)
+    assert fault.delay_seconds is not None
+    assert 0.05 <= fault.delay_seconds <= 0.1
+    assert made.see(0, 1.1, alive=False, progress=7) is None  # told once
+    assert 0 not in made.due(1.04)
+    assert 0 in made.due(1.0 + fault.delay_seconds)
+    assert made.started(0, 1.2) == 1
+
+
+def test_one_that_stands_still_is_hung_after_its_time_and_not_before() -> None:
+    made = supervisor()
+    made.started(0, 0.0)
+    assert made.see(0, 1.0, alive=True, progress=5) is None
+    found = watch(made, 0, 1.5, 60.0, 5)
+    assert found == 11.0
+
+
+def test_one_that_moves_is_not_hung_however_long_it_runs() -> None:
+    made = supervisor()
+    made.started(0, 0.0)
+    looks = (made.see(0, 2.0 * i, alive=True, progress=i // 3) for i in range(200))
+    assert not any(looks)
+
+
+def test_a_start_has_more_time_but_not_for_ever() -> None:
+    made = supervisor()
+    made.started(0, 100.0, progress=41)  # where the counter was left by the one before
+    assert watch(made, 0, 100.0, 200.0, 41) == 120.0
+
+
+def test_after_its_first_move_a_start_has_no_more_time_than_others() -> None:
+    made = supervisor()
+    made.started(0, 100.0, progress=41)
+    made.see(0, 101.0, alive=True, progress=42)
+    assert watch(made, 0, 101.5, 200.0, 42) == 111.0
+
+
+def test_a_driver_that_slept_does_not_find_everyone_hung() -> None:
+    made = supervisor()
+    made.started(0, 0.0)
+    made.see(0, 1.0, alive=True, progress=1)
+    assert made.see(0, 500.0, alive=True, progress=1) is None
+    found = watch(made, 0, 500.5, 600.0, 1)
+    assert found is not None
+    assert found <= 510.0
+
+
+def test_delays_double_with_jitter_up_to_the_largest() -> None:
+    made = supervisor(restarts=20, largest_delay=3.0)
+    now = 0.0
+    delays = []
+    for _ in range(10):
+        made.started(0, now)
+        fault = made.see(0, now, alive=False, progress=0)
+        assert fault is not None
+        delays.append(fault.delay_seconds or 0.0)
+        now += 10.0
+    for number, delay in enumerate(delays):
+        longest = min(3.0, 0.1 * 2**number)
+        assert 0.5 * longest <= delay <= longest
+    assert len(set(delays)) == 10
+
+
+def test_who_fails_too_often_is_quarantined_and_the_others_go_on() -> None:
+    made = supervisor()
+    made.started(1, 0.0)
+    faults = fail_often(made, times=4, every=20.0)
+    assert [fault is None for fault in faults] == [False, False, False, True]
+    assert made.quarantined == {0}
+    assert made.due(1e6) == []
+    assert (made.working, made.state) == (1, ["quarantined", "running"])
+    with pytest.raises(ValueError, match="quarantined"):
+        made.started(0, 1e6)
+
+
+def test_old_faults_are_forgiven() -> None:
+    made = supervisor()
+    assert None not in fail_often(made, times=20, every=201.0)  # never four within ten minutes
+    assert made.quarantined == set()
+
+
+def test_without_a_budget_the_first_fault_is_the_last() -> None:
+    assert fail_often(supervisor(restarts=0), times=1, every=1.0) == [None]
+
+
+def fail_often(made: Supervisor, times: int, every: float) -> list[float | None]:
+    """Let worker 0 die again and again; the delays."""
+    delays = []
+    for number in range(times):
+        assert 0 in made.due(number * every)
+        made.started(0, number * every)
+        fault = made.see(0, number * every, alive=False, progress=0)
+        assert fault is not None
+        delays.append(fault.delay_seconds)
+    return delays
+
+
+def test_many_faults_do_not_overflow() -> None:
+    assert supervisor(largest_delay=4.0).delay(5000) <= 4.0

@@ -1,0 +1,146 @@
+"""Planted bugs: each breaks one promise; the simulation must find it, and the audit where it leaves traces."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qfleet.data import State
+from qfleet.learn.gate import Gate
+from qfleet.run.ledger import Ledger, Source, Verdict
+from qfleet.run.supervisor import Fault, Supervisor
+from tests.sim.driver import Parts
+
+
+class AcceptsTwice(Ledger):
+    """No de-duplication."""
+
+    def judge(self, source: Source, steps: int = 0) -> Verdict:
+        verdict = super().judge(source, steps)
+        if verdict == "duplicate":
+            self.steps[source[0]] += steps
+            return "accept"
+        return verdict
+
+
+class AcceptsTheOld(Ledger):
+    """Incarnations mean nothing: what comes from an old one is taken as if it were the newest's."""
+
+    def judge(self, source: Source, steps: int = 0) -> Verdict:
+        worker, incarnation, _ = source
+        if 0 <= incarnation < self.incarnations[worker]:
+            self.steps[worker] += steps
+            return "accept"
+        return super().judge(source, steps)
+
+
+class ListensToTheDismissed(Ledger):
+    """What arrives between a fault and the replacement is still accepted."""
+
+    def dismiss(self, worker: int) -> None:
+        pass
+
+
+class SkipsGaps(Ledger):
+    """A rollout that overtook another one is accepted, and the other one is lost."""
+
+    def judge(self, source: Source, steps: int = 0) -> Verdict:
+        worker, incarnation, sequence = source
+        if self.is_current(worker, incarnation):
+            self.sequences[worker] = max(self.sequences[worker], sequence)
+        return super().judge(source, steps)
+
+
+class OpensAgain(Ledger):
+    """A restart forgets what came in."""
+
+    def load_state_dict(self, state: State) -> None:
+        pass
+
+
+class CountsHalf(Gate):
+    """Every second update is not counted, so twice as many are made."""
+
+    def passed(self) -> None:
+        self.skip = not getattr(self, "skip", False)
+        self.updates += not self.skip
+
+
+class IgnoresTheStart(Gate):
+    """Learns from the first step on."""
+
+    def allowed(self, steps: int) -> int:
+        return int(self.ratio * steps)
+
+
+class NeverHung(Supervisor):
+    """Who is alive is well."""
+
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+        return super().see(worker, now, alive=alive, progress=self.seats[worker].progress + 1)
+
+
+class NeverDead(Supervisor):
+    """Nobody looks whether anyone is there."""
+
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+        return None
+
+
+class Hasty(Supervisor):
+    """Takes who is slow for hung."""
+
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+        self.hung_seconds = self.start_seconds = 0.3
+        return super().see(worker, now, alive=alive, progress=progress)
+
+
+class NoBudget(Supervisor):
+    """Starts again for ever."""
+
+    def fail(self, worker: int, now: float, kind: Literal["dead", "hung"]) -> Fault:
+        self.seats[worker].faults = []
+        return super().fail(worker, now, kind)
+
+
+class Slow(Supervisor):
+    """Waits far too long before it starts again."""
+
+    def delay(self, faults: int) -> float:
+        return 40.0
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What is planted; the promises whose breach the simulation may report, and the rules the audit may."""
+
+    promises: str
+    rules: str
+    parts: Parts | None = None
+    flags: frozenset[str] = frozenset()
+
+
+def flag(name: str) -> dict[str, Any]:
+    """A bug in the simulated code itself."""
+    return {"flags": frozenset({name})}
+
+
+# No rules: it leaves no traces in the history.
+BUGS = {
+    "no de-duplication": Bug("I3", "twice", Parts(ledger=AcceptsTwice)),
+    "accepts old incarnations": Bug("I3 I4", "incarnation", Parts(ledger=AcceptsTheOld)),
+    "listens to the dismissed": Bug("I4", "incarnation", Parts(ledger=ListensToTheDismissed)),
+    "skips gaps": Bug("I4", "gap", Parts(ledger=SkipsGaps)),
+    "a restart forgets the ledger": Bug("I3", "", Parts(ledger=OpensAgain)),
+    "no seal": Bug("I4", "seal", **flag("no seal")),
+    "a seal that does nothing": Bug("I4", "", **flag("seal only noted")),
+    "the gate counts half": Bug("I7", "ratio", Parts(gate=CountsHalf)),
+    "the gate ignores the start": Bug("I7", "ratio", Parts(gate=IgnoresTheStart)),
+    "no band": Bug("I7", "band", **flag("no band")),
+    "a lost reply makes a new id": Bug("I3 I8", "", **flag("new id")),
+    "never hung": Bug("I8 I9", "silent", Parts(supervisor=NeverHung)),
+    "never dead": Bug("I8 I9", "silent", Parts(supervisor=NeverDead)),
+    "hasty": Bug("I9", "", Parts(supervisor=Hasty)),
+    "no budget": Bug("I8", "budget", Parts(supervisor=NoBudget)),
+    "replaced late": Bug("I9", "late", Parts(supervisor=Slow)),
+    "an actor takes an old version": Bug("I6", "version", **flag("old version")),
+    "a version is published twice": Bug("I6", "version", **flag("published twice")),
+}

@@ -1,0 +1,256 @@
+"""Where the time went: what is concluded from the shares, the table, energy counters and the functions."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qfleet.data import STAGES
+from qfleet.plan import make_plan
+from qfleet.plan.schema import Plan
+from qfleet.watch.energy import Meter
+from qfleet.watch.profile import diagnose, profile_lines, profile_of, shares_of, since, with_other
+from qfleet.watch.trace import Trace
+from qfleet.watch.words import time_line
+
+PROCESSES = {"runtime.type": "processes", "actors.num": 2}
+BUSY = {"env": 0.7, "infer": 0.2, "sync": 0.1, "wait": 0.0}
+LAZY = {"env": 0.1, "infer": 0.1, "sync": 0.0, "wait": 0.8}
+
+
+def plan(env_id: str = "Acrobot-v1", **settings: Any) -> Plan:
+    return make_plan(env_id, overrides={name.replace("__", "."): value for name, value in settings.items()})
+
+
+def processes(actors: int = 2) -> Plan:
+    return make_plan("Acrobot-v1", overrides={**PROCESSES, "actors.num": actors})
+
+
+def test_the_learner_is_the_bottleneck() -> None:
+    found = diagnose({"update": 0.85, "sync": 0.02, "env": 0.1, "infer": 0.03}, plan(), {})
+    assert (found.bottleneck, found.share) == ("learner", pytest.approx(0.87))
+    assert found.ceiling == pytest.approx(1 / 0.87)
+    assert found.text.startswith(
+        "learner-bound: updates take 87% of the time; at most 1.15x as fast if everything else were free; "
+        "more actors will not help; "
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "made", "actors", "cores", "cause", "ceiling", "words"),
+    [
+        ({"env": 0.71, "update": 0.2}, plan(), {}, 2, "world", 3.45, ["71%", "env.workers=2 or ", "actors.num=2"]),
+        ({"env": 0.71}, plan(env__num=6), {}, 4, "world", 3.45, ["env.workers=4", "processes actors.num=3"]),
+        ({"env": 0.71}, plan(env__workers=2), {}, 2, "world", 3.45, [": try runtime.type=processes"]),
+        ({"env": 0.9}, plan(env__num=1), {}, 2, "world", 10, ["env.num=2"]),
+        ({"env": 0.9}, plan("CartPole-v1"), {}, 2, "world", 10, [": try runtime.type=processes actors.num=2"]),
+        ({"env": 0.9}, plan("ALE/Pong-v5"), {}, 2, "world", 10, [": try runtime.threads=2 or runtime.type=processes"]),
+        ({"infer": 0.6}, plan(), {}, 2, "policy", 2.5, ["choosing actions takes 60%", "env.num=16"]),
+        ({"insert": 0.3, "sample": 0.3, "update": 0.4}, plan(), {}, 2, "replay", 2.5, ["60%", "algo.batch_size"]),
+        ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 4, "actor", 2.5, ["waited 60%", "up to about 2.5x", "70%"]),
+        ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 2, "actor", 2.5, ["2 on 2 cores already"]),
+        ({"idle": 0.1, "update": 0.8}, processes(), LAZY, 4, "learner", 1.25, ["will not help", "waited 80%"]),
+        ({"save": 0.7, "update": 0.3}, plan(), {}, 2, "save", 3.33, ["saving takes 70%", "save.every_steps="]),
+        ({"eval": 0.5, "update": 0.4}, plan(), {}, 2, "eval", 2.0, ["evaluation takes 50%", "eval.test_episodes"]),
+        ({"other": 0.9}, plan(), {}, 2, "overhead", 10, ["longer run"]),
+    ],
+)
+def test_bottlenecks(
+    shares: dict[str, float],
+    made: Plan,
+    actors: dict[str, float],
+    cores: int,
+    cause: str,
+    ceiling: float,
+    words: list[str],
+) -> None:
+    found = diagnose(shares, made, actors, cores)
+    assert found.bottleneck == cause
+    assert found.ceiling == pytest.approx(ceiling, abs=0.01)
+    for word in words:
+        assert word in found.text, found.text
+
+
+def test_native_worlds_and_worlds_with_workers_are_not_told_to_use_workers() -> None:
+    for made in (plan("CartPole-v1"), plan("ALE/Pong-v5"), plan(env__workers=2)):
+        assert "env.workers" not in diagnose({"env": 0.9}, made, {}).advice
+
+
+def test_settings_that_are_advised_make_a_plan() -> None:
+    for envs, cores in ((6, 4), (8, 2), (9, 8), (2, 16)):
+        advice = diagnose({"env": 0.9}, plan(env__num=envs), {}, cores).advice
+        for words in advice.partition("try ")[2].split(" or "):
+            settings = dict(word.split("=") for word in words.split())
+            make_plan("Acrobot-v1", overrides={"env.num": envs, **{key: _typed(v) for key, v in settings.items()}})
+
+
+def _typed(value: str) -> int | str:
+    return int(value) if value.isdigit() else value
+
+
+def test_prioritized_replay_has_a_cheaper_sampler_and_fresh_experience_has_none() -> None:
+    shares = {"sample": 0.9}
+    prioritized = plan(replay__sampler__type="prioritized")
+    assert "replay.sampler.type=uniform" in diagnose(shares, prioritized, {}).advice
+    assert "uniform" not in diagnose(shares, plan(), {}).advice
+    fresh = make_plan("Acrobot-v1", "pqn-small")
+    assert "replay.epochs" in diagnose({"update": 0.9}, fresh, {}).advice
+    assert "samples_per_insert" not in diagnose({"update": 0.9}, fresh, {}).advice
+
+
+# The profile
+
+
+def times(**seconds: float) -> dict[str, int]:
+    return {stage: round(seconds.get(stage, 0.0) * 1e9) for stage in (*STAGES, "wall")}
+
+
+def made(**more: Any) -> dict[str, Any]:
+    spent = times(update=6.0, env=2.0, infer=1.0, wall=10.0)
+    return profile_of(spent, {}, plan(), env_steps=1_000, updates=500, cores=2, **more)
+
+
+def test_a_profile_covers_the_whole_time() -> None:
+    profile = made()
+    assert profile["seconds"]["other"] == 1.0
+    assert sum(profile["shares"].values()) == pytest.approx(1.0)
+    assert (profile["shares"]["update"], profile["learner_busy"]) == (0.6, 0.6)
+    assert profile["bottleneck"] == "learner"
+    assert profile["ceiling"] == pytest.approx(1.667)
+    assert "joules" not in profile
+    assert "actors" not in profile
+
+
+def test_the_table_tells_what_a_step_and_an_update_cost() -> None:
+    lines = profile_lines(made())
+    assert lines[0].split() == ["stage", "seconds", "share", "per", "step", "per", "update"]
+    table = {line.split()[0]: line.split()[1:] for line in lines[1:12]}
+    assert table["update"] == ["6.00", "60.0%", "6.00", "ms", "12.00", "ms"]
+    assert table["env"][2:] == ["2.00", "ms", "4.00", "ms"]
+    assert table["wall"][:2] == ["10.00", "100.0%"]
+    assert "no energy counters" in lines
+    assert lines[-1].startswith("learner-bound: updates take 60%")
+    assert "-" in profile_lines({**made(), "updates": 0})[1].split()
+
+
+def test_energy_is_told_per_million_steps() -> None:
+    profile = made(joules=50.0)
+    assert profile["joules_per_million_steps"] == 50_000
+    assert "energy 50.0 J, 50,000 J per million steps, the whole machine's" in profile_lines(profile)
+    assert "50,000 J per million steps" in time_line(profile)
+
+
+def test_actors_elsewhere_have_shares_and_an_efficiency() -> None:
+    actors = {"env": 3 * 10**9, "infer": 10**9, "sync": 10**9, "wait": 5 * 10**9}
+    spent = times(update=6.0, idle=3.0, wall=10.0)
+    profile = profile_of(spent, actors, processes(), env_steps=1, updates=1, cores=2)
+    assert profile["actor_shares"] == {"env": 0.3, "infer": 0.1, "sync": 0.1, "wait": 0.5}
+    assert (profile["actors"], profile["actors_busy"]) == (2, 0.5)
+    lines = profile_lines(profile)
+    assert "parallel efficiency 50%: 2 actors do what 1.00 that never wait would do" in lines
+    assert "learner busy 60%, 2 actors 50%" in time_line(profile)
+
+
+def test_one_line_leaves_out_what_hardly_counts() -> None:
+    spent = times(update=6.0, save=0.05, env=3.0, wall=10.0)
+    line = time_line(profile_of(spent, {}, plan(), env_steps=1, updates=1, cores=2))
+    assert line.startswith("update 6.0 s, env 3.0 s, other 0.9 s · learner busy 60% · learner-bound: ")
+
+
+def test_shares_between_two_readings() -> None:
+    before, now = times(env=1.0, wall=2.0), times(env=2.0, update=2.0, wall=6.0)
+    shares = shares_of(with_other(since(now, before)))
+    assert (shares["env"], shares["update"], shares["other"]) == (0.25, 0.5, 0.25)
+    assert set(shares_of(times()).values()) == {0.0}  # no time at all
+
+
+# Energy counters
+
+
+def zone(folder: Path, name: str, says: str, energy: int, range_uj: int = 1_000_000) -> Path:
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "name").write_text(f"{says}\n")
+    (path / "energy_uj").write_text(f"{energy}\n")
+    (path / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return path
+
+
+def test_whole_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> None:
+    packages = [zone(tmp_path, f"intel-rapl:{number}", f"package-{number}", 100) for number in (0, 1)]
+    others = [zone(tmp_path, "intel-rapl:0:0", "core", 0), zone(tmp_path, "intel-rapl:2", "psys", 0)]
+    others.append(zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0))
+    meter = Meter(tmp_path)
+    for path in (*packages, *others):
+        (path / "energy_uj").write_text("500100")
+    assert meter.joules() == pytest.approx(1.0)
+    assert meter.joules() == pytest.approx(1.0)
+
+
+def test_a_counter_wraps_around(tmp_path: Path) -> None:
+    path = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
+    meter = Meter(tmp_path)
+    for energy in (100_000, 600_000, 50_000):  # 200,000 and 500,000 and 450,000 microjoules later
+        (path / "energy_uj").write_text(str(energy))
+        found = meter.joules()
+    assert found == pytest.approx(1.15)
+
+
+def test_a_machine_without_counters_or_with_secret_ones(tmp_path: Path) -> None:
+    assert Meter(tmp_path / "nothing").joules() is None
+    path = zone(tmp_path, "intel-rapl:0", "package-0", 5)
+    (path / "energy_uj").unlink()
+    assert Meter(tmp_path).joules() is None
+
+
+def test_a_counter_that_goes_away_keeps_what_was_counted(tmp_path: Path) -> None:
+    path = zone(tmp_path, "intel-rapl:0", "package-0", 0)
+    meter = Meter(tmp_path)
+    (path / "energy_uj").write_text("250000")
+    assert meter.joules() == 0.25
+    (path / "energy_uj").unlink()
+    assert meter.joules() == 0.25
+
+
+# Functions
+
+
+def busy_function() -> int:
+    return sum(index * index for index in range(20_000))
+
+
+def row(updates: int, kind: str = "progress") -> dict[str, Any]:
+    return {"kind": kind, "updates": updates}
+
+
+def test_functions_of_a_window_after_learning_began() -> None:
+    trace = Trace(window=100)
+    trace(row(0))
+    assert not trace.running
+    trace(row(20))
+    busy_function()
+    trace(row(90))
+    assert trace.running
+    trace(row(150))
+    assert not trace.running
+    trace(row(500))  # one window is enough
+    text = trace.text()
+    assert "in updates 20 to 150" in text
+    assert "busy_function" in text
+
+
+def test_a_run_that_ends_early_ends_the_window() -> None:
+    trace = Trace(window=100)
+    trace(row(20))
+    busy_function()
+    trace(row(30, "end"))
+    assert not trace.running
+    assert "in updates 20 to 30" in trace.text()
+
+
+def test_too_few_updates_are_said_so() -> None:
+    assert "too few updates" in Trace().text()
+    trace = Trace()
+    trace(row(20))
+    trace.close()
+    assert "too few updates" in trace.text()
