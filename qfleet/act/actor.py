@@ -1,7 +1,8 @@
 """The actor: acts in its world and turns what happens into rollouts. Shapes: B lanes, A actions."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from qfleet.data.saved import (
     saved_numbers,
     saved_value,
 )
+from qfleet.envs import Fault, Workers
 
 
 class Episodes:
@@ -132,6 +134,10 @@ class Actor:
         self.now, self.last = now, ended if now.lost is None else ended | (now.lost & now.truncated)
         return rollout, finished
 
+    def take_faults(self) -> list[Fault]:
+        """Environments that failed since this was last asked, where they are supervised."""
+        return self.world.take_faults() if isinstance(self.world, Workers) else []
+
     def close(self) -> None:
         """Let go of the world."""
         self.world.close()
@@ -241,7 +247,10 @@ def acting(
         rollout = joined(parts)
         while not put(rollout, channel, watch):
             yield Tick(busy=False)
-        yield Tick(busy=True, stats={"episodes": rollout.finished})
+        stats: dict[str, Any] = {"episodes": rollout.finished}
+        if faults := actor.take_faults():
+            stats["faults"] = [asdict(fault) for fault in faults]
+        yield Tick(busy=True, stats=stats)
 
 
 def put(rollout: Rollout, channel: Channel, watch: Stopwatch) -> bool:

@@ -6,17 +6,32 @@ from collections.abc import Callable
 import numpy as np
 
 from qfleet.act.policy import Policy, carry
-from qfleet.data import World
+from qfleet.data import Array, World
+from qfleet.envs import Workers
+from qfleet.errors import EnvError
 
 MAX_LANES = 128
 # As many steps as an Atari game may have: a policy that never dies must not keep an evaluation for ever.
 MAX_EPISODE_STEPS = 27_000
+MAX_FAILURES = 100
 
 
 def lanes_for(episodes: int) -> int:
     """How many worlds play side by side: each lane plays the same number, so short episodes are not favoured."""
     rounds = math.ceil(episodes / MAX_LANES)
     return math.ceil(episodes / rounds)
+
+
+def require_working(world: World, failures: Array) -> Array:  # [B]
+    """Refuse to wait for an environment that fails again and again, or is given up."""
+    given_up = world.quarantined if isinstance(world, Workers) else np.zeros(world.num, np.bool_)
+    if (hopeless := given_up | (failures > MAX_FAILURES)).any():
+        raise EnvError(
+            f"environment {int(hopeless.argmax())} of an evaluation fails again and again",
+            "Its episodes do not count, and there is no score without them.",
+            "See the events and logs of the run for what it said.",
+        )
+    return failures
 
 
 def play(
@@ -30,19 +45,22 @@ def play(
     quota = math.ceil(episodes / world.num)
     returns: list[list[float]] = [[] for _ in range(world.num)]
     totals, lengths = np.zeros(world.num, np.float64), np.zeros(world.num, np.int64)
-    last = np.zeros(world.num, np.bool_)
+    last, failures = np.zeros(world.num, np.bool_), np.zeros(world.num, np.int64)
     now, state = world.reset(), policy.blank(world.num)
     while min(len(done) for done in returns) < quota and not stop():
         action, state, _ = policy.act(now.obs, state, mask=now.mask)
         world.send(action)
         now = world.receive()
-        state = carry(state, now.reward, last)
+        lost = np.zeros(world.num, np.bool_) if now.lost is None else now.lost
+        failures = require_working(world, failures + (lost & ~now.truncated))
+        state = carry(state, now.reward, last | lost)
         totals += now.reward
         lengths += ~last
+        totals[lost] = lengths[lost] = 0  # an environment failed: its episode does not count
         endless = lengths >= MAX_EPISODE_STEPS
         if endless.any():
             world.abandon(endless)
-        last = (now.terminated | now.truncated | endless) & ~last
+        last = (now.terminated | now.truncated | endless) & ~(last | lost)
         for lane in np.flatnonzero(last):
             returns[lane].append(float(totals[lane]))
         totals[last] = lengths[last] = 0

@@ -35,7 +35,7 @@ class Policy:
         """Take newer weights; on one device they are shared, not copied."""
         if weights is not self.shared:
             self.net.load_state_dict(dict(weights), assign=True)
-            self.shared = weights
+            self.shared, self.online = weights, chain_of(self.net) or self.net
         self.version = version
 
     def blank(self, lanes: int) -> Array | None:  # [B, S]
@@ -45,7 +45,7 @@ class Policy:
     def look(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
         """The value of every action, and what a memory's cell holds afterwards [B, held]."""
         with torch.inference_mode():
-            shown = torch.from_numpy(obs).to(self.device)
+            shown = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
             if state is None:
                 out, held = self.online(shown), None
             else:

@@ -2,17 +2,22 @@
 
 from qfleet.envs.episodes import TEST, TRAIN, VALIDATION, episode_seed
 from qfleet.envs.find import absolute_id, module_file
-from qfleet.envs.make import make_world
+from qfleet.envs.make import is_native, make_world
 from qfleet.envs.probe import Check, check_env
+from qfleet.envs.staff import Fault
+from qfleet.envs.workers import Workers
 
 __all__ = [
     "TEST",
     "TRAIN",
     "VALIDATION",
     "Check",
+    "Fault",
+    "Workers",
     "absolute_id",
     "check_env",
     "episode_seed",
+    "is_native",
     "make_world",
     "module_file",
 ]

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import msgspec
 
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.find import absolute_id, called, find, unknown
+from qfleet.envs.find import called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
 from qfleet.envs.options import fitting
 from qfleet.envs.seats import Task
@@ -59,6 +58,14 @@ def make_world(
     return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
 
 
+def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
+    """Are all its copies stepped together in native code?"""
+    return make is None and (
+        is_atari(env.id)
+        or (env.id in _CARTPOLE_STEPS and fitting(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys())
+    )
+
+
 def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
     if env.bins is not None:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
@@ -102,14 +109,13 @@ def _workers(
 
 
 def _task(env: Env, make: Callable[[], AnyEnv] | None) -> Task:
-    there = msgspec.structs.replace(env, id=absolute_id(env.id))
     if make is None:
         known = gym.registry.get(env.id)
         if known is not None:
             _sendable(env, known, f"the function that {env.id!r} was registered with")
-        return Task(there, None, known, os.getcwd())
+        return Task(env, None, known, os.getcwd())
     called(env, make)  # refuses what goes with no function
-    return Task(there, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd())
+    return Task(env, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd())
 
 
 def _sendable(env: Env, value: Any, what: str) -> bytes:

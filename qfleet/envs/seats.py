@@ -1,7 +1,6 @@
 """The inside of a worker: a process that holds single environments and does what its slab says. L lanes."""
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import signal
@@ -12,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -20,6 +18,7 @@ import gymnasium as gym
 import msgspec
 
 from qfleet.data import Spec
+from qfleet.data.kin import die_with_parent
 from qfleet.data.region import Region
 from qfleet.envs.adapt import OutsideSpace
 from qfleet.envs.find import called, find
@@ -36,17 +35,16 @@ TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
 _LEAVE_SECONDS = 2
 _LISTEN_SECONDS = 60.0
 _SAY_CHARACTERS = 3_000  # five such texts fit on the desk in any alphabet
-_PDEATHSIG = 1  # prctl's option: the signal to get when the parent dies
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What makes the environments, in a form that can be sent to another process."""
 
-    env: Env  # its id is absolute
+    env: Env
     make: bytes | None  # the user's own function
     known: Any  # how Gymnasium knows the id in the process that began
-    folder: str
+    folder: str  # what an id or a module's name is relative to
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment, here."""
@@ -193,7 +191,7 @@ def _look(task: Task, seed: int) -> Finding:
 
 def settle(folder: str, desk: Region, log: str) -> None:
     """Make this process one that ends with its parent, leaves the terminal alone, and tells where it crashed."""
-    _end_with_parent()
+    die_with_parent()
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # what an environment starts is ended with it
     for each in (signal.SIGINT, signal.SIGHUP):
@@ -202,19 +200,6 @@ def settle(folder: str, desk: Region, log: str) -> None:
     faulthandler.enable(desk.fileno(), all_threads=False)
     faulthandler.register(TELL_SIGNAL, desk.fileno(), all_threads=False)
     os.chdir(folder)
-
-
-def _end_with_parent() -> None:
-    # The fork server ends when nobody holds this pipe any more, and must not wait for its own children.
-    server: Any = forkserver._forkserver
-    if getattr(server, "_forkserver_alive_fd", None) is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _redirect(log: str) -> None:

@@ -147,7 +147,8 @@ class Staff:
         left = min(child.deadline(self._step_seconds) for child in busy) - self._clock()
         self.listen(min(max(left, 0.0), _SLICE_SECONDS))
         for child in busy:
-            child.bound_log()
+            if child.state == "busy":
+                child.bound_log()
         if left <= 0:
             self.listen(_GRACE_SECONDS)
             self.expire()

@@ -18,6 +18,7 @@ from qfleet.learn.population import Members, rate_factors
 from qfleet.learn.target import make_follow, tensors
 from qfleet.nets import Implicit, QNet, constraints
 from qfleet.plan import updates_per_step
+from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Fresh, ImplicitHead, Plan
 from qfleet.qlearn import make_head, make_rule, make_view
 from qfleet.replay import Replay
@@ -71,7 +72,7 @@ def make_learner(
 def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:
     """Where the plan's batches come from."""
     observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
-    width = lanes // plan.actors.num
+    width = lanes // num_senders(plan)
     if isinstance(plan.replay, Fresh):
         fresh = plan.replay
         settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace, "width": width}

@@ -16,7 +16,7 @@ class Gate:
 
     def allowed(self, steps: int) -> int:
         """How many updates so many steps allow in all."""
-        return int(self.ratio * max(0, steps - self.start_steps))
+        return self.ratio.numerator * max(0, steps - self.start_steps) // self.ratio.denominator
 
     def is_open(self, steps: int) -> bool:
         """May one more update be made?"""

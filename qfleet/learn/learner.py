@@ -17,7 +17,7 @@ from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
 from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
-from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
+from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
 
 
 class NonFiniteUpdate(Exception):
@@ -62,7 +62,9 @@ class Learner:
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in learned], [parameter for _, parameter in learned]
         self.online_tensors, self.target_tensors = tensors(net.parameters()), tensors(target.parameters())
-        self.online, self.aim = fastest(net, self.device, reduced), fastest(target, self.device, reduced)
+        short = isinstance(head, Scalar) and isinstance(view, Steps)  # what can be differentiated by hand
+        self.online = fastest(net, self.device, reduced=reduced, short=short)
+        self.aim = fastest(target, self.device, reduced=reduced, short=short)
         self.whole, self.carry = whole, make_carry(self.device)
         self.updates = 0
         keep_freed_memory()
@@ -81,15 +83,19 @@ class Learner:
 
     def examine(self, batch: Batch | Sequences) -> Change:
         """The step that this batch asks for; nothing is changed yet."""
-        loss, priority, values = td_loss(self.head, self.rule, self.view, self.online, self.aim, self.tensors(batch))
-        gradients = self.gradients(loss)
+        loss, priority, values, gradients = self.differentiate(self.tensors(batch))
         found = finite_report(numbers(loss, gradient_norm(gradients), values.mean()), priority)
         clip_gradients(gradients, found.stats["gradient_norm"], self.clip_norm)
         return Change(gradients, found)
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
-        """Of the loss, by every parameter."""
-        return self.online.gradients(loss) if isinstance(self.online, Chain) else gradients_of(loss, self.parameters)
+    def differentiate(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Loss [], priorities [N], values, and the gradient of the loss by every parameter."""
+        head, rule, view, online, aim = self.head, self.rule, self.view, self.online, self.aim
+        if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, Steps):
+            loss, priority, values, slope = td_slope(head, rule, view, online, aim, batch)
+            return loss, priority, values, online.gradients(slope)
+        loss, priority, values = td_loss(head, rule, view, online, aim, batch)
+        return loss, priority, values, gradients_of(loss, self.parameters)
 
     def apply(self, change: Change) -> Report:
         """Make the step."""
@@ -162,11 +168,11 @@ class Learner:
                 value.copy_(torch.from_numpy(named[f"{key}.{name}"]))
 
 
-def fastest(net: QNet, device: torch.device, reduced: bool) -> Network:
+def fastest(net: QNet, device: torch.device, *, reduced: bool, short: bool) -> Network:
     """The network itself, or the view of it that is computed soonest."""
     if reduced:
         return Reduced(net, device)
-    return chain_of(net) or net
+    return (chain_of(net) if short else None) or net
 
 
 def finite_report(marks: list[float], priority: Tensor) -> Report:

@@ -1,9 +1,19 @@
 """Rules about who acts where: actors, their shares of the environments, and the runtime they live in."""
 
 from qfleet.plan.case import Case, Problem, Rule
-from qfleet.plan.schema import Inline
+from qfleet.plan.schema import Inline, Plan
 
 ELSEWHERE = ("processes",)  # runtimes whose actors live elsewhere
+
+
+def is_central(plan: Plan) -> bool:
+    """Does one actor choose everybody's actions?"""
+    return not isinstance(plan.runtime, Inline) and getattr(plan.runtime, "inference", None) == "central"
+
+
+def num_senders(plan: Plan) -> int:
+    """How many actors send rollouts: one, if it acts for all the others."""
+    return 1 if is_central(plan) else plan.actors.num
 
 
 def _someone_else_acts(case: Case) -> Problem:

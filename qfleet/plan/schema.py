@@ -415,7 +415,9 @@ class Processes(Part, tag="processes"):
 
     A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
     not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `replay_process` the replay has a
-    process of its own too, and batches are cut there while the learner updates.
+    process of its own too, and batches are cut there while the learner updates. Actions are chosen in every actor
+    (`inference=local`) or in one for all (`central`: `actors.num` processes then only step environments), on
+    `inference_device`.
     """
 
     device: str | None = None
@@ -427,6 +429,8 @@ class Processes(Part, tag="processes"):
     hung_seconds: Rate = 60.0
     restarts: Count = 5
     replay_process: bool = False
+    inference: Literal["local", "central"] | None = None
+    inference_device: str | None = None
 
 
 class Save(Part):

@@ -14,7 +14,7 @@ from qfleet.plan.schema import (
 from qfleet.qlearn.heads import Categorical, Decoupled, Head, Implicit, Quantile, Scalar
 from qfleet.qlearn.returns import lambda_returns
 from qfleet.qlearn.rules import Choice, Double, Max, Munchausen, Rule, Seen, greedy
-from qfleet.qlearn.td import td_loss, td_target
+from qfleet.qlearn.td import td_loss, td_slope, td_target
 from qfleet.qlearn.views import Steps, Tensors, Unrolled, View
 
 
@@ -74,5 +74,6 @@ __all__ = [
     "make_rule",
     "make_view",
     "td_loss",
+    "td_slope",
     "td_target",
 ]

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from qfleet.data import split_actions
 from qfleet.nets import Network
-from qfleet.qlearn.heads import HUGE, Decoupled, Head
+from qfleet.qlearn.heads import HUGE, Decoupled, Head, Scalar
 from qfleet.qlearn.rules import Rule, Seen
-from qfleet.qlearn.views import Tensors, View
+from qfleet.qlearn.views import Steps, Tensors, View
 
 
 def td_target(
@@ -39,14 +39,33 @@ def td_loss(
 
     Without a rule the rewards are whole returns: they are what is learned, and nothing is bootstrapped.
     """
+    now, goal = outlook(head, rule, view, online, target, batch)
+    loss, priority = head.loss(now, view.actions(batch), goal)
+    loss, priority = view.settle(loss, priority, batch)
+    return loss, priority, real_values(head, now.detach())
+
+
+def td_slope(
+    head: Scalar, rule: Rule | None, view: Steps, online: Network, target: Network, batch: Tensors
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `td_loss`, and d loss / d outputs [N, A] by hand: for networks so small that autograd's own way is longer."""
+    now, goal = outlook(head, rule, view, online, target, batch)
+    with torch.no_grad():
+        loss, priority = view.settle(*head.loss(now, batch.action, goal), batch)
+        return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight / len(goal))
+
+
+def outlook(
+    head: Head, rule: Rule | None, view: View, online: Network, target: Network, batch: Tensors
+) -> tuple[Tensor, Tensor]:
+    """The outputs to be learned from [M, *out], and what they should become."""
     needs_online = rule is not None and rule.needs_online
     now, online_next = view.see(online, batch, now=True, after=needs_online)
     if now is None:
         raise ValueError("the view showed nothing to learn from")
-    goal = view.gains(batch)[0] if rule is None else td_target(head, rule, view, target, batch, online_next)
-    loss, priority = head.loss(now, view.actions(batch), goal)
-    loss, priority = view.settle(loss, priority, batch)
-    return loss, priority, real_values(head, now.detach())
+    return now, view.gains(batch)[0] if rule is None else td_target(
+        head, rule, view, target, batch, online_next
+    )
 
 
 def real_values(head: Head, out: Tensor) -> Tensor:  # [M, A], or flat where dimensions have different counts

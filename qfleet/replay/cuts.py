@@ -1,14 +1,14 @@
 """Cuts: what an item of the store is. Steps stand alone, sequences are windows of rows; both are cut from one store.
 
-Shapes: N items, L lanes, W rows of a window, D numbers per stored observation. An item is row * L + lane.
+Shapes: N items, L lanes, W rows of a window, D words of a stored observation. An item is row * L + lane.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from qfleet.data import Array, Batch, Sequences
+from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.nets import shrink
 from qfleet.replay.kernels import cut, cut_sequences, fold_many
 from qfleet.replay.store import Store
@@ -46,8 +46,10 @@ class Cut(Protocol):
         """How many items so many steps make."""
         ...
 
-    def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch | Sequences:
-        """The items as something to learn from."""
+    def cut(
+        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Any = None
+    ) -> Batch | Sequences:
+        """The items as something to learn from; written over what an earlier cut of as many items answered."""
         ...
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
@@ -80,20 +82,25 @@ class StepCut:
         """One each."""
         return steps
 
-    def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
+    def cut(
+        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Batch | None = None
+    ) -> Batch:
         """A batch of steps."""
-        num, spec = len(items), store.spec
-        flat = store.flat
-        obs, next_obs = (np.empty((num, spec.stack, flat.shape[2]), spec.dtype) for _ in range(2))
-        action, next_rows = np.empty(num, np.int64), np.empty(num, np.int64)
-        reward, discount = np.empty(num, np.float32), np.empty(num, np.float32)
-        rows = (flat, store.action, store.reward, store.discount, store.last)
-        cut(*rows, items, fold.n, fold.gamma, fold.clip, obs, action, reward, discount, next_obs, next_rows)
-        shape, lanes = (num, *spec.input_shape), items % store.lanes
-        masks: list[Array | None] = [None, None]
+        batch = over or blank_batch(store.spec, len(items))
+        next_rows = np.empty(len(items), np.int64)
+        words = store.words
+        rows = (words, store.action, store.reward, store.discount, store.last)
+        shape = (len(items), store.spec.stack, -1)
+        obs, next_obs = batch.obs.reshape(shape).view(words.dtype), batch.next_obs.reshape(shape).view(words.dtype)
+        out = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
+        cut(*rows, items, fold.n, fold.gamma, fold.clip, *out)
+        batch.weight, batch.ids = weight, ids
         if store.mask is not None:
-            masks = [store.mask[at % store.rows, lanes] for at in (next_rows, items // store.lanes)]
-        return Batch(obs.reshape(shape), action, reward, discount, next_obs.reshape(shape), weight, ids, *masks)
+            lanes = items % store.lanes
+            batch.next_mask, batch.mask = (
+                store.mask[at % store.rows, lanes] for at in (next_rows, items // store.lanes)
+            )
+        return batch
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
         """The n-step TD error."""
@@ -132,25 +139,27 @@ class SequenceCut:
         """One per stride."""
         return -(-steps // self.stride)
 
-    def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Sequences:
+    def cut(
+        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Sequences | None = None
+    ) -> Sequences:
         """Windows side by side."""
-        num, spec = len(items), store.spec
-        flat = store.flat
-        obs = np.empty((self.rows, num, spec.stack, flat.shape[2]), spec.dtype)
-        action, last = np.empty((self.rows, num), np.int64), np.empty((self.rows, num), np.bool_)
-        gain, reward, discount = (np.empty((rows, num), np.float32) for rows in (self.rows, self.length, self.length))
-        ahead = np.empty((self.length, num), np.int64)
-        rows = (flat, store.action, store.reward, store.discount, store.last)
+        batch = over or blank_sequences(store.spec, self.rows, self.length, len(items))
+        words = store.words
+        rows = (words, store.action, store.reward, store.discount, store.last)
         folding = (self.burn_in, fold.n, fold.gamma, fold.clip)
-        cut_sequences(*rows, items, *folding, obs, action, gain, last, reward, discount, ahead)
+        obs = batch.obs.reshape(self.rows, len(items), store.spec.stack, -1).view(words.dtype)
+        out = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
+        cut_sequences(*rows, items, *folding, *out)
         first, lanes = items // store.lanes, items % store.lanes
-        state = np.zeros((num, 0), np.float32) if store.state is None else store.state[first % store.rows, lanes]
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
-        mask = None if store.mask is None else store.mask[slots, lanes]
+        if store.state is not None:
+            batch.state = store.state[slots[0], lanes]
+        if store.mask is not None:
+            batch.mask = store.mask[slots, lanes]
         if store.gain is not None:
-            gain = store.gain[slots, lanes]  # a memory saw the world's reward when it acted
-        shaped = obs.reshape((self.rows, num, *spec.input_shape))
-        return Sequences(shaped, action, gain, last, state, reward, discount, ahead, weight, ids, mask)
+            batch.gain = store.gain[slots, lanes]  # a memory saw the world's reward when it acted
+        batch.weight, batch.ids = weight, ids
+        return batch
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
         """eta max |delta| + (1 - eta) mean |delta| over the rows learned from."""
@@ -160,6 +169,31 @@ class SequenceCut:
         errors = actor_error(store, every.ravel(), fold).reshape(every.shape) * used
         mixed: Array = self.eta * errors.max(0) + (1.0 - self.eta) * errors.sum(0) / np.maximum(used.sum(0), 1)
         return mixed
+
+
+def blank_batch(spec: Spec, num: int) -> Batch:
+    """Room for so many steps."""
+    obs, next_obs = (np.empty((num, *spec.input_shape), spec.dtype) for _ in range(2))
+    reward, discount, weight = (np.empty(num, np.float32) for _ in range(3))
+    action, ids = (np.empty(num, np.int64) for _ in range(2))
+    return Batch(obs, action, reward, discount, next_obs, weight, ids)
+
+
+def blank_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:
+    """Room for so many windows."""
+    gain, reward, discount = (np.empty((each, num), np.float32) for each in (rows, length, length))
+    return Sequences(
+        obs=np.empty((rows, num, *spec.input_shape), spec.dtype),
+        action=np.empty((rows, num), np.int64),
+        gain=gain,
+        last=np.empty((rows, num), np.bool_),
+        state=np.zeros((num, 0), np.float32),
+        reward=reward,
+        discount=discount,
+        ahead=np.empty((length, num), np.int64),
+        weight=np.empty(num, np.float32),
+        ids=np.empty(num, np.int64),
+    )
 
 
 def actor_error(store: Store, items: Array, fold: Fold) -> Array:

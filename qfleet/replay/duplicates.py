@@ -21,7 +21,6 @@ from qfleet.replay.store import Store
 # Odd numbers near 2^64 times the golden ratio and the square root of 3: multiplying by them loses nothing.
 FIRST, FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
 SHIFT = np.uint64(32)
-WORDS = (np.uint64, np.uint32, np.uint16, np.uint8)
 
 
 @njit(cache=True)
@@ -78,13 +77,6 @@ def hash_steps(
         still[i] = here == there and total == 0.0 and keep > 0.0
 
 
-def words_of(obs: Array) -> Array:  # [R, L, ...] -> [R, L, W]
-    """Observations as whole numbers, as few as their bytes allow."""
-    flat = obs.reshape(*obs.shape[:2], -1)
-    size = flat.shape[2] * flat.itemsize
-    return flat.view(next(word for word in WORDS if size % np.dtype(word).itemsize == 0))
-
-
 class Duplicates:
     """Counts the copies of each step among the live ones and turns further ones away."""
 
@@ -121,7 +113,7 @@ class Duplicates:
         keys, still = np.empty(len(items), np.int64), np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
         columns = (store.action, store.reward, store.discount, store.last, mask)
-        hash_steps(words_of(store.obs), store.spec.stack, *columns, items, fold.n, fold.gamma, fold.clip, keys, still)
+        hash_steps(store.words, store.spec.stack, *columns, items, fold.n, fold.gamma, fold.clip, keys, still)
         return keys, still
 
     def leave(self, num: int) -> None:

@@ -1,6 +1,6 @@
-"""Compiled loops of the replay: what becomes ready, how items are cut, and the sum tree.
+"""Compiled loops of the replay: what becomes ready, and how items are cut.
 
-Shapes: R rows of a ring, L lanes, D numbers per stored observation, N items, n the n-step length.
+Shapes: R rows of a ring, L lanes, D words of a stored observation, N items, n the n-step length.
 An item is a (row, lane) pair written as one number, row * L + lane; rows count from the start of the run and never
 repeat, their place in the ring is row % R.
 """
@@ -8,6 +8,13 @@ repeat, their place in the ring is row % R.
 from numba import njit
 
 from qfleet.data import Array
+
+
+@njit(cache=True)
+def look_up(items: Array, serials: Array, out: Array) -> None:
+    """The items with these serial numbers."""
+    for i in range(serials.shape[0]):
+        out[i] = items[serials[i] % items.shape[0]]
 
 
 @njit(cache=True)
@@ -22,28 +29,32 @@ def write_rows(
     new_reward: Array,
     new_discount: Array,
     new_last: Array,
+    begin: int,
+    end: int,
     heads: Array,
     lane: int,
 ) -> None:
-    """Write T rows of B lanes from `lane` on, each at its lane's own head; the heads stay where they are."""
-    rows = last.shape[0]
-    for time in range(new_last.shape[0]):
-        for i in range(new_last.shape[1]):
-            slot, at = (heads[lane + i] + time) % rows, lane + i
-            obs[slot, at] = new_obs[time, i]
+    """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads."""
+    rows, width = last.shape[0], new_last.shape[1]
+    for time in range(begin, end):
+        for i in range(width):
+            slot, at = (heads[lane + i] + time - begin) % rows, lane + i
+            for word in range(obs.shape[2]):
+                obs[slot, at, word] = new_obs[time, i, word]
             action[slot, at] = new_action[time, i]
             reward[slot, at] = new_reward[time, i]
             discount[slot, at] = new_discount[time, i]
             last[slot, at] = new_last[time, i]
+    heads[lane : lane + width] += end - begin
 
 
 @njit(cache=True)
-def write_column(column: Array, new: Array, heads: Array, lane: int) -> None:
-    """The same for one column of D numbers."""
+def write_column(column: Array, new: Array, begin: int, end: int, heads: Array, lane: int) -> None:
+    """The same for one column of D numbers; the heads stay where they are."""
     rows = column.shape[0]
-    for time in range(new.shape[0]):
+    for time in range(begin, end):
         for i in range(new.shape[1]):
-            column[(heads[lane + i] + time) % rows, lane + i] = new[time, i]
+            column[(heads[lane + i] + time - begin) % rows, lane + i] = new[time, i]
 
 
 @njit(cache=True)
@@ -152,13 +163,18 @@ def fold(
 def stack_into(obs: Array, last: Array, row: int, lane: int, out: Array) -> None:
     """Copy the frames that lead up to `row`, zeros before the episode's first one."""
     rows, depth = obs.shape[0], out.shape[0]
-    at = row
-    for place in range(depth - 1, -1, -1):
-        out[place] = obs[at % rows, lane]
-        if at == 0 or last[(at - 1) % rows, lane]:
-            out[:place] = 0
-            return
-        at -= 1
+    begun = depth - 1  # frames before `row` that are of its episode
+    for back in range(1, depth):
+        if row < back or last[(row - back) % rows, lane]:
+            begun = back - 1
+            break
+    blank = depth - 1 - begun
+    for place in range(blank):
+        out[place] = 0
+    for place in range(blank, depth):  # forwards, as memory is read fastest
+        slot = (row - (depth - 1 - place)) % rows
+        for word in range(obs.shape[2]):
+            out[place, word] = obs[slot, lane, word]
 
 
 @njit(cache=True)
@@ -250,51 +266,3 @@ def cut_sequences(
                 continue
             total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
             out_reward[at, i], out_discount[at, i], out_ahead[at, i] = total, keep, end - begin
-
-
-@njit(cache=True)
-def tree_set(tree: Array, leaves: Array, values: Array) -> None:
-    """Write leaves and renew the sums above them. tree[1] is the root, tree[size + i] leaf i, size a power of two."""
-    size = tree.shape[0] // 2
-    for i in range(leaves.shape[0]):
-        node = size + leaves[i]
-        tree[node] = values[i]
-        node //= 2
-        while node >= 1:
-            tree[node] = tree[2 * node] + tree[2 * node + 1]
-            node //= 2
-
-
-@njit(cache=True)
-def tree_fill(tree: Array, first: int, num: int, modulus: int, value: float) -> None:
-    """Write the same value into `num` leaves from `first` on, wrapping at `modulus`."""
-    size = tree.shape[0] // 2
-    for i in range(num):
-        node = size + (first + i) % modulus
-        tree[node] = value
-        node //= 2
-        while node >= 1:
-            tree[node] = tree[2 * node] + tree[2 * node + 1]
-            node //= 2
-
-
-@njit(cache=True)
-def tree_find(tree: Array, marks: Array, out: Array) -> None:
-    """For each mark in [0, root) the leaf whose share of the total it falls into; never a leaf of zero."""
-    size = tree.shape[0] // 2
-    for i in range(marks.shape[0]):
-        mark, node = marks[i], 1
-        while node < size:
-            node *= 2
-            # Rounding may leave a mark at or past the left sum with nothing on the right: stay left then.
-            if mark >= tree[node] and tree[node + 1] > 0.0:
-                mark -= tree[node]
-                node += 1
-        out[i] = node - size
-
-
-@njit(cache=True)
-def tree_sum(tree: Array) -> None:
-    """Recompute every inner node from the leaves."""
-    for node in range(tree.shape[0] // 2 - 1, 0, -1):
-        tree[node] = tree[2 * node] + tree[2 * node + 1]

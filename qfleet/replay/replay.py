@@ -8,8 +8,9 @@ finds its item or nothing.
 Lanes move by themselves: the lanes of one actor form a group, which is written, sealed and saved on its own.
 """
 
+from collections import deque
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
 from qfleet.replay.cuts import Cut, Fold
 from qfleet.replay.duplicates import Duplicates
-from qfleet.replay.kernels import admit, number, seal
+from qfleet.replay.kernels import admit, look_up, number, seal
 from qfleet.replay.samplers import Sampler
 from qfleet.replay.store import ALL, Store, ring_rows
 
@@ -58,6 +59,7 @@ class Replay:
         self.first = np.zeros(lanes, np.int64)  # where each lane's next item begins
         self.seams = {0, lanes}  # where groups of lanes begin and end
         self.tail = self.head = 0
+        self.used: deque[Any] = deque()  # the last two batches drawn
         self.filter = filter
         self.ready = 0  # items since the replay was last empty, those kept out too
 
@@ -75,9 +77,9 @@ class Replay:
         if width != end - begin:
             raise ValueError(f"a rollout of {width} lanes does not fit lanes {begin} to {end}")
         for time in range(0, num, self.at_once):
-            part = slice(time, min(time + self.at_once, num))
-            self.store.write(rollout, part, begin, gain)
-            self.queue(begin, end, part.stop - time)
+            until = min(time + self.at_once, num)
+            self.store.write(rollout, time, until, begin, gain)
+            self.queue(begin, end, until - time)
         return int(rollout.last.size - np.count_nonzero(rollout.last))
 
     def group(self, lanes: slice) -> tuple[int, int]:
@@ -126,23 +128,32 @@ class Replay:
 
     def at(self, serials: Array) -> Array:
         """The items with these serial numbers."""
-        found: Array = self.items[serials % len(self.items)]
+        found = np.empty(len(serials), np.int64)
+        look_up(self.items, serials, found)
         return found
 
     def sample(self, size: int) -> Batch | Sequences | None:
-        """A batch of `size` items with replacement, or None while nothing is ready."""
+        """A batch of `size` items with replacement, or None while nothing is ready.
+
+        It is written over the one before the last: one may be learned from while the next is drawn.
+        """
         if not len(self):
             return None
-        return self.take(*self.sampler.draw(size, self.rng))
+        serials, weight = self.sampler.draw(size, self.rng)
+        if len(self.used) > 1 and len(self.used[0].ids) != size:
+            self.used.clear()
+        over = self.used.popleft() if len(self.used) > 1 else None
+        batch = self.cut.cut(self.store, self.at(serials), self.fold, weight, serials, over)
+        self.used.append(batch)
+        return batch
 
     def take(self, serials: Array, weight: Array) -> Batch | Sequences:
-        """The items with these serial numbers, as a batch."""
+        """The items with these serial numbers, as a batch of its own."""
         return self.cut.cut(self.store, self.at(serials), self.fold, weight, serials)
 
     def update(self, ids: Array, priority: Array) -> None:
         """New priorities; those of items that have left are dropped."""
-        live = ids >= self.tail
-        self.sampler.update(ids[live], priority[live])
+        self.sampler.update(ids, priority)
 
     def reseed(self, rng: np.random.Generator) -> None:
         """Draw by other random numbers from here on."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from qfleet.data import Array, State
 from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
-from qfleet.replay.kernels import tree_fill, tree_find, tree_set, tree_sum
+from qfleet.replay.tree import sum_up, tree_draw, tree_fill, tree_levels, tree_set
 
 
 class Sampler(Protocol):
@@ -21,7 +21,7 @@ class Sampler(Protocol):
         ...
 
     def update(self, serials: Array, priority: Array) -> None:
-        """New priorities for live items."""
+        """New priorities; those of items that have left are dropped."""
         ...
 
     def state_dict(self) -> State:
@@ -77,9 +77,15 @@ class Prioritized:
     ) -> None:
         self.capacity, self.alpha, self.eps = capacity, alpha, eps
         self.beta_start, self.beta_end, self.beta_updates = beta_start, beta_end, beta_updates
-        self.tree = np.zeros(2 * (1 << (capacity - 1).bit_length()), np.float64)
+        self.levels = tree_levels(capacity)
+        self.tree = np.zeros(self.levels[-1], np.float64)
         self.tail = self.head = self.draws = 0
         self.largest = 1.0
+
+    @property
+    def leaves(self) -> Array:  # [capacity]
+        """P^alpha of the item whose serial number is congruent to the place, 0 where there is none."""
+        return self.tree[: self.capacity]
 
     @property
     def beta(self) -> float:
@@ -90,36 +96,31 @@ class Prioritized:
     def move(self, tail: int, head: int) -> None:
         """The live items are now [tail, head)."""
         gone = min(tail, self.head) - self.tail
-        tree_fill(self.tree, self.tail, gone, self.capacity, 0.0)
+        if gone:
+            tree_fill(self.tree, self.levels, self.tail, gone, self.capacity, 0.0)
         begin = max(self.head, tail)
-        tree_fill(self.tree, begin, head - begin, self.capacity, self.largest**self.alpha)
+        if head > begin:
+            tree_fill(self.tree, self.levels, begin, head - begin, self.capacity, self.largest**self.alpha)
         self.tail, self.head = tail, head
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Serial numbers by priority, and their importance weights."""
-        total = self.tree[1]
-        marks = (np.arange(num) + rng.random(num)) * (total / num)
-        leaves = np.empty(num, np.int64)
-        tree_find(self.tree, marks, leaves)
-        share = self.tree[len(self.tree) // 2 + leaves] / total
-        weight = ((self.head - self.tail) * share) ** -self.beta
+        serials, weight = np.empty(num, np.int64), np.empty(num, np.float32)
+        live = (self.tail, self.head, self.capacity)
+        tree_draw(self.tree, self.levels, rng.random(num), *live, self.beta, serials, weight)
         self.draws += 1
-        # Leaf i holds the one live serial that is congruent to it.
-        serials = self.tail + (leaves - self.tail) % self.capacity
-        return serials, (weight / weight.max()).astype(np.float32)
+        return serials, weight
 
     def update(self, serials: Array, priority: Array) -> None:
-        """New priorities for live items; the caller has dropped the others."""
-        size = priority.astype(np.float64) + self.eps
-        if len(size):
-            self.largest = max(self.largest, float(size.max()))
-        tree_set(self.tree, serials % self.capacity, size**self.alpha)
+        """New priorities; those of items that have left are dropped."""
+        values = np.ascontiguousarray(priority, np.float32)
+        where = (self.tree, self.levels, serials, values, self.tail, self.capacity)
+        self.largest = max(self.largest, tree_set(*where, self.eps, self.alpha))
 
     def state_dict(self) -> State:
         """Leaves in serial order, and the counters."""
         live = np.arange(self.tail, self.head) % self.capacity
-        leaves = self.tree[len(self.tree) // 2 + live]
-        return {"leaves": leaves, "largest": self.largest, "draws": self.draws}
+        return {"leaves": self.leaves[live], "largest": self.largest, "draws": self.draws}
 
     def load_state_dict(self, state: State) -> None:
         """Write the leaves back and sum them up: the inner sums come out bit-equal."""
@@ -128,6 +129,6 @@ class Prioritized:
         if len(leaves) and leaves.min() < 0.0:
             raise ValueError("leaves: a priority is negative")
         self.tree[:] = 0.0
-        self.tree[len(self.tree) // 2 + live] = leaves
-        tree_sum(self.tree)
+        self.leaves[live] = leaves
+        sum_up(self.tree, self.levels, 0, self.capacity - 1)
         self.largest, self.draws = float(saved_value(state, "largest")), saved_count(state, "draws")

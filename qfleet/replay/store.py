@@ -12,6 +12,7 @@ ALL = slice(None)  # every lane
 # Small observations get two rows per step, so that even one-step episodes (one `last` row each) fill the capacity;
 # frames get 1/32 spare, because a game shorter than 32 steps is not worth 3 % of the memory.
 SMALL_BYTES = 1024
+WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 def ring_rows(capacity: int, spec: Spec, lanes: int, window: int) -> int:
@@ -32,6 +33,17 @@ def row_bytes(spec: Spec) -> int:
 def action_type(spec: Spec) -> type[np.int32] | type[np.int64]:
     """Joint actions of many dimensions need longer numbers."""
     return np.int32 if spec.num_actions < 2**31 else np.int64
+
+
+def words_of(array: Array) -> Array:  # [T, B, ...] -> [T, B, D]
+    """What lies behind rows and lanes as whole numbers, as few as its bytes allow: so they are copied and compared."""
+    flat = numbers(array)
+    return flat.view(WORDS[math.gcd(flat.shape[2] * flat.itemsize, 8)])
+
+
+def numbers(array: Array) -> Array:  # [..., D]
+    """What lies behind rows and lanes as one axis."""
+    return array.reshape(*array.shape[:2], -1)
 
 
 def plain(array: Array, kind: Any) -> Array:
@@ -61,9 +73,9 @@ class Store:
         return sum(column[0, 0].nbytes for column in self.columns().values())
 
     @property
-    def flat(self) -> Array:  # [R, L, D]
-        """Observations as rows of numbers."""
-        return self.obs.reshape(self.rows, self.lanes, -1)
+    def words(self) -> Array:  # [R, L, D]
+        """Observations as whole words."""
+        return words_of(self.obs)
 
     def columns(self) -> dict[str, Array]:
         """Every array by name."""
@@ -75,22 +87,20 @@ class Store:
         extra = {"mask": self.mask, "state": self.state, "value": self.value, "gain": self.gain}
         return {name: column for name, column in extra.items() if column is not None}
 
-    def write(self, rollout: Rollout, times: slice = ALL, lane: int = 0, gain: Array | None = None) -> None:
-        """Write these rows of a rollout into as many lanes as it has, from `lane` on.
+    def write(self, rollout: Rollout, begin: int, end: int, lane: int = 0, gain: Array | None = None) -> None:
+        """Write rows [begin, end) of a rollout into as many lanes as it has, from `lane` on.
 
         `gain` is the world's reward where the rollout's has a bonus.
         """
-        num, width = rollout.last[times].shape
-        rows = (self.flat, self.action, self.reward, self.discount, self.last)
-        obs = plain(rollout.obs[times], self.obs.dtype).reshape(num, width, -1)
-        action, last = plain(rollout.action[times], np.int64), plain(rollout.last[times], np.bool_)
-        reward, discount = (plain(column[times], np.float32) for column in (rollout.reward, rollout.discount))
-        write_rows(*rows, obs, action, reward, discount, last, self.heads, lane)
+        where = (begin, end, self.heads, lane)
         for name, column in self.extra().items():
             source = gain if name == "gain" else getattr(rollout, name)
-            values = plain((rollout.reward if source is None else source)[times], column.dtype)
-            write_column(column.reshape(*column.shape[:2], -1), values.reshape(num, width, -1), self.heads, lane)
-        self.heads[lane : lane + width] += num
+            new = plain(rollout.reward if source is None else source, column.dtype)
+            write_column(numbers(column), numbers(new), *where)
+        rows = (self.words, self.action, self.reward, self.discount, self.last)
+        obs, action = words_of(plain(rollout.obs, self.obs.dtype)), plain(rollout.action, np.int64)
+        reward, discount = plain(rollout.reward, np.float32), plain(rollout.discount, np.float32)
+        write_rows(*rows, obs, action, reward, discount, plain(rollout.last, np.bool_), *where)
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
         """Rows [begin, end) of these lanes as fresh arrays [T, B, ...]."""

@@ -3,6 +3,7 @@
 What was sent and never answered may have happened or not, but once: it is no violation that the log lacks it.
 """
 
+from bisect import bisect
 from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ def check_records(records: Iterable[Record]) -> list[Violation]:
     # What was sent and published is known before what was accepted and loaded is judged.
     audit.read_sent(by_role["actor"])
     audit.read_learner(by_role["learner"])
-    audit.read_actors(by_role["actor"])
+    audit.read_actors(by_role["actor"], [record["at"] for record in by_role["learner"] if record["op"] == "opened"])
     last = max((record["at"] for record in (*by_role["learner"], *by_role["supervisor"])), default=0.0)
     return audit.found + check_lives(by_role["supervisor"], by_role["actor"], last)
 
@@ -84,14 +85,16 @@ class Audit:
             if record["op"] == "sent":
                 self.sent.setdefault(as_source(record), set()).add(record["steps"])
 
-    def read_actors(self, records: list[Record]) -> None:
+    def read_actors(self, records: list[Record], opened_at: list[float]) -> None:
         """Versions rise as each actor sees them, and what was acknowledged is there."""
-        acting: dict[Key, int] = {}
+        acting: dict[tuple[int, int, int], int] = {}
         for record in records:
             if record["op"] == "loaded":
-                key, version = (record["worker"], record["incarnation"]), record["version"]
-                self.blame(version < acting.get(key, version), "version", f"{key} went back to version {version}")
-                self.blame(version not in self.published, "version", f"{key} acts with {version}, never published")
+                # A driver that went on from a checkpoint may use the numbers of incarnations that came after it again.
+                life, version = bisect(opened_at, record["at"]), record["version"]
+                key = (record["worker"], record["incarnation"], life)
+                self.blame(version < acting.get(key, version), "version", f"{key[:2]} went back to version {version}")
+                self.blame(version not in self.published, "version", f"{key[:2]} acts with {version}, never published")
                 acting[key] = version
             elif record["op"] == "acked" and record["verdict"] != "refuse":
                 *key_of, sequence = as_source(record)
@@ -206,7 +209,7 @@ class Audit:
         self.blame(tail < self.tail or head < self.head or tail > head, "items", f"[{tail}, {head}) went back")
         self.blame(head - tail > room, "items", f"{head - tail} items are more than capacity={room}")
         # After a restart some steps from before become items.
-        fresh = self.opened["env_steps"] == 0
+        fresh = self.opened["env_steps"] == 0 and not self.opened.get("windows")
         self.blame(fresh and items > steps, "items", f"{items} items were made of {steps} steps")
         self.tail, self.head = tail, head
 

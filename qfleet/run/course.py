@@ -1,6 +1,7 @@
 """The course of a run: turn the line, judge, save, go back when numbers fail, and know when it is done."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,16 @@ class Course:
     # The loop
 
     def complete(self) -> tuple[Ending, Row | None]:
-        """Train and report; numbers that are not finite mean going back, a few times."""
+        """Train and report; numbers that are not finite, or a replay that is lost, mean going back, a few times."""
+        recover: Callable[[], None] = lambda: None
         while True:
             try:
+                recover()
                 return self.finish(self.run())
             except (Diverging, NonFiniteValues) as cause:
-                self.roll_back(cause)
+                recover = partial(self.roll_back, cause)
             except ReplayLost as cause:
-                self.replace_replay(cause)
+                recover = partial(self.replace_replay, cause)
 
     def run(self) -> Ending:
         """Train until something says enough."""
@@ -73,6 +76,8 @@ class Course:
         """Some steps and their updates."""
         for tick in runtime.turn():
             self.book.note(tick)
+            for fault in tick.stats.get("faults", ()):
+                self.diary.note_fault(fault)
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
@@ -287,17 +292,30 @@ class Course:
         self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
         self.diary.warn(f"rolled back to step {self.steps}: {cause}")
 
-    def replace_replay(self, cause: ReplayLost) -> None:
-        """The process that held the replay is gone: another one goes on from the last commit."""
-        replay, steps = self.line.remote, self.steps
+    def begin(self) -> None:
+        """Start acting and commit that; a replay that is lost before has nothing in it yet."""
+        while True:
+            try:
+                self.line.actor.start()
+                return self.save()
+            except ReplayLost as cause:
+                self.restart_replay(cause)
+
+    def restart_replay(self, cause: ReplayLost) -> None:
+        """The process that held the replay is gone: start another one, a few times."""
         self.replays_lost += 1
-        if replay is None or self.replays_lost > replay.restarts:
+        if self.line.remote is None or self.replays_lost > self.line.remote.restarts:
             raise EnvError(
                 f"the replay's process failed {self.replays_lost} times",
                 f"{cause}.",
                 "Is there enough memory? runtime.replay_process=false keeps the replay beside the learner.",
             ) from cause
-        replay.start()
+        self.line.remote.start()
+
+    def replace_replay(self, cause: ReplayLost) -> None:
+        """Go on from the last commit with another process for the replay."""
+        steps = self.steps
+        self.restart_replay(cause)
         self.load()
         self.diary.events.event("replay_lost", cause=str(cause), steps_lost=steps - self.steps, env_steps=self.steps)
 

@@ -195,6 +195,13 @@ class Diary:
             self.warnings.append(text)
             self.events.event("warning", text=text, env_steps=self.steps)
 
+    def note_fault(self, fault: Row) -> None:
+        """An environment failed and is made anew; that one is given up is worth a word on the screen."""
+        self.events.event("env_fault", env_steps=self.steps, **fault)
+        if fault["quarantined"]:
+            lanes = ", ".join(map(str, fault["quarantined"]))
+            self.warn(f"environment {lanes} failed more often than env.rebuilds and is given up: {fault['what']}")
+
     def endure(self, cause: StorageError) -> None:
         """A disk that says no is reported and tried again, a few times in a row."""
         self.failed_writes += 1

@@ -6,7 +6,7 @@ site's business.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,10 @@ class Hand(Protocol):
 
     def get(self) -> Rollout | None:
         """The oldest rollout waiting, if any; also after its end."""
+        ...
+
+    def troubles(self) -> list[dict[str, Any]]:
+        """What went wrong in its environments since this was last asked."""
         ...
 
     def end(self) -> None:
@@ -86,12 +90,13 @@ class Fleet:
         *,
         workers: int,
         lanes: int,
+        until_steps: int = 2**62,
         clock: Callable[[], float] = time.monotonic,
         keeps_history: bool = False,
     ) -> None:
         self.policy: Policy | Crowd = learning.policy
         self.feed, self.explorer, self.site, self.supervise = learning.feed, explorer, site, supervise
-        self.workers, self.lanes, self.clock = workers, lanes, clock
+        self.workers, self.lanes, self.clock, self.until_steps = workers, lanes, clock, until_steps
         self.history: Notes = NoHistory()
         self.keeps_history, self.opened = keeps_history, False
         self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
@@ -102,6 +107,8 @@ class Fleet:
         self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
         self.tended_at = float("-inf")
         self.rescued: list[tuple[float, int]] = []  # episodes in rollouts of actors that have failed
+        self.lost_at: dict[int, float] = {}  # when somebody who is not back yet was lost
+        self.troubles: list[dict[str, Any]] = []  # of environments, to be told with the next tick
         self.last_words = ""
 
     # Who acts
@@ -150,6 +157,7 @@ class Fleet:
             return
         self.tended_at = now
         for worker, hand in list(self.hands.items()):
+            self.troubles.extend({"actor": worker, **trouble} for trouble in hand.troubles())
             fault = self.supervisor.see(worker, now, alive=hand.alive(), progress=hand.progress())
             if fault is not None:
                 self.lose(fault)
@@ -169,6 +177,7 @@ class Fleet:
         while (rollout := self.accepted(hand.get())) is not None:
             self.take_in(rollout)
             self.rescued.extend(rollout.finished)
+        self.lost_at[worker] = self.clock()
         self.feed.seal(worker)
         self.note_bounds("sealed", worker=worker)
         self.last_words = hand.last_words() or self.last_words
@@ -196,26 +205,34 @@ class Fleet:
 
     # Rollouts
 
-    def collect(self, room: int) -> Rollout | None:
-        """The next rollout that is new, everyone in turn, cut to the first rows that make `room` steps."""
+    def collect(self) -> Rollout | None:
+        """The next rollout that is new, everyone in turn."""
         order = sorted(self.hands, key=lambda worker: (worker - self.next) % self.workers)
         for worker in order:
-            rollout = self.accepted(self.hands[worker].get(), room)
+            rollout = self.accepted(self.hands[worker].get())
             if rollout is not None:
                 self.next = (worker + 1) % self.workers
                 return rollout
         return None
 
-    def accepted(self, rollout: Rollout | None, room: int | None = None) -> Rollout | None:
-        """The rollout, if the ledger has not seen it yet."""
-        if rollout is None:
+    def accepted(self, rollout: Rollout | None) -> Rollout | None:
+        """The rollout, if the ledger has not seen it yet: as many rows as the run still has use for."""
+        if rollout is None or self.feed.steps >= self.until_steps:
             return None
-        kept = rollout if room is None else cut_to(rollout, room)
+        kept = cut_to(rollout, self.until_steps - self.feed.steps)
         verdict = self.ledger.judge(rollout.source, count_steps(kept))
         if verdict == "accept":
+            self.welcome(rollout.source)
             return kept
         self.history.note("learner", "duplicate" if verdict == "duplicate" else "refused", source=rollout.source)
         return None
+
+    def welcome(self, source: tuple[int, int, int]) -> None:
+        """Somebody who was replaced is heard again."""
+        worker, incarnation, _ = source
+        if (since := self.lost_at.pop(worker, None)) is not None:
+            seconds = round(self.clock() - since, 3)
+            self.tell("actor_back", worker=worker, incarnation=incarnation, seconds=seconds)
 
     def take_in(self, rollout: Rollout) -> None:
         """Give it to the feed."""
@@ -228,10 +245,11 @@ class Fleet:
             replay = self.feed.replay
             self.history.note("learner", op, **fields, tail=replay.tail, head=replay.head)
 
-    def take_rescued(self) -> Iterator[tuple[float, int]]:
-        """Episodes that were found in the rollouts of failed actors, once."""
-        rescued, self.rescued = self.rescued, []
-        yield from rescued
+    def news(self) -> State:
+        """Episodes found in the rollouts of failed actors, and troubles of environments, once."""
+        news = {"episodes": self.rescued, "faults": self.troubles}
+        self.rescued, self.troubles = [], []
+        return news
 
     # At rest
 

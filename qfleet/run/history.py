@@ -11,7 +11,8 @@ learner (who takes rollouts in; the log of its operations is the truth that the 
                 fewer updates than this are owed; None: not promised), ahead (updates that may be made for steps that
                 are under way: 0 if none), capacity (items), env_steps, updates, tail, head. First of all, and again
                 after going back to a checkpoint (resume or roll-back): the counters are then those of the newest
-                `committed`, or of the first `opened` if there is none.
+                `committed`, or of the first `opened` if there is none. windows (True: items are windows of rows, which
+                may outnumber the steps).
     began       worker, incarnation. `Ledger.begin`: older ones are refused from here on.
     dismissed   worker. `Ledger.dismiss`: it is refused until its next incarnation began.
     accepted    source, steps (those counted into env_steps), env_steps, tail, head; rescued (True if it was found in
@@ -32,7 +33,8 @@ actor
     ticked      worker, incarnation. About once a second while its progress counter moves, waiting for a turn included.
 supervisor
     supervising restarts, window_seconds, hung_seconds (None: clocks of the roles do not agree), start_seconds,
-                replace_seconds (from a fault to the next start, at most). First of all, once per driver process.
+                replace_seconds (from a fault to the next start, at most). First of all, and again when everyone
+                begins anew.
     started     worker, incarnation
     dead        worker, incarnation
     hung        worker, incarnation

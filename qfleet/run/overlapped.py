@@ -60,7 +60,7 @@ class Overlapped:
     def turn(self) -> Iterator[Tick]:
         """One rollout and the updates that go with it; an empty one if none has come."""
         self.fleet.tend()
-        yield Tick(busy=True, stats={"episodes": list(self.fleet.take_rescued())})
+        yield Tick(busy=True, stats=self.fleet.news())
         yield from self.update()
         if (rollout := self.take_in()) is None:
             self.nap()
@@ -72,7 +72,7 @@ class Overlapped:
     def take_in(self) -> Rollout | None:
         """The next rollout, remembered."""
         with self.watch.insert:
-            rollout = self.fleet.collect(max(1, self.line.plan.until.steps - self.line.steps))
+            rollout = self.fleet.collect()
             if rollout is not None:
                 self.fleet.take_in(rollout)
                 self.heard = True

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from pathlib import Path
+from select import select as wait_for
 from typing import Any
 
 import msgspec
@@ -27,9 +28,9 @@ from qfleet.run.history import History
 from qfleet.run.shared import Belt, Gauges
 from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
 
-NAP_SECONDS = 0.0005
+NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
-LOG_BYTES = 1 << 20
+MOST_BYTES = 1 << 14  # of one message; a pipe holds some of them
 
 
 @dataclass
@@ -50,7 +51,13 @@ class Post:
     history: str | None = None
 
 
-class LastWords(msgspec.Struct):
+class Trouble(msgspec.Struct, tag=True):
+    """An environment of the actor's failed; the actor goes on."""
+
+    fault: dict[str, Any]
+
+
+class LastWords(msgspec.Struct, tag=True):
     """Why an actor ended by itself: the parts of the error, its exit code, and the traceback."""
 
     what: str
@@ -58,6 +65,12 @@ class LastWords(msgspec.Struct):
     fix: str
     exit_code: int
     trace: str
+
+
+def say(post: Post, words: Trouble | LastWords) -> None:
+    """Tell the driver, if there is room: nobody may have listened for a while."""
+    if wait_for([], [post.words], [], 0)[1]:
+        post.words.send_bytes(msgspec.msgpack.encode(words)[:MOST_BYTES])
 
 
 def serve(post: Post) -> None:
@@ -69,7 +82,7 @@ def serve(post: Post) -> None:
         try:
             act(post)
         except BaseException as error:
-            post.words.send_bytes(msgspec.msgpack.encode(words_of(error)))
+            say(post, words_of(error))
             raise
 
 
@@ -79,8 +92,9 @@ def act(post: Post) -> None:
     plan, board = msgspec.json.decode(post.plan, type=Plan), post.board
     if isinstance(plan.runtime, Inline):
         raise TypeError("an actor with a process of its own has no place in an inline run")
-    device, members = torch.device("cpu"), range(plan.population.num)
-    with closing(make_own_world(plan, post.worker, post.incarnation, post.make)) as world:
+    device, members = board.device, range(plan.population.num)
+    logs = None if post.log is None else Path(post.log).parent
+    with closing(make_own_world(plan, post.worker, post.incarnation, post.make, logs)) as world:
         policy = one_policy([make_policy(plan, world.spec, device, post.torso, member) for member in members])
         who = {"worker": post.worker, "incarnation": post.incarnation}
         actor = make_actor(plan, world, policy, post.explore, **who, elapsed=lambda: board.numbers()["env_steps"])
@@ -91,6 +105,8 @@ def act(post: Post) -> None:
             show_life(post, tick.busy, watch)
             if tick.stats:  # a rollout was handed over
                 show_times(post, watch)
+            for fault in tick.stats.get("faults", ()):
+                say(post, Trouble(fault))
             if board.numbers()["stop"]:
                 return
 
@@ -100,10 +116,18 @@ class Noted:
 
     def __init__(self, post: Post, history: History) -> None:
         self.post, self.history = post, history
-        self.noted = -1  # the last sequence written down
+        self.who = {"worker": post.worker, "incarnation": post.incarnation}
+        self.noted, self.ticked_at = -1, 0.0  # the last sequence written down, and when it last said that it lives
+
+    def tick(self) -> None:
+        """Say about once a second that it lives."""
+        if (now := time.monotonic()) - self.ticked_at >= TICK_SECONDS:
+            self.ticked_at = now
+            self.history.note("actor", "ticked", **self.who)
 
     def put(self, rollout: Rollout) -> bool:
         """Hand one over."""
+        self.tick()
         if rollout.source[2] > self.noted:
             self.noted = rollout.source[2]
             self.history.note("actor", "sent", source=rollout.source, steps=count_steps(rollout))
@@ -115,10 +139,10 @@ class Noted:
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:
         """The newest weights."""
+        self.tick()
         found = self.post.board.read(newer_than)
         if found is not None:
-            who = {"worker": self.post.worker, "incarnation": self.post.incarnation}
-            self.history.note("actor", "loaded", **who, version=found[0])
+            self.history.note("actor", "loaded", **self.who, version=found[0])
         return found
 
     def publish(self, version: int, weights: Any) -> None:

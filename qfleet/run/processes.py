@@ -1,6 +1,7 @@
 """Actors in processes of their own on this machine, joined to the learner by shared memory."""
 
 import multiprocessing
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import torch
 from torch import nn
 
 from qfleet.act import Explore, make_explorer
 from qfleet.data import Rollout, Spec
 from qfleet.errors import UsageError
+from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Replay
 from qfleet.run.board import Board, layout_of
 from qfleet.run.fleet import Fleet
-from qfleet.run.post import LastWords, Post, serve
+from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.shared import Belt, Gauges
 from qfleet.run.supervisor import Supervisor
@@ -28,6 +31,7 @@ SUPERVISE = 107  # the purpose of random numbers that spread restarts
 TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
 GAUGES = ("progress", "waits", *TIMES)
 END_SECONDS = 0.5
+LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 USAGE = 2  # exit code of what another try cannot mend
 
 
@@ -36,7 +40,8 @@ class ProcessHand:
 
     def __init__(self, process: BaseProcess, post: Post, words: Connection) -> None:
         self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
-        self.words = words
+        self.words, self.heard = words, list[dict[str, Any]]()
+        self.last: LastWords | None = None
 
     def alive(self) -> bool:
         """Does the process live?"""
@@ -58,15 +63,30 @@ class ProcessHand:
             self.process.kill()
             self.process.join(END_SECONDS)
 
+    def troubles(self) -> list[dict[str, Any]]:
+        """What went wrong in its environments since this was last asked."""
+        self.listen()
+        heard, self.heard = self.heard, []
+        return heard
+
     def last_words(self) -> str:
         """What it said, or how the process ended; an error of usage is raised, for another try cannot mend it."""
-        try:
-            said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16) if self.words.poll(0) else b"", type=LastWords)
-        except (EOFError, msgspec.DecodeError):
+        self.listen()
+        if self.last is None:
             return f"its process ended with exit code {self.process.exitcode}"
-        if said.exit_code == USAGE:
-            raise UsageError(said.what, said.why, said.fix)
-        return said.what
+        if self.last.exit_code == USAGE:
+            raise UsageError(self.last.what, self.last.why, self.last.fix)
+        return self.last.what
+
+    def listen(self) -> None:
+        """Take in what it has said."""
+        with suppress(EOFError, OSError, msgspec.DecodeError):
+            while self.words.poll(0):
+                said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16), type=Trouble | LastWords)
+                if isinstance(said, LastWords):
+                    self.last = said
+                else:
+                    self.heard.append(said.fault)
 
     def close(self) -> None:
         """Free the belt."""
@@ -91,8 +111,9 @@ class ProcessSite:
         self.plan, self.spec, self.runtime = plan, spec, plan.runtime
         self.own = (make, torso, explore)
         require_sendable(self.own)
-        self.lanes = plan.env.num // plan.actors.num
-        self.board, self.gauges = Board(layout_of(weights)), Gauges(GAUGES, plan.actors.num)
+        self.lanes = plan.env.num // num_senders(plan)
+        device = torch.device(self.runtime.inference_device or "cpu")
+        self.board, self.gauges = Board(layout_of(weights), device=device), Gauges(GAUGES, num_senders(plan))
         self.before = dict.fromkeys(TIMES, 0)  # of actors that have been replaced
         self.folder: Path | None = None
         self.context = fork_server()
@@ -155,7 +176,7 @@ def make_process_line(
     plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
 ) -> Line:
     """A line whose actors live in processes of their own."""
-    runtime, workers = plan.runtime, plan.actors.num
+    runtime, workers = plan.runtime, num_senders(plan)
     if not isinstance(runtime, Processes):
         raise TypeError("not a plan for processes")
 
@@ -164,6 +185,7 @@ def make_process_line(
             workers,
             hung_seconds=runtime.hung_seconds,
             restarts=runtime.restarts,
+            largest_delay=LARGEST_DELAY_SECONDS,
             rng=stream(plan.seed, SUPERVISE),
             incarnations=incarnations,
         )
@@ -173,7 +195,14 @@ def make_process_line(
         site = ProcessSite(plan, stored, learning.learner.weights(), make, torso, explore)
         explorer = make_explorer(plan.algo, spec.actions, plan.env.num, explore)
         return Fleet(
-            learning, explorer, site, supervise, workers=workers, lanes=plan.env.num, keeps_history=plan.log.history
+            learning,
+            explorer,
+            site,
+            supervise,
+            workers=workers,
+            lanes=plan.env.num,
+            until_steps=plan.until.steps,
+            keeps_history=plan.log.history,
         )
 
     if not runtime.replay_process:

@@ -26,7 +26,7 @@ from qfleet.run.shared import Ring
 from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
 
-NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 60.0
+NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 15.0
 ORDERS, ANSWERS = 8, 4  # slots
 
 

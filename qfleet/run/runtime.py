@@ -11,7 +11,8 @@ from qfleet.plan.schema import Plan, Processes
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
-from qfleet.run.wiring import EnvMaker, Line, make_line
+from qfleet.run.placement import settled
+from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy
 
 
 class Runtime(Protocol):
@@ -31,8 +32,11 @@ def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module |
     if isinstance(plan.runtime, Processes):
         from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
 
+        plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso))
         world.close()
-        return make_process_line(plan, world.spec, make, torso, explore)
+        line = make_process_line(plan, world.spec, make, torso, explore)
+        line.notes = notes
+        return line
     return make_line(plan, world, torso, explore)
 
 

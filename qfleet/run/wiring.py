@@ -2,17 +2,19 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium
+import msgspec
 import numpy as np
 import torch
 from torch import nn
 
 from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
-from qfleet.envs import TRAIN, make_world
+from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
     Feed,
@@ -26,6 +28,7 @@ from qfleet.learn import (
     rate_factors,
 )
 from qfleet.nets import Implicit, QNet, make_net, set_noise
+from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import (
     ImplicitHead,
     Inline,
@@ -98,6 +101,7 @@ class Line:
     feed: Feed
     learner: Learner | Members
     remote: Remote | None = None  # the feed's replay, if it lives elsewhere
+    notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
 
     @property
     def steps(self) -> int:
@@ -331,8 +335,15 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
 
 
-def make_own_world(plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None) -> World:
-    """The world of one of several actors; every incarnation has seeds of its own."""
-    who = (worker, incarnation)
+def make_own_world(
+    plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None, logs: Path | None = None
+) -> World:
+    """The world of an actor in a process of its own; every incarnation has seeds of its own."""
+    who, num = (worker, incarnation), plan.env.num // num_senders(plan)
     seed = int(stream(plan.seed, WORLDS, *who).integers(2**31)) if any(who) else plan.seed
-    return make_world(plan.env, seed=seed, stream=TRAIN, num=plan.env.num // plan.actors.num, make=make, threads=1)
+    env, threads = plan.env, 1
+    if is_central(plan) and is_native(env, make):
+        threads = plan.actors.num
+    elif is_central(plan):
+        env = msgspec.structs.replace(env, workers=max(env.workers, plan.actors.num))
+    return make_world(env, seed=seed, stream=TRAIN, num=num, make=make, threads=threads, logs=logs)

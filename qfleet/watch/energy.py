@@ -10,8 +10,8 @@ class Meter:
 
     def __init__(self, folder: Path = COUNTERS) -> None:
         self.used = 0  # microjoules
-        # Whole packages only: `intel-rapl:0:0` is a part of `intel-rapl:0`, and psys holds all packages once more.
-        zones = [zone for zone in sorted(folder.glob("intel-rapl:*")) if zone.name.count(":") == 1]
+        # Whole packages only: core, uncore and dram are parts, and psys holds all of them once more.
+        zones = sorted(folder.glob("intel-rapl:*"))
         packages = [zone for zone in zones if text_in(zone / "name").startswith("package")]
         found = {zone: read(zone / "energy_uj") for zone in packages}
         self.last = {zone: value for zone, value in found.items() if value is not None}

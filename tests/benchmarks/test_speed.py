@@ -113,11 +113,11 @@ def test_a_contest_may_begin_with_a_round_that_does_not_count():
 
 
 def test_ratios_are_taken_within_a_round():
-    speeds = {OURS: [100, 50, 10], "A": [50, 25, 5], "B": [10, 10, 10], CEILING: [25, 12.5, 2.5]}
+    speeds = {OURS: [100, 10, 40], "A": [50, 5, 40], "B": [10, 10, 10], CEILING: [25, 2.5, 10]}
     line = speed.judge(held(speeds)[0])
-    assert line["ratios"] == {"A": 2.0, "B": 5.0, CEILING: 1.0}
+    assert line["ratios"] == {"A": 2.0, "B": 4.0, CEILING: 1.0}
     assert line["best_peer"] == "A"
-    assert line["medians"][OURS] == 50.0
+    assert line["medians"][OURS] == 40.0
     assert line["met"] is True
 
 

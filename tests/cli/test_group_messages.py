@@ -48,6 +48,18 @@ WRONG = [
         "Leave --jobs out, or train a group: --seeds 5",
     ),
     Wrong(
+        "train CartPole-v1 --seeds 2 --profile",
+        "--profile looks at one run",
+        "--seeds 2 trains several.",
+        "Leave --profile out, or train one run with it.",
+    ),
+    Wrong(
+        "resume pair --profile",
+        "--profile looks at one run",
+        "runs/pair is a group of several.",
+        "Leave --profile out, or train one run with it.",
+    ),
+    Wrong(
         "resume one --jobs 2",
         "--jobs 2 has no effect",
         "runs/one is one run.",

@@ -171,7 +171,7 @@ def check_priorities(replay: Replay, ids: Array, priority: Array) -> None:
     sampler = replay.sampler
     if isinstance(sampler, Prioritized):
         newest = dict(zip(ids.tolist(), priority.tolist(), strict=True))  # of an item drawn twice the last one stays
-        leaves = sampler.tree[len(sampler.tree) // 2 + np.array(list(newest)) % sampler.capacity]
+        leaves = sampler.leaves[np.array(list(newest)) % sampler.capacity]
         assert leaves == pytest.approx((np.array(list(newest.values())) + sampler.eps) ** sampler.alpha)
         assert replay.head > len(newest)
         assert sampler.draw(64, replay.rng)[1].min() < 1  # and by which it weighs

@@ -94,9 +94,11 @@ class Record:
         after = [row["obs"][lane] for row in self.rows[1:]] + [self.actor.current().obs[lane]]
         place, steps = (-1, 0), 0
         for row, then in zip(self.rows, after, strict=True):
-            if row["last"][lane]:
-                continue
             high, low, step = (int(x) for x in row["obs"][lane])
+            if row["last"][lane]:
+                # What is shown while there is nothing new was shown before.
+                assert (numbers.get((high, low), -1), step) in (place, (place[0], place[1] + 1), (place[0] + 1, 0))
+                continue
             seed = high << 16 | low
             assert (numbers[high, low], step) > place, "an episode came twice, or went back"
             place = (numbers[high, low], step)

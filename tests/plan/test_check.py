@@ -17,6 +17,7 @@ def broken(settings: Mapping[str, Any], env_id: str = "X-v0") -> str:
 
 
 PER = {"replay.sampler.type": "prioritized"}
+FLEET = {"runtime.type": "processes", "env.num": 8}
 
 
 @pytest.mark.parametrize(
@@ -38,6 +39,11 @@ PER = {"replay.sampler.type": "prioritized"}
         ({"env.frame_size": 64}, "Only Atari pictures"),
         ({"runtime.device": "tpu"}, "The devices are"),
         ({"env.options": {"not a name": 1}}, "Options are passed"),
+        ({"actors.num": 2}, "One thread turns one actor"),
+        ({**FLEET, "actors.num": 3}, "Each actor acts in as many"),
+        ({**FLEET, "actors.num": 2, "actors.envs": 5}, "env.num counts the environments of all"),
+        ({**FLEET, "actors.num": 4, "population.num": 8}, "Each member of a population"),
+        ({**FLEET, "actors.num": 2, "env.workers": 5}, "Each worker steps at least one"),
     ],
 )
 def test_each_rule_catches_its_mistake(settings: dict[str, Any], reason: str) -> None:
@@ -56,6 +62,10 @@ def test_each_rule_catches_its_mistake(settings: dict[str, Any], reason: str) ->
         {"eval.episodes": 0},
         {"runtime.device": "cuda:12"},
         {"algo.discount": 0, "algo.n_step": 1},
+        {**FLEET, "actors.num": 8},
+        {**FLEET, "actors.num": 2, "actors.envs": 4},
+        {**FLEET, "actors.num": 4, "population.num": 2},
+        {**FLEET, "actors.num": 2, "env.workers": 4},
     ],
 )
 def test_the_edge_of_a_rule_is_allowed(settings: dict[str, Any]) -> None:

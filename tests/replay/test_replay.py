@@ -168,7 +168,7 @@ def test_a_late_priority_never_hits_a_reused_slot() -> None:
     assert np.array_equal(sampler.tree, before)
     assert sampler.largest == pytest.approx(4.0, abs=1e-5)
     replay.update(early, np.full(4, 9.0, np.float32))  # late for two, in time for two
-    changed = np.flatnonzero(sampler.tree[-4:] != before[-4:])
+    changed = np.flatnonzero(sampler.leaves != before[:4])
     assert set(changed) == {int(serial) % 4 for serial in early[2:]}
 
 
@@ -184,7 +184,7 @@ def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, pr
         for row in range(begin, end):
             replay.add(rollout(rows, row, row + 1))
             if (batch := replay.sample(16)) is not None:
-                seen += [getattr(batch, name) for name in ("ids", "weight", "obs", "next_obs", "reward", "discount")]
+                seen += [getattr(batch, name).copy() for name in ("ids", "weight", "obs", "next_obs", "reward", "discount")]
                 replay.update(batch.ids, np.abs(batch.reward))
         return seen
 

@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from qfleet.data import Array
 from qfleet.replay import Prioritized, Uniform
-from qfleet.replay.kernels import tree_find, tree_sum
+from qfleet.replay.tree import BRANCHES, sum_up, tree_find, tree_levels
 
 CHI_SQUARE_19 = 43.82  # 99.9 % quantile for 19 degrees of freedom
 
 
 def leaves(sampler: Prioritized) -> Array:
-    return sampler.tree[len(sampler.tree) // 2 :]
+    return sampler.leaves
 
 
 def filled(priority: list[float], **options: float) -> Prioritized:
@@ -52,7 +52,7 @@ def test_draws_follow_the_probabilities() -> None:
     counts = np.zeros(20)
     for _ in range(10_000):
         counts += np.bincount(sampler.draw(10, rng)[0], minlength=20)
-    share = leaves(sampler)[:20] / sampler.tree[1]
+    share = leaves(sampler)[:20] / sampler.tree[-1]
     assert counts.sum() == 100_000
     assert ((counts - 1e5 * share) ** 2 / (1e5 * share)).sum() < CHI_SQUARE_19
 
@@ -92,7 +92,7 @@ def test_the_root_is_the_sum_of_the_leaves_whatever_happens(
         assert ((serials >= sampler.tail) & (serials < head)).all()
         assert weight.max() == 1
         sampler.update(serials, np.full(5, priority, np.float32))
-        assert sampler.tree[1] == pytest.approx(leaves(sampler).sum(), rel=1e-12)
+        assert sampler.tree[-1] == pytest.approx(leaves(sampler).sum(), rel=1e-12)
         assert np.count_nonzero(leaves(sampler)) == head - sampler.tail
 
 
@@ -102,9 +102,8 @@ def test_the_tree_never_finds_an_empty_leaf(tail: int, head: int) -> None:
     sampler.move(0, 8)
     sampler.move(tail, max(8, head))
     if head < 8:
-        sampler.tree[8 + head :] = 0.0
-        tree_sum(sampler.tree)
-    total = sampler.tree[1]
-    out = np.empty(5, np.int64)
-    tree_find(sampler.tree, total * np.array([0.0, 0.5, 0.999999, 1.0, 1.000001]), out)
-    assert set(out.tolist()) <= {serial % 8 for serial in range(tail, head)}
+        sampler.leaves[head:] = 0.0
+        sum_up(sampler.tree, sampler.levels, 0, 7)
+    total = sampler.tree[-1]
+    found = {tree_find(sampler.tree, sampler.levels, total * mark) for mark in (0.0, 0.5, 0.999999, 1.0, 1.000001)}
+    assert found <= {serial % 8 for serial in range(tail, head)}

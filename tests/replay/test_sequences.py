@@ -263,12 +263,12 @@ def test_steps_get_the_error_their_actor_expected(n: int, clip: bool) -> None:
         item = int(replay.at(np.array([serial]))[0])
         error = expected_error(case, rows, item // 2, item % 2)
         assert leaf(sampler, serial) == pytest.approx((error + sampler.eps) ** sampler.alpha, rel=1e-4)
-    assert sampler.tree[1] == pytest.approx(sampler.tree[len(sampler.tree) // 2 :].sum())
+    assert sampler.tree[-1] == pytest.approx(sampler.leaves.sum())
 
 
 def leaf(sampler: Prioritized, serial: int) -> float:
     """What an item is drawn by."""
-    return float(sampler.tree[len(sampler.tree) // 2 + serial % sampler.capacity])
+    return float(sampler.leaves[serial % sampler.capacity])
 
 
 @settings(max_examples=40)

@@ -54,6 +54,9 @@ class Puppet:
             next(self.act)
         return self.queue.get()
 
+    def troubles(self) -> list[dict[str, Any]]:
+        return []
+
     def end(self) -> None:
         self.lives, self.ended = False, True
 
@@ -100,7 +103,7 @@ class Clock:
 
 
 def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
-    overrides = {**SMALL, "runtime.type": "processes", "actors.num": 2, "runtime.restarts": 2, **settings}
+    overrides = {**SMALL, "runtime.type": "processes", "actors.num": 2, "until.steps": 5_000, **settings}
     plan = make_plan("CartPole-v1", overrides=overrides)
     world = make_train_world(plan)
     plan, clock = resolve(plan, world.spec), Clock()
@@ -112,7 +115,16 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
 
     def hire(learning: Any) -> Fleet:
         explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num)
-        return Fleet(learning, explorer, theatre, supervise, workers=2, lanes=plan.env.num, clock=clock)
+        return Fleet(
+            learning,
+            explorer,
+            theatre,
+            supervise,
+            workers=2,
+            lanes=plan.env.num,
+            until_steps=plan.until.steps,
+            clock=clock,
+        )
 
     line = join_parts(plan, world.spec, hire)
     fleet = line.actor
@@ -199,17 +211,21 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     for _ in range(4):
         next(victim.act)  # in the middle of a rollout that will never arrive
     victim.lives, victim.stuck = how != "dead", how == "hung"
-    rows = line.feed.replay.store.heads.copy()
-    for _ in range(80):
+    store, row = line.feed.replay.store, int(line.feed.replay.store.heads[2]) - 1
+    while not told:
+        clock.now += 0.1
+        turn(runtime)
+    assert store.last[row % store.rows, 2:].all()  # the newest row of both of its lanes became a final one
+    for _ in range(20):
         clock.now += 0.1
         turn(runtime)
     assert victim.ended
     assert victim.closed
     assert theatre.hired == [(0, 0), (1, 0), (1, 1)]
-    assert [(row["kind"], row["worker"], row["cause"]) for row in told] == [("actor_lost", 1, how)]
+    assert [(row["kind"], row["worker"]) for row in told] == [("actor_lost", 1), ("actor_back", 1)]
+    assert told[0]["cause"] == how
+    assert 0 < told[1]["seconds"] < 1
     assert "fell" in told[0]["words"]
-    last = line.feed.replay.store.last[: rows.max(), 2:]
-    assert last[rows[2] - 1].all()  # the newest row of both of its lanes became a final one
     assert line.steps == fleet.ledger.total_steps
     assert owed(line) == 0
 

@@ -140,8 +140,8 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_pat
     run = train(plan, out=tmp_path, callbacks=[Once(330, sent("qfleet-replay", number))])
     require_sound(run, plan)
     (lost,) = events(run, "replay_lost")
-    assert lost["env_steps"] >= 200
-    assert 0 < lost["steps_lost"] < 400
+    assert lost["env_steps"] in [row["step"] for row in events(run, "checkpoint_committed")]
+    assert lost["steps_lost"] + lost["env_steps"] >= 330
 
 
 class Fragile(toys.Random):

@@ -2,18 +2,21 @@
 
 import io
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qfleet.data import STAGES, Stopwatch
+from qfleet.data import STAGES, Rollout, Stopwatch
 from qfleet.learn import ReplayFeed
 from qfleet.learn.feed import Drawn
 from qfleet.run.diary import Diary
+from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
+from qfleet.run.processes import ProcessSite, make_process_line
 from qfleet.run.resolve import resolve
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, make_line, make_train_world
@@ -52,7 +55,12 @@ def test_a_fleets_lag_is_in_versions_shown() -> None:
     line, fleet, _, _ = make_theatre()
     runtime, seen = Overlapped(line, fleet), list[tuple[int, int]]()
     take_in = fleet.take_in
-    fleet.take_in = lambda rollout: (seen.append((fleet.version, rollout.version)), take_in(rollout))[1]  # type: ignore[method-assign]
+
+    def watched(rollout: Rollout) -> None:
+        seen.append((fleet.version, rollout.version))
+        take_in(rollout)
+
+    fleet.take_in = watched  # type: ignore[method-assign]
     lags: list[int] = []
     for _ in range(60):
         for hand in fleet.hands.values():
@@ -155,6 +163,38 @@ def test_all_warnings_are_in_the_snapshot(tmp_path: Path) -> None:
     diary.close()
 
 
+def test_actors_that_are_only_starting_do_not_make_the_learner_idle() -> None:
+    line, fleet, _, _ = make_theatre()
+    watch = Stopwatch()
+    runtime = Overlapped(line, fleet, 0, watch)
+    hands, fleet.hands = fleet.hands, {}  # nobody answers yet
+    list(runtime.turn())
+    assert (watch.idle.spent, line.steps) == (0, 0)
+    fleet.hands = hands
+    list(runtime.turn())
+    assert line.steps > 0 < watch.insert.spent
+    fleet.hands = {}
+    list(runtime.turn())
+    assert watch.idle.spent >= 1_000_000  # a nap of a millisecond
+
+
+def test_the_time_of_an_actor_that_was_replaced_still_counts() -> None:
+    plan = small({"runtime.type": "processes", "actors.num": 2})
+    with closing(make_train_world(plan)) as world:
+        plan, spec = resolve(plan, world.spec), world.spec
+    with closing(make_process_line(plan, spec)) as line:
+        assert isinstance(line.actor, Fleet)
+        site = line.actor.site
+        assert isinstance(site, ProcessSite)
+        site.gauges.set(0, env_ns=500, wait_ns=30)
+        site.gauges.set(1, env_ns=7)
+        hand = site.hire(0, 1)
+        hand.end()
+        assert site.spent()["env"] >= 507
+        assert site.spent()["wait"] >= 30
+        hand.close()
+
+
 # The summary
 
 
@@ -167,6 +207,7 @@ def test_status_and_card_tell_where_the_time_went(tmp_path: Path) -> None:
         profile["seconds"][stage] > 0 for stage in ("env", "infer", "insert", "sample", "update", "save", "eval")
     )
     assert sum(profile["seconds"].values()) == pytest.approx(profile["wall_seconds"], abs=0.02)
+    assert sum(row["stages"]["eval"] > 0 for row in progress(run.path)) >= 2  # those after a validation
     said = out.getvalue().splitlines()[-1]
     assert said.startswith("time: ")
     assert f"{profile['bottleneck']}-bound: {profile['advice']}" in said

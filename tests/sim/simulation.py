@@ -6,7 +6,7 @@ Promises: I3 (once), I4 (nothing invented), I6 (versions rise), I7 (ratio), I8 (
 import heapq
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from qfleet.data import Batch, Rollout, Sequences
@@ -50,9 +50,18 @@ class Failing:
 class Simulation:
     """Runs one seed to its end."""
 
-    def __init__(self, seed: int, parts: Parts | None = None, bugs: frozenset[str] = frozenset()) -> None:
-        self.seed, self.rng, self.bugs = seed, random.Random(seed), bugs
-        self.settings = Settings.draw(self.rng)
+    def __init__(
+        self,
+        seed: int,
+        parts: Parts | None = None,
+        bugs: frozenset[str] = frozenset(),
+        *,
+        make: Callable[..., Any] = Driver,
+        wire: bool = True,
+    ) -> None:
+        self.seed, self.rng, self.bugs, self.make = seed, random.Random(seed), bugs, make
+        settings = Settings.draw(self.rng)
+        self.settings = replace(settings, wire=settings.wire and wire)
         self.parts = parts or Parts()
         self.now = self.stalled = self.asleep_until = 0.0
         self.longest_stall = 4.0
@@ -65,9 +74,9 @@ class Simulation:
         self.failing: dict[SimActor, Failing] = {}
         self.lost_at: dict[int, tuple[float, float]] = {}
         self.starts: dict[tuple[int, int], list[float]] = {}
-        self.checkpoint: Memory | None = None
+        self.checkpoint: Any = None
         self.life = 0
-        self.driver = Driver(self, self.parts, 0, None)
+        self.driver: Driver = make(self, self.parts, 0, None)
 
     # The scheduler
 
@@ -154,7 +163,7 @@ class Simulation:
         self.inbox = self.inbox if self.settings.wire else []
         self.failing, self.lost_at = {}, {}
         self.life += 1
-        self.driver = Driver(self, self.parts, self.life, self.checkpoint)
+        self.driver = self.make(self, self.parts, self.life, self.checkpoint)
 
     # What the driver asks for and tells
 
@@ -175,7 +184,7 @@ class Simulation:
 
     def board_version(self, actor: SimActor) -> int:
         """The newest weights there are; an actor that outlived its driver sees no others."""
-        if actor.incarnation // LIFE != self.life:
+        if self.settings.wire and actor.incarnation // LIFE != self.life:
             return actor.version
         old = "old version" in self.bugs and self.rng.random() < 0.3
         return max(1, self.driver.version - 1) if old else self.driver.version
@@ -227,9 +236,11 @@ class Simulation:
             require(memory.updates == owed, f"I7 {memory.updates} updates instead of {owed}")
 
 
-def failures(seed: int, parts: Parts | None = None, bugs: frozenset[str] = frozenset()) -> tuple[str | None, list[str]]:
+def failures(
+    seed: int, parts: Parts | None = None, bugs: frozenset[str] = frozenset(), **options: Any
+) -> tuple[str | None, list[str]]:
     """What the simulation itself and what the audit of its history found."""
-    sim = Simulation(seed, parts, bugs)
+    sim = Simulation(seed, parts, bugs, **options)
     broken = None
     try:
         sim.run()

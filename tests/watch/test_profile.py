@@ -28,7 +28,8 @@ def processes(actors: int = 2) -> Plan:
 
 def test_the_learner_is_the_bottleneck() -> None:
     found = diagnose({"update": 0.85, "sync": 0.02, "env": 0.1, "infer": 0.03}, plan(), {})
-    assert (found.bottleneck, found.share) == ("learner", pytest.approx(0.87))
+    assert found.bottleneck == "learner"
+    assert found.share == pytest.approx(0.87)
     assert found.ceiling == pytest.approx(1 / 0.87)
     assert found.text.startswith(
         "learner-bound: updates take 87% of the time; at most 1.15x as fast if everything else were free; "
@@ -224,16 +225,12 @@ def row(updates: int, kind: str = "progress") -> dict[str, Any]:
 
 
 def test_functions_of_a_window_after_learning_began() -> None:
-    trace = Trace(window=100)
-    trace(row(0))
-    assert not trace.running
-    trace(row(20))
-    busy_function()
-    trace(row(90))
-    assert trace.running
-    trace(row(150))
-    assert not trace.running
-    trace(row(500))  # one window is enough
+    trace, running = Trace(window=100), list[bool]()
+    for updates in (0, 20, 90, 150, 500):  # one window is enough
+        trace(row(updates))
+        running.append(trace.running)
+        busy_function()
+    assert running == [False, True, True, False, False]
     text = trace.text()
     assert "in updates 20 to 150" in text
     assert "busy_function" in text

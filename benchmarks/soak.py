@@ -1,0 +1,200 @@
+"""A soak: processes of a run are killed or stopped at random moments; it must go on, and every count must be exact."""
+
+import argparse
+import contextlib
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from benchmarks.witness import Witness, untrue
+from qfleet import Run, train
+from qfleet.data import Batch
+from qfleet.learn import ReplayFeed
+from qfleet.plan import make_plan
+from qfleet.run.audit import check_history
+from qfleet.watch import read_rows
+
+N_STEP, DISCOUNT = 3, 0.9
+HUNG_SECONDS = 2.0
+REPLACED_SECONDS = 5.0
+STEPS_PER_BLOW = 2_000
+ROLES = ("actor", "env", "replay")
+SETTINGS: dict[str, Any] = {
+    "runtime.type": "processes",
+    "runtime.threads": 1,
+    "runtime.inference": "local",
+    "runtime.inference_device": "cpu",
+    "runtime.replay_process": True,
+    "runtime.hung_seconds": HUNG_SECONDS,
+    "runtime.restarts": 100_000,
+    "actors.num": 2,
+    "env.num": 4,
+    "env.workers": 1,
+    "env.step_timeout_seconds": HUNG_SECONDS,
+    "env.rebuilds": 100_000,
+    "algo.n_step": N_STEP,
+    "algo.discount": DISCOUNT,
+    "algo.batch_size": 16,
+    "algo.learn_start_steps": 200,
+    "replay.capacity": 5_000,
+    "replay.samples_per_insert": 2,
+    "net.torso.type": "mlp",
+    "net.torso.sizes": (16,),
+    "save.every_steps": 1_000,
+    "save.max_share": 1,
+    "log.every_steps": 500,
+    "log.history": True,
+    "eval.episodes": 0,
+    "eval.test_episodes": 0,
+}
+
+
+@dataclass
+class Outcome:
+    """What a soak did and what it found; everything in `wrong` breaks a promise."""
+
+    blows: Counter[str] = field(default_factory=Counter)
+    env_steps: int = 0
+    updates: int = 0
+    batches: int = 0
+    slowest_seconds: float = 0.0  # until somebody was replaced
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def offspring(pid: int) -> dict[int, list[int]]:
+    """Every process by its parent."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, parent = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(folder.name))
+    return children
+
+
+def victims() -> dict[str, list[int]]:
+    """Who may be hit: actors, their environments' processes, the replay."""
+    import multiprocessing
+
+    named = {child.pid: child.name for child in multiprocessing.active_children() if child.pid is not None}
+    family = offspring(os.getpid())
+    actors = [pid for pid, name in named.items() if name.startswith("qfleet-actor")]
+    # An environment's process is a child of a fork server that an actor started.
+    envs = [pid for actor in actors for server in family.get(actor, []) for pid in family.get(server, [])]
+    return {"actor": actors, "env": envs, "replay": [pid for pid, name in named.items() if name == "qfleet-replay"]}
+
+
+class Chaos:
+    """Hits somebody now and then, from a thread of its own."""
+
+    def __init__(
+        self, blows: int, seed: int, outcome: Outcome, pause_seconds: tuple[float, float] = (0.3, 3.0)
+    ) -> None:
+        self.left, self.rng, self.outcome, self.pause_seconds = blows, random.Random(seed), outcome, pause_seconds
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        """Until all blows are dealt."""
+        while self.left and not self.over.wait(self.rng.uniform(*self.pause_seconds)):
+            found = {role: pids for role, pids in victims().items() if pids}
+            role = self.rng.choice([role for role in ROLES if role in found] or [""])
+            if role:
+                number = self.rng.choice([signal.SIGKILL, signal.SIGSTOP])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.rng.choice(found[role]), number)
+                    self.outcome.blows[f"{number.name} {role}"] += 1
+                    self.left -= 1
+
+    def still_on(self, row: dict[str, Any]) -> bool:
+        """A callback: the run may end when nobody is to be hit any more."""
+        return not self.left
+
+
+@contextlib.contextmanager
+def witnessed(outcome: Outcome) -> Iterator[None]:
+    """Looks at every batch that is learned from."""
+    learned = ReplayFeed.learned
+
+    def look(self: ReplayFeed, batch: Any, priority: Any) -> None:
+        if isinstance(batch, Batch):
+            outcome.batches += 1
+            outcome.wrong.extend(untrue(batch, N_STEP, DISCOUNT)[:3])
+        learned(self, batch, priority)
+
+    ReplayFeed.learned = look  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ReplayFeed.learned = learned  # type: ignore[method-assign]
+
+
+def soak(blows: int, seed: int, out: Path, pause_seconds: tuple[float, float] = (0.3, 3.0)) -> Outcome:
+    """One run under so many blows."""
+    outcome, begin = Outcome(), time.monotonic()
+    plan = make_plan("witness", overrides={**SETTINGS, "until.steps": 10**9, "seed": seed})
+    chaos = Chaos(blows, seed, outcome, pause_seconds)
+    thread = threading.Thread(target=chaos.run, daemon=True)
+    with witnessed(outcome):
+        thread.start()
+        try:
+            run = train(plan, out=out, env=Witness, callbacks=[chaos.still_on])
+        finally:
+            chaos.over.set()
+            thread.join(10)
+    outcome.seconds = time.monotonic() - begin
+    judge(run, outcome)
+    return outcome
+
+
+def judge(run: Run, outcome: Outcome) -> None:
+    """Compare what the run says with what it promised."""
+    status, events = run.status, read_rows(run.path / "events.jsonl")
+    outcome.env_steps, outcome.updates = status["env_steps"], status["updates"]
+    outcome.wrong += [f"{found.rule}: {found.text}" for found in check_history(run.path / "history")]
+    if status["state"] != "stopped":  # by the callback, when all blows were dealt
+        outcome.wrong.append(f"the run ended as {status['state']}: {status['reason']}")
+    allowed = (outcome.env_steps - 200) * 2 // 16
+    if outcome.updates != allowed:
+        outcome.wrong.append(f"{outcome.updates} updates, not {allowed}")
+    outcome.slowest_seconds = max((row["seconds"] for row in events if row["kind"] == "actor_back"), default=0.0)
+    if outcome.slowest_seconds > REPLACED_SECONDS:
+        outcome.wrong.append(f"an actor was back only after {outcome.slowest_seconds:.1f} s")
+    left = [pid for pids in victims().values() for pid in pids]
+    if left:
+        outcome.wrong.append(f"{len(left)} processes are left")
+
+
+def main() -> None:
+    """Run soaks and write down what they found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=200, help="processes to kill or stop in all")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = soak(asked.kills, asked.seed, Path(folder))
+    text = report.table(("blow", "times"), sorted(outcome.blows.items())) + "\n"
+    text += (
+        f"{outcome.env_steps:,} steps, {outcome.updates:,} updates, {outcome.batches:,} batches looked at, "
+        f"{outcome.seconds:.0f} s; an actor was back {outcome.slowest_seconds:.1f} s at most after its loss was seen "
+        f"(its first rollout came in); violations: {len(outcome.wrong)}.\n"
+    )
+    report.save("soak", {"settings": vars(asked), **asdict(outcome)}, text)
+    if asked.kills >= 200:
+        report.publish("soak", "Killed and stopped at random", "scripts/bench soak")
+    print(text, *outcome.wrong[:20], sep="\n")
+    if outcome.wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A guard over the process that learns: when it is killed, its run goes on from the last commit.
+
+Only where actors live in processes of their own; a run in one thread is one process, and whoever kills that means it.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from qfleet.cli.say import say
+from qfleet.plan.schema import Plan, Processes
+
+GUARDED = "QFLEET_GUARDED"  # set for the process under guard
+RESTARTS, WINDOW_SECONDS = 5, 600.0
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+POLL_SECONDS = 0.2
+
+
+def needs_guard(plan: Plan) -> bool:
+    """Is this run to be guarded, and by us? The process under guard ends with its guard, after saving."""
+    if GUARDED not in os.environ:
+        return isinstance(plan.runtime, Processes)
+    from qfleet.data.kin import die_with_parent  # most commands need none of that room
+
+    die_with_parent(signal.SIGTERM)
+    return False
+
+
+def guarded(
+    words: Sequence[str],
+    out: str,
+    again: Callable[[Path], list[str]],
+    *,
+    to_stderr: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> int:
+    """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
+    command, deaths = list(words), list[float]()
+    while True:
+        code, pid = run_child(command)
+        if code >= 0:
+            return code
+        deaths = [at for at in deaths if clock() - at < WINDOW_SECONDS] + [clock()]
+        folder = run_of(pid, Path(out))
+        name = signal.Signals(-code).name
+        if folder is None or len(deaths) > RESTARTS:
+            say(f"the learner was ended by {name}", to_stderr=True)
+            return 128 - code
+        say(f"the learner was ended by {name}: going on with {folder} from its last commit", to_stderr=to_stderr)
+        command = again(folder)
+
+
+def run_child(command: Sequence[str]) -> tuple[int, int]:
+    """Run a command line of ours; its exit code (minus the signal that ended it) and its process id."""
+    child = subprocess.Popen(  # noqa: S603  our own program
+        [sys.executable, "-m", "qfleet", *command], env={**os.environ, GUARDED: str(os.getpid())}
+    )
+    with forwarding(child):
+        while True:
+            try:
+                return child.wait(POLL_SECONDS), child.pid
+            except subprocess.TimeoutExpired:
+                continue
+
+
+@contextmanager
+def forwarding(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Signals that mean the run are passed on; it saves and leaves, and so do we."""
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        # Ctrl-C in a terminal reaches the child as well; a second signal would make it leave without saving.
+        if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not sys.stdin.isatty():
+            child.send_signal(number)
+
+    before: dict[int, Any] = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_of(pid: int, out: Path) -> Path | None:
+    """The run folder that a process said was its own."""
+    from qfleet.watch.metrics import read_json
+
+    for status in out.glob("*/status.json"):
+        if read_json(status).get("pid") == pid:
+            return status.parent
+    return None

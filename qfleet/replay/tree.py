@@ -1,0 +1,126 @@
+"""A sum tree of sixteen branches, for draws in proportion to priorities. Shapes: M leaves, N draws, K levels.
+
+The leaves come first, then the sums of each sixteen of them, the sums of these, and at the end the sum of all. Sixteen
+numbers are two lines of a processor's cache: a million leaves are five steps away from the root, not twenty.
+"""
+
+import numpy as np
+from numba import njit
+
+from qfleet.data import Array
+
+BRANCHES = 16
+
+
+def tree_levels(leaves: int) -> Array:  # [K + 1]
+    """Where each level begins, the leaves first; the last number is the size of the whole tree."""
+    begins, size = [0], leaves
+    while size > 1:
+        size = -(-size // BRANCHES)
+        begins.append(begins[-1] + size * BRANCHES)
+    return np.array([*begins, begins[-1] + 1], np.int64)
+
+
+@njit(cache=True)
+def branch_sum(tree: Array, begin: int) -> float:
+    """The sum of sixteen neighbours; four at a time, because an addition takes longer than the next may wait."""
+    a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+    for at in range(begin + 4, begin + BRANCHES, 4):
+        a += tree[at]
+        b += tree[at + 1]
+        c += tree[at + 2]
+        d += tree[at + 3]
+    total: float = (a + b) + (c + d)
+    return total
+
+
+@njit(cache=True)
+def sum_up(tree: Array, levels: Array, first: int, last: int) -> None:
+    """Renew the sums above leaves [first, last]."""
+    for level in range(levels.shape[0] - 2):
+        first //= BRANCHES
+        last //= BRANCHES
+        for node in range(first, last + 1):
+            tree[levels[level + 1] + node] = branch_sum(tree, levels[level] + node * BRANCHES)
+
+
+@njit(cache=True)
+def tree_set(
+    tree: Array, levels: Array, serials: Array, priority: Array, tail: int, modulus: int, eps: float, alpha: float
+) -> float:
+    """Write (priority + eps)^alpha into the leaves of live serial numbers; the largest of these priorities + eps."""
+    largest = 0.0
+    for i in range(serials.shape[0]):
+        if serials[i] >= tail:
+            size = float(priority[i]) + eps
+            largest = max(largest, size)
+            tree[serials[i] % modulus] = size**alpha
+    reach = 1
+    for level in range(levels.shape[0] - 2):
+        reach *= BRANCHES
+        before = -1
+        for i in range(serials.shape[0]):
+            node = serials[i] % modulus // reach
+            # Draws come in the order of their leaves, so that neighbours share their sums.
+            if serials[i] >= tail and node != before:
+                tree[levels[level + 1] + node] = branch_sum(tree, levels[level] + node * BRANCHES)
+                before = node
+    return largest
+
+
+@njit(cache=True)
+def tree_fill(tree: Array, levels: Array, first: int, num: int, modulus: int, value: float) -> None:
+    """Write the same value into `num` leaves from `first` on, wrapping at `modulus`."""
+    while num > 0:
+        begin = first % modulus
+        end = min(begin + num, modulus)
+        tree[begin:end] = value
+        sum_up(tree, levels, begin, end - 1)
+        first += end - begin
+        num -= end - begin
+
+
+@njit(cache=True)
+def tree_find(tree: Array, levels: Array, mark: float) -> int:
+    """The leaf whose share of the total the mark in [0, total) falls into; never a leaf of zero."""
+    node = 0
+    for level in range(levels.shape[0] - 3, -1, -1):
+        begin = levels[level] + node * BRANCHES
+        chosen = 0
+        for branch in range(BRANCHES):
+            share = tree[begin + branch]
+            if share > 0.0:
+                chosen = branch
+                if mark < share:
+                    break
+                mark -= share
+        else:
+            mark = np.inf  # rounding led past the end: the last leaf that is not zero
+        node = node * BRANCHES + chosen
+    return node
+
+
+@njit(cache=True)
+def tree_draw(
+    tree: Array,
+    levels: Array,
+    jitter: Array,
+    tail: int,
+    head: int,
+    modulus: int,
+    beta: float,
+    serials: Array,
+    weight: Array,
+) -> None:
+    """One draw from each of N equal slices of the total, and (N P)^-beta over the largest of these."""
+    num, total = jitter.shape[0], tree[-1]
+    largest = 0.0
+    powers = np.empty(num, np.float64)
+    for i in range(num):
+        leaf = tree_find(tree, levels, (i + jitter[i]) * (total / num))
+        powers[i] = ((head - tail) * (tree[leaf] / total)) ** -beta
+        largest = max(largest, powers[i])
+        # A leaf belongs to the one live serial number that is congruent to it.
+        serials[i] = tail + (leaf - tail) % modulus
+    for i in range(num):
+        weight[i] = powers[i] / largest

@@ -1,0 +1,255 @@
+"""Choices that a short measurement makes: threads, precision, and whether the update is compiled.
+
+What was measured is kept in the user's cache, by machine, torch and the shape of the update, so that a run starts at
+once and chooses again as it did before. Short runs are not measured for: they take the usual choice.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from qfleet.data import Array, Batch, Spec
+from qfleet.errors import StorageError
+from qfleet.learn import Learner, make_learner
+from qfleet.learn.compiled import cache_folder, not_whole
+from qfleet.nets import make_net
+from qfleet.plan import total_updates
+from qfleet.plan.schema import ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, NoMemory, Plan, StepsView
+from qfleet.watch import write_file
+
+Precision = Literal["float32", "bfloat16"]
+Clock = Callable[[], float]
+LONG_UPDATES = 20_000  # a run with fewer is not worth a measurement
+ROUNDS = 5  # of which the quickest counts: others may be using the machine
+WORTH = 1.2  # times faster that bfloat16 must be, for it costs digits
+NEVER = 1e12  # seconds to compile where there is no compiler
+GUESSED_SAVING, GUESSED_COMPILE_SECONDS = 0.4, 60.0  # before anything was compiled here: stay on the safe side
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What the plan left to the machine, and what is worth telling about it."""
+
+    threads: int
+    precision: Precision
+    compile: bool
+    notes: tuple[str, ...] = ()
+
+
+class Measured:
+    """Numbers by name in a JSON file that may be missing, damaged or not writable: then it is measured again."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or cache_folder() / "measured.json"
+
+    def read(self) -> dict[str, float]:
+        """All of them."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {name: float(value) for name, value in pairs if isinstance(value, int | float) and value > 0.0}
+
+    def get(self, name: str, measure: Callable[[], float]) -> float:
+        """What is known, or else what is measured now."""
+        known = self.read().get(name)
+        if known is None:
+            self.put(name, known := measure())
+        return known
+
+    def put(self, name: str, value: float) -> None:
+        """Remember a number."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(self.path, json.dumps({**self.read(), name: value}, indent=1, sort_keys=True).encode())
+        except (OSError, StorageError):
+            return  # a cache is a convenience
+
+
+def measured_choices(
+    plan: Plan, spec: Spec, usual_threads: int, kept: Measured | None = None, clock: Clock = time.monotonic
+) -> Choices:
+    """The plan's own choices, or measured ones. `plan` names its torso and device; `usual_threads` is the rule's."""
+    kept = kept or Measured()
+    threads = choose_threads(plan, spec, usual_threads, kept, clock)
+    with so_many_threads(threads):
+        precision = choose_precision(plan, spec, kept, clock)
+        plan = msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, precision=precision))
+        whole, notes = choose_compile(plan, spec, kept, clock)
+    return Choices(threads, precision, whole, notes)
+
+
+def is_long(plan: Plan) -> bool:
+    """Are there updates enough for a measurement to pay?"""
+    return total_updates(plan) >= LONG_UPDATES
+
+
+def is_measurable(plan: Plan) -> bool:
+    """Can an update be tried out: a network of ours that learns from single steps?"""
+    ours = isinstance(plan.net.torso, MlpTorso | NatureTorso | ImpalaTorso | MinatarTorso)
+    return ours and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
+
+
+def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Clock) -> int:
+    """One thread or every core, whichever makes an update sooner; small networks never gain by more."""
+    cores = len(os.sched_getaffinity(0))
+    if plan.runtime.threads is not None:
+        return plan.runtime.threads
+    if cores == 1 or isinstance(plan.net.torso, MlpTorso) or not (is_long(plan) and is_measurable(plan)):
+        return usual
+    seconds = {num: update_seconds(plan, spec, num, kept, clock) for num in (1, cores)}
+    return min(seconds, key=lambda num: seconds[num])
+
+
+def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> Precision:
+    """bfloat16 where the machine multiplies it natively and an update is clearly faster; float32 otherwise."""
+    if plan.runtime.precision is not None:
+        return plan.runtime.precision
+    device = torch.device(plan.runtime.device or "cpu")
+    worthwhile = is_long(plan) and is_measurable(plan) and not isinstance(plan.net.torso, MlpTorso)
+    if not worthwhile or not has_bfloat16(device):
+        return "float32"
+    threads = torch.get_num_threads()
+    full = update_seconds(plan, spec, threads, kept, clock)
+    half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, kept, clock)
+    return "bfloat16" if half * WORTH < full else "float32"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Does the hardware multiply bfloat16 itself? Where it does not, it is many times slower."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
+
+
+def choose_compile(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tuple[bool, tuple[str, ...]]:
+    """Compile if the plan says so and it can be done; left open, if it saves more seconds than it costs."""
+    asked, reason = plan.runtime.compile, not_whole(plan)
+    if reason is not None:
+        return False, (f"runtime.compile=true has no effect: {reason}",) if asked else ()
+    if asked is not None:
+        return asked, ()
+    small = isinstance(plan.net.torso, MlpTorso | MinatarTorso)  # convolutions are faster as they are
+    if not small or not is_long(plan) or torch.device(plan.runtime.device or "cpu").type != "cpu":
+        return False, ()
+    return saves(plan, spec, kept, clock), ()
+
+
+def saves(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> bool:
+    """Is the time saved over the run longer than the compiler's?"""
+    threads, updates, name = torch.get_num_threads(), total_updates(plan), shape_name(plan, spec)
+    plain = update_seconds(plan, spec, threads, kept, clock)
+    if f"{name} compile" not in kept.read():
+        if updates * plain * GUESSED_SAVING < GUESSED_COMPILE_SECONDS:
+            return False
+        measure_compiled(plan, spec, kept, clock)
+    known = kept.read()
+    cost, whole = known.get(f"{name} compile"), known.get(f"{name} compiled")
+    return cost is not None and whole is not None and updates * (plain - whole) > cost
+
+
+def measure_compiled(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> None:
+    """Compile the update once and time it; where there is no compiler, that is remembered."""
+    learner, batch, name = (
+        rehearsal(with_runtime(plan, compile=True), spec),
+        made_up(plan, spec),
+        shape_name(plan, spec),
+    )
+    begin = clock()
+    learner.update(batch)
+    if learner.whole is None:
+        kept.put(f"{name} compile", NEVER)
+        return
+    kept.put(f"{name} compile", clock() - begin)
+    kept.put(f"{name} compiled", quickest(learner, batch, clock))
+
+
+def update_seconds(plan: Plan, spec: Spec, threads: int, kept: Measured, clock: Clock) -> float:
+    """Seconds of one step-by-step update on so many threads."""
+    plan = with_runtime(plan, threads=threads, compile=False)
+
+    def measure() -> float:
+        with so_many_threads(threads):
+            return quickest(rehearsal(plan, spec), made_up(plan, spec), clock)
+
+    return kept.get(f"{shape_name(plan, spec)} {plan.runtime.precision or 'float32'}", measure)
+
+
+def quickest(learner: Learner, batch: Batch, clock: Clock) -> float:
+    """Seconds of an update, in the quickest of a few rounds of at least 50 ms."""
+    for _ in range(3):
+        learner.update(batch)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        begin, num = clock(), 0
+        while (spent := clock() - begin) < 0.05 and num < 1_000:
+            learner.update(batch)
+            num += 1
+        best = min(best, spent / max(1, num))
+    return best
+
+
+def with_runtime(plan: Plan, **changes: Any) -> Plan:
+    """The plan with another machine."""
+    return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, **changes))
+
+
+def rehearsal(plan: Plan, spec: Spec) -> Learner:
+    """A learner of this plan that nobody needs afterwards."""
+    net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=0)
+    reset_off = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, reset=type(plan.algo)().reset))
+    return make_learner(reset_off, spec, net, torch.device(plan.runtime.device or "cpu"))
+
+
+def made_up(plan: Plan, spec: Spec) -> Batch:
+    """A batch of noise in the plan's shape."""
+    num, rng = plan.algo.batch_size, np.random.default_rng(0)
+
+    def look() -> Array:
+        values = rng.integers(0, 256, (num, *spec.input_shape)) if spec.dtype == "uint8" else None
+        return (rng.random((num, *spec.input_shape)) if values is None else values).astype(spec.dtype)
+
+    masks = [np.ones((num, spec.num_actions), np.bool_) for _ in range(2)] if spec.masked else [None, None]
+    ones = np.ones(num, np.float32)
+    return Batch(look(), rng.integers(0, spec.num_actions, num), ones, ones * 0.9, look(), ones, np.arange(num), *masks)
+
+
+def shape_name(plan: Plan, spec: Spec) -> str:
+    """A name for this update on this machine."""
+    machine = (processor(), len(os.sched_getaffinity(0)), torch.__version__, plan.runtime.device, plan.runtime.threads)
+    algo = (plan.algo.batch_size, plan.algo.rule, plan.algo.loss, plan.algo.rescale, type(plan.algo.target).__name__)
+    parts = msgspec.json.encode((machine, algo, plan.net, plan.optim, plan.env.normalize, repr(spec)))
+    return hashlib.sha256(parts).hexdigest()[:16]
+
+
+def processor() -> str:
+    """The processor's own name where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+@contextmanager
+def so_many_threads(num: int) -> Iterator[None]:
+    """torch computes on so many threads inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

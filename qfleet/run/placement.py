@@ -1,0 +1,129 @@
+"""Where actions are chosen: in every actor, or in one for all of them; decided by a measurement of a second or two.
+
+`local`: each actor's process steps its own environments and runs the network on their observations. `central`: one
+process runs the network on everybody's observations, and environments are stepped in processes of their own (native
+worlds in threads of their own). Small batches favour the first, accelerators and large networks the second.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+import numpy as np
+import torch
+
+from qfleet.act import Policy
+from qfleet.data import World
+from qfleet.plan.schema import Inline, Plan
+
+# From one process to another and back, for one step of all lanes: measured with `benchmarks/placement.py`.
+HANDOVER_SECONDS = 1.5e-4
+MEASURE_SECONDS = 0.3
+FEWEST_TIMES, WARM_TIMES = 5, 3
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured: seconds of one environment's step, and of the network by device and batch size."""
+
+    step_seconds: float
+    look_seconds: dict[tuple[str, int], float]
+
+
+@dataclass(frozen=True)
+class Place:
+    """One way to act, and how fast it should be."""
+
+    inference: Literal["local", "central"]
+    device: str
+    batch: int
+    steps_per_second: float
+
+    def __str__(self) -> str:
+        return f"{self.inference} (batch {self.batch} on {self.device}): {self.steps_per_second:,.0f} steps/s"
+
+
+def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
+    """Every way that the plan leaves open, the fastest first. One core is the learner's, if there are several."""
+    envs, actors = plan.env.num, plan.actors.num
+    crowding = max(1.0, actors / max(1, cores - 1))  # processes per core
+    stepping = envs / actors * costs.step_seconds * crowding
+    found = []
+    for (device, batch), look in costs.look_seconds.items():
+        if batch == envs // actors:
+            found.append(Place("local", device, batch, envs / (look * crowding + stepping)))
+        if batch == envs:
+            found.append(Place("central", device, batch, envs / (look + stepping + HANDOVER_SECONDS)))
+    return sorted((place for place in found if is_open(plan, place)), key=lambda place: -place.steps_per_second)
+
+
+def is_open(plan: Plan, place: Place) -> bool:
+    """Does the plan leave this place open? One actor is as central as can be."""
+    runtime = plan.runtime
+    if isinstance(runtime, Inline) or (plan.actors.num == 1 and place.inference == "central"):
+        return False
+    return runtime.inference in (None, place.inference) and runtime.inference_device in (None, place.device)
+
+
+def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> Costs:
+    """Time one environment, and the network for the batches and devices in question."""
+    looks: dict[tuple[str, int], float] = {}
+    for device in devices():
+        policy = policy_on(torch.device(device))
+        for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
+            obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
+            state = policy.blank(batch)
+            looks[device, batch] = timed(lambda policy=policy, obs=obs, state=state: policy.look(obs, state))  # type: ignore[misc]
+    return Costs(step_seconds(world), looks)
+
+
+def devices() -> list[str]:
+    """Where a network can run here."""
+    return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def step_seconds(world: World) -> float:
+    """Seconds of one step of one environment, resets included."""
+    rng = np.random.default_rng(0)
+    world.reset()
+
+    def step() -> None:
+        world.send(rng.integers(world.spec.num_actions, size=world.num))
+        world.receive()
+
+    return timed(step) / world.num
+
+
+def timed(act: Callable[[], object]) -> float:
+    """Mean seconds of a call, warmed up, over as many as fit into the time; on one thread, as an actor has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(WARM_TIMES):
+            act()
+        begin, times = time.perf_counter(), 0
+        while times < FEWEST_TIMES or time.perf_counter() - begin < MEASURE_SECONDS:
+            act()
+            times += 1
+        return (time.perf_counter() - begin) / times
+    finally:
+        torch.set_num_threads(before)
+
+
+def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> tuple[Plan, list[str]]:
+    """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
+    runtime = plan.runtime
+    if isinstance(runtime, Inline) or None not in (runtime.inference, runtime.inference_device):
+        return plan, []
+    found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
+    runtime = msgspec.structs.replace(runtime, inference=found[0].inference, inference_device=found[0].device)
+    return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {listed(found)}"]
+
+
+def listed(found: Iterable[Place]) -> str:
+    """The places in words, the one that was chosen first."""
+    first, *rest = map(str, found)
+    return f"{first} expected" + "".join(f"; {other}" for other in rest)

@@ -1,0 +1,87 @@
+"""The guard over a learner's process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from qfleet.cli import guard
+from qfleet.cli.guard import guarded
+from qfleet.watch import read_rows
+
+RUN = ("train", "CartPole-v1")
+
+
+class Children:
+    """Children that end as told, one after the other; each leaves a run behind."""
+
+    def __init__(self, out: Path, codes: Sequence[int]) -> None:
+        self.out, self.codes, self.commands = out, list(codes), list[list[str]]()
+
+    def __call__(self, command: Sequence[str]) -> tuple[int, int]:
+        self.commands.append(list(command))
+        pid = 1000 + len(self.commands)
+        (self.out / "a-run").mkdir(exist_ok=True)
+        (self.out / "a-run" / "status.json").write_text(json.dumps({"pid": pid}))
+        return self.codes.pop(0), pid
+
+
+def watch_over(out: Path, codes: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[list[str]]]:
+    children = Children(out, codes)
+    monkeypatch.setattr(guard, "run_child", children)
+    code = guarded(RUN, str(out), lambda folder: ["resume", folder.name], clock=lambda: 0.0)
+    return code, children.commands
+
+
+@pytest.mark.parametrize("code", [0, 3, 130, 143])
+def test_who_ends_by_itself_is_not_started_again(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch_over(tmp_path, [code], monkeypatch) == (code, [list(RUN)])
+
+
+def test_who_is_killed_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert watch_over(tmp_path, [-9, -11, 0], monkeypatch) == (0, [list(RUN), ["resume", "a-run"], ["resume", "a-run"]])
+    said = capsys.readouterr().out
+    assert "ended by SIGKILL: going on with" in said
+    assert "ended by SIGSEGV" in said
+
+
+def test_who_is_killed_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, commands = watch_over(tmp_path, [-9] * 9, monkeypatch)
+    assert code == 137
+    assert len(commands) == 1 + guard.RESTARTS
+
+
+def test_who_had_not_begun_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "run_child", lambda command: (-9, 4711))
+    assert guarded(RUN, str(tmp_path), lambda folder: []) == 137
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+    settings = ["runtime.type=processes", "actors.num=2", "eval.episodes=0", "until.score=none", "save.every_steps=500"]
+    words = [*RUN, "--steps", "6000", *settings, "save.max_share=1", "log.every_steps=200", "--out", str(tmp_path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qfleet", *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    )
+    limit = time.monotonic() + 90
+    while time.monotonic() < limit and len(list(tmp_path.glob("*/checkpoints/step_*"))) < 2:
+        time.sleep(0.1)
+    (status,) = tmp_path.glob("*/status.json")
+    os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
+    said, _ = process.communicate(timeout=100)
+    assert process.returncode == 0
+    assert "going on with" in said
+    rows = read_rows(status.parent / "metrics.jsonl")
+    assert [row["env_steps"] for row in rows] == sorted(row["env_steps"] for row in rows)
+    end = json.loads(status.read_text())
+    assert end["state"] == "done"
+    assert end["updates"] == (end["env_steps"] - 1_000) // 4

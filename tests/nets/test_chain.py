@@ -1,0 +1,100 @@
+"""Chains: the numbers of autograd bit by bit, for every network that is one, and for no other."""
+
+import pytest
+import torch
+from torch import nn
+
+from qfleet.data import Spec
+from qfleet.nets import Chain, QNet, chain_of, gradients_of, keep_freed_memory, make_net
+from qfleet.plan.schema import GruMemory, ImplicitHead, MlpTorso, Net, QuantileHead
+
+SPEC = Spec((4,), "float32", (3,))
+SIZES = [(), (16,), (16, 8), (120, 84), (8, 8, 8)]
+NOT_CHAINS = {
+    "duelling": Net(torso=MlpTorso(), dueling=True),
+    "noisy": Net(torso=MlpTorso(), noisy=True),
+    "layer norm": Net(torso=MlpTorso(), layer_norm=True),
+    "spectral norm": Net(torso=MlpTorso(), spectral_norm=True),
+    "dropout": Net(torso=MlpTorso(), dropout=0.5),
+    "memory": Net(torso=MlpTorso(), memory=GruMemory()),
+    "quantiles": Net(torso=MlpTorso(), head=QuantileHead()),
+    "implicit": Net(torso=MlpTorso(), head=ImplicitHead()),
+}
+
+
+def network(net: Net, *, normalize: str = "off", torso: nn.Module | None = None) -> QNet:
+    return make_net(net, SPEC, normalize=normalize, seed=1, torso=torso)
+
+
+def chain(net: QNet) -> Chain:
+    found = chain_of(net)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("normalize", ["off", "obs"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_outputs_and_gradients_are_autograds_own(sizes: tuple[int, ...], normalize: str) -> None:
+    net = network(Net(torso=MlpTorso(sizes=sizes)), normalize=normalize)
+    if net.normalize is not None:
+        net.normalize.observe(torch.randn(20, 4) * 3 + 1)
+    obs, weight = torch.randn(32, 4), torch.randn(32, 3)
+    seen, short = net(obs), chain(net)
+    assert torch.equal(short(obs), seen)
+    expected = torch.autograd.grad((seen**2 * weight).mean(), list(net.parameters()), retain_graph=True)
+    (slope,) = torch.autograd.grad((seen**2 * weight).mean(), [seen])
+    found = short.gradients(slope)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
+
+
+def test_a_look_without_gradients_does_not_disturb_those_to_come() -> None:
+    net = network(Net(torso=MlpTorso(sizes=(16, 8))))
+    short, obs = chain(net), torch.randn(8, 4)
+    short(obs)
+    with torch.no_grad():
+        short(torch.randn(8, 4))
+    slope = torch.randn(8, 3)
+    expected = torch.autograd.grad((net(obs) * slope).sum(), list(net.parameters()))
+    assert all(torch.equal(one, other) for one, other in zip(short.gradients(slope), expected, strict=True))
+    with pytest.raises(ValueError, match="no pass"):
+        short.gradients(slope)
+
+
+def test_weights_written_in_place_are_seen_at_once() -> None:
+    net = network(Net(torso=MlpTorso(sizes=(16, 8))))
+    short, obs = chain(net), torch.randn(8, 4)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.5)
+        assert torch.equal(short(obs), net(obs))
+
+
+@pytest.mark.parametrize("net", NOT_CHAINS.values(), ids=NOT_CHAINS.keys())
+def test_other_networks_are_left_to_autograd(net: Net) -> None:
+    assert chain_of(network(net)) is None
+
+
+def test_a_torso_of_ones_own_is_no_chain() -> None:
+    assert chain_of(network(Net(), torso=nn.Sequential(nn.Linear(4, 8), nn.ReLU()))) is None
+
+
+def test_a_network_that_is_frozen_in_part_is_no_chain() -> None:
+    net = network(Net(torso=MlpTorso(sizes=(16, 8))))
+    next(net.parameters()).requires_grad_(False)
+    assert chain_of(net) is None
+    net.requires_grad_(False)
+    assert chain_of(net) is not None  # a target network: only looked at
+
+
+def test_what_a_loss_does_not_depend_on_has_a_gradient_of_zero() -> None:
+    used, unused = (nn.Parameter(torch.randn(3)) for _ in range(2))
+    found = gradients_of(used.square().sum(), [used, unused])
+    assert torch.equal(found[0], 2 * used.detach())
+    assert found[1].tolist() == [0.0] * 3
+
+
+def test_a_choice_of_the_users_about_memory_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert keep_freed_memory.__wrapped__() is False

@@ -1,0 +1,270 @@
+"""The real fleet, feed and ledger of the processes runtime, with simulated actors on simulated rings."""
+
+import copy
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet.data import Array, Rollout, Spec
+from qfleet.errors import EnvError
+from qfleet.learn import ReplayFeed
+from qfleet.learn.gate import Gate
+from qfleet.replay import Replay
+from qfleet.replay.cuts import Fold, StepCut
+from qfleet.replay.samplers import Uniform
+from qfleet.run.fleet import Fleet
+from qfleet.run.ledger import Ledger
+from qfleet.run.overlapped import Noted
+from qfleet.run.supervisor import Fault, Supervisor
+from tests.sim.actors import SimActor
+from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts
+from tests.sim.parts import GAMMA, Row
+from tests.sim.simulation import Simulation, failures
+
+SEEDS, BUG_SEEDS = 100, 200
+
+
+@dataclass
+class Watcher:
+    """Stands where statistics are kept, and so sees what comes in and what is sealed."""
+
+    driver: "FleetDriver"
+    returns: Array
+
+    def observe(self, rollout: Rollout, lanes: slice) -> None:
+        self.driver.sim.came_in(rollout, self.driver)  # type: ignore[arg-type]
+
+    def forget(self, lanes: slice) -> None:
+        width = self.driver.sim.settings.lanes
+        self.driver.sim.sealing(lanes.start // width, self.driver)  # type: ignore[arg-type]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Watcher":
+        return self  # the next driver puts its own in its place
+
+
+@dataclass
+class SimHand:
+    """An actor as the fleet sees it."""
+
+    actor: SimActor
+
+    def alive(self) -> bool:
+        return self.actor.alive
+
+    def progress(self) -> int:
+        return self.actor.progress
+
+    def get(self) -> Rollout | None:
+        return self.actor.ring.get()
+
+    def troubles(self) -> list[dict[str, Any]]:
+        return []
+
+    def end(self) -> None:
+        self.actor.alive = False
+
+    def last_words(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class SimSite:
+    """Where simulated actors live."""
+
+    driver: "FleetDriver"
+    folder: Path | None = None
+
+    def hire(self, worker: int, incarnation: int) -> SimHand:
+        self.driver.actors[worker] = self.driver.sim.hire(worker, incarnation)
+        return SimHand(self.driver.actors[worker])
+
+    def publish(self, version: int, weights: Any, steps: int) -> None:
+        self.driver.version = version
+
+    def spent(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Saved:
+    """What a checkpoint holds."""
+
+    feed: ReplayFeed
+    fleet: dict[str, Any]
+    rows: set[Row] = field(default_factory=set)
+    newest: dict[int, Row] = field(default_factory=dict)
+
+
+class FleetDriver:
+    """The process in which the fleet lives, turned as the runtime turns it."""
+
+    def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, fleet: type[Fleet]) -> None:
+        self.sim, self.settings, self.version, self.done = sim, sim.settings, 0, False
+        saved = copy.deepcopy(saved)
+        self.actors: dict[int, SimActor] = {}
+        self.rows = saved.rows if saved else set()
+        self.newest = saved.newest if saved else {}
+        self.feed = saved.feed if saved else self.blank()
+        self.feed.observer = Watcher(self, np.zeros(self.lanes))  # type: ignore[assignment]
+        learning: Any = SimpleNamespace(policy=None, feed=self.feed)
+        where = {"workers": self.settings.workers, "lanes": self.lanes, "until_steps": self.settings.target_steps}
+        explorer: Any = None
+        others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
+        self.fleet = fleet(learning, explorer, SimSite(self), self.supervise, **others)
+        self.fleet.history, self.fleet.tell = sim.notes, self.hear
+        self.noted = Noted(self.feed, sim.notes)
+        self.committed_at = sim.now
+        if saved:
+            self.fleet.load_state_dict(saved.fleet)
+        else:
+            self.fleet.open()
+        self.fleet.publish(self.updates + 1, None)
+
+    @property
+    def lanes(self) -> int:
+        return self.settings.workers * self.settings.lanes
+
+    def blank(self) -> ReplayFeed:
+        settings, rng = self.settings, np.random.default_rng(self.sim.seed)
+        how = {"cut": StepCut(settings.n), "fold": Fold(settings.n, GAMMA)}
+        replay = Replay(Spec((4,), "float32", (3,)), self.lanes, settings.capacity, Uniform(), rng, **how)  # type: ignore[arg-type]
+        watcher: Any = Watcher(self, np.zeros(self.lanes))
+        return ReplayFeed(replay, Gate(settings.ratio, settings.start_steps), watcher, 4, width=settings.lanes)
+
+    def supervise(self, incarnations: list[int]) -> Supervisor:
+        limits = {"hung_seconds": self.settings.hung_seconds, "start_seconds": START_SECONDS}
+        rng, restarts = np.random.default_rng(self.sim.seed), self.settings.restarts
+        made = Supervisor(self.settings.workers, **limits, restarts=restarts, rng=rng, incarnations=incarnations)
+        late = 25.0 if self.settings.stall else 0.0  # as in the driver
+        terms = {**made.terms(), "hung_seconds": made.hung_seconds + late, "replace_seconds": 5.0 + late}
+        made.terms = lambda: terms  # type: ignore[method-assign]
+        return made
+
+    def hear(self, kind: str, **fields: Any) -> None:
+        """An event: was an actor lost?"""
+        if kind != "actor_lost":
+            return
+        worker, delay = fields["worker"], fields["restart_seconds"]
+        fault = Fault(worker, fields["incarnation"], fields["cause"], 0.0, delay)
+        self.sim.noticed(fault, self.actors.pop(worker))
+
+    # What the simulation asks at the end
+
+    @property
+    def memory(self) -> "FleetDriver":
+        return self
+
+    @property
+    def steps(self) -> int:
+        return self.feed.steps
+
+    @property
+    def updates(self) -> int:
+        return self.feed.gate.updates
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.fleet.ledger
+
+    @property
+    def supervisor(self) -> Supervisor:
+        return self.fleet.supervisor
+
+    def turn(self) -> float:
+        """As the runtime does: look after everyone, learn, take one rollout in, learn."""
+        try:
+            self.fleet.tend()
+        except EnvError:
+            self.close(whole=False)
+            return TURN_SECONDS
+        made = self.learn()
+        if (rollout := self.fleet.collect()) is not None:
+            self.fleet.take_in(rollout)
+            made += self.learn()
+        if self.sim.now - self.committed_at > 5.0:
+            self.commit()
+        if self.steps >= self.settings.target_steps and not self.feed.gate.is_open(self.steps):
+            self.close(whole=True)
+        return max(TURN_SECONDS, made * self.settings.update_seconds)
+
+    def learn(self) -> int:
+        before = self.updates
+        while (batch := self.noted.take(0)) is not None:
+            self.sim.sampled(batch)
+            self.noted.learned(batch, np.ones(len(batch.ids), np.float32))
+        if self.updates > before:
+            self.fleet.publish(self.updates + 1, None)
+        return self.updates - before
+
+    def counters(self) -> dict[str, int]:
+        return {"env_steps": self.steps, "updates": self.updates}
+
+    def commit(self) -> None:
+        self.committed_at = self.sim.now
+        self.sim.checkpoint = copy.deepcopy(Saved(self.feed, self.fleet.state_dict(), self.rows, self.newest))
+        self.sim.notes.note("learner", "committed", **self.counters())
+
+    def close(self, *, whole: bool) -> None:
+        self.done = True
+        self.sim.notes.note("learner", "closed", **self.counters(), forgiven=0, done=whole)
+
+
+def fleet_failures(seed: int, fleet: type[Fleet] = Fleet) -> tuple[str | None, list[str]]:
+    """One seed with this fleet."""
+    return failures(seed, make=partial(FleetDriver, fleet=fleet), wire=False)
+
+
+def test_the_fleet_keeps_its_promises_under_faults() -> None:
+    found = {seed: fleet_failures(seed) for seed in range(SEEDS)}
+    assert {seed: wrong for seed, wrong in found.items() if wrong != (None, [])} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_fleet_keeps_its_promises_under_faults_many_times() -> None:
+    found = {seed: fleet_failures(seed) for seed in range(SEEDS, SEEDS + 3_000)}
+    assert {seed: wrong for seed, wrong in found.items() if wrong != (None, [])} == {}
+
+
+class NeverSeals(Fleet):
+    """Lets windows span the gap that a lost actor leaves."""
+
+    def lose(self, fault: Fault) -> None:
+        feed, self.feed = self.feed, copy.copy(self.feed)
+        self.feed.seal = lambda worker: 0  # type: ignore[method-assign]
+        super().lose(fault)
+        feed.steps, self.feed = self.feed.steps, feed
+
+
+class CountsRescuedTwice(Fleet):
+    """Takes what a lost actor left in once more."""
+
+    def lose(self, fault: Fault) -> None:
+        left = list(self.hands[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
+        super().lose(fault)
+        for rollout in left:
+            self.take_in(rollout)
+
+
+class ForgetsTheLedger(Fleet):
+    """Goes on from a checkpoint as if nothing had ever come in."""
+
+    def restored(self, state: dict[str, Any]) -> list[int]:
+        return [-1] * self.workers
+
+
+@pytest.mark.parametrize("fleet", [NeverSeals, CountsRescuedTwice, ForgetsTheLedger])
+def test_a_bug_in_the_fleet_is_found(fleet: type[Fleet]) -> None:
+    found = (fleet_failures(seed, fleet)[0] for seed in range(BUG_SEEDS))
+    assert any(found)
