@@ -20,7 +20,7 @@ from qfleet.nets import Implicit, QNet, constraints
 from qfleet.plan import updates_per_step
 from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Fresh, ImplicitHead, Plan
-from qfleet.qlearn import make_head, make_rule, make_view
+from qfleet.qlearn import Steps, make_head, make_rule, make_view
 from qfleet.replay import Replay
 
 
@@ -64,7 +64,7 @@ def make_learner(
         reset=make_reset(plan.algo, fresh),
         rate_factor=rate_factor,
         device=device,
-        reduced=plan.runtime.precision == "bfloat16",
+        reduced=plan.runtime.precision == "bfloat16" and isinstance(view, Steps),
         whole=make_whole(plan, net, target, optimizer, head=head, rule=rule, view=view),
     )
 

@@ -130,7 +130,9 @@ class Drawn:
 
     def age(self, steps: int, head: int) -> float | None:
         """How many steps ago the mean item came in, when so many steps have made `head` items so far."""
-        return max(0.0, (self.steps - self.serials * steps / head) / self.items) if self.items else None
+        if not self.items or not head:  # a replay that was not saved begins anew
+            return None
+        return max(0.0, (self.steps - self.serials * steps / head) / self.items)
 
 
 class ReplayFeed:

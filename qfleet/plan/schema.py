@@ -425,7 +425,7 @@ class Processes(Part, tag="processes"):
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
     chunk_rows: Positive = 8
-    slots: Annotated[int, Meta(ge=2)] = 4
+    slots: Annotated[int, Meta(ge=2)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5
     replay_process: bool = False

@@ -52,7 +52,7 @@ def td_slope(
     now, goal = outlook(head, rule, view, online, target, batch)
     with torch.no_grad():
         loss, priority = view.settle(*head.loss(now, batch.action, goal), batch)
-        return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight / len(goal))
+        return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
 
 
 def outlook(
@@ -63,9 +63,7 @@ def outlook(
     now, online_next = view.see(online, batch, now=True, after=needs_online)
     if now is None:
         raise ValueError("the view showed nothing to learn from")
-    return now, view.gains(batch)[0] if rule is None else td_target(
-        head, rule, view, target, batch, online_next
-    )
+    return now, view.gains(batch)[0] if rule is None else td_target(head, rule, view, target, batch, online_next)
 
 
 def real_values(head: Head, out: Tensor) -> Tensor:  # [M, A], or flat where dimensions have different counts

@@ -11,6 +11,7 @@ from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, Uniform
 from qfleet.replay.store import ALL, Store, ring_rows, row_bytes
+from qfleet.replay.tree import tree_levels
 
 
 def make_cut(algo: Algo) -> Cut:
@@ -91,4 +92,5 @@ __all__ = [
     "ring_rows",
     "row_bytes",
     "saved_spans",
+    "tree_levels",
 ]

@@ -33,9 +33,12 @@ def write_rows(
     end: int,
     heads: Array,
     lane: int,
-) -> None:
-    """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads."""
-    rows, width = last.shape[0], new_last.shape[1]
+) -> int:
+    """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads.
+
+    Answers how many of them are steps.
+    """
+    rows, width, steps = last.shape[0], new_last.shape[1], 0
     for time in range(begin, end):
         for i in range(width):
             slot, at = (heads[lane + i] + time - begin) % rows, lane + i
@@ -45,7 +48,9 @@ def write_rows(
             reward[slot, at] = new_reward[time, i]
             discount[slot, at] = new_discount[time, i]
             last[slot, at] = new_last[time, i]
+            steps += not new_last[time, i]
     heads[lane : lane + width] += end - begin
+    return steps
 
 
 @njit(cache=True)
@@ -198,14 +203,17 @@ def cut(
     """Cut N items out of the ring into a batch; `next_rows` tells which row each bootstraps from."""
     rows, lanes = last.shape
     for i in range(items.shape[0]):
+        # Every column is looked at first, for all items: memory then answers many at a time.
+        slot, lane = items[i] // lanes % rows, items[i] % lanes
+        out_action[i], out_reward[i] = action[slot, lane], reward[slot, lane]
+        out_discount[i], next_rows[i] = discount[slot, lane], last[slot, lane]
+        out_obs[i, -1, 0] = obs[slot, lane, 0]
+    for i in range(items.shape[0]):
         row, lane = items[i] // lanes, items[i] % lanes
         total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
         stack_into(obs, last, row, lane, out_obs[i])
         stack_into(obs, last, end, lane, out_next[i])
-        out_action[i] = action[row % rows, lane]
-        out_reward[i] = total
-        out_discount[i] = keep
-        next_rows[i] = end
+        out_reward[i], out_discount[i], next_rows[i] = total, keep, end
 
 
 @njit(cache=True)

@@ -76,11 +76,12 @@ class Replay:
         num, width = rollout.last.shape
         if width != end - begin:
             raise ValueError(f"a rollout of {width} lanes does not fit lanes {begin} to {end}")
+        steps = 0
         for time in range(0, num, self.at_once):
             until = min(time + self.at_once, num)
-            self.store.write(rollout, time, until, begin, gain)
+            steps += self.store.write(rollout, time, until, begin, gain)
             self.queue(begin, end, until - time)
-        return int(rollout.last.size - np.count_nonzero(rollout.last))
+        return steps
 
     def group(self, lanes: slice) -> tuple[int, int]:
         """The first lane and the end of a group that from now on moves by itself."""

@@ -66,6 +66,7 @@ class Store:
         self.value = np.zeros((rows, lanes, 2), np.float32) if values else None
         self.gain = np.zeros((rows, lanes), np.float32) if gains else None  # what the world gave, without a bonus
         self.heads = np.zeros(lanes, np.int64)  # rows written so far
+        self._words = (self.obs, words_of(self.obs))
 
     @property
     def row_bytes(self) -> int:
@@ -75,7 +76,9 @@ class Store:
     @property
     def words(self) -> Array:  # [R, L, D]
         """Observations as whole words."""
-        return words_of(self.obs)
+        if self._words[0] is not self.obs:
+            self._words = (self.obs, words_of(self.obs))
+        return self._words[1]
 
     def columns(self) -> dict[str, Array]:
         """Every array by name."""
@@ -87,8 +90,8 @@ class Store:
         extra = {"mask": self.mask, "state": self.state, "value": self.value, "gain": self.gain}
         return {name: column for name, column in extra.items() if column is not None}
 
-    def write(self, rollout: Rollout, begin: int, end: int, lane: int = 0, gain: Array | None = None) -> None:
-        """Write rows [begin, end) of a rollout into as many lanes as it has, from `lane` on.
+    def write(self, rollout: Rollout, begin: int, end: int, lane: int = 0, gain: Array | None = None) -> int:
+        """Write rows [begin, end) of a rollout into as many lanes as it has, from `lane` on; how many are steps.
 
         `gain` is the world's reward where the rollout's has a bonus.
         """
@@ -100,7 +103,8 @@ class Store:
         rows = (self.words, self.action, self.reward, self.discount, self.last)
         obs, action = words_of(plain(rollout.obs, self.obs.dtype)), plain(rollout.action, np.int64)
         reward, discount = plain(rollout.reward, np.float32), plain(rollout.discount, np.float32)
-        write_rows(*rows, obs, action, reward, discount, plain(rollout.last, np.bool_), *where)
+        steps: int = write_rows(*rows, obs, action, reward, discount, plain(rollout.last, np.bool_), *where)
+        return steps
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
         """Rows [begin, end) of these lanes as fresh arrays [T, B, ...]."""

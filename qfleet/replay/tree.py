@@ -81,23 +81,37 @@ def tree_fill(tree: Array, levels: Array, first: int, num: int, modulus: int, va
 
 
 @njit(cache=True)
-def tree_find(tree: Array, levels: Array, mark: float) -> int:
-    """The leaf whose share of the total the mark in [0, total) falls into; never a leaf of zero."""
-    node = 0
+def branch_at(tree: Array, begin: int, mark: float) -> tuple[int, float]:
+    """The branch of sixteen whose share the mark falls into, never one of zero, and how far into it."""
+    chosen = 0
+    for branch in range(BRANCHES):
+        share = tree[begin + branch]
+        if share > 0.0:
+            chosen = branch
+            if mark < share:
+                return chosen, mark
+            mark -= share
+    return chosen, np.inf  # rounding led past the end: the last leaf that is not zero
+
+
+@njit(cache=True)
+def tree_find(tree: Array, levels: Array, marks: Array, leaves: Array) -> None:
+    """For each mark in [0, total) the leaf whose share of the total it falls into; the marks are used up.
+
+    All marks go down a level before any goes down the next, and look at their branches first: memory then answers
+    many at a time.
+    """
+    leaves[:] = 0
     for level in range(levels.shape[0] - 3, -1, -1):
-        begin = levels[level] + node * BRANCHES
-        chosen = 0
-        for branch in range(BRANCHES):
-            share = tree[begin + branch]
-            if share > 0.0:
-                chosen = branch
-                if mark < share:
-                    break
-                mark -= share
-        else:
-            mark = np.inf  # rounding led past the end: the last leaf that is not zero
-        node = node * BRANCHES + chosen
-    return node
+        begin, seen = levels[level], 0.0
+        for i in range(marks.shape[0]):
+            at = begin + leaves[i] * BRANCHES
+            seen += tree[at] + tree[at + BRANCHES // 2]
+        if seen < 0.0:
+            break  # never, but what was seen has to matter
+        for i in range(marks.shape[0]):
+            branch, marks[i] = branch_at(tree, begin + leaves[i] * BRANCHES, marks[i])
+            leaves[i] = leaves[i] * BRANCHES + branch
 
 
 @njit(cache=True)
@@ -112,15 +126,15 @@ def tree_draw(
     serials: Array,
     weight: Array,
 ) -> None:
-    """One draw from each of N equal slices of the total, and (N P)^-beta over the largest of these."""
-    num, total = jitter.shape[0], tree[-1]
-    largest = 0.0
-    powers = np.empty(num, np.float64)
+    """One draw from each of N equal slices of the total, and (N P)^-beta over the largest of these; uses jitter up."""
+    num, total, largest = jitter.shape[0], tree[-1], 0.0
     for i in range(num):
-        leaf = tree_find(tree, levels, (i + jitter[i]) * (total / num))
-        powers[i] = ((head - tail) * (tree[leaf] / total)) ** -beta
-        largest = max(largest, powers[i])
+        jitter[i] = (i + jitter[i]) * (total / num)
+    tree_find(tree, levels, jitter, serials)
+    for i in range(num):
+        jitter[i] = ((head - tail) * (tree[serials[i]] / total)) ** -beta
+        largest = max(largest, jitter[i])
         # A leaf belongs to the one live serial number that is congruent to it.
-        serials[i] = tail + (leaf - tail) % modulus
+        serials[i] = tail + (serials[i] - tail) % modulus
     for i in range(num):
-        weight[i] = powers[i] / largest
+        weight[i] = jitter[i] / largest

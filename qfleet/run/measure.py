@@ -84,11 +84,11 @@ def measured_choices(
     """The plan's own choices, or measured ones. `plan` names its torso and device; `usual_threads` is the rule's."""
     kept = kept or Measured()
     threads = choose_threads(plan, spec, usual_threads, kept, clock)
+    plan = with_runtime(plan, threads=threads)
     with so_many_threads(threads):
-        precision = choose_precision(plan, spec, kept, clock)
-        plan = msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, precision=precision))
-        whole, notes = choose_compile(plan, spec, kept, clock)
-    return Choices(threads, precision, whole, notes)
+        precision, doubts = choose_precision(plan, spec, kept, clock)
+        whole, notes = choose_compile(with_runtime(plan, precision=precision), spec, kept, clock)
+    return Choices(threads, precision, whole, (*doubts, *notes))
 
 
 def is_long(plan: Plan) -> bool:
@@ -113,18 +113,20 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Cl
     return min(seconds, key=lambda num: seconds[num])
 
 
-def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> Precision:
+def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tuple[Precision, tuple[str, ...]]:
     """bfloat16 where the machine multiplies it natively and an update is clearly faster; float32 otherwise."""
-    if plan.runtime.precision is not None:
-        return plan.runtime.precision
-    device = torch.device(plan.runtime.device or "cpu")
+    asked, alone = plan.runtime.precision, isinstance(plan.algo.view, StepsView)
+    if asked is not None:
+        useless = asked == "bfloat16" and not alone
+        notes = ("runtime.precision=bfloat16 has no effect: sequences are computed in float32",) if useless else ()
+        return "float32" if useless else asked, notes
     worthwhile = is_long(plan) and is_measurable(plan) and not isinstance(plan.net.torso, MlpTorso)
-    if not worthwhile or not has_bfloat16(device):
-        return "float32"
+    if not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
+        return "float32", ()
     threads = torch.get_num_threads()
     full = update_seconds(plan, spec, threads, kept, clock)
     half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, kept, clock)
-    return "bfloat16" if half * WORTH < full else "float32"
+    return "bfloat16" if half * WORTH < full else "float32", ()
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -229,7 +231,13 @@ def made_up(plan: Plan, spec: Spec) -> Batch:
 
 def shape_name(plan: Plan, spec: Spec) -> str:
     """A name for this update on this machine."""
-    machine = (processor(), len(os.sched_getaffinity(0)), torch.__version__, plan.runtime.device, plan.runtime.threads)
+    machine = (
+        processor(),
+        len(os.sched_getaffinity(0)),
+        str(torch.__version__),
+        plan.runtime.device,
+        plan.runtime.threads,
+    )
     algo = (plan.algo.batch_size, plan.algo.rule, plan.algo.loss, plan.algo.rescale, type(plan.algo.target).__name__)
     parts = msgspec.json.encode((machine, algo, plan.net, plan.optim, plan.env.normalize, repr(spec)))
     return hashlib.sha256(parts).hexdigest()[:16]

@@ -11,7 +11,7 @@ from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory
 from qfleet.plan.schema import Fresh, NoMemory, Plan
-from qfleet.replay import Prioritized, Replay, make_replay, queue_items, ring_rows
+from qfleet.replay import Prioritized, Replay, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
@@ -25,7 +25,7 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
     if isinstance(plan.replay, Fresh):
         window, items = plan.replay.rows, lanes  # the sample's block has one row
     rows = ring_rows(steps, spec, lanes, window) * lanes
-    tree = 16 * (1 << (items - 1).bit_length()) if isinstance(sample.sampler, Prioritized) else 0
+    tree = 8 * int(tree_levels(items)[-1]) if isinstance(sample.sampler, Prioritized) else 0
     copies = COPY_BYTES * items if sample.filter is not None else 0
     # Of every row the serial number of the item that begins there; of every item where it begins.
     numbers = 8 * (rows + queue_items(items, lanes, window))

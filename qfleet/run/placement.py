@@ -17,9 +17,10 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import World
+from qfleet.errors import EnvError
 from qfleet.plan.schema import Inline, Plan
 
-# From one process to another and back, for one step of all lanes: measured with `benchmarks/placement.py`.
+# From one process to another and back, for one step of all lanes: an estimate, two wake-ups and their way.
 HANDOVER_SECONDS = 1.5e-4
 MEASURE_SECONDS = 0.3
 FEWEST_TIMES, WARM_TIMES = 5, 3
@@ -118,9 +119,14 @@ def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
     runtime = plan.runtime
     if isinstance(runtime, Inline) or None not in (runtime.inference, runtime.inference_device):
         return plan, []
-    found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
-    runtime = msgspec.structs.replace(runtime, inference=found[0].inference, inference_device=found[0].device)
-    return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {listed(found)}"]
+    try:
+        found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
+        chosen, note = found[0], listed(found)
+    except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
+        chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
+        note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"
+    runtime = msgspec.structs.replace(runtime, inference=chosen.inference, inference_device=chosen.device)
+    return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {note}"]
 
 
 def listed(found: Iterable[Place]) -> str:

@@ -153,31 +153,31 @@ WRONG = [
     Wrong(
         "train CartPole-v1 n_step=3",
         "n_step=3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean algo.n_step?",
     ),
     Wrong(
         "train CartPole-v1 lr=1e-3",
         "lr=1e-3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean optim.learning_rate?",
     ),
     Wrong(
         "train CartPole-v1 gamma=0.9",
         "gamma=0.9 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean algo.discount?",
     ),
     Wrong(
         "train CartPole-v1 buffer_size=1000",
         "buffer_size=1000 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "Did you mean replay.capacity?",
     ),
     Wrong(
         "train CartPole-v1 foo=1",
         "foo=1 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "See every setting with: qfleet plan show CartPole-v1",
     ),
     Wrong(
@@ -532,7 +532,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "foo={} is not a setting of a plan (plan.toml)",
-        "A plan has env, algo, optim, net, replay, runtime, save, eval, steer, population, until, log, seed.",
+        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
         "See every setting with: qfleet plan show CartPole-v1",
         plan="[foo]\n",
     ),

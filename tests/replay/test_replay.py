@@ -184,7 +184,9 @@ def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, pr
         for row in range(begin, end):
             replay.add(rollout(rows, row, row + 1))
             if (batch := replay.sample(16)) is not None:
-                seen += [getattr(batch, name).copy() for name in ("ids", "weight", "obs", "next_obs", "reward", "discount")]
+                seen += [
+                    getattr(batch, name).copy() for name in ("ids", "weight", "obs", "next_obs", "reward", "discount")
+                ]
                 replay.update(batch.ids, np.abs(batch.reward))
         return seen
 

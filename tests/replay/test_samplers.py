@@ -105,5 +105,23 @@ def test_the_tree_never_finds_an_empty_leaf(tail: int, head: int) -> None:
         sampler.leaves[head:] = 0.0
         sum_up(sampler.tree, sampler.levels, 0, 7)
     total = sampler.tree[-1]
-    found = {tree_find(sampler.tree, sampler.levels, total * mark) for mark in (0.0, 0.5, 0.999999, 1.0, 1.000001)}
-    assert found <= {serial % 8 for serial in range(tail, head)}
+    found = np.empty(5, np.int64)
+    tree_find(sampler.tree, sampler.levels, total * np.array([0.0, 0.5, 0.999999, 1.0, 1.000001]), found)
+    assert set(found.tolist()) <= {serial % 8 for serial in range(tail, head)}
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 256, 257, 5_000])
+def test_marks_fall_where_a_plain_sum_says(capacity: int) -> None:
+    rng = np.random.default_rng(capacity)
+    sampler = Prioritized(capacity)
+    sampler.move(3 * capacity, 3 * capacity + capacity)
+    sampler.leaves[:] = rng.random(capacity) * (rng.random(capacity) < 0.7)
+    sampler.leaves[rng.integers(capacity)] = 1.0
+    sum_up(sampler.tree, sampler.levels, 0, capacity - 1)
+    assert len(sampler.tree) == tree_levels(capacity)[-1] <= capacity * BRANCHES / (BRANCHES - 1) + 6 * BRANCHES
+    ends = np.cumsum(sampler.leaves)
+    marks = rng.random(1_000) * ends[-1]
+    clear = np.abs(marks[:, None] - ends).min(1) > 1e-9  # rounding decides only at the very border
+    found = np.empty(len(marks), np.int64)
+    tree_find(sampler.tree, sampler.levels, marks.copy(), found)
+    assert np.array_equal(found[clear], np.searchsorted(ends, marks, "right")[clear])

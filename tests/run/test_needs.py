@@ -54,7 +54,7 @@ def test_the_estimate_is_what_the_replay_takes(changes: Settings, env_id: str) -
     took = sum(column.nbytes for column in replay.store.columns().values()) + replay.items.nbytes
     took += replay.serials.nbytes
     if isinstance(replay.sampler, Prioritized):
-        took += 16 * (1 << (replay.capacity - 1).bit_length())
+        took += replay.sampler.tree.nbytes
     took += COPY_BYTES * replay.capacity if replay.filter is not None else 0
     assert replay_bytes(line.plan, line.actor.world.spec) == took
     assert estimate(line.plan, line.actor.world.spec)["replay_bytes"] == rehearse(line.plan)["replay_bytes"] == took

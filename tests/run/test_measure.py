@@ -1,0 +1,188 @@
+"""Choices by measurement: what the plan says goes first, what is known is not measured again, short runs never are."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from qfleet.data import Spec
+from qfleet.plan.schema import (
+    Algo,
+    Env,
+    GruMemory,
+    Inline,
+    MinatarTorso,
+    MlpTorso,
+    NatureTorso,
+    Net,
+    Plan,
+    Replay,
+    Rmsprop,
+    SequencesView,
+    Until,
+)
+from qfleet.run import measure
+from qfleet.run.measure import Measured, measured_choices, shape_name, with_runtime
+
+VECTOR = Spec((4,), "float32", (2,))
+GRID = Spec((4, 10, 10), "uint8", (3,))
+LONG, SHORT = Until(steps=1_000_000), Until(steps=10_000)
+CORES = len(os.sched_getaffinity(0))
+
+
+def plan_of(net: Net | None = None, until: Until = LONG, **runtime: Any) -> Plan:
+    net = net or Net(torso=MlpTorso(sizes=(8, 8)))
+    algo, replay = Algo(batch_size=8), Replay(samples_per_insert=2.0)  # an update every four steps
+    return Plan(env=Env(id="none"), net=net, algo=algo, replay=replay, until=until, runtime=Inline(**runtime))
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Measured:
+    return Measured(tmp_path / "cache" / "measured.json")
+
+
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: Any) -> float:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(measure, "quickest", never)
+
+
+def name_of(plan: Plan, spec: Spec, **runtime: Any) -> str:
+    return shape_name(with_runtime(plan, **runtime), spec)
+
+
+def test_numbers_come_back_and_damage_is_endured(kept: Measured) -> None:
+    assert kept.read() == {}
+    assert kept.get("one", lambda: 1.5) == 1.5
+    assert kept.get("one", lambda: 9.9) == 1.5
+    kept.put("two", 2.5)
+    assert Measured(kept.path).read() == {"one": 1.5, "two": 2.5}
+    for text in ("{", "[1]", '{"one": "x", "two": -1, "three": 3}'):
+        kept.path.write_text(text)
+        assert kept.read() == ({"three": 3.0} if "three" in text else {})
+        assert kept.get("one", lambda: 4.5) == 4.5
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert Measured(tmp_path / "file" / "measured.json").get("one", lambda: 1.5) == 1.5
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_what_the_plan_says_is_not_measured(kept: Measured) -> None:
+    plan = plan_of(Net(torso=NatureTorso()), threads=3, precision="float32", compile=False)
+    choices = measured_choices(plan, VECTOR, 7, kept)
+    assert (choices.threads, choices.precision, choices.compile, choices.notes) == (3, "float32", False, ())
+    assert measured_choices(plan_of(threads=1, compile=True), VECTOR, 1, kept).compile
+    assert not kept.path.exists()
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("net", [Net(torso=NatureTorso()), Net(torso=MlpTorso()), Net(torso=MinatarTorso())])
+def test_short_runs_take_the_usual_choice(net: Net, kept: Measured) -> None:
+    choices = measured_choices(plan_of(net, SHORT), GRID, 2, kept)
+    assert (choices.threads, choices.precision, choices.compile) == (2, "float32", False)
+    assert not kept.path.exists()
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.skipif(CORES < 2, reason="one core: nothing to choose")
+@pytest.mark.parametrize(("alone", "all_cores"), [(0.1, 0.2), (0.2, 0.1)])
+def test_threads_are_those_that_were_quicker(alone: float, all_cores: float, kept: Measured) -> None:
+    plan = plan_of(Net(torso=MinatarTorso()), compile=False, precision="float32")
+    kept.put(f"{name_of(plan, GRID, threads=1)} float32", alone)
+    kept.put(f"{name_of(plan, GRID, threads=CORES)} float32", all_cores)
+    assert measured_choices(plan, GRID, 5, kept).threads == (1 if alone < all_cores else CORES)
+
+
+def test_what_was_measured_is_kept(kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    plan = plan_of(Net(torso=MinatarTorso(channels=2, width=4)), compile=False, precision="float32")
+    first = measured_choices(plan, GRID, 1, kept)
+    assert torch.get_num_threads() == before
+    assert len(kept.read()) == (0 if CORES == 1 else 2)
+    monkeypatch.setattr(measure, "quickest", None)
+    assert measured_choices(plan, GRID, 1, kept) == first
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(
+    ("compiled", "cost", "expected"), [(1e-4, 10.0, True), (1e-4, 300.0, False), (2e-3, 1.0, False)]
+)
+def test_compiled_if_it_saves_more_than_it_costs(compiled: float, cost: float, expected: bool, kept: Measured) -> None:
+    plan = plan_of(threads=1)  # about 250,000 updates
+    name = name_of(plan, VECTOR, precision="float32")
+    kept.put(f"{name_of(plan, VECTOR, compile=False)} float32", 1e-3)
+    kept.put(f"{name} compile", cost)
+    kept.put(f"{name} compiled", compiled)
+    assert measured_choices(plan, VECTOR, 1, kept).compile == expected
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_nothing_is_compiled_to_find_out_when_little_can_be_saved(kept: Measured) -> None:
+    plan = plan_of(threads=1)
+    kept.put(f"{name_of(plan, VECTOR)} float32", 1e-4)  # 25 s in all: less than a compiler may take
+    assert not measured_choices(plan, VECTOR, 1, kept).compile
+
+
+def test_without_a_compiler_it_is_asked_once(kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        calls.append(1)
+        raise OSError("no compiler")
+
+    calls: list[int] = []
+    monkeypatch.setattr("qfleet.learn.compiled.inductor", fails)
+    plan = plan_of(threads=1)
+    kept.put(f"{name_of(plan, VECTOR)} float32", 1e-2)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert not measured_choices(plan, VECTOR, 1, kept).compile
+    assert len(calls) == 1
+
+
+def test_a_wish_that_cannot_be_granted_is_told(kept: Measured) -> None:
+    plan = msgspec.structs.replace(plan_of(threads=1, compile=True), optim=Rmsprop())
+    choices = measured_choices(plan, VECTOR, 1, kept)
+    assert not choices.compile
+    assert choices.notes == ("runtime.compile=true has no effect: optim.type=rmsprop is not adam",)
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(("half", "expected"), [(0.01, "bfloat16"), (0.09, "float32"), (1.0, "float32")])
+def test_half_precision_must_be_clearly_quicker(
+    half: float, expected: str, kept: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "has_bfloat16", lambda _: True)
+    plan = plan_of(Net(torso=NatureTorso()), threads=1, compile=False)
+    kept.put(f"{name_of(plan, GRID)} float32", 0.1)
+    kept.put(f"{name_of(plan, GRID)} bfloat16", half)
+    assert measured_choices(plan, GRID, 1, kept).precision == expected
+
+
+def test_sequences_stay_in_full_precision(kept: Measured) -> None:
+    plan = plan_of(Net(torso=MlpTorso(), memory=GruMemory()), threads=1, precision="bfloat16")
+    choices = measured_choices(msgspec.structs.replace(plan, algo=Algo(view=SequencesView())), VECTOR, 1, kept)
+    assert choices.precision == "float32"
+    assert choices.notes == ("runtime.precision=bfloat16 has no effect: sequences are computed in float32",)
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_networks_with_memory_are_not_tried_out(kept: Measured) -> None:
+    choices = measured_choices(plan_of(Net(torso=MinatarTorso(), memory=GruMemory())), GRID, 3, kept)
+    assert (choices.threads, choices.precision, choices.compile) == (3, "float32", False)
+
+
+def test_another_shape_or_machine_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of()
+    names = {name_of(plan, VECTOR), name_of(plan, GRID), name_of(plan, VECTOR, threads=9)}
+    names.add(name_of(msgspec.structs.replace(plan, algo=Algo(batch_size=9)), VECTOR))
+    monkeypatch.setattr(measure, "processor", lambda: "another")
+    names.add(name_of(plan, VECTOR))
+    assert len(names) == 5

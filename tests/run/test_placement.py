@@ -1,0 +1,76 @@
+"""Where actions are chosen."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import qfleet.envs.toys as toys
+from qfleet.plan import make_plan
+from qfleet.plan.schema import Plan, Processes
+from qfleet.run.placement import Costs, measure, places, settled
+from qfleet.run.wiring import make_policy, make_train_world
+from tests.run.parts import SMALL
+
+
+def plan_of(**settings: Any) -> Plan:
+    overrides = {**SMALL, "runtime.type": "processes", "actors.num": 2, "env.num": 8, **settings}
+    return make_plan("CartPole-v1", overrides=overrides)
+
+
+def costs(step: float, local: float, central: float, cuda: float | None = None) -> Costs:
+    looks = {("cpu", 4): local, ("cpu", 8): central}
+    return Costs(step, looks if cuda is None else looks | {("cuda", 8): cuda})
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (costs(1e-5, 1e-4, 2e-4), ("local", "cpu", 4)),  # a small network: nobody gains by waiting for others
+        (costs(1e-5, 9e-3, 1e-2), ("central", "cpu", 8)),  # one that costs nearly the same for twice the batch
+        (costs(1e-5, 9e-3, 2e-2, cuda=1e-3), ("central", "cuda", 8)),
+    ],
+)
+def test_the_fastest_place_is_taken(found: Costs, expected: tuple[str, str, int]) -> None:
+    best = places(plan_of(), found, cores=2)[0]
+    assert (best.inference, best.device, best.batch) == expected
+
+
+def test_speed_is_predicted_from_its_parts() -> None:
+    (local, central) = places(plan_of(), costs(1e-3, 1e-3, 1.5e-3), cores=3)
+    # Two actors on two cores: 4 steps of a millisecond each and one look.
+    assert local.steps_per_second == pytest.approx(8 / (4e-3 + 1e-3))
+    assert central.steps_per_second == pytest.approx(8 / (4e-3 + 1.5e-3 + 1.5e-4))
+
+
+def test_what_the_plan_says_is_not_asked() -> None:
+    plan = plan_of(**{"runtime.inference": "central"})
+    assert {place.inference for place in places(plan, costs(1e-5, 1e-4, 2e-4), cores=2)} == {"central"}
+
+
+def test_one_actor_is_central_already() -> None:
+    found = places(plan_of(**{"actors.num": 1}), Costs(1e-5, {("cpu", 8): 1e-4}), cores=2)
+    assert [place.inference for place in found] == ["local"]
+
+
+def test_it_is_measured_written_down_and_told() -> None:
+    plan = plan_of()
+    world = make_train_world(plan)
+    found = measure(plan, world, lambda device: make_policy(plan, world.spec, device))
+    assert set(found.look_seconds) >= {("cpu", 4), ("cpu", 8)}
+    assert all(0 < seconds < 1 for seconds in [found.step_seconds, *found.look_seconds.values()])
+    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+    assert isinstance(chosen.runtime, Processes)
+    assert chosen.runtime.inference in ("local", "central")
+    assert chosen.runtime.inference_device == "cpu" or torch.cuda.is_available()
+    assert "steps/s expected" in notes[0]
+    assert settled(chosen, world, lambda device: make_policy(plan, world.spec, device)) == (chosen, [])
+
+
+def test_an_environment_that_fails_is_left_to_the_actors() -> None:
+    plan = make_plan("toys/Random-v0", overrides={**SMALL, "runtime.type": "processes", "actors.num": 2})
+    world = make_train_world(plan, lambda: toys.Raising(at=2))
+    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+    assert isinstance(chosen.runtime, Processes)
+    assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
+    assert "not measured" in notes[0]
