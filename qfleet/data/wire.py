@@ -218,7 +218,7 @@ def lz4_block() -> Any:
         return importlib.import_module("lz4.block")
     except ImportError as error:
         raise UsageError(
-            "Rollouts are to be compressed, but lz4 is not installed.",
+            "Compression is asked for, but lz4 is not installed.",
             "Compression in flight and in the store is an extra.",
             "Install it with `pip install 'qfleet[lz4]'`, or switch compression off.",
         ) from error

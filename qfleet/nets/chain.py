@@ -29,8 +29,7 @@ class Chain:
 
     def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, A]
         """Outputs per action, unknown to autograd; with gradients on, `gradients` will be asked for."""
-        with torch.no_grad():
-            inputs, out = self.run(self.net.shown(obs).flatten(1))
+        inputs, out = self.run(self.net.shown(obs).flatten(1))
         if torch.is_grad_enabled():
             self.inputs = inputs
         return out
@@ -45,7 +44,6 @@ class Chain:
                 values = values.relu_()
         return inputs, values
 
-    @torch.no_grad()
     def gradients(self, slope: Tensor) -> list[Tensor]:  # [N, A]
         """By every weight and bias in order, from those by the outputs of the last pass; once per pass."""
         if not self.inputs:

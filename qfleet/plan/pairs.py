@@ -19,6 +19,7 @@ from qfleet.plan.schema import (
     Plan,
     PlateauRate,
     PrioritizedSampler,
+    Processes,
     Replay,
     ScalarHead,
     SequencesView,
@@ -49,6 +50,10 @@ def _actor_priority(plan: Plan) -> bool:
 
 def _filters(plan: Plan) -> bool:
     return isinstance(plan.replay, Replay) and isinstance(plan.replay.filter, DuplicatesFilter)
+
+
+def _compresses(plan: Plan) -> bool:
+    return isinstance(plan.replay, Replay) and plan.replay.compress
 
 
 def _pays(plan: Plan) -> bool:
@@ -218,6 +223,13 @@ PAIRS: tuple[Pair, ...] = (
         lambda plan: _filters(plan) and _anneals(plan),
         "While n and discount move, steps that are equal now need not be equal when they are drawn.",
         "Leave replay.filter.type or algo.anneal.type off.",
+    ),
+    Pair(
+        "replay.compress",
+        "runtime.replay_process",
+        lambda plan: _compresses(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        "The rows of a replay in a process of its own are seen by two processes, compressed ones only by one.",
+        "Leave replay.compress or runtime.replay_process off.",
     ),
     Pair(
         "population.num",

@@ -1,9 +1,12 @@
 """Rules about who acts where: actors, their shares of the environments, and the runtime they live in."""
 
-from qfleet.plan.case import Case, Problem, Rule
-from qfleet.plan.schema import Inline, Plan
+import re
 
-ELSEWHERE = ("processes",)  # runtimes whose actors live elsewhere
+from qfleet.plan.case import Case, Problem, Rule
+from qfleet.plan.schema import Inline, Plan, Ray
+
+ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
+ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 
 def is_central(plan: Plan) -> bool:
@@ -20,7 +23,7 @@ def _someone_else_acts(case: Case) -> Problem:
     if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, Inline):
         return None
     what = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
-    return what, f"Set runtime.type={ELSEWHERE[0]}, or leave actors.num at 1."
+    return what, f"Set runtime.type={' or '.join(ELSEWHERE)}, or leave actors.num at 1."
 
 
 def _shares_are_equal(case: Case) -> Problem:
@@ -56,10 +59,18 @@ def _workers_have_work(case: Case) -> Problem:
     return what, f"Set env.workers={share} or less."
 
 
+def _address_is_one(case: Case) -> Problem:
+    runtime = case.plan.runtime
+    if not isinstance(runtime, Ray) or runtime.address is None or ADDRESS.fullmatch(runtime.address):
+        return None
+    return f"{case.named('runtime.address')} is not host:port", "Give it as `ray start` prints it: 10.0.0.1:6379."
+
+
 PLACES: tuple[tuple[Rule, str], ...] = (
     (_someone_else_acts, "One thread turns one actor; more of them need processes of their own."),
     (_shares_are_equal, "Each actor acts in as many environments as every other."),
     (_shares_add_up, "env.num counts the environments of all actors together."),
     (_members_share, "Each member of a population acts in as many environments of an actor as every other."),
     (_workers_have_work, "Each worker steps at least one environment."),
+    (_address_is_one, "The run joins the Ray cluster of this machine as a driver; ray:// would be one of its clients."),
 )

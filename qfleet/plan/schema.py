@@ -370,12 +370,13 @@ class DuplicatesFilter(Part, tag="duplicates"):
 
 
 class Replay(Part, tag="buffer"):
-    """What is remembered and how often it is learned from."""
+    """What is remembered and how often it is learned from; `compress` keeps frames in lossless blocks (lz4)."""
 
     capacity: Positive = 100_000
     sampler: UniformSampler | PrioritizedSampler = UniformSampler()
     filter: NoFilter | DuplicatesFilter = NoFilter()
     samples_per_insert: Rate = 16.0
+    compress: bool = False
 
 
 class Fresh(Part, tag="fresh"):
@@ -431,6 +432,29 @@ class Processes(Part, tag="processes"):
     replay_process: bool = False
     inference: Literal["local", "central"] | None = None
     inference_device: str | None = None
+
+
+class Ray(Part, tag="ray"):
+    """Actors, and the learner with its replay, as processes of a Ray cluster.
+
+    Without an `address` a Ray of our own is started for the time of the run, for this machine alone and with
+    `store_bytes` for objects. The cluster at an `address` (host:port) needs a token, unless `allow_no_token`. The
+    learner runs on the node of whoever calls. Rollouts and restarts are as with `processes`.
+    """
+
+    address: str | None = None
+    allow_no_token: bool = False
+    device: str | None = None
+    threads: Positive | None = None
+    compile: bool | None = None
+    precision: Literal["float32", "bfloat16"] | None = None
+    chunk_rows: Positive = 16
+    slots: Annotated[int, Meta(ge=2)] = 2
+    hung_seconds: Rate = 60.0
+    restarts: Count = 5
+    actor_cpus: NotNegative = 1.0
+    learner_cpus: NotNegative = 1.0
+    store_bytes: Annotated[int, Meta(ge=80 << 20)] = 200 << 20
 
 
 class Save(Part):
@@ -526,7 +550,7 @@ class Plan(Part):
     net: Net = Net()
     replay: Replay | Fresh = Replay()
     actors: Actors = Actors()
-    runtime: Inline | Processes = Inline()
+    runtime: Inline | Processes | Ray = Inline()
     save: Save = Save()
     eval: Eval = Eval()
     steer: Steer = Steer()

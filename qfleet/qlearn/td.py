@@ -50,9 +50,9 @@ def td_slope(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `td_loss`, and d loss / d outputs [N, A] by hand: for networks so small that autograd's own way is longer."""
     now, goal = outlook(head, rule, view, online, target, batch)
-    with torch.no_grad():
-        loss, priority = view.settle(*head.loss(now, batch.action, goal), batch)
-        return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
+    now = now.detach()
+    loss, priority = view.settle(*head.loss(now, batch.action, goal), batch)
+    return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
 
 
 def outlook(

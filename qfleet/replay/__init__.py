@@ -8,9 +8,10 @@ from qfleet.plan.schema import Algo, DuplicatesFilter, Fresh, NoBonus, Plan, Pri
 from qfleet.plan.schema import Replay as Buffer
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.packed import Saving
 from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, Uniform
-from qfleet.replay.store import ALL, Store, ring_rows, row_bytes
+from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows, row_bytes
 from qfleet.replay.tree import tree_levels
 
 
@@ -68,6 +69,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         actor_priority=isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
         filter=make_filter(plan.replay),
         gains=bool(spec.state) and not isinstance(plan.algo.bonus, NoBonus),
+        compress=plan.replay.compress,
     )
 
 
@@ -79,11 +81,13 @@ __all__ = [
     "Prioritized",
     "Replay",
     "Sampler",
+    "Saving",
     "SequenceCut",
     "Span",
     "StepCut",
     "Store",
     "Uniform",
+    "frame_bytes",
     "make_cut",
     "make_filter",
     "make_replay",

@@ -3,6 +3,7 @@
 Shapes: N items, L lanes, W rows of a window, D words of a stored observation. An item is row * L + lane.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.nets import shrink
 from qfleet.replay.kernels import cut, cut_sequences, fold_many
 from qfleet.replay.store import Store
+
+STEPS_AT_ONCE, WINDOWS_AT_ONCE = 16, 4  # where blocks have to be unpacked for them
 
 
 @dataclass(frozen=True)
@@ -88,12 +91,13 @@ class StepCut:
         """A batch of steps."""
         batch = over or blank_batch(store.spec, len(items))
         next_rows = np.empty(len(items), np.int64)
-        words = store.words
-        rows = (words, store.action, store.reward, store.discount, store.last)
-        shape = (len(items), store.spec.stack, -1)
-        obs, next_obs = batch.obs.reshape(shape).view(words.dtype), batch.next_obs.reshape(shape).view(words.dtype)
+        rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
+        shape, words = (len(items), store.spec.stack, math.prod(store.spec.obs)), store.frames.dtype
+        obs, next_obs = batch.obs.reshape(shape).view(words), batch.next_obs.reshape(shape).view(words)
         out = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
-        cut(*rows, items, fold.n, fold.gamma, fold.clip, *out)
+        for begin, end in portions(store, len(items), STEPS_AT_ONCE):
+            show_steps(store, items[begin:end], fold)
+            cut(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *out)
         batch.weight, batch.ids = weight, ids
         if store.mask is not None:
             lanes = items % store.lanes
@@ -144,12 +148,13 @@ class SequenceCut:
     ) -> Sequences:
         """Windows side by side."""
         batch = over or blank_sequences(store.spec, self.rows, self.length, len(items))
-        words = store.words
-        rows = (words, store.action, store.reward, store.discount, store.last)
-        folding = (self.burn_in, fold.n, fold.gamma, fold.clip)
-        obs = batch.obs.reshape(self.rows, len(items), store.spec.stack, -1).view(words.dtype)
+        rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
+        shape = (self.rows, len(items), store.spec.stack, math.prod(store.spec.obs))
+        obs = batch.obs.reshape(shape).view(store.frames.dtype)
         out = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
-        cut_sequences(*rows, items, *folding, *out)
+        for begin, end in portions(store, len(items), WINDOWS_AT_ONCE):
+            show_windows(store, items[begin:end], self.rows)
+            cut_sequences(store.frames, *rows, items, begin, end, self.burn_in, fold.n, fold.gamma, fold.clip, *out)
         first, lanes = items // store.lanes, items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
         if store.state is not None:
@@ -169,6 +174,32 @@ class SequenceCut:
         errors = actor_error(store, every.ravel(), fold).reshape(every.shape) * used
         mixed: Array = self.eta * errors.max(0) + (1.0 - self.eta) * errors.sum(0) / np.maximum(used.sum(0), 1)
         return mixed
+
+
+def portions(store: Store, num: int, at_once: int) -> list[tuple[int, int]]:
+    """The parts of so many items that are cut together: all, unless blocks have to be unpacked for them."""
+    if store.packed is None:
+        return [(0, num)]
+    return [(begin, min(begin + at_once, num)) for begin in range(0, num, at_once)]
+
+
+def show_steps(store: Store, items: Array, fold: Fold) -> None:
+    """Have the frames at hand that these steps show and lead to."""
+    if store.packed is None:
+        return
+    ends = np.empty(len(items), np.int64)
+    reward, discount = np.empty((2, len(items)), np.float32)
+    fold_many(store.reward, store.discount, store.last, items, fold.n, fold.gamma, fold.clip, reward, discount, ends)
+    rows = np.concatenate([items // store.lanes, ends])
+    back = np.arange(store.spec.stack)[:, None]
+    store.packed.show(rows - back, np.tile(items % store.lanes, 2), store.heads)
+
+
+def show_windows(store: Store, items: Array, rows: int) -> None:
+    """Have the frames at hand that these windows show."""
+    if store.packed is not None:
+        along = np.arange(1 - store.spec.stack, rows)[:, None]
+        store.packed.show(items // store.lanes + along, items % store.lanes, store.heads)
 
 
 def blank_batch(spec: Spec, num: int) -> Batch:

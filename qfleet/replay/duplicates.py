@@ -14,8 +14,8 @@ from numba import njit
 
 from qfleet.data import Array, State
 from qfleet.data.saved import saved_count, saved_numbers
-from qfleet.replay.cuts import Fold
-from qfleet.replay.kernels import fold
+from qfleet.replay.cuts import Fold, show_steps
+from qfleet.replay.kernels import fold, frame_at
 from qfleet.replay.store import Store
 
 # Odd numbers near 2^64 times the golden ratio and the square root of 3: multiplying by them loses nothing.
@@ -31,12 +31,15 @@ def mixed(state: np.uint64, word: np.uint64) -> np.uint64:
 
 
 @njit(cache=True)
-def mixed_stack(state: np.uint64, obs: Array, last: Array, row: int, lane: int, depth: int) -> np.uint64:
+def mixed_stack(
+    state: np.uint64, frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, depth: int
+) -> np.uint64:
     """The frames that lead up to `row`, newest first, zeros before the episode's first one."""
-    rows, at, begun = obs.shape[0], row, False
+    rows, at, begun = last.shape[0], row, False
     for _ in range(depth):
-        for place in range(obs.shape[2]):
-            state = mixed(state, np.uint64(0) if begun else np.uint64(obs[at % rows, lane, place]))
+        frame = 0 if begun else frame_at(table, heads, rows, at, lane)
+        for word in range(frames.shape[1]):
+            state = mixed(state, np.uint64(0) if begun else np.uint64(frames[frame, word]))
         begun = begun or at == 0 or last[(at - 1) % rows, lane]
         at -= 1
     return state
@@ -44,7 +47,9 @@ def mixed_stack(state: np.uint64, obs: Array, last: Array, row: int, lane: int, 
 
 @njit(cache=True)
 def hash_steps(
-    obs: Array,
+    frames: Array,
+    table: Array,
+    heads: Array,
     depth: int,
     action: Array,
     reward: Array,
@@ -58,7 +63,7 @@ def hash_steps(
     keys: Array,
     still: Array,
 ) -> None:
-    """A key for each of N items, and whether it changed nothing: `obs` is [rows, lanes, words], `mask` may be empty."""
+    """A key for each of N items, and whether it changed nothing; `mask` may be empty."""
     rows, lanes = last.shape
     folded = np.empty(2, np.float64)
     for i in range(items.shape[0]):
@@ -67,8 +72,8 @@ def hash_steps(
         # Adding 0 makes -0 equal to 0.
         folded[0], folded[1] = total + 0.0, keep + 0.0
         bits = folded.view(np.uint64)
-        here = mixed_stack(FIRST, obs, last, row, lane, depth)
-        there = mixed_stack(FIRST, obs, last, end, lane, depth)
+        here = mixed_stack(FIRST, frames, table, heads, last, row, lane, depth)
+        there = mixed_stack(FIRST, frames, table, heads, last, end, lane, depth)
         key = mixed(mixed(FIRST, here), there)
         key = mixed(key, np.uint64(action[row % rows, lane]))
         for choice in range(mask.shape[2]):
@@ -113,7 +118,9 @@ class Duplicates:
         keys, still = np.empty(len(items), np.int64), np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
         columns = (store.action, store.reward, store.discount, store.last, mask)
-        hash_steps(store.words, store.spec.stack, *columns, items, fold.n, fold.gamma, fold.clip, keys, still)
+        show_steps(store, items, fold)
+        how = (fold.n, fold.gamma, fold.clip)
+        hash_steps(store.frames, store.table, store.heads, store.spec.stack, *columns, items, *how, keys, still)
         return keys, still
 
     def leave(self, num: int) -> None:

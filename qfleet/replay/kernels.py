@@ -9,6 +9,8 @@ from numba import njit
 
 from qfleet.data import Array
 
+BLOCK = 16  # rows of one lane that are packed together, where frames are
+
 
 @njit(cache=True)
 def look_up(items: Array, serials: Array, out: Array) -> None:
@@ -19,7 +21,7 @@ def look_up(items: Array, serials: Array, out: Array) -> None:
 
 @njit(cache=True)
 def write_rows(
-    obs: Array,
+    frames: Array,
     action: Array,
     reward: Array,
     discount: Array,
@@ -33,17 +35,19 @@ def write_rows(
     end: int,
     heads: Array,
     lane: int,
+    seen: bool,
 ) -> int:
     """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads.
 
-    Answers how many of them are steps.
+    `seen`: with what they show, which is written elsewhere if it is to be packed. Answers how many rows are steps.
     """
     rows, width, steps = last.shape[0], new_last.shape[1], 0
     for time in range(begin, end):
         for i in range(width):
             slot, at = (heads[lane + i] + time - begin) % rows, lane + i
-            for word in range(obs.shape[2]):
-                obs[slot, at, word] = new_obs[time, i, word]
+            if seen:
+                for word in range(frames.shape[1]):
+                    frames[slot * last.shape[1] + at, word] = new_obs[time, i, word]
             action[slot, at] = new_action[time, i]
             reward[slot, at] = new_reward[time, i]
             discount[slot, at] = new_discount[time, i]
@@ -165,9 +169,22 @@ def fold(
 
 
 @njit(cache=True)
-def stack_into(obs: Array, last: Array, row: int, lane: int, out: Array) -> None:
+def frame_at(table: Array, heads: Array, rows: int, row: int, lane: int) -> int:
+    """Which frame a row shows: of a ring, or where blocks are packed (then there is a table) of those now unpacked."""
+    lanes: int = heads.shape[0]
+    if table.shape[0] == 0:
+        return row % rows * lanes + lane
+    block = row // BLOCK
+    if block == heads[lane] // BLOCK:
+        return row % BLOCK * lanes + lane
+    first: int = table[block % table.shape[0], lane]
+    return first + row % BLOCK
+
+
+@njit(cache=True)
+def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, out: Array) -> None:
     """Copy the frames that lead up to `row`, zeros before the episode's first one."""
-    rows, depth = obs.shape[0], out.shape[0]
+    rows, depth = last.shape[0], out.shape[0]
     begun = depth - 1  # frames before `row` that are of its episode
     for back in range(1, depth):
         if row < back or last[(row - back) % rows, lane]:
@@ -177,19 +194,23 @@ def stack_into(obs: Array, last: Array, row: int, lane: int, out: Array) -> None
     for place in range(blank):
         out[place] = 0
     for place in range(blank, depth):  # forwards, as memory is read fastest
-        slot = (row - (depth - 1 - place)) % rows
-        for word in range(obs.shape[2]):
-            out[place, word] = obs[slot, lane, word]
+        at = frame_at(table, heads, rows, row - (depth - 1 - place), lane)
+        for word in range(frames.shape[1]):
+            out[place, word] = frames[at, word]
 
 
 @njit(cache=True)
 def cut(
-    obs: Array,
+    frames: Array,
+    table: Array,
+    heads: Array,
     action: Array,
     reward: Array,
     discount: Array,
     last: Array,
     items: Array,
+    begin: int,
+    stop: int,
     n: int,
     gamma: float,
     clip: bool,
@@ -200,19 +221,19 @@ def cut(
     out_next: Array,
     next_rows: Array,
 ) -> None:
-    """Cut N items out of the ring into a batch; `next_rows` tells which row each bootstraps from."""
+    """Cut items [begin, stop) of N into a batch; `next_rows` tells which row each bootstraps from."""
     rows, lanes = last.shape
-    for i in range(items.shape[0]):
+    for i in range(begin, stop):
         # Every column is looked at first, for all items: memory then answers many at a time.
         slot, lane = items[i] // lanes % rows, items[i] % lanes
         out_action[i], out_reward[i] = action[slot, lane], reward[slot, lane]
         out_discount[i], next_rows[i] = discount[slot, lane], last[slot, lane]
-        out_obs[i, -1, 0] = obs[slot, lane, 0]
-    for i in range(items.shape[0]):
+        out_obs[i, -1, 0] = frames[frame_at(table, heads, rows, items[i] // lanes, lane), 0]
+    for i in range(begin, stop):
         row, lane = items[i] // lanes, items[i] % lanes
         total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
-        stack_into(obs, last, row, lane, out_obs[i])
-        stack_into(obs, last, end, lane, out_next[i])
+        stack_into(frames, table, heads, last, row, lane, out_obs[i])
+        stack_into(frames, table, heads, last, end, lane, out_next[i])
         out_reward[i], out_discount[i], next_rows[i] = total, keep, end
 
 
@@ -238,12 +259,16 @@ def fold_many(
 
 @njit(cache=True)
 def cut_sequences(
-    obs: Array,
+    frames: Array,
+    table: Array,
+    heads: Array,
     action: Array,
     reward: Array,
     discount: Array,
     last: Array,
     items: Array,
+    begin: int,
+    stop: int,
     burn_in: int,
     n: int,
     gamma: float,
@@ -256,21 +281,21 @@ def cut_sequences(
     out_discount: Array,
     out_ahead: Array,
 ) -> None:
-    """Cut windows of W rows out of the ring, time-major; the L rows after the burn-in get folded rewards."""
+    """Cut windows [begin, stop) of N, W rows each, time-major; the L rows after the burn-in get folded rewards."""
     rows, lanes = last.shape
-    for i in range(items.shape[0]):
-        begin, lane = items[i] // lanes, items[i] % lanes
+    for i in range(begin, stop):
+        first, lane = items[i] // lanes, items[i] % lanes
         for w in range(out_last.shape[0]):
-            slot = (begin + w) % rows
-            stack_into(obs, last, begin + w, lane, out_obs[w, i])
+            slot = (first + w) % rows
+            stack_into(frames, table, heads, last, first + w, lane, out_obs[w, i])
             out_action[w, i] = action[slot, lane]
             out_gain[w, i] = reward[slot, lane]
             out_last[w, i] = last[slot, lane]
         for at in range(out_reward.shape[0]):
-            row = begin + burn_in + at
+            row = first + burn_in + at
             if last[row % rows, lane]:
                 # A final observation: nothing was done there. It points at itself, and the view leaves it out.
                 out_reward[at, i], out_discount[at, i], out_ahead[at, i] = 0.0, 0.0, burn_in + at
                 continue
             total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
-            out_reward[at, i], out_discount[at, i], out_ahead[at, i] = total, keep, end - begin
+            out_reward[at, i], out_discount[at, i], out_ahead[at, i] = total, keep, end - first

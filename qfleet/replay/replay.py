@@ -47,11 +47,12 @@ class Replay:
         actor_priority: bool = False,
         filter: Duplicates | None = None,
         gains: bool = False,
+        compress: bool = False,
     ) -> None:
         self.spec, self.lanes, self.capacity = spec, lanes, cut.items_in(capacity)
         self.sampler, self.rng, self.cut, self.fold = sampler, rng, cut, fold
         rows = ring_rows(capacity, spec, lanes, cut.window)
-        self.store = Store(spec, lanes, rows, values=actor_priority, gains=gains)
+        self.store = Store(spec, lanes, rows, values=actor_priority, gains=gains, pack=compress)
         # Rows of items that are ready must not be overwritten before they were queued.
         self.at_once = 1 if filter is not None else min(ROWS_AT_ONCE, rows - cut.window - spec.stack)
         self.items = np.zeros(queue_items(self.capacity, lanes, cut.window), np.int64)
@@ -76,11 +77,12 @@ class Replay:
         num, width = rollout.last.shape
         if width != end - begin:
             raise ValueError(f"a rollout of {width} lanes does not fit lanes {begin} to {end}")
-        steps = 0
-        for time in range(0, num, self.at_once):
-            until = min(time + self.at_once, num)
+        steps = time = 0
+        while time < num:
+            until = min(time + min(self.at_once, self.store.room(begin, end)), num)
             steps += self.store.write(rollout, time, until, begin, gain)
             self.queue(begin, end, until - time)
+            time = until
         return steps
 
     def group(self, lanes: slice) -> tuple[int, int]:

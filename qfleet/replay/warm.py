@@ -7,14 +7,18 @@ import numpy as np
 from qfleet.data import Rollout, Spec
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.kernels import write_column
 from qfleet.replay.replay import Replay
 from qfleet.replay.samplers import Prioritized
+from qfleet.replay.store import words_of
 
 
 def warm(spec: Spec) -> None:
     """Add, draw and update once with observations of this kind, as steps and as sequences."""
     for cut in (StepCut(1), SequenceCut(1, 0, 1, 1)):
         warm_cut(replace(spec, masked=True), cut)
+    words = words_of(np.zeros((1, 1, *spec.obs), spec.dtype))
+    write_column(words, words, 0, 1, np.zeros(1, np.int64), 0)  # as frames that are to be packed are
 
 
 def warm_cut(spec: Spec, cut: Cut) -> None:

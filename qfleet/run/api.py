@@ -24,7 +24,7 @@ from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
-from qfleet.run.runtime import line_for
+from qfleet.run.runtime import is_away, line_for
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
@@ -91,6 +91,12 @@ def train(
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
     plan = checked(plan)
+    if is_away(plan):
+        from qfleet.run import ray
+
+        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        own = (env, torso, explore)
+        return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -140,6 +146,12 @@ def resume(
         require_ahead(folder, steps, before)
     plan = before if steps is None else with_steps(before, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
+    if is_away(plan):
+        from qfleet.run import ray
+
+        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        own = (env, torso, explore)
+        return ray.resume(plan, own, folder=folder, steps=steps, trust_env=trust_env, strict=strict, **heard)
     with threads(plan):
         world = make_train_world(plan, env)
 

@@ -1,7 +1,6 @@
 """The course of a run: turn the line, judge, save, go back when numbers fail, and know when it is done."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +52,21 @@ class Course:
 
     def complete(self) -> tuple[Ending, Row | None]:
         """Train and report; numbers that are not finite, or a replay that is lost, mean going back, a few times."""
-        recover: Callable[[], None] = lambda: None
+        trouble: Exception | None = None
         while True:
             try:
-                recover()
+                if trouble is not None:
+                    self.recover(trouble)
                 return self.finish(self.run())
-            except (Diverging, NonFiniteValues) as cause:
-                recover = partial(self.roll_back, cause)
-            except ReplayLost as cause:
-                recover = partial(self.replace_replay, cause)
+            except (Diverging, NonFiniteValues, ReplayLost) as cause:
+                trouble = cause
+
+    def recover(self, cause: Exception) -> None:
+        """Go back to the last commit."""
+        if isinstance(cause, ReplayLost):
+            self.replace_replay(cause)
+        else:
+            self.roll_back(cause)
 
     def run(self) -> Ending:
         """Train until something says enough."""

@@ -67,7 +67,7 @@ class Keeper:
         """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
         learner, replay = self.line.learner, self.line.feed.replay
         weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
-        rows = sum(column.nbytes for column in replay.store.columns().values())
+        rows = replay.store.rows * replay.store.lanes * replay.store.row_bytes
         self.checkpoints.require_space((self.line.plan.save.keep + 1) * (weights + rows // 20))
 
     def conditions(self) -> dict[str, Any]:

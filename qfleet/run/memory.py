@@ -11,10 +11,11 @@ from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory
 from qfleet.plan.schema import Fresh, NoMemory, Plan
-from qfleet.replay import Prioritized, Replay, make_replay, queue_items, ring_rows, tree_levels
+from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
+PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on what they show
 
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
@@ -29,7 +30,10 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
     copies = COPY_BYTES * items if sample.filter is not None else 0
     # Of every row the serial number of the item that begins there; of every item where it begins.
     numbers = 8 * (rows + queue_items(items, lanes, window))
-    return rows * sample.store.row_bytes + numbers + tree + copies
+    kept = sample.store.row_bytes
+    if sample.store.packed is not None:
+        kept -= frame_bytes(spec) * (PACKED_TIMES - 1) // PACKED_TIMES
+    return rows * kept + numbers + tree + copies
 
 
 def sample_replay(plan: Plan, spec: Spec) -> Replay:

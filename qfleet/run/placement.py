@@ -18,7 +18,7 @@ import torch
 from qfleet.act import Policy
 from qfleet.data import World
 from qfleet.errors import EnvError
-from qfleet.plan.schema import Inline, Plan
+from qfleet.plan.schema import Plan, Processes
 
 # From one process to another and back, for one step of all lanes: an estimate, two wake-ups and their way.
 HANDOVER_SECONDS = 1.5e-4
@@ -64,7 +64,7 @@ def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
 def is_open(plan: Plan, place: Place) -> bool:
     """Does the plan leave this place open? One actor is as central as can be."""
     runtime = plan.runtime
-    if isinstance(runtime, Inline) or (plan.actors.num == 1 and place.inference == "central"):
+    if not isinstance(runtime, Processes) or (plan.actors.num == 1 and place.inference == "central"):
         return False
     return runtime.inference in (None, place.inference) and runtime.inference_device in (None, place.device)
 
@@ -117,7 +117,7 @@ def timed(act: Callable[[], object]) -> float:
 def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> tuple[Plan, list[str]]:
     """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
     runtime = plan.runtime
-    if isinstance(runtime, Inline) or None not in (runtime.inference, runtime.inference_device):
+    if not isinstance(runtime, Processes) or None not in (runtime.inference, runtime.inference_device):
         return plan, []
     try:
         found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))

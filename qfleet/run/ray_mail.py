@@ -9,7 +9,7 @@ sends is answered with "stop".
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -40,7 +40,16 @@ class Answer(NamedTuple):
     env_steps: int  # of all actors
 
 
-Send: TypeAlias = Callable[[Mapping[str, int], bytes], Answer]  # gauges and a parcel, empty for a sign of life
+class Message(NamedTuple):
+    """What an actor says with every call."""
+
+    gauges: Mapping[str, int]
+    parcel: bytes  # a rollout; empty for a sign of life
+    first: int = 0  # the number of the first of its words
+    words: Sequence[bytes] = ()  # of troubles in its environments
+
+
+Send: TypeAlias = Callable[[Message], Answer]
 Fetch: TypeAlias = Callable[[int], tuple[int, bytes] | None]  # weights newer than this version
 
 
@@ -53,10 +62,14 @@ class Inbox:
         self.waiting: deque[Rollout] = deque()
         self.expected, self.shut = 0, False
         self.gauges: dict[str, int] = {}
+        self.words: deque[bytes] = deque()
+        self.heard = 0  # how many words in all
         self.room = threading.Condition()
 
     def put(self, parcel: bytes, wait_seconds: float = ROOM_SECONDS) -> bool:
         """Take a parcel in; False: not yet. One that makes no sense is a ValueError."""
+        if len(parcel) > self.limit_bytes:
+            raise ValueError(f"a parcel of {len(parcel)} bytes; {self.limit_bytes} at most were expected")
         try:
             rollout = unpack_rollout(parcel, self.spec, self.lanes, limit_bytes=self.limit_bytes)
         except NotWhole:
@@ -73,6 +86,14 @@ class Inbox:
             self.waiting.append(rollout)
             self.expected += 1
             return True
+
+    def hear(self, message: Message) -> None:
+        """Gauges, and words that were not heard before: an answer may have been lost."""
+        with self.room:
+            self.gauges = dict(message.gauges)
+            fresh = message.words[max(0, self.heard - message.first) :]
+            self.words.extend(fresh)
+            self.heard += len(fresh)
 
     def get(self) -> Rollout | None:
         """The oldest rollout waiting, if any."""
@@ -102,13 +123,13 @@ class Desk:
         self.inboxes[inbox.source[0]] = inbox
         return inbox
 
-    def put(self, worker: int, incarnation: int, gauges: Mapping[str, int], parcel: bytes) -> Answer:
+    def put(self, worker: int, incarnation: int, message: Message) -> Answer:
         """A call of an actor."""
         inbox = self.inboxes.get(worker)
         if inbox is None or inbox.shut or inbox.source != (worker, incarnation):
             return Answer(False, self.version, True, self.env_steps)
-        inbox.gauges = dict(gauges)
-        accepted = bool(parcel) and inbox.put(parcel)
+        inbox.hear(message)
+        accepted = bool(message.parcel) and inbox.put(message.parcel)
         return Answer(accepted, self.version, False, self.env_steps)
 
     def show(self, version: int, place: Any) -> None:
@@ -141,7 +162,7 @@ class Window:
     """The newest weights and numbers as an actor sees them: a board that is filled by answers."""
 
     def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+        self.layout, self.device = layout, torch.device("cpu")
         self.offered: tuple[int, bytes] = (0, b"")
         self.weights: tuple[int, Any] = (0, None)
         self.known = {"env_steps": 0, "stop": 0}
@@ -196,8 +217,12 @@ class Tally:
 class Courier:
     """An actor's end of its channel. `put` never blocks: a thread that turns `step` carries what it is given."""
 
-    def __init__(self, send: Send, fetch: Fetch, window: Window, tally: Tally, slots: int) -> None:
+    def __init__(
+        self, send: Send, fetch: Fetch, window: Window, tally: Tally, slots: int, listen: Callable[[], list[bytes]]
+    ) -> None:
         self.send, self.fetch, self.window, self.tally, self.slots = send, fetch, window, tally, slots
+        self.listen = listen  # to the actor's words
+        self.words, self.said = list[bytes](), 0
         self.outbox: deque[Rollout] = deque()
         self.parcel = b""  # of the oldest, once it was packed
         self.given = threading.Condition()
@@ -234,8 +259,10 @@ class Courier:
             oldest = self.outbox[0] if self.outbox else None
         if oldest is not None and not self.parcel:
             self.parcel = pack_rollout(oldest)
+        self.words += self.listen()
         try:
-            answer = self.send(dict(self.tally.counts), self.parcel)
+            answer = self.send(Message(dict(self.tally.counts), self.parcel, self.said, tuple(self.words)))
+            self.said, self.words = self.said + len(self.words), []
             self.window.hear(answer)
             if answer.accepted and self.parcel:
                 self.outbox.popleft()

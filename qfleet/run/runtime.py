@@ -7,7 +7,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Stopwatch, Tick, World
-from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
@@ -27,6 +27,15 @@ class Runtime(Protocol):
         ...
 
 
+def is_away(plan: Plan) -> bool:
+    """Does the course of this plan run in another process than this one?"""
+    if not isinstance(plan.runtime, Ray):
+        return False
+    from qfleet.run.ray import is_there
+
+    return not is_there()
+
+
 def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
     """The line that the plan's runtime turns. `world` is learned in, or only looked at where actors have their own."""
     if isinstance(plan.runtime, Processes):
@@ -37,6 +46,11 @@ def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module |
         line = make_process_line(plan, world.spec, make, torso, explore)
         line.notes = notes
         return line
+    if isinstance(plan.runtime, Ray):
+        from qfleet.run.ray import make_ray_line  # an extra, and slow to import
+
+        world.close()
+        return make_ray_line(plan, world.spec, (make, torso, explore))
     return make_line(plan, world, torso, explore)
 
 

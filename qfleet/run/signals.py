@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from types import FrameType
 
 # What the run's state and exit code become after saving.
@@ -38,10 +39,15 @@ class Asked:
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nsaving... (once more to leave at once)\n")
 
 
+# Where signals reach another process than the one that runs: who is asked by it.
+given: ContextVar[Asked | None] = ContextVar("given", default=None)
+
+
 @contextmanager
 def listening() -> Iterator[Asked]:
     """Listen for the time of a run; outside the main thread nothing is installed."""
-    asked = Asked()
+    if (asked := given.get()) is None:
+        asked = Asked()
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 
 from qfleet.act import Policy, make_epsilon
 from qfleet.act.policy import NonFiniteValues
-from qfleet.nets import QNet
-from qfleet.plan.schema import Algo, ConstantEpsilon, ExponentialEpsilon, LinearEpsilon
+from qfleet.data import Spec
+from qfleet.nets import QNet, make_net
+from qfleet.plan.schema import Algo, ConstantEpsilon, ExponentialEpsilon, LinearEpsilon, MlpTorso, Net
 from qfleet.qlearn import Scalar
 
 CHI_SQUARE_2 = 13.82  # 99.9 % quantiles for 2 and 3 degrees of freedom
@@ -37,6 +38,19 @@ def test_epsilon_halves_its_distance() -> None:
 def test_epsilon_may_be_constant() -> None:
     epsilon = make_epsilon(Algo(explore=ConstantEpsilon(epsilon=0.3)))
     assert {epsilon(step) for step in (0, 1, 10**9)} == {0.3}
+
+
+@pytest.mark.parametrize("dueling", [False, True], ids=["plain", "duelling"])
+def test_newer_weights_are_acted_by_wherever_they_lie(dueling: bool) -> None:
+    kind, spec = Net(torso=MlpTorso(sizes=(8, 8)), dueling=dueling), Spec((4,), "float32", (3,))
+    nets = [make_net(kind, spec, normalize="off", seed=seed) for seed in range(3)]
+    policy, obs = Policy(nets[0], Scalar(), (3,)), rng().normal(size=(5, 4)).astype(np.float32)
+    for version, net in enumerate(nets[1:], start=1):
+        policy.load(version, weights := net.state_dict())
+        with torch.no_grad():
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+            next(iter(weights.values())).mul_(2.0)  # shared: what is written there is seen at once
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
 
 
 def test_greedy_takes_the_best_and_returns_the_values() -> None:

@@ -1,5 +1,7 @@
 """The learner: targets that follow, clipping, refusal of what is not finite, and exact continuation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,20 @@ from qfleet.data import Spec
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.optimizer import clip_gradients, gradient_norm
 from qfleet.nets import make_net
-from qfleet.plan.schema import Adam, Algo, AverageTarget, CopyTarget, Env, Net, OwnTorso, Plan, Radam, Rmsprop, Sgd
+from qfleet.plan.schema import (
+    Adam,
+    Algo,
+    AverageTarget,
+    CopyTarget,
+    DoubleRule,
+    Env,
+    Net,
+    OwnTorso,
+    Plan,
+    Radam,
+    Rmsprop,
+    Sgd,
+)
 from tests.learn.parts import PICTURE, VECTOR, batch, make, same
 
 OPTIMISERS = {
@@ -231,6 +246,17 @@ def test_weights_that_do_not_fit_are_refused() -> None:
     arrays["head.extra"] = arrays.pop("head.actions.out.weight")
     with pytest.raises(KeyError, match=r"head\.extra"):
         make().load_model_arrays(arrays)
+
+
+def test_bytes_that_both_networks_look_at_are_scaled_once() -> None:
+    items = batch(PICTURE)
+    learner = make(PICTURE, algo=Algo(rule=DoubleRule()))
+    shown = learner.tensors(items).next_obs
+    assert shown is not None
+    assert torch.equal(shown, torch.from_numpy(items.next_obs) / 255.0)
+    other = make(PICTURE, algo=Algo(rule=DoubleRule()))
+    raw = replace(learner.tensors(items), next_obs=torch.from_numpy(items.next_obs))
+    assert torch.equal(other.differentiate(raw)[0], learner.differentiate(learner.tensors(items))[0])
 
 
 def test_both_networks_use_one_normalisation_and_rewards_are_scaled() -> None:

@@ -24,6 +24,7 @@ def learner_of(spec: Spec, *, half: bool, dueling: bool = False) -> Learner:
 def test_a_step_is_nearly_the_same_and_everything_kept_is_float32(spec: Spec, dueling: bool) -> None:
     half, full = (learner_of(spec, half=how, dueling=dueling) for how in (True, False))
     assert isinstance(half.online, Reduced)
+    assert half.online(torch.from_numpy(batch(spec).obs)).dtype == torch.float32
     one, other = half.update(batch(spec)), full.update(batch(spec))
     assert one.loss == pytest.approx(other.loss, rel=0.05)
     assert one.loss != other.loss

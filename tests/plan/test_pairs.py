@@ -136,6 +136,12 @@ PAIRED = [
         "Leave replay.filter.type or algo.anneal.type off.",
     ),
     Refused(
+        "replay.compress=true runtime.type=processes runtime.replay_process=true",
+        "replay.compress=true (command line) does not go with runtime.replay_process=true (command line)",
+        "The rows of a replay in a process of its own are seen by two processes, compressed ones only by one.",
+        "Leave replay.compress or runtime.replay_process off.",
+    ),
+    Refused(
         "algo.view.type=sequences net.memory.type=lstm replay.filter.type=duplicates",
         "replay.filter.type=duplicates (command line) does not go with algo.view.type=sequences (command line)",
         "A stretch of experience without its repeated steps is no longer what happened.",

@@ -90,6 +90,7 @@ class Case:
     prioritized: bool
     filtered: bool
     seed: int
+    packed: bool = False
 
     @property
     def lanes(self) -> int:
@@ -109,6 +110,7 @@ class Case:
             cut=cut,
             fold=fold,
             filter=filter,  # type: ignore[arg-type]
+            compress=self.packed,
         )
 
     def actors(self) -> list[Actor]:
@@ -136,6 +138,7 @@ def cases(draw: st.DrawFn) -> Case:
         prioritized=draw(st.booleans()),
         filtered=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
+        packed=draw(st.booleans()),
     )
 
 

@@ -377,7 +377,15 @@ print(known())
 """
 
 
-INNER = {"branch_at", "branch_sum", "flush", "fold", "stack_into", "tree_find"}  # which only other loops call
+INNER = {
+    "branch_at",
+    "branch_sum",
+    "flush",
+    "fold",
+    "frame_at",
+    "stack_into",
+    "tree_find",
+}  # which only other loops call
 
 
 def test_warming_up_compiles_all_that_a_run_calls() -> None:

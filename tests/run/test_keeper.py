@@ -17,7 +17,7 @@ from qfleet.run.resolve import resolve
 from qfleet.run.wiring import Line, make_line, make_train_world
 from qfleet.save import Checkpoints, decompress, unpack_tensors
 from tests.replay.streams import random_stream, rollout
-from tests.run.parts import checkpoints, same, small, trained, until
+from tests.run.parts import PONG, Settings, checkpoints, rows, same, small, trained, until
 
 
 @pytest.mark.usefixtures("every_save")
@@ -187,3 +187,18 @@ def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(UsageError, match="belongs nowhere"):
         keeps.load(store.load(3))
     line.close()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("ALE/Pong-v5", marks=pytest.mark.atari)])
+def test_compressed_frames_change_nothing_and_are_resumed_exactly(env_id: str, tmp_path: Path) -> None:
+    changes: Settings = {"replay.capacity": 400, **(PONG if env_id.startswith("ALE") else {})}
+    plain = trained(small(changes, env_id), tmp_path / "plain")
+    packed = {**changes, "replay.compress": True}
+    whole = trained(small(packed, env_id), tmp_path / "whole")
+    assert rows(whole.path) == rows(plain.path)
+    for name in ("model.safetensors", "optim.safetensors"):
+        assert (checkpoints(whole.path)[-1] / name).read_bytes() == (checkpoints(plain.path)[-1] / name).read_bytes()
+    part = trained(until(small(packed, env_id), 150), tmp_path / "part")
+    again = resume(part.path, steps=small(packed, env_id).until.steps)
+    assert again.status["exact"] is True
+    assert same(again.path, whole.path)

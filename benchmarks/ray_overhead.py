@@ -1,0 +1,63 @@
+"""What Ray costs: environment steps per second of the same plan on a local Ray and on processes, in turn."""
+
+import argparse
+import statistics
+import tempfile
+from typing import Any
+
+from benchmarks.command import Finished, qfleet, run
+
+BARS = {"cartpole": 0.6, "pong": 0.85}
+# Nothing is judged or saved on the way, so that acting, carrying and learning are all there is.
+PLAIN = ["eval.episodes=0", "eval.test_episodes=0", "save.every_seconds=100000", "save.every_steps=1000000000"]
+WORLDS = {
+    "cartpole": ["CartPole-v1", "log.every_steps=2000"],
+    "pong": ["ALE/Pong-v5", "log.every_steps=200", "algo.learn_start_steps=500", "replay.capacity=20000"],
+}
+RUNTIMES = ("processes", "ray")
+
+
+def steady(rows: list[dict[str, Any]]) -> float:
+    """Steps per second between the first progress row with updates and the last one."""
+    learning = [row for row in rows if row["kind"] == "progress" and row["updates"] > 0]
+    if len(learning) < 3:
+        return float("nan")
+    first, last = learning[0], learning[-1]
+    return float((last["env_steps"] - first["env_steps"]) / (last["seconds"] - first["seconds"]))
+
+
+def measure(world: str, runtime: str, actors: int, seconds: float) -> float:
+    """One run of a fixed time."""
+    with tempfile.TemporaryDirectory() as out:
+        settings = [*WORLDS[world], *PLAIN, f"runtime.type={runtime}", f"actors.num={actors}", "runtime.chunk_rows=16"]
+        limits = [f"until.seconds={seconds}", "--steps", "1000000000", "--out", out, "--json"]
+        done: Finished = run(qfleet("train", *settings, *limits), limit_seconds=seconds + 180)
+    if done.exit_code != 0:
+        raise SystemExit(f"{' '.join(done.command)} left with {done.exit_code}: {done.errors[-500:]}")
+    return steady([row for _, row in done.rows])
+
+
+def main() -> None:
+    """Measure in turn, and say whether the bars are met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=sorted(WORLDS))
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--actors", type=int, default=1)
+    asked = parser.parse_args()
+    print("| world | processes steps/s | ray steps/s | ratio | bar |\n| --- | --- | --- | --- | --- |")
+    for world in asked.worlds:
+        speeds: dict[str, list[float]] = {runtime: [] for runtime in RUNTIMES}
+        for number in range(asked.rounds):
+            for runtime in RUNTIMES if number % 2 == 0 else reversed(RUNTIMES):
+                speeds[runtime].append(measure(world, runtime, asked.actors, asked.seconds))
+        middle = {runtime: statistics.median(values) for runtime, values in speeds.items()}
+        ratio = middle["ray"] / middle["processes"]
+        print(
+            f"| {world} | {middle['processes']:.0f} | {middle['ray']:.0f} | {ratio:.2f} | {BARS[world]:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

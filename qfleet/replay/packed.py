@@ -1,0 +1,128 @@
+"""Frames in compressed blocks of 16 rows of one lane, lossless; the newest block of every lane stays as it is.
+
+Frames that follow each other are nearly the same, so a block of them packs far better than each by itself (Pong: 70
+times). To be looked at, blocks are unpacked side by side; `table` tells where. Shapes: R rows, L lanes, D words of a
+frame, F frames, M blocks of the ring.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from qfleet.data import Array
+from qfleet.data.wire import lz4_block
+from qfleet.replay.kernels import BLOCK
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What packing has saved and what it has cost since the store was made."""
+
+    raw_bytes: int  # of the frames that lie in blocks
+    packed_bytes: int  # of these blocks
+    packed_blocks: int
+    pack_seconds: float
+    unpacked_blocks: int
+    unpack_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the blocks are."""
+        return self.raw_bytes / self.packed_bytes if self.packed_bytes else 1.0
+
+
+class Packed:
+    """The observations of a store of R rows."""
+
+    def __init__(self, lanes: int, rows: int, frame: Array) -> None:
+        self.lanes, self.lz4 = lanes, lz4_block()
+        blocks = rows // BLOCK + 2  # the newest R rows may begin and end within one
+        self.blobs: list[bytes | None] = [None] * (blocks * lanes)
+        self.table = np.zeros((blocks, lanes), np.int64)  # first frame of a block that is unpacked
+        # The open block of every lane, [16, L] frames, and behind them room for what is unpacked.
+        self.frames = np.zeros((BLOCK * lanes, *frame.shape), frame.dtype)
+        self.packed_blocks = self.unpacked_blocks = self.packed_bytes = 0
+        self.pack_seconds = self.unpack_seconds = 0.0
+
+    @property
+    def open(self) -> Array:  # [16, L, D]
+        """The rows of each lane's newest block."""
+        return self.frames[: BLOCK * self.lanes].reshape(BLOCK, self.lanes, -1)
+
+    def close(self, heads: Array, begin: int, end: int) -> None:
+        """Pack the open blocks of those of lanes [begin, end) that are complete."""
+        for lane in range(begin, end):
+            if heads[lane] % BLOCK == 0:
+                self.pack(int(heads[lane]) // BLOCK - 1, lane, self.open[:, lane])
+
+    def pack(self, block: int, lane: int, frames: Array) -> None:
+        """Keep the frames [16, D] of this block."""
+        begun = time.monotonic()
+        key = block % len(self.table) * self.lanes + lane
+        before = self.blobs[key]
+        packed: bytes = self.lz4.compress(np.ascontiguousarray(frames), store_size=False)
+        self.blobs[key] = packed
+        self.packed_bytes += len(packed) - (0 if before is None else len(before))
+        self.packed_blocks += 1
+        self.pack_seconds += time.monotonic() - begun
+
+    def unpack(self, key: int) -> Array:  # [16, D]
+        """The frames of a block by its place in the ring; zeros if it never held any."""
+        blob, shape = self.blobs[key], (BLOCK, *self.frames.shape[1:])
+        if blob is None:
+            return np.zeros(shape, self.frames.dtype)
+        size = self.frames[:BLOCK].nbytes
+        raw: bytes = self.lz4.decompress(blob, uncompressed_size=size)
+        return np.frombuffer(raw, self.frames.dtype).reshape(shape)
+
+    def show(self, rows: Array, lanes: Array, heads: Array) -> None:
+        """Unpack what is needed to look at these rows (in these lanes): until the next call the table tells where."""
+        begun = time.monotonic()
+        blocks, lanes = np.broadcast_arrays(rows // BLOCK, lanes)
+        closed = (rows >= 0) & (blocks < heads[lanes] // BLOCK)
+        keys = np.unique(blocks[closed] % len(self.table) * self.lanes + lanes[closed])
+        first = BLOCK * self.lanes
+        if len(self.frames) < first + BLOCK * len(keys):
+            wider = np.empty((first + BLOCK * len(keys), *self.frames.shape[1:]), self.frames.dtype)
+            wider[:first] = self.frames[:first]
+            self.frames = wider
+        for place, key in enumerate(keys.tolist()):
+            at = first + BLOCK * place
+            self.frames[at : at + BLOCK] = self.unpack(key)
+        self.table.ravel()[keys] = first + BLOCK * np.arange(len(keys))
+        self.unpacked_blocks += len(keys)
+        self.unpack_seconds += time.monotonic() - begun
+
+    def read(self, begin: int, end: int, lanes: range, heads: Array) -> Array:  # [T, B, D]
+        """Rows [begin, end) of these lanes."""
+        out = np.empty((end - begin, len(lanes), *self.frames.shape[1:]), self.frames.dtype)
+        for block in range(begin // BLOCK, -(-end // BLOCK)):
+            low, high = max(begin, block * BLOCK), min(end, (block + 1) * BLOCK)
+            for i, lane in enumerate(lanes):
+                newest = block == heads[lane] // BLOCK
+                frames = self.open[:, lane] if newest else self.unpack(block % len(self.table) * self.lanes + lane)
+                out[low - begin : high - begin, i] = frames[low - block * BLOCK : high - block * BLOCK]
+        return out
+
+    def restore(self, begin: int, end: int, lanes: range, values: Array) -> None:
+        """Put rows [begin, end) of these lanes back; what lies before them in their first block is gone.
+
+        A block that `end` leaves incomplete is the newest of its lane, so every call but the last must end with one.
+        """
+        for block in range(begin // BLOCK, -(-end // BLOCK)):
+            low, high = max(begin, block * BLOCK), min(end, (block + 1) * BLOCK)
+            for i, lane in enumerate(lanes):
+                frames = np.zeros((BLOCK, *self.frames.shape[1:]), self.frames.dtype)
+                frames[low - block * BLOCK : high - block * BLOCK] = values[low - begin : high - begin, i]
+                if high < (block + 1) * BLOCK:
+                    self.open[:, lane] = frames
+                else:
+                    self.pack(block, lane, frames)
+
+    def saving(self) -> Saving:
+        """The numbers so far."""
+        blocks = sum(blob is not None for blob in self.blobs)
+        raw = blocks * self.frames[:BLOCK].nbytes
+        packing = (self.packed_blocks, self.pack_seconds)
+        return Saving(raw, self.packed_bytes, *packing, self.unpacked_blocks, self.unpack_seconds)

@@ -1,0 +1,228 @@
+"""A run on Ray: the course (learner, replay, diary, checkpoints) in one of its processes, actors in others.
+
+The process that was called only starts them, passes signals on and shows what it hears. When it ends, Ray's job ends
+with it, and everything that the job has started.
+"""
+
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qfleet import errors
+from qfleet.act import make_explorer
+from qfleet.data import Spec
+from qfleet.errors import QfleetError, UsageError
+from qfleet.plan.schema import Plan, Ray
+from qfleet.run import api
+from qfleet.run.conduct import interactive_watcher, threads
+from qfleet.run.diary import Callback
+from qfleet.run.fleet import Fleet
+from qfleet.run.ray_relay import Hearing
+from qfleet.run.signals import Asked, listening
+from qfleet.run.supervisor import Supervisor
+from qfleet.run.wiring import Learning, Line, join_parts, make_train_world, stream
+from qfleet.watch import Watcher, find_run, program, read_json
+
+try:
+    import ray
+except ImportError as error:
+    raise UsageError(
+        "runtime.type=ray, but Ray is not installed", "It is an extra.", 'Install it: pip install "qfleet[ray]"'
+    ) from error
+
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from qfleet.run.ray_course import CourseHost, Own, Result, Task
+from qfleet.run.ray_hosts import DESK, RaySite
+from qfleet.run.ray_session import session
+
+SUPERVISE = 107  # the purpose of random numbers that spread restarts
+LOOK_SECONDS = 0.25
+START_SECONDS = 120.0
+LARGEST_DELAY_SECONDS = 2.0  # until an actor that failed is started again
+TELL_SECONDS = 10.0
+CALLERS = 4  # threads of the course's process besides one for each actor
+
+
+def make_ray_line(plan: Plan, spec: Spec, own: Own) -> Line:
+    """A line whose actors live on Ray; outside a course's process it can be looked at but not run."""
+    runtime, workers = ray_of(plan), plan.actors.num
+
+    def supervise(incarnations: list[int]) -> Supervisor:
+        return Supervisor(
+            workers,
+            hung_seconds=runtime.hung_seconds,
+            restarts=runtime.restarts,
+            rng=stream(plan.seed, SUPERVISE),
+            largest_delay=LARGEST_DELAY_SECONDS,
+            start_seconds=START_SECONDS,  # a node may have to be found first
+            incarnations=incarnations,
+        )
+
+    def hire(learning: Learning) -> Fleet:
+        site = RaySite(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, DESK.get())
+        explorer = make_explorer(plan.algo, spec.actions, plan.env.num, own[2])
+        return Fleet(
+            learning,
+            explorer,
+            site,
+            supervise,
+            workers=workers,
+            lanes=plan.env.num,
+            until_steps=plan.until.steps,
+            keeps_history=plan.log.history,
+        )
+
+    return join_parts(plan, spec, hire, own[1])
+
+
+def ray_of(plan: Plan) -> Ray:
+    """The plan's runtime, which is Ray."""
+    if not isinstance(plan.runtime, Ray):
+        raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} is not ray")
+    return plan.runtime
+
+
+def is_there() -> bool:
+    """Is this already the process in which the course runs?"""
+    return DESK.get() is not None
+
+
+def train(
+    plan: Plan,
+    own: Own,
+    *,
+    out: str | Path,
+    name: str | None,
+    weights_from: str | Path | None,
+    command: list[str] | None,
+    watcher: Watcher | None,
+    callbacks: Iterable[Callback],
+) -> api.Run:
+    """As `api.train`, on Ray. What can be refused without Ray is refused first: starting it takes a while."""
+    source = None if weights_from is None else find_run(weights_from, out)
+    with threads(plan), closing(make_train_world(plan, own[0])) as world:
+        line = api.prepared(plan, world, *own, source, lambda text: None)
+        line.close()
+    origin = None if source is None else str(source.absolute())
+    task = Task(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)
+    return follow(task, own, watcher, callbacks)
+
+
+def resume(
+    plan: Plan,
+    own: Own,
+    *,
+    folder: Path,
+    steps: int | None,
+    trust_env: bool,
+    strict: bool,
+    watcher: Watcher | None,
+    callbacks: Iterable[Callback],
+) -> api.Run:
+    """As `api.resume`, on Ray."""
+    task = Task(plan, str(folder.absolute()), fresh=False, steps=steps, trust_env=trust_env, strict=strict)
+    return follow(task, own, watcher, callbacks)
+
+
+def follow(task: Task, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback]) -> api.Run:
+    """Have a course run on Ray, and show what it tells."""
+    hear = Hearing(watcher if watcher is not None else interactive_watcher(), list(callbacks))
+    with session(task.plan):
+        host = place(task.plan)
+        try:
+            course = started(host, task, own)
+            with listening() as asked:
+                result = watched(host, course, hear, asked)
+        finally:
+            ray.kill(host, no_restart=True)
+            hear.close()
+    if result.error is not None:
+        raise as_error(result)
+    folder = Path(result.path)
+    ended = read_json(folder / "status.json").get("state")
+    return api.load(folder, which="best" if ended == "done" else "latest", env=own[0], torso=own[1], trust_env=True)
+
+
+def place(plan: Plan) -> Any:
+    """The process for the course, on this node: the run's folder is here."""
+    runtime = ray_of(plan)
+    options = {
+        "num_cpus": runtime.learner_cpus,
+        "num_gpus": int((runtime.device or "").startswith("cuda")),
+        "max_concurrency": plan.actors.num + CALLERS,
+        "max_restarts": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
+    }
+    host = ray.remote(CourseHost).options(**options).remote()
+    try:
+        ray.get(host.ready.remote(), timeout=START_SECONDS)
+    except (GetTimeoutError, RayError) as error:
+        raise UsageError(
+            f"Ray did not start the learner on this node within {START_SECONDS:g} seconds",
+            f"It said: {' '.join(str(error).split())[:300]}",
+            f"Is there room? It asks for runtime.learner_cpus={runtime.learner_cpus:g}.",
+        ) from error
+    return host
+
+
+def started(host: Any, task: Task, own: Own) -> Any:
+    """The call that lasts as long as the course."""
+    try:
+        return host.run.remote(msgspec.json.encode(task), own)
+    except TypeError as error:
+        raise UsageError(
+            "what was given as env, torso or explore cannot be sent to another process",
+            f"Ray said: {str(error).splitlines()[0]}",
+            "Define it at the top level of a module, or use runtime.type=inline.",
+        ) from error
+
+
+def watched(host: Any, course: Any, hear: Hearing, asked: Asked) -> Result:
+    """Look a few times a second until the course is over; pass on what it is asked."""
+    told, call = False, None
+    while True:
+        call = host.news.remote(hear.heard) if call is None else call
+        over = bool(ray.wait([course], timeout=LOOK_SECONDS)[0])
+        if asked and not told:
+            told = tell(host.ask.remote(asked.name))
+        if over:
+            return last_of(host, course, hear)
+        if ray.wait([call], timeout=0)[0]:
+            if hear.take(ray.get(call, timeout=TELL_SECONDS)):
+                tell(host.halt.remote())
+            call = None
+
+
+def tell(call: Any) -> bool:
+    """Was it heard?"""
+    with suppress(GetTimeoutError, RayError):
+        ray.get(call, timeout=TELL_SECONDS)
+        return True
+    return False
+
+
+def last_of(host: Any, course: Any, hear: Hearing) -> Result:
+    """The result of a course that is over, and its last news."""
+    try:
+        hear.take(ray.get(host.news.remote(hear.heard), timeout=TELL_SECONDS))
+        return msgspec.json.decode(ray.get(course, timeout=TELL_SECONDS), type=Result)
+    except RayError as error:
+        raise QfleetError(
+            "the learner's process on Ray has ended before its time",
+            f"Ray said: {' '.join(str(error).split())[:300]}",
+            f"Go on from the last checkpoint: {program()} resume {hear.run or 'RUN'}",
+        ) from error
+
+
+def as_error(result: Result) -> Exception:
+    """The error of a course, of the same class as there."""
+    name, *parts = result.error or ("", "", "", "")
+    known = getattr(errors, name, None) if name else None
+    if isinstance(known, type) and issubclass(known, QfleetError):
+        return known(*parts)
+    return RuntimeError(f"{parts[0]}\n{result.trace}")

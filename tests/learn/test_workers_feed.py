@@ -1,0 +1,130 @@
+"""Feeds of several actors: each writes its own lanes, learns blocks of its own, and is sealed on its own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from qfleet.data import Array, Rollout, Spec
+from qfleet.learn import FreshFeed, ReplayFeed, make_feed, make_learner
+from qfleet.nets import make_net
+from qfleet.plan.schema import Actors, Algo, Env, Fresh, MlpTorso, Net, Plan, Replay
+from qfleet.replay import make_replay
+from tests.replay.streams import random_stream, rollout
+
+SPEC, LANES, WIDTH, ROWS = Spec((4,), "float32", (3,)), 4, 2, 5
+
+
+def make(kind: Replay | Fresh, normalize: str = "off") -> ReplayFeed | FreshFeed:
+    plan = Plan(
+        env=Env(id="none", num=LANES, normalize=normalize),  # type: ignore[arg-type]
+        algo=Algo(discount=0.5, n_step=1 if isinstance(kind, Fresh) else 3),
+        net=Net(torso=MlpTorso(sizes=(8,))),
+        replay=kind,
+        actors=Actors(num=LANES // WIDTH),
+    )
+    net = make_net(plan.net, SPEC, normalize=plan.env.normalize, seed=1)
+    learner = make_learner(plan, SPEC, net, torch.device("cpu"))
+    feed = make_feed(plan, make_replay(plan, SPEC, LANES, np.random.default_rng(0)), learner, LANES)
+    assert isinstance(feed, ReplayFeed | FreshFeed)
+    return feed
+
+
+def send(feed: ReplayFeed | FreshFeed, worker: int, num: int, seed: int, end: float = 0.0) -> dict[str, Array]:
+    rows = random_stream(np.random.default_rng(seed), SPEC, WIDTH, num, end)
+    feed.insert(replace(rollout(rows), source=(worker, 0, seed)))
+    return rows
+
+
+def test_a_workers_rollouts_go_into_its_own_lanes() -> None:
+    feed = make(Replay(capacity=100))
+    second, first = send(feed, 1, 7, 1), send(feed, 0, 3, 2)
+    store = feed.replay.store
+    assert store.heads.tolist() == [3, 3, 7, 7]
+    assert np.array_equal(store.obs[:3, :2], first["obs"])
+    assert np.array_equal(store.obs[:7, 2:], second["obs"])
+    assert feed.steps == 2 * 7 + 2 * 3
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_sealing_a_worker_ends_its_episodes_only(worker: int) -> None:
+    feed = make(Replay(capacity=100), normalize="reward")
+    for who in (0, 1):
+        send(feed, who, 6, who)
+    before, other = len(feed.replay), 1 - worker
+    assert (feed.observer.returns != 0).all()
+    assert feed.seal(worker) == WIDTH
+    assert len(feed.replay) == before + WIDTH * 2  # of n = 3 the two that waited, and the newest is no step
+    assert feed.steps == 2 * 2 * 6  # accepted steps stay counted
+    lanes = slice(WIDTH * worker, WIDTH * worker + WIDTH)
+    assert (feed.observer.returns[lanes] == 0).all()
+    assert (feed.observer.returns[WIDTH * other : WIDTH * other + WIDTH] != 0).all()
+    assert feed.seal(worker) == 0
+    send(feed, worker, 6, 9)
+    batch = feed.replay.take(np.arange(feed.replay.tail, feed.replay.head), np.ones(len(feed.replay), np.float32))
+    assert len(batch.ids) == before + WIDTH * 2 + WIDTH * 3
+
+
+def test_returns_of_lanes_do_not_disturb_each_other() -> None:
+    apart, alone = make(Replay(capacity=100), normalize="reward"), make(Replay(capacity=100), normalize="reward")
+    for seed in range(5):
+        send(apart, 0, 3, seed)
+        send(apart, 1, 4, 50 + seed)
+    for seed in range(5):
+        send(alone, 1, 4, 50 + seed)
+    assert np.array_equal(apart.observer.returns[2:], alone.observer.returns[2:])
+
+
+def taken(feed: ReplayFeed | FreshFeed) -> list[Array]:
+    """The observations of every minibatch that can be taken now."""
+    found = []
+    while (batch := feed.take(0)) is not None:
+        found.append(batch.obs)
+    return found
+
+
+def test_a_block_is_the_newest_window_of_one_actor() -> None:
+    feed = make(Fresh(rows=ROWS, epochs=1, minibatches=1))
+    fast = send(feed, 1, ROWS + 1, 1)
+    (block,) = taken(feed)
+    expected = fast["obs"][:ROWS].reshape(-1, 4)
+    assert sorted(map(tuple, block.tolist())) == sorted(map(tuple, expected.tolist()))
+    more = send(feed, 1, ROWS, 2)
+    slow = send(feed, 0, ROWS + 1, 3)
+    blocks = taken(feed)
+    assert [len(block) for block in blocks] == [ROWS * WIDTH] * 2  # each in the order they were complete
+    windows = [np.concatenate([fast["obs"], more["obs"]])[ROWS : 2 * ROWS], slow["obs"][:ROWS]]
+    for block, window in zip(blocks, windows, strict=True):
+        assert sorted(map(tuple, block.tolist())) == sorted(map(tuple, window.reshape(-1, 4).tolist()))
+
+
+def test_a_block_that_was_begun_by_a_dead_actor_is_dropped() -> None:
+    feed = make(Fresh(rows=ROWS, epochs=1, minibatches=1))
+    send(feed, 0, ROWS, 1)
+    assert feed.seal(0) == WIDTH
+    rows = send(feed, 0, ROWS, 2)
+    assert not taken(feed)
+    send(feed, 0, 1, 3)
+    (block,) = taken(feed)
+    assert sorted(map(tuple, block.tolist())) == sorted(map(tuple, rows["obs"].reshape(-1, 4).tolist()))
+
+
+def test_a_batch_stays_as_it_is_while_the_next_is_drawn() -> None:
+    feed = make(Replay(capacity=500))
+    rows: Rollout = rollout(random_stream(np.random.default_rng(0), SPEC, LANES, 100, 0.1))
+    feed.insert(rows)
+    first = feed.replay.sample(16)
+    assert first is not None
+    kept = {name: getattr(first, name).copy() for name in ("obs", "action", "reward", "next_obs", "ids", "weight")}
+    second = feed.replay.sample(16)
+    assert second is not None
+    assert all(np.array_equal(getattr(first, name), value) for name, value in kept.items())
+    assert not np.shares_memory(first.obs, second.obs)
+    third = feed.replay.sample(16)
+    assert third is not None
+    assert np.shares_memory(first.obs, third.obs)  # no new memory for every batch
+    other = feed.replay.sample(8)
+    assert other is not None
+    assert len(other.obs) == len(other.ids) == 8
+    assert not np.shares_memory(third.obs, other.obs)

@@ -1,0 +1,29 @@
+"""Two nodes of a Ray cluster on this machine, on loopback; prints the address, and takes the second one away on demand.
+
+Run as a script: `python ray_cluster.py`, then write `remove` or `end` to its standard input.
+"""
+
+import os
+import sys
+
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # else 127.0.0.1 becomes an address that others reach
+
+from ray.cluster_utils import Cluster
+
+
+def main() -> None:
+    small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=small)
+    second = cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
+    print(cluster.address, flush=True)
+    for line in sys.stdin:
+        if line.strip() == "remove":
+            cluster.remove_node(second, allow_graceful=False)
+            print("removed", flush=True)
+        else:
+            break
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Runs on Ray itself: same updates as inline, replaced actors, a shut door, and nothing left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qfleet import Run
+from qfleet.run.audit import check_history
+from qfleet.watch import read_json, read_rows
+from tests.run.parts import Settings, events, resumed, status, words
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
+RAY: Settings = {"runtime.type": "ray", "actors.num": 2, "runtime.chunk_rows": 4, "runtime.hung_seconds": 20}
+LONG: Settings = {"until.steps": 10_000_000, "log.every_steps": 500, "log.history": True, "save.every_steps": 20_000}
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.fixture(autouse=True)
+def _ray_is_there() -> None:
+    pytest.importorskip("ray")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The environment of a command: its caches and temporary files are in a folder of their own."""
+    temp = Path("/tmp") / f"t{os.getpid()}"  # noqa: S108  sockets need short paths
+    temp.mkdir(exist_ok=True)
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(temp)}
+    yield {**os.environ, **own, "PYTHONPATH": str(ROOT)}
+    shutil.rmtree(temp)
+
+
+@pytest.fixture
+def begin(home: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts `qfleet train`, and leaves none running."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(changes: Settings, **more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "qfleet", *words(tmp_path, changes), "--name", f"run{len(begun)}"]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        begun.append(subprocess.Popen(command, env={**home, **more}, cwd=tmp_path, text=True, **pipes))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def wait_for(ready: Callable[[], Any], seconds: float = 90.0) -> Any:
+    """What it answers, once it is something."""
+    limit = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < limit, "it did not come in time"
+        time.sleep(0.1)
+    return found
+
+
+def family(pid: int) -> dict[int, str]:
+    """A process's descendants and their command lines."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, IndexError):
+            continue
+    found, more = set[int](), {pid}
+    while more:
+        found, more = found | more, {child for child, parent in parents.items() if parent in more}
+    return {child: line for child in found - {pid} if (line := command_line(child))}
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def acting(pid: int) -> list[int]:
+    return sorted(child for child, line in family(pid).items() if "ray::ActorHost.act" in line)
+
+
+def alive(pids: set[int]) -> dict[int, str]:
+    return {pid: line for pid in pids if (line := command_line(pid))}
+
+
+def steps(run: Path) -> int:
+    rows = read_rows(run / "metrics.jsonl")
+    return int(rows[-1]["env_steps"]) if rows else 0
+
+
+def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def updates_due(run: Path) -> int:
+    """What inline makes of so many steps: 5 samples per insert in batches of 16, after 40 steps."""
+    return 5 * (status(run)["env_steps"] - 40) // 16
+
+
+def test_as_many_updates_as_inline(begin: Any, tmp_path: Path, reference: Any) -> None:
+    process = begin({**RAY, "log.history": True, "eval.episodes": 2, "eval.test_episodes": 2})
+    seen = wait_for(lambda: acting(process.pid) and set(family(process.pid)))
+    ended(process)
+    run, inline = tmp_path / "run0", reference()
+    assert status(run)["updates"] == updates_due(run) > 0
+    assert status(run)["env_steps"] - inline.status["env_steps"] in range(-1, 3)
+    assert inline.status["updates"] == 5 * (inline.status["env_steps"] - 40) // 16
+    assert status(run)["score"]["episodes"] == 2
+    assert check_history(run / "history") == []
+    assert not alive(seen)
+
+
+def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("a" * 40)
+    token.chmod(0o600)
+    home |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    script = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(script, env=home, stdin=pipe, stdout=pipe, text=True) as cluster:
+        assert cluster.stdin
+        assert cluster.stdout
+        try:
+            address = cluster.stdout.readline().strip()
+            refused = begin({**RAY, "runtime.address": address}, RAY_AUTH_TOKEN="b" * 40)
+            first = begin({**RAY, "runtime.address": address})
+            ended(first)
+            assert status(tmp_path / "run1")["updates"] == updates_due(tmp_path / "run1") > 0
+            assert "refused the token" in ended(refused, 2)[1]
+            second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})
+            run = tmp_path / "run2"
+            wait_for(lambda: steps(run) > 1_000)
+            print("remove", file=cluster.stdin, flush=True)
+            assert cluster.stdout.readline().strip() == "removed"
+            lost = wait_for(lambda: events(run, "actor_lost"))
+            begun = steps(run)
+            wait_for(lambda: steps(run) > begun + 5_000)
+            second.send_signal(signal.SIGTERM)
+            ended(second, 143)
+            assert {event["incarnation"] for event in lost} == {0}
+            assert check_history(run / "history") == []
+        finally:
+            print("end", file=cluster.stdin, flush=True)
+            cluster.wait(timeout=60)
+
+
+def test_a_killed_actor_is_replaced_and_ctrl_c_saves(begin: Any, tmp_path: Path) -> None:
+    process = begin({**RAY, **LONG})
+    run = tmp_path / "run0"
+    wait_for(lambda: steps(run) > 1_000)
+    victims = wait_for(lambda: len(found := acting(process.pid)) == 2 and found)
+    everyone = set(family(process.pid))
+    os.kill(victims[0], signal.SIGKILL)
+    lost = wait_for(lambda: events(run, "actor_lost"), 10)
+    begun = steps(run)
+    wait_for(lambda: len(set(acting(process.pid)) - set(victims)) == 1)
+    wait_for(lambda: steps(run) > begun + 5_000)
+    process.send_signal(signal.SIGINT)
+    out, err = ended(process, 130)
+    assert "Traceback" not in out + err
+    assert lost[0]["cause"] == "dead"
+    assert check_history(run / "history") == []
+    assert status(run)["state"] == "interrupted"
+    assert status(run)["updates"] == updates_due(run)
+    wait_for(lambda: not alive(everyone), 10)
+    check_resumes(run)
+
+
+def check_resumes(run: Path) -> None:
+    """On Ray again, from another process, with a later incarnation of everyone."""
+    before = status(run)["env_steps"]
+    again = resumed(run, steps=before + 200)
+    assert isinstance(again, Run)
+    assert (again.exit_code, again.status["updates"]) == (0, updates_due(run))
+    assert again.status["env_steps"] >= before + 200
+    assert check_history(run / "history") == []
+
+
+def listeners(pids: set[int]) -> dict[str, str]:
+    """Addresses that these processes listen on, and one that does."""
+    owners: dict[str, str] = {}
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(link)
+            except OSError:
+                continue
+            if target.startswith("socket:"):
+                owners[target[8:-1]] = command_line(pid)
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {line[1].partition(":")[0]: owners[line[9]] for line in lines if line[3] == "0A" and line[9] in owners}
+
+
+def test_the_door_is_shut_and_a_killed_driver_leaves_nothing(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))  # noqa: S108
+    process = begin({**RAY, **LONG})
+    wait_for(lambda: steps(tmp_path / "run0") > 1_000)
+    everyone = family(process.pid)
+    assert any("raylet" in line for line in everyone.values())
+    heard = listeners({process.pid, *everyone})
+    assert heard
+    assert not heard.keys() - LOOPBACK, heard
+    token = tmp_path / "cache" / "qfleet" / "ray-token"
+    assert token.stat().st_mode & 0o777 == 0o600
+    assert not [line for line in everyone.values() if token.read_text() in line]
+    process.kill()
+    wait_for(lambda: not alive(set(everyone)), 10)
+    wait_for(lambda: not list(Path(home["TMPDIR"]).iterdir()), 10)
+    assert set(os.listdir("/dev/shm")) <= before  # noqa: S108
+    assert read_json(tmp_path / "run0" / "status.json")["state"] == "running"

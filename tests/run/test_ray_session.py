@@ -1,0 +1,112 @@
+"""Who may be joined, by which token, and what is said when Ray is missing or too old."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
+from qfleet.plan import make_plan
+from qfleet.run.runtime import is_away
+
+RAY = {"runtime.type": "ray", "actors.num": 2}
+
+
+@pytest.mark.parametrize("address", ["auto", "ray://10.0.0.1:10001", "10.0.0.1", "10.0.0.1:6379/x", "http://a:1"])
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(UsageError, match="is not host:port"):
+        make_plan("CartPole-v1", overrides={**RAY, "runtime.address": address})
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:6379", "head.cluster-1:6379", "[fe80::1]:6379"])
+def test_good_addresses_pass(address: str) -> None:
+    assert make_plan("CartPole-v1", overrides={**RAY, "runtime.address": address})
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "ray" or name.startswith("qfleet.run.ray")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r'pip install "qfleet\[ray\]"'):
+        is_away(make_plan("CartPole-v1", overrides=RAY))
+
+
+def test_other_runtimes_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert not is_away(make_plan("CartPole-v1"))
+    assert not is_away(make_plan("CartPole-v1", overrides={**RAY, "runtime.type": "processes"}))
+
+
+@pytest.mark.ray
+class TestWithRay:
+    """What needs the package, but starts nothing."""
+
+    @pytest.fixture(autouse=True)
+    def _clean(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        pytest.importorskip("ray")
+        for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def test_a_remote_cluster_needs_a_token(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from qfleet.run.ray_session import token_mode
+
+        with pytest.raises(UsageError, match="there is no token"):
+            token_mode("10.0.0.1:6379", allow_none=False)
+        assert token_mode("10.0.0.1:6379", allow_none=True) == {}
+        assert token_mode("127.0.0.1:6379", allow_none=False) == token_mode("[::1]:6379", allow_none=False) == {}
+        (tmp_path / ".ray").mkdir()
+        (tmp_path / ".ray" / "auth_token").write_text("x")
+        assert token_mode("10.0.0.1:6379", allow_none=False) == {"RAY_AUTH_MODE": "token"}
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        with pytest.raises(UsageError, match="there is no token"):
+            token_mode("10.0.0.1:6379", allow_none=False)
+
+    def test_our_token_is_made_once_and_is_ours_alone(self) -> None:
+        from qfleet.run.ray_session import own_token
+
+        file = own_token()
+        token = file.read_text()
+        assert len(token) >= 32
+        assert file.stat().st_mode & 0o777 == 0o600
+        assert own_token().read_text() == token
+        assert [path.name for path in file.parent.iterdir()] == ["ray-token"]
+        file.chmod(0o644)
+        with pytest.raises(StorageError, match="yours alone"):
+            own_token()
+
+    def test_nobody_at_the_address_is_said_at_once(self) -> None:
+        from qfleet.run.ray_session import connect
+
+        with pytest.raises(UsageError, match="cannot be joined"):
+            connect("127.0.0.1:9", "127.0.0.1", 9)
+
+    def test_old_versions_are_refused(self) -> None:
+        from qfleet.run.ray_session import require_version
+
+        require_version("2.60.0")
+        require_version("3.0.0.dev0")
+        with pytest.raises(UsageError, match="too old"):
+            require_version("2.54.1")
+
+    def test_errors_come_back_as_the_same_class(self) -> None:
+        from qfleet.run.ray import Result, as_error
+
+        error = as_error(Result(error=("EnvError", "what", "why", "fix")))
+        assert isinstance(error, EnvError)
+        assert (error.what, error.why, error.fix, error.exit_code) == ("what", "why", "fix", 4)
+        strange = as_error(Result(error=("", "KeyError: 'x'", "", ""), trace="Traceback ..."))
+        assert not isinstance(strange, QfleetError)
+        assert "KeyError: 'x'" in str(strange)
+        assert not isinstance(as_error(Result(error=("Annotated", "what", "", ""))), QfleetError)
+
+    def test_a_line_can_be_looked_at_without_a_cluster_but_not_run(self) -> None:
+        from qfleet.run.api import rehearse
+        from qfleet.run.ray_hosts import RaySite
+
+        plan = make_plan("CartPole-v1", overrides={**RAY, "env.num": 4})
+        assert rehearse(plan)
+        site = RaySite(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match=r"qfleet\.run\.ray"):
+            site.hire(0, 0)
