@@ -20,6 +20,7 @@ from qfleet.run.conduct import conduct, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
 from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
+from qfleet.run.measure import settled_machine
 from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
@@ -181,9 +182,12 @@ def prepared(
     warn: Callable[[str], object],
 ) -> Line:
     """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here."""
+    asked_threads = plan.runtime.threads
     plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
     require_memory(plan, world.spec)
+    plan, told = settled_machine(plan, asked_threads, world.spec)
     line = line_for(plan, world, env, torso, explore)
+    line.notes = [*told, *line.notes]
     if source is not None:
         adopt(line, source, warn)
     return line
@@ -203,7 +207,9 @@ def rehearse(
         require_free(Path(out), name)
     source = None if weights_from is None else find_run(weights_from, out)
     with closing(make_train_world(plan, env)) as world:
-        prepared(plan, world, env, None, None, source, lambda text: None).close()
+        # A short run's choices are not measured, and nothing else is refused for a long one.
+        short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
+        prepared(short, world, env, None, None, source, lambda text: None).close()
         return estimate_memory(plan, world.spec)
 
 

@@ -91,6 +91,22 @@ def measured_choices(
     return Choices(threads, precision, whole, (*doubts, *notes))
 
 
+def settled_machine(plan: Plan, asked_threads: int | None, spec: Spec) -> tuple[Plan, list[str]]:
+    """The plan with its machine's choices made, and what to tell about them; its threads are the rule's so far."""
+    # bfloat16 is taken only when asked for, until its learning curves were compared with float32's.
+    precision = plan.runtime.precision or "float32"
+    choices = measured_choices(
+        with_runtime(plan, threads=asked_threads, precision=precision), spec, plan.runtime.threads or 1
+    )
+    chosen = {"threads": choices.threads, "precision": choices.precision, "compile": choices.compile}
+    told = (
+        ["update: compiled, as it saves more time than it costs"]
+        if choices.compile and not plan.runtime.compile
+        else []
+    )
+    return with_runtime(plan, **chosen), [*choices.notes, *told]
+
+
 def is_long(plan: Plan) -> bool:
     """Are there updates enough for a measurement to pay?"""
     return total_updates(plan) >= LONG_UPDATES
