@@ -138,6 +138,9 @@ class Actor:
         """Environments that failed since this was last asked, where they are supervised."""
         return self.world.take_faults() if isinstance(self.world, Workers) else []
 
+    def dismiss(self) -> None:
+        """It does nothing unasked."""
+
     def close(self) -> None:
         """Let go of the world."""
         self.world.close()

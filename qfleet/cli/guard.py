@@ -44,11 +44,12 @@ def guarded(
     """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
     command, deaths = list(words), list[float]()
     while True:
-        code, pid = run_child(command)
+        before = owners(Path(out))
+        code, pid, asked = run_child(command)
         if code >= 0:
             return code
         deaths = [at for at in deaths if clock() - at < WINDOW_SECONDS] + [clock()]
-        folder = run_of(pid, Path(out))
+        folder = None if asked else run_of(pid, Path(out), before)
         name = signal.Signals(-code).name
         if folder is None or len(deaths) > RESTARTS:
             say(f"the learner was ended by {name}", to_stderr=True)
@@ -57,41 +58,46 @@ def guarded(
         command = again(folder)
 
 
-def run_child(command: Sequence[str]) -> tuple[int, int]:
-    """Run a command line of ours; its exit code (minus the signal that ended it) and its process id."""
+def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
+    """Run a command line of ours: its exit code (minus the signal that ended it), its process id, was it asked to end?
+
+    The child has a process group of its own, so that Ctrl-C reaches it through us alone, and once.
+    """
     child = subprocess.Popen(  # noqa: S603  our own program
-        [sys.executable, "-m", "qfleet", *command], env={**os.environ, GUARDED: str(os.getpid())}
+        [sys.executable, "-m", "qfleet", *command], env={**os.environ, GUARDED: str(os.getpid())}, process_group=0
     )
-    with forwarding(child):
+    with forwarding(child) as asked:
         while True:
             try:
-                return child.wait(POLL_SECONDS), child.pid
+                return child.wait(POLL_SECONDS), child.pid, bool(asked)
             except subprocess.TimeoutExpired:
                 continue
 
 
 @contextmanager
-def forwarding(child: "subprocess.Popen[bytes]") -> Iterator[None]:
-    """Signals that mean the run are passed on; it saves and leaves, and so do we."""
+def forwarding(child: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Signals that mean the run are passed on, and collected; it saves and leaves, and so do we."""
+    asked: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
-        # Ctrl-C in a terminal reaches the child as well; a second signal would make it leave without saving.
-        if number != signal.SIGINT or os.getpgid(child.pid) != os.getpgrp() or not sys.stdin.isatty():
-            child.send_signal(number)
+        asked.append(number)
+        child.send_signal(number)
 
     before: dict[int, Any] = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        yield
+        yield asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def run_of(pid: int, out: Path) -> Path | None:
-    """The run folder that a process said was its own."""
+def owners(out: Path) -> dict[Path, int | None]:
+    """The process that each run folder says it belongs to."""
     from qfleet.watch.metrics import read_json
 
-    for status in out.glob("*/status.json"):
-        if read_json(status).get("pid") == pid:
-            return status.parent
-    return None
+    return {status.parent: read_json(status).get("pid") for status in out.glob("*/status.json")}
+
+
+def run_of(pid: int, out: Path, before: dict[Path, int | None]) -> Path | None:
+    """The run folder that a process said was its own; process ids come again, so what was said before does not count."""
+    return next((run for run, owner in owners(out).items() if owner == pid and before.get(run) != pid), None)

@@ -145,7 +145,10 @@ def resume(
     _refuse_jobs(at_once, f"{path} is one run.")
     if needs_guard(read_plan(path / "run.toml")):
         return guarded(
-            invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, json, quiet), to_stderr=json
+            invocation.get(),
+            str(path.parent),
+            lambda folder: [*_go_on(folder, out, json, quiet), *(["--trust-env"] if trust_env else [])],
+            to_stderr=json,
         )
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile)
     found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)

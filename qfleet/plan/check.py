@@ -220,12 +220,14 @@ def _only_atari(path: str) -> Rule:
 
 
 def _device_is_known(case: Case) -> Problem:
-    device = case.plan.runtime.device
-    if device is None or re.fullmatch(rf"({'|'.join(DEVICES)})(:\d{{1,3}})?", device):
-        return None
-    near = "cuda" if device == "gpu" else paths.nearest(device, DEVICES)
-    fix = f"Did you mean runtime.device={near}?" if near else "Leave it out to have the device chosen for you."
-    return f"{case.named('runtime.device')} is not a device", fix
+    for path in ("runtime.device", "runtime.inference_device"):
+        device = paths.flatten(case.plan).get(path)
+        if device is None or re.fullmatch(rf"({'|'.join(DEVICES)})(:\d{{1,3}})?", device):
+            continue
+        near = "cuda" if device == "gpu" else paths.nearest(device, DEVICES)
+        fix = f"Did you mean {path}={near}?" if near else "Leave it out to have the device chosen for you."
+        return f"{case.named(path)} is not a device", fix
+    return None
 
 
 def _require_pairs(case: Case) -> None:

@@ -7,6 +7,7 @@ refused only when the person who starts the run wrote them, not when a preset or
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from qfleet.plan.places import is_central
 from qfleet.plan.schema import (
     CategoricalHead,
     CountBonus,
@@ -91,6 +92,20 @@ class Pair:
 
 
 PAIRS: tuple[Pair, ...] = (
+    Pair(
+        "runtime.replay_process",
+        "replay.type",
+        lambda plan: _fresh(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
+        "Leave runtime.replay_process off, or use replay.type=buffer.",
+    ),
+    Pair(
+        "runtime.inference",
+        "actors.num",
+        lambda plan: is_central(plan) and plan.actors.num == 1,
+        "A single actor chooses all actions already.",
+        "Leave runtime.inference out, or set actors.num to 2 or more.",
+    ),
     Pair(
         "algo.view.type",
         "net.memory.type",

@@ -66,11 +66,20 @@ def _address_is_one(case: Case) -> Problem:
     return f"{case.named('runtime.address')} is not host:port", "Give it as `ray start` prints it: 10.0.0.1:6379."
 
 
+def _steps_end_first(case: Case) -> Problem:
+    runtime, env = case.plan.runtime, case.plan.env
+    if isinstance(runtime, Inline) or not env.workers or env.step_timeout_seconds < runtime.hung_seconds:
+        return None
+    what = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
+    return what, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
+
+
 PLACES: tuple[tuple[Rule, str], ...] = (
     (_someone_else_acts, "One thread turns one actor; more of them need processes of their own."),
     (_shares_are_equal, "Each actor acts in as many environments as every other."),
     (_shares_add_up, "env.num counts the environments of all actors together."),
     (_members_share, "Each member of a population acts in as many environments of an actor as every other."),
     (_workers_have_work, "Each worker steps at least one environment."),
+    (_steps_end_first, "An actor that waits for its environments would be taken for one that hangs."),
     (_address_is_one, "The run joins the Ray cluster of this machine as a driver; ray:// would be one of its clients."),
 )

@@ -1,4 +1,4 @@
-"""Compiled loops of the replay: what becomes ready, and how items are cut.
+"""Compiled loops of the replay: how items are cut.
 
 Shapes: R rows of a ring, L lanes, D words of a stored observation, N items, n the n-step length.
 An item is a (row, lane) pair written as one number, row * L + lane; rows count from the start of the run and never
@@ -10,136 +10,6 @@ from numba import njit
 from qfleet.data import Array
 
 BLOCK = 16  # rows of one lane that are packed together, where frames are
-
-
-@njit(cache=True)
-def look_up(items: Array, serials: Array, out: Array) -> None:
-    """The items with these serial numbers."""
-    for i in range(serials.shape[0]):
-        out[i] = items[serials[i] % items.shape[0]]
-
-
-@njit(cache=True)
-def write_rows(
-    frames: Array,
-    action: Array,
-    reward: Array,
-    discount: Array,
-    last: Array,
-    new_obs: Array,
-    new_action: Array,
-    new_reward: Array,
-    new_discount: Array,
-    new_last: Array,
-    begin: int,
-    end: int,
-    heads: Array,
-    lane: int,
-    seen: bool,
-) -> int:
-    """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads.
-
-    `seen`: with what they show, which is written elsewhere if it is to be packed. Answers how many rows are steps.
-    """
-    rows, width, steps = last.shape[0], new_last.shape[1], 0
-    for time in range(begin, end):
-        for i in range(width):
-            slot, at = (heads[lane + i] + time - begin) % rows, lane + i
-            if seen:
-                for word in range(frames.shape[1]):
-                    frames[slot * last.shape[1] + at, word] = new_obs[time, i, word]
-            action[slot, at] = new_action[time, i]
-            reward[slot, at] = new_reward[time, i]
-            discount[slot, at] = new_discount[time, i]
-            last[slot, at] = new_last[time, i]
-            steps += not new_last[time, i]
-    heads[lane : lane + width] += end - begin
-    return steps
-
-
-@njit(cache=True)
-def write_column(column: Array, new: Array, begin: int, end: int, heads: Array, lane: int) -> None:
-    """The same for one column of D numbers; the heads stay where they are."""
-    rows = column.shape[0]
-    for time in range(begin, end):
-        for i in range(new.shape[1]):
-            column[(heads[lane + i] + time - begin) % rows, lane + i] = new[time, i]
-
-
-@njit(cache=True)
-def admit(
-    last: Array,
-    heads: Array,
-    begin: int,
-    end: int,
-    num: int,
-    window: int,
-    stride: int,
-    ends: bool,
-    depth: int,
-    first: Array,
-    items: Array,
-    serials: Array,
-    head: int,
-) -> tuple[int, int]:
-    """Queue the items that the newest `num` rows of lanes [begin, end) completed: row by row, lane by lane.
-
-    `first[lane]` is where the lane's next item begins, `serials` [R, L] the serial number of the item that begins at a
-    place, or -1. With `ends` an item is over with its episode. Answers the new head, and the largest serial number
-    of the items that lost a row (of a stack of `depth`), or -1.
-    """
-    rows, lanes = last.shape
-    gone = -1
-    for time in range(num):
-        for lane in range(begin, end):
-            row = heads[lane] - num + time
-            # The item whose first frame stood where this row stands now.
-            gone = max(gone, serials[(row + depth - 1) % rows, lane])
-            serials[row % rows, lane] = -1
-            if ends and last[row % rows, lane]:
-                head = flush(row, lane, lanes, first, items, head)
-            elif row - first[lane] == window:
-                items[head % items.shape[0]] = first[lane] * lanes + lane
-                head += 1
-                first[lane] += stride
-    return head, gone
-
-
-@njit(cache=True)
-def flush(row: int, lane: int, lanes: int, first: Array, items: Array, head: int) -> int:
-    """The episode is over: its tail becomes ready with shorter windows, and `row` is not a step."""
-    for begin in range(first[lane], row):
-        items[head % items.shape[0]] = begin * lanes + lane
-        head += 1
-    first[lane] = row + 1
-    return head
-
-
-@njit(cache=True)
-def seal(
-    last: Array, heads: Array, begin: int, end: int, ends: bool, first: Array, items: Array, head: int
-) -> tuple[int, int]:
-    """Make the newest rows of lanes [begin, end) final and begin anew after them; the new head, and how many were."""
-    rows, lanes = last.shape
-    turned = 0
-    for lane in range(begin, end):
-        newest = heads[lane] - 1
-        if newest >= 0 and not last[newest % rows, lane]:
-            last[newest % rows, lane] = True
-            turned += 1
-            if ends:
-                head = flush(newest, lane, lanes, first, items, head)
-        first[lane] = newest + 1
-    return head, turned
-
-
-@njit(cache=True)
-def number(items: Array, serials: Array, begin: int, end: int) -> None:
-    """Note the serial numbers [begin, end) where their items begin."""
-    rows, lanes = serials.shape
-    for serial in range(begin, end):
-        item = items[serial % items.shape[0]]
-        serials[item // lanes % rows, item % lanes] = serial
 
 
 @njit(cache=True)
@@ -182,6 +52,13 @@ def frame_at(table: Array, heads: Array, rows: int, row: int, lane: int) -> int:
 
 
 @njit(cache=True)
+def copy_frame(frames: Array, at: int, out: Array, place: int) -> None:
+    """One frame of a stack."""
+    for word in range(frames.shape[1]):
+        out[place, word] = frames[at, word]
+
+
+@njit(cache=True)
 def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, out: Array) -> None:
     """Copy the frames that lead up to `row`, zeros before the episode's first one."""
     rows, depth = last.shape[0], out.shape[0]
@@ -193,10 +70,12 @@ def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int,
     blank = depth - 1 - begun
     for place in range(blank):
         out[place] = 0
+    if table.shape[0]:
+        for place in range(blank, depth):
+            copy_frame(frames, frame_at(table, heads, rows, row - (depth - 1 - place), lane), out, place)
+        return
     for place in range(blank, depth):  # forwards, as memory is read fastest
-        at = frame_at(table, heads, rows, row - (depth - 1 - place), lane)
-        for word in range(frames.shape[1]):
-            out[place, word] = frames[at, word]
+        copy_frame(frames, (row - (depth - 1 - place)) % rows * heads.shape[0] + lane, out, place)
 
 
 @njit(cache=True)
@@ -228,7 +107,8 @@ def cut(
         slot, lane = items[i] // lanes % rows, items[i] % lanes
         out_action[i], out_reward[i] = action[slot, lane], reward[slot, lane]
         out_discount[i], next_rows[i] = discount[slot, lane], last[slot, lane]
-        out_obs[i, -1, 0] = frames[frame_at(table, heads, rows, items[i] // lanes, lane), 0]
+        if table.shape[0] == 0:
+            out_obs[i, -1, 0] = frames[slot * lanes + lane, 0]
     for i in range(begin, stop):
         row, lane = items[i] // lanes, items[i] % lanes
         total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)

@@ -37,7 +37,7 @@ class Packed:
 
     def __init__(self, lanes: int, rows: int, frame: Array) -> None:
         self.lanes, self.lz4 = lanes, lz4_block()
-        blocks = rows // BLOCK + 2  # the newest R rows may begin and end within one
+        blocks = rows // BLOCK + 1  # the newest R rows may begin within one
         self.blobs: list[bytes | None] = [None] * (blocks * lanes)
         self.table = np.zeros((blocks, lanes), np.int64)  # first frame of a block that is unpacked
         # The open block of every lane, [16, L] frames, and behind them room for what is unpacked.

@@ -18,7 +18,7 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
 from qfleet.replay.cuts import Cut, Fold
 from qfleet.replay.duplicates import Duplicates
-from qfleet.replay.kernels import admit, look_up, number, seal
+from qfleet.replay.intake import admit, look_up, number, seal
 from qfleet.replay.samplers import Sampler
 from qfleet.replay.store import ALL, Store, ring_rows
 

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Array, Rollout, Spec, State
-from qfleet.replay.kernels import BLOCK, write_column, write_rows
+from qfleet.replay.intake import write_column, write_rows
+from qfleet.replay.kernels import BLOCK
 from qfleet.replay.packed import Packed, Saving
 
 ALL = slice(None)  # every lane

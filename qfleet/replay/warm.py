@@ -7,7 +7,7 @@ import numpy as np
 from qfleet.data import Rollout, Spec
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
-from qfleet.replay.kernels import write_column
+from qfleet.replay.intake import write_column
 from qfleet.replay.replay import Replay
 from qfleet.replay.samplers import Prioritized
 from qfleet.replay.store import words_of

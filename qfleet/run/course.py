@@ -244,6 +244,8 @@ class Course:
 
     def load(self, **options: Any) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
+        if self.line.remote is not None:
+            self.line.remote.rest()
         meta, (book, lost) = self.keeper.checkpoints.restore(
             lambda found: (found.meta, self.keeper.load(found)), **options
         )
@@ -337,6 +339,9 @@ class Course:
         self.save()
         counts = {"env_steps": self.steps, "updates": self.line.learner.updates}
         self.history.note("learner", "closed", **counts, forgiven=self.line.forgiven, done=ending.state == "done")
+        # What comes now is judged alone: actors would count on beyond the commit, and take its processor time.
+        self.runtime = None
+        self.line.actor.dismiss()
         score = None
         if ending.state == "done":
             if self.plan.eval.episodes and self.book.judged_steps != self.steps:

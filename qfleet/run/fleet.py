@@ -69,6 +69,10 @@ class Site(Protocol):
         """Show the newest weights and how many steps came in so far."""
         ...
 
+    def tell(self, steps: int) -> None:
+        """Show how many steps came in so far."""
+        ...
+
     def spent(self) -> dict[str, int]:
         """Nanoseconds of all actors so far, by stage: `env`, `infer`, `sync`, and `wait` for room."""
         ...
@@ -237,6 +241,7 @@ class Fleet:
     def take_in(self, rollout: Rollout) -> None:
         """Give it to the feed."""
         self.feed.insert(rollout)
+        self.site.tell(self.feed.steps)
         self.note_bounds("accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.feed.steps)
 
     def note_bounds(self, op: str, **fields: Any) -> None:
@@ -260,6 +265,7 @@ class Fleet:
     def load_state_dict(self, state: State) -> Array:
         """Come back. Everyone begins anew, as a later incarnation than any before; so every lane is lost."""
         self.dismiss()
+        self.rescued, self.troubles, self.lost_at = [], [], {}
         used = [max(pair) for pair in zip(self.ledger.incarnations, self.restored(state), strict=True)]
         self.supervisor = self.supervise(used)
         self.open()

@@ -17,7 +17,7 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import World
-from qfleet.errors import EnvError
+from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Plan, Processes
 
 # From one process to another and back, for one step of all lanes: an estimate, two wake-ups and their way.
@@ -122,6 +122,12 @@ def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
     try:
         found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
         chosen, note = found[0], listed(found)
+    except IndexError:
+        raise UsageError(
+            f"runtime.inference_device={runtime.inference_device} cannot be used",
+            f"Networks can run on {', '.join(devices())} here.",
+            "Leave it out to have the device chosen for you.",
+        ) from None
     except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
         chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
         note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy,
 
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
-MOST_BYTES = 1 << 14  # of one message; a pipe holds some of them
+MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
 
 
 @dataclass
@@ -70,18 +71,19 @@ class LastWords(msgspec.Struct, tag=True):
 def say(post: Post, words: Trouble | LastWords) -> None:
     """Tell the driver, if there is room: nobody may have listened for a while."""
     if wait_for([], [post.words], [], 0)[1]:
-        post.words.send_bytes(msgspec.msgpack.encode(words)[:MOST_BYTES])
+        post.words.send_bytes(msgspec.msgpack.encode(words))
 
 
 def serve(post: Post) -> None:
     """The life of an actor's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that environments are closed
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
     with logging_to(post.log):
         try:
             act(post)
-        except BaseException as error:
+        except Exception as error:
             say(post, words_of(error))
             raise
 
@@ -106,7 +108,7 @@ def act(post: Post) -> None:
             if tick.stats:  # a rollout was handed over
                 show_times(post, watch)
             for fault in tick.stats.get("faults", ()):
-                say(post, Trouble(fault))
+                say(post, Trouble({**fault, "cause": fault["cause"][-MOST_CHARACTERS:]}))
             if board.numbers()["stop"]:
                 return
 
@@ -184,7 +186,7 @@ def wait_for_weights(post: Post) -> None:
 
 def words_of(error: BaseException) -> LastWords:
     """What an error has to say to the driver."""
-    trace = "".join(traceback.format_exception(error))[-4000:]
+    trace = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
     if isinstance(error, QfleetError):
         return LastWords(error.what, error.why, error.fix, error.exit_code, trace)
     return LastWords(f"{type(error).__name__}: {error}", "", "", 1, trace)

@@ -146,6 +146,10 @@ class ProcessSite:
         """As the gauges say."""
         return {name.removesuffix("_ns"): self.before[name] + sum(self.gauges.column(name)) for name in TIMES}
 
+    def tell(self, steps: int) -> None:
+        """Show how many steps came in."""
+        self.board.tell(env_steps=steps)
+
     def close(self) -> None:
         """Free the board."""
         self.board.close()

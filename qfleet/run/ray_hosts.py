@@ -214,6 +214,10 @@ class RaySite:
             now = time.monotonic()
             self.next_at = now + max(SHOW_SECONDS, (now - begin) / SHOW_SHARE)
 
+    def tell(self, steps: int) -> None:
+        """Show how many steps came in."""
+        self.desk.env_steps = steps
+
     def keep_times(self, worker: int) -> None:
         """What the worker's last incarnation said of its time."""
         if (old := self.desk.inboxes.get(worker)) is not None:

@@ -26,7 +26,7 @@ from qfleet.run.shared import Ring
 from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
 
-NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 15.0
+NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 30.0
 ORDERS, ANSWERS = 8, 4  # slots
 
 
@@ -59,9 +59,19 @@ class RemoteReplay:
         self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
         self.process.start()
         theirs.close()
+        self._fold = self.twin.fold  # as the plan says, like that of the new process
         self.begun = False  # it imports and compiles before its first answer
+        self.forget()
+
+    def forget(self) -> None:
+        """Batches that were asked for or have arrived are not wanted any more."""
+        self.drain()
         self.asked = 0
         self.waiting.clear()
+
+    def rest(self) -> None:
+        """Return when every order so far is done: only then may its rows be written here."""
+        self.counts()
 
     def answer_bytes(self) -> int:
         """The most that a batch can need."""
@@ -198,6 +208,7 @@ class RemoteReplay:
     def clear(self) -> None:
         """Forget everything."""
         self.call("clear")
+        self.forget()
 
     def state_dict(self) -> State:
         """All but the rows."""
@@ -206,8 +217,7 @@ class RemoteReplay:
     def load_state_dict(self, state: State) -> None:
         """Come back; the rows were restored here."""
         self.call("load", state)
-        self.asked = 0
-        self.waiting.clear()
+        self.forget()
 
     def reseed(self, rng: np.random.Generator) -> None:
         """Draw other batches from here on."""

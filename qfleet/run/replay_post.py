@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import msgspec
@@ -17,6 +17,7 @@ from qfleet.data.region import Region
 from qfleet.data.wire import Parts
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
+from qfleet.replay.warm import warm
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import SAMPLE, stream
 from qfleet.save import pack_state, unpack_state
@@ -76,7 +77,8 @@ class Keeping:
 
     def __init__(self, post: ReplayPost) -> None:
         plan = msgspec.json.decode(post.plan, type=Plan)
-        self.post, self.lanes = post, plan.env.num
+        self.post = post
+        warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
         replay = make_replay(plan, post.spec, plan.env.num, stream(plan.seed, SAMPLE))
         self.replay = shared_store(replay, post.region)
         self.obey: dict[str, Callable[[Parts], None]] = {

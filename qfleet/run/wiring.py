@@ -67,6 +67,10 @@ class Remote(Protocol):
         """Begin anew, with nothing in it."""
         ...
 
+    def rest(self) -> None:
+        """Return when everything asked of it is done."""
+        ...
+
 
 class Acts(Protocol):
     """Who acts for a run: one actor turned by hand, or many that live elsewhere."""
@@ -84,6 +88,10 @@ class Acts(Protocol):
 
     def load_state_dict(self, state: State) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
+        ...
+
+    def dismiss(self) -> None:
+        """Nothing more is needed of it until the run goes on, if it does."""
         ...
 
     def close(self) -> None:

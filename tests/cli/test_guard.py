@@ -21,15 +21,16 @@ RUN = ("train", "CartPole-v1")
 class Children:
     """Children that end as told, one after the other; each leaves a run behind."""
 
-    def __init__(self, out: Path, codes: Sequence[int]) -> None:
+    def __init__(self, out: Path, codes: Sequence[int], asked: bool = False) -> None:
         self.out, self.codes, self.commands = out, list(codes), list[list[str]]()
+        self.asked = asked
 
-    def __call__(self, command: Sequence[str]) -> tuple[int, int]:
+    def __call__(self, command: Sequence[str]) -> tuple[int, int, bool]:
         self.commands.append(list(command))
         pid = 1000 + len(self.commands)
         (self.out / "a-run").mkdir(exist_ok=True)
         (self.out / "a-run" / "status.json").write_text(json.dumps({"pid": pid}))
-        return self.codes.pop(0), pid
+        return self.codes.pop(0), pid, self.asked
 
 
 def watch_over(out: Path, codes: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[list[str]]]:
@@ -59,8 +60,15 @@ def test_who_is_killed_again_and_again_is_given_up(tmp_path: Path, monkeypatch: 
     assert len(commands) == 1 + guard.RESTARTS
 
 
+def test_who_was_asked_to_end_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    children = Children(tmp_path, [-9], asked=True)
+    monkeypatch.setattr(guard, "run_child", children)
+    assert guarded(RUN, str(tmp_path), lambda folder: []) == 137
+    assert len(children.commands) == 1
+
+
 def test_who_had_not_begun_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "run_child", lambda command: (-9, 4711))
+    monkeypatch.setattr(guard, "run_child", lambda command: (-9, 4711, False))
     assert guarded(RUN, str(tmp_path), lambda folder: []) == 137
 
 

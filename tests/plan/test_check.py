@@ -44,6 +44,8 @@ FLEET = {"runtime.type": "processes", "env.num": 8}
         ({**FLEET, "actors.num": 2, "actors.envs": 5}, "env.num counts the environments of all"),
         ({**FLEET, "actors.num": 4, "population.num": 8}, "Each member of a population"),
         ({**FLEET, "actors.num": 2, "env.workers": 5}, "Each worker steps at least one"),
+        ({**FLEET, "env.workers": 2, "env.step_timeout_seconds": 60}, "An actor that waits for its environments"),
+        ({**FLEET, "runtime.inference_device": "gpu"}, "The devices are"),
     ],
 )
 def test_each_rule_catches_its_mistake(settings: dict[str, Any], reason: str) -> None:

@@ -22,6 +22,18 @@ class Refused(NamedTuple):
 
 PAIRED = [
     Refused(
+        "runtime.type=processes runtime.replay_process=true replay.type=fresh",
+        "runtime.replay_process=true (command line) does not go with replay.type=fresh (command line)",
+        "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
+        "Leave runtime.replay_process off, or use replay.type=buffer.",
+    ),
+    Refused(
+        "runtime.type=processes runtime.inference=central",
+        "runtime.inference=central (command line) does not go with actors.num=1 (default)",
+        "A single actor chooses all actions already.",
+        "Leave runtime.inference out, or set actors.num to 2 or more.",
+    ),
+    Refused(
         "algo.view.type=sequences",
         "algo.view.type=sequences (command line) does not go with net.memory.type=off (default)",
         "Sequences are unrolled through a memory; without one each step can be learned from by itself.",

@@ -14,6 +14,8 @@ from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 FRAMES = Spec((6, 6), "uint8", (4,), stack=4, masked=True, state=(2,))
 ODD = Spec((5, 3), "uint8", (4,))
 VECTOR = Spec((3,), "float32", (4,), stack=2)
+# Above the size from which the ring has little spare room, so that rows run out before the capacity is reached.
+LARGE = Spec((1100,), "uint8", (4,), stack=4)
 CUTS: list[Cut] = [StepCut(1), StepCut(5), SequenceCut(2, 3, 30, 9)]
 
 
@@ -35,7 +37,7 @@ def go_on(replay: Replay, rows: dict[str, Array], begin: int, end: int, at_once:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-@pytest.mark.parametrize("spec", [FRAMES, ODD, VECTOR], ids=["frames", "odd", "vector"])
+@pytest.mark.parametrize("spec", [FRAMES, ODD, VECTOR, LARGE], ids=["frames", "odd", "vector", "large"])
 def test_batches_are_the_same_bit_by_bit(spec: Spec, cut: Cut) -> None:
     rows = random_stream(np.random.default_rng(1), spec, 3, 400, np.array([0.0, 0.05, 0.4]))
     raw, packed = (go_on(make(spec, cut, compress=compress), rows, 0, 400) for compress in (False, True))

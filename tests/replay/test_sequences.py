@@ -354,10 +354,11 @@ import json
 import numpy as np
 from dataclasses import replace
 from qfleet.data import Spec
-from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, kernels, tree, warm
+from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, intake, kernels, tree, warm
 from tests.replay.streams import random_stream, rollout
 
-every = {name: kernel for name, kernel in (vars(kernels) | vars(tree)).items() if hasattr(kernel, "signatures")}
+found = vars(intake) | vars(kernels) | vars(tree)
+every = {name: kernel for name, kernel in found.items() if hasattr(kernel, "signatures")}
 known = lambda: json.dumps({name: len(kernel.signatures) for name, kernel in every.items()})
 
 spec = Spec((6,), "float32", (2,))
@@ -380,6 +381,7 @@ print(known())
 INNER = {
     "branch_at",
     "branch_sum",
+    "copy_frame",
     "flush",
     "fold",
     "frame_at",

@@ -89,6 +89,9 @@ class SimSite:
     def publish(self, version: int, weights: Any, steps: int) -> None:
         self.driver.version = version
 
+    def tell(self, steps: int) -> None:
+        pass
+
     def spent(self) -> dict[str, int]:
         return {}
 
