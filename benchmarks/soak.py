@@ -24,7 +24,7 @@ from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
 
 N_STEP, DISCOUNT = 3, 0.9
-HUNG_SECONDS = 2.0
+HUNG_SECONDS, STEP_SECONDS = 3.0, 1.5
 REPLACED_SECONDS = 5.0
 STEPS_PER_BLOW = 2_000
 ROLES = ("actor", "env", "replay")
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Any] = {
     "actors.num": 2,
     "env.num": 4,
     "env.workers": 1,
-    "env.step_timeout_seconds": HUNG_SECONDS,
+    "env.step_timeout_seconds": STEP_SECONDS,
     "env.rebuilds": 100_000,
     "algo.n_step": N_STEP,
     "algo.discount": DISCOUNT,

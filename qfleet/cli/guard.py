@@ -99,5 +99,5 @@ def owners(out: Path) -> dict[Path, int | None]:
 
 
 def run_of(pid: int, out: Path, before: dict[Path, int | None]) -> Path | None:
-    """The run folder that a process said was its own; process ids come again, so what was said before does not count."""
+    """The run folder that a process said was its own; ids come again, so what was said before does not count."""
     return next((run for run, owner in owners(out).items() if owner == pid and before.get(run) != pid), None)

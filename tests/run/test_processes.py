@@ -123,15 +123,16 @@ def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_an_actor_that_is_killed_or_stopped_is_replaced(tmp_path: Path, number: int) -> None:
-    steps = 2_000 if number == signal.SIGKILL else 15_000  # the other one must not be done before it is seen
-    plan = plan_of(**{"until.steps": steps, "replay.capacity": 2_000, "log.every_steps": 100})
+    # Long enough that the other one is not done before its loss is seen and it is back.
+    plan = plan_of(**{"until.steps": 15_000, "replay.capacity": 2_000, "log.every_steps": 100})
     blow = Once(300, sent("qfleet-actor-1", number))
     run = train(plan, out=tmp_path, callbacks=[blow])
     require_sound(run, plan)
     (lost,) = events(run, "actor_lost")
     assert (lost["worker"], lost["incarnation"]) == (1, 0)
     assert lost["cause"] == ("dead" if number == signal.SIGKILL else "hung")
-    assert (run.path / "history" / "actor-1-000001.jsonl").exists()
+    (back,) = events(run, "actor_back")
+    assert (back["worker"], back["incarnation"]) == (1, 1)
 
 
 @pytest.mark.chaos
