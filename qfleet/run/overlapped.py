@@ -20,7 +20,7 @@ NAP_SECONDS = 0.001
 NOTED_IDS = 8  # of each batch
 
 
-class Noted:
+class NotedFeed:
     """A feed whose batches and updates are written down."""
 
     def __init__(self, feed: Feed, history: Notes) -> None:
@@ -50,7 +50,7 @@ class Overlapped:
     def __init__(self, line: Line, fleet: Fleet, skipped: int = 0, watch: Stopwatch | None = None) -> None:
         self.line, self.fleet, self.shelf = line, fleet, Shelf()
         self.watch, self.heard = watch or Stopwatch(), False  # `heard`: has a rollout come yet?
-        feed = Noted(line.feed, fleet.history) if fleet.keeps_history else line.feed
+        feed = NotedFeed(line.feed, fleet.history) if fleet.keeps_history else line.feed
         self.learner = learning(line.learner, feed, Queue(1), self.shelf, skipped=skipped, watch=self.watch)
         # From the first moment on: an evaluation may come before the first step.
         fleet.policy.load(0, line.learner.weights())

@@ -113,7 +113,7 @@ def act(post: Post) -> None:
                 return
 
 
-class Noted:
+class NotedCarriers:
     """A belt and a board whose use is written down."""
 
     def __init__(self, post: Post, history: History) -> None:
@@ -155,7 +155,7 @@ def carriers(post: Post) -> tuple[Channel, BoardLike]:
     """What an actor's rollouts leave by and its weights come by."""
     if post.history is None:
         return post.belt, post.board
-    noted = Noted(post, History(Path(post.history)))
+    noted = NotedCarriers(post, History(Path(post.history)))
     return noted, noted
 
 

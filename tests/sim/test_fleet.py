@@ -19,7 +19,7 @@ from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
 from qfleet.run.fleet import Fleet
 from qfleet.run.ledger import Ledger
-from qfleet.run.overlapped import Noted
+from qfleet.run.overlapped import NotedFeed
 from qfleet.run.supervisor import Fault, Supervisor
 from tests.sim.actors import SimActor
 from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts
@@ -126,7 +126,7 @@ class FleetDriver:
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
         self.fleet = fleet(learning, explorer, SimSite(self), self.supervise, **others)
         self.fleet.history, self.fleet.tell = sim.notes, self.hear
-        self.noted = Noted(self.feed, sim.notes)
+        self.noted = NotedFeed(self.feed, sim.notes)
         self.committed_at = sim.now
         if saved:
             self.fleet.load_state_dict(saved.fleet)
