@@ -12,16 +12,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qfleet.act import Crowd, Explorer, Policy
-from qfleet.data import Array, Rollout, State, count_steps
+from qfleet.act import Crowd, Explore, Explorer, Policy, make_explorer
+from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.saved import saved_value
 from qfleet.errors import EnvError
+from qfleet.plan.places import num_senders
+from qfleet.plan.schema import Inline, Plan
 from qfleet.run.history import History, NoHistory, Notes
 from qfleet.run.ledger import Ledger
 from qfleet.run.supervisor import Fault, Supervisor
-from qfleet.run.wiring import Learning
+from qfleet.run.wiring import Learning, stream
 
 TEND_SECONDS = 0.05
+SUPERVISE = 107  # the purpose of random numbers that spread restarts
+LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 
 
 class Hand(Protocol):
@@ -292,6 +296,37 @@ class Fleet:
         self.dismiss()
         self.site.close()
         self.history.close()
+
+
+def make_fleet(
+    plan: Plan, spec: Spec, learning: Learning, site: Site, explore: Explore | None, *, start_seconds: float = 60.0
+) -> Fleet:
+    """The fleet the plan describes at this site; `spec` is the world's own. An actor may take so long to start."""
+    runtime, workers = plan.runtime, num_senders(plan)
+    if isinstance(runtime, Inline):
+        raise TypeError("an inline run has no fleet")
+
+    def supervise(incarnations: list[int]) -> Supervisor:
+        return Supervisor(
+            workers,
+            hung_seconds=runtime.hung_seconds,
+            restarts=runtime.restarts,
+            largest_delay=LARGEST_DELAY_SECONDS,
+            start_seconds=start_seconds,
+            rng=stream(plan.seed, SUPERVISE),
+            incarnations=incarnations,
+        )
+
+    return Fleet(
+        learning,
+        make_explorer(plan.algo, spec.actions, plan.env.num, explore),
+        site,
+        supervise,
+        workers=workers,
+        lanes=plan.env.num,
+        until_steps=plan.until.steps,
+        keeps_history=plan.log.history,
+    )
 
 
 def cut_to(rollout: Rollout, room: int) -> Rollout:

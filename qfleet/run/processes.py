@@ -13,25 +13,22 @@ import msgspec
 import torch
 from torch import nn
 
-from qfleet.act import Explore, make_explorer
+from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.errors import UsageError
 from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Replay
 from qfleet.run.board import Board, layout_of
-from qfleet.run.fleet import Fleet
+from qfleet.run.fleet import Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.shared import Belt, Gauges
-from qfleet.run.supervisor import Supervisor
-from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts, stream
+from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts
 
-SUPERVISE = 107  # the purpose of random numbers that spread restarts
 TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
 GAUGES = ("progress", "waits", *TIMES)
 END_SECONDS = 0.5
-LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 USAGE = 2  # exit code of what another try cannot mend
 
 
@@ -180,34 +177,13 @@ def make_process_line(
     plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
 ) -> Line:
     """A line whose actors live in processes of their own."""
-    runtime, workers = plan.runtime, num_senders(plan)
+    runtime = plan.runtime
     if not isinstance(runtime, Processes):
         raise TypeError("not a plan for processes")
 
-    def supervise(incarnations: list[int]) -> Supervisor:
-        return Supervisor(
-            workers,
-            hung_seconds=runtime.hung_seconds,
-            restarts=runtime.restarts,
-            largest_delay=LARGEST_DELAY_SECONDS,
-            rng=stream(plan.seed, SUPERVISE),
-            incarnations=incarnations,
-        )
-
     def hire(learning: Learning) -> Fleet:
-        stored = learning.feed.replay.spec
-        site = ProcessSite(plan, stored, learning.learner.weights(), make, torso, explore)
-        explorer = make_explorer(plan.algo, spec.actions, plan.env.num, explore)
-        return Fleet(
-            learning,
-            explorer,
-            site,
-            supervise,
-            workers=workers,
-            lanes=plan.env.num,
-            until_steps=plan.until.steps,
-            keeps_history=plan.log.history,
-        )
+        site = ProcessSite(plan, learning.feed.replay.spec, learning.learner.weights(), make, torso, explore)
+        return make_fleet(plan, spec, learning, site, explore)
 
     if not runtime.replay_process:
         return join_parts(plan, spec, hire, torso)
@@ -215,7 +191,7 @@ def make_process_line(
 
     def remember(plan: Plan, stored: Spec) -> Replay:
         made.append(RemoteReplay(plan, stored, fork_server(), runtime))
-        return cast("Replay", made[0])  # it has every method of one
+        return cast("Replay", made[0])  # it has every method that a feed with a gate calls
 
     line = join_parts(plan, spec, hire, torso, remember)
     line.remote = made[0]

@@ -12,18 +12,16 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
-from qfleet.act import make_explorer
 from qfleet.data import Spec
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run import api
 from qfleet.run.conduct import interactive_watcher, threads
 from qfleet.run.diary import Callback
-from qfleet.run.fleet import Fleet
+from qfleet.run.fleet import Fleet, make_fleet
 from qfleet.run.ray_relay import Hearing
 from qfleet.run.signals import Asked, listening
-from qfleet.run.supervisor import Supervisor
-from qfleet.run.wiring import Learning, Line, join_parts, make_train_world, stream
+from qfleet.run.wiring import Learning, Line, join_parts, make_train_world
 from qfleet.watch import Watcher, find_run, program, read_json
 
 try:
@@ -40,42 +38,20 @@ from qfleet.run.ray_course import CourseHost, Own, Result, Task
 from qfleet.run.ray_hosts import DESK, RaySite
 from qfleet.run.ray_session import session
 
-SUPERVISE = 107  # the purpose of random numbers that spread restarts
 LOOK_SECONDS = 0.25
 START_SECONDS = 120.0
-LARGEST_DELAY_SECONDS = 2.0  # until an actor that failed is started again
 TELL_SECONDS = 10.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
 def make_ray_line(plan: Plan, spec: Spec, own: Own) -> Line:
     """A line whose actors live on Ray; outside a course's process it can be looked at but not run."""
-    runtime, workers = ray_of(plan), plan.actors.num
-
-    def supervise(incarnations: list[int]) -> Supervisor:
-        return Supervisor(
-            workers,
-            hung_seconds=runtime.hung_seconds,
-            restarts=runtime.restarts,
-            rng=stream(plan.seed, SUPERVISE),
-            largest_delay=LARGEST_DELAY_SECONDS,
-            start_seconds=START_SECONDS,  # a node may have to be found first
-            incarnations=incarnations,
-        )
+    runtime = ray_of(plan)
 
     def hire(learning: Learning) -> Fleet:
         site = RaySite(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, DESK.get())
-        explorer = make_explorer(plan.algo, spec.actions, plan.env.num, own[2])
-        return Fleet(
-            learning,
-            explorer,
-            site,
-            supervise,
-            workers=workers,
-            lanes=plan.env.num,
-            until_steps=plan.until.steps,
-            keeps_history=plan.log.history,
-        )
+        # A node may have to be found first.
+        return make_fleet(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
 
     return join_parts(plan, spec, hire, own[1])
 
