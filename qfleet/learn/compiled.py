@@ -7,6 +7,7 @@ Numbers differ from the step-by-step update in their last digits; equal inputs g
 """
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -143,17 +144,19 @@ def adam(
 def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
     """Trace the piece and compile it to one graph for this machine."""
     prepare_cache()
-    import torch._inductor
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._subclasses import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    with warnings.catch_warnings():
+        # The compiler's own modules use what torch deprecates: no word of that is for the user.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from torch._guards import TracingContext, tracing
+        from torch._inductor import compile_fx, config
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import make_fx
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     graph = make_fx(piece, tracing_mode="fake")(*inputs)
     # One thread: compiling must not leave processes behind. A shape environment: without one nothing is cached.
     with config.patch(compile_threads=1), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        made: Piece = torch._inductor.compile(graph, list(inputs))
+        made: Piece = compile_fx.compile_fx(graph, list(inputs))
         return made
 
 

@@ -46,6 +46,7 @@ SMALL: Settings = {
     "eval.test_episodes": 0,
     "until.steps": 300,
     "runtime.threads": 1,
+    "runtime.compile": False,  # long plans that end early would compile, and start the compiler
 }
 JUDGED: Settings = {"eval.every_steps": 100, "eval.episodes": 3, "eval.test_episodes": 4}
 PONG: Settings = {
