@@ -147,8 +147,9 @@ def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
     with warnings.catch_warnings():
         # The compiler's own modules use what torch deprecates: no word of that is for the user.
         warnings.simplefilter("ignore", DeprecationWarning)
+        import torch._inductor.compile_fx
         from torch._guards import TracingContext, tracing
-        from torch._inductor import compile_fx, config
+        from torch._inductor import config
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -156,7 +157,7 @@ def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
     graph = make_fx(piece, tracing_mode="fake")(*inputs)
     # One thread: compiling must not leave processes behind. A shape environment: without one nothing is cached.
     with config.patch(compile_threads=1), tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
-        made: Piece = compile_fx.compile_fx(graph, list(inputs))
+        made: Piece = torch._inductor.compile(graph, list(inputs))
         return made
 
 

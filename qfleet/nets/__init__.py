@@ -9,17 +9,18 @@ from qfleet.nets.normalize import Normalize
 from qfleet.nets.precision import Reduced
 from qfleet.nets.qnet import QNet, make_net, require_memory
 from qfleet.nets.rescale import shrink, stretch
-from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
+from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
 
 __all__ = [
+    "NATURE",
     "Chain",
+    "Convolution",
+    "Convolutions",
     "Dueling",
     "Impala",
     "Implicit",
     "Memory",
-    "Minatar",
     "Mlp",
-    "Nature",
     "Network",
     "Noisy",
     "Normalize",

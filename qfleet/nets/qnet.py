@@ -12,9 +12,10 @@ from qfleet.nets.heads import Dueling, Implicit, Plain
 from qfleet.nets.layers import Style
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.torso import Impala, Minatar, Mlp, Nature
+from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp
 from qfleet.plan.schema import (
     CategoricalHead,
+    ConvTorso,
     ImpalaTorso,
     ImplicitHead,
     LstmMemory,
@@ -90,11 +91,13 @@ def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
     """The torso the plan names."""
     match net.torso:
         case NatureTorso(width=width):
-            return Nature(spec.input_shape, width, style)
+            return Convolutions(spec.input_shape, NATURE, width, style)
+        case ConvTorso(channels=channels, kernels=kernels, strides=strides, width=width):
+            return Convolutions(spec.input_shape, list(zip(channels, kernels, strides, strict=True)), width, style)
         case ImpalaTorso(factor=factor, pool=pool, width=width):
             return Impala(spec.input_shape, factor, pool, width, style)
         case MinatarTorso(channels=channels, width=width):
-            return Minatar(spec.input_shape, channels, width, style)
+            return Convolutions(spec.input_shape, [(channels, 3, 1)], width, style)
         case MlpTorso(sizes=sizes):
             return Mlp(spec.input_shape, sizes, style)
         case _:

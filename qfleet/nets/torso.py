@@ -8,13 +8,16 @@ network has one per stream (Wang et al. 2016).
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from qfleet.nets.layers import PLAIN, Dense, Relu, Style, relu, torso_dense
+
+Convolution: TypeAlias = tuple[int, int, int]  # channels, kernel, stride
+NATURE: tuple[Convolution, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
 
 
 class Mlp(nn.Module):
@@ -35,14 +38,18 @@ class Mlp(nn.Module):
         return features
 
 
-class Nature(nn.Module):
-    """The convolutions of Mnih et al. 2015: 32@8x8/4, 64@4x4/2, 64@3x3/1, without padding."""
+class Convolutions(nn.Module):
+    """Convolutions without padding, each `(channels, kernel, stride)`, with ReLU."""
 
-    def __init__(self, shape: tuple[int, ...], width: int = 512, style: Style = PLAIN) -> None:
+    def __init__(self, shape: tuple[int, ...], stack: Sequence[Convolution], width: int, style: Style = PLAIN) -> None:
         super().__init__()
-        require_picture(shape, "nature")
-        kernels = ((shape[0], 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1))
-        layers = [layer for kernel in kernels for layer in convolution(*kernel, style)]
+        require_picture(shape)
+        depths = [shape[0], *(channels for channels, _, _ in stack)]
+        layers = [
+            layer
+            for (before, after), (_, kernel, stride) in zip(pairwise(depths), stack, strict=True)
+            for layer in convolution(before, after, kernel, stride, style)
+        ]
         self.layers = channels_last(nn.Sequential(*layers))
         self.features = count_features(self.layers, shape)
         self.hidden = width
@@ -50,22 +57,6 @@ class Nature(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
         """Features of a batch of pictures."""
         # conv backward is twice as fast channels_last on CPUs (docs/decisions); the weights are laid out so too.
-        features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
-        return features.flatten(1)
-
-
-class Minatar(nn.Module):
-    """One 3x3 convolution for small grids (Young and Tian 2019)."""
-
-    def __init__(self, shape: tuple[int, ...], channels: int = 16, width: int = 128, style: Style = PLAIN) -> None:
-        super().__init__()
-        require_picture(shape, "minatar")
-        self.layers = channels_last(nn.Sequential(*convolution(shape[0], channels, 3, 1, style)))
-        self.features = count_features(self.layers, shape)
-        self.hidden = width
-
-    def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
-        """Features of a batch of grids."""
         features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
         return features.flatten(1)
 
@@ -93,7 +84,7 @@ class Impala(nn.Module):
         self, shape: tuple[int, ...], factor: int = 1, pool: int = 6, width: int = 256, style: Style = PLAIN
     ) -> None:
         super().__init__()
-        require_picture(shape, "impala")
+        require_picture(shape)
         depths = [shape[0], 16 * factor, 32 * factor, 32 * factor]
         sections = [section for pair in pairwise(depths) for section in impala_section(*pair, style)]
         self.layers = channels_last(nn.Sequential(*sections, Relu(), nn.AdaptiveMaxPool2d(pool)))
@@ -134,7 +125,7 @@ def count_features(layers: nn.Module, shape: tuple[int, ...]) -> int:
         return int(layers(torch.zeros(1, *shape)).numel())
 
 
-def require_picture(shape: tuple[int, ...], name: str) -> None:
+def require_picture(shape: tuple[int, ...]) -> None:
     """Convolutions need channels, height and width."""
     if len(shape) != 3:
-        raise ValueError(f"the {name} torso wants pictures [C, H, W], not {shape}")
+        raise ValueError(f"convolutions want pictures [C, H, W], not {shape}")

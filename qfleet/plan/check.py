@@ -19,6 +19,7 @@ from qfleet.plan.places import PLACES
 from qfleet.plan.schema import (
     Algo,
     CategoricalHead,
+    ConvTorso,
     CopyTarget,
     ExponentialAnneal,
     ExponentialEpsilon,
@@ -360,6 +361,17 @@ def _eta_matters(case: Case) -> Problem:
     return f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
 
 
+def _layers_are_whole(case: Case) -> Problem:
+    torso = case.plan.net.torso
+    if not isinstance(torso, ConvTorso):
+        return None
+    counts = {len(torso.channels), len(torso.kernels), len(torso.strides)}
+    if len(counts) == 1 and torso.channels:
+        return None
+    lists = ", ".join(case.named(f"net.torso.{name}") for name in ("channels", "kernels", "strides"))
+    return f"{lists} do not make layers", "Give each of the three as many numbers, one per layer."
+
+
 def _support_is_wide(case: Case) -> Problem:
     head = case.plan.net.head
     if not isinstance(head, CategoricalHead) or head.low < head.high:
@@ -389,6 +401,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_steps_matter, "With discount 0 only the first reward counts, so further steps change nothing."),
     (_score_is_seen, "The score is measured by evaluations, and none happens before the last step."),
     (_score_is_measured, "The score is measured by evaluations, and there are none with 0 episodes."),
+    (_layers_are_whole, "Each convolution has a number of channels, a kernel size and a stride."),
     (_support_is_wide, "The atoms of a categorical head stand for returns from low to high."),
     (_target_moves, "The target network would keep its first, random weights for the whole run."),
     (_reset_comes, "The first reset would come after the last update."),

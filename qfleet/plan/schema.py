@@ -253,6 +253,18 @@ class NatureTorso(Part, tag="nature"):
     width: Positive = 512
 
 
+class ConvTorso(Part, tag="conv"):
+    """Convolutions of your own choosing, one number of each list per layer, and a fully connected layer of `width`.
+
+    What is left out fits pictures of 42x42.
+    """
+
+    channels: tuple[Positive, ...] = (16, 32, 32)
+    kernels: tuple[Positive, ...] = (4, 4, 3)
+    strides: tuple[Positive, ...] = (2, 2, 2)
+    width: Positive = 256
+
+
 class ImpalaTorso(Part, tag="impala"):
     """Three sections of residual convolutions, `factor` times the published 16, 32, 32 channels (Espeholt et al. 2018).
 
@@ -325,7 +337,7 @@ class GruMemory(Part, tag="gru"):
 class Net(Part):
     """The network: a torso that makes features, perhaps a memory, a head that makes values."""
 
-    torso: MlpTorso | NatureTorso | ImpalaTorso | MinatarTorso | OwnTorso | None = None
+    torso: MlpTorso | NatureTorso | ConvTorso | ImpalaTorso | MinatarTorso | OwnTorso | None = None
     memory: NoMemory | LstmMemory | GruMemory = NoMemory()
     head: ScalarHead | CategoricalHead | QuantileHead | ImplicitHead = ScalarHead()
     dueling: bool = False

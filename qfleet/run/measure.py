@@ -25,7 +25,7 @@ from qfleet.learn import Learner, make_learner
 from qfleet.learn.compiled import cache_folder, not_whole
 from qfleet.nets import make_net
 from qfleet.plan import total_updates
-from qfleet.plan.schema import ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, NoMemory, Plan, StepsView
+from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView
 from qfleet.watch import write_file
 
 Precision = Literal["float32", "bfloat16"]
@@ -114,7 +114,7 @@ def is_long(plan: Plan) -> bool:
 
 def is_measurable(plan: Plan) -> bool:
     """Can an update be tried out: a network of ours that learns from single steps?"""
-    ours = isinstance(plan.net.torso, MlpTorso | NatureTorso | ImpalaTorso | MinatarTorso)
+    ours = plan.net.torso is not None and not isinstance(plan.net.torso, OwnTorso)
     return ours and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
 
 

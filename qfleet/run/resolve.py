@@ -1,21 +1,44 @@
 """Filling in what the plan left open, from the world's spaces and the machine; the choices go into run.toml."""
 
 import os
+from collections.abc import Sequence
 
 import msgspec
 import torch
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.plan.schema import ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
+from qfleet.nets import NATURE, Convolution
+from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
 
-# Height and width that a torso's convolutions need at least.
-SMALLEST_PICTURE: dict[type, int] = {NatureTorso: 36, ImpalaTorso: 8, MinatarTorso: 3}
 MAX_JOINT_ACTIONS = 10_000
 
 
-def is_picture(spec: Spec, smallest: int = SMALLEST_PICTURE[NatureTorso]) -> bool:
-    """Is it large enough for convolutions (the Nature ones, unless told otherwise)?"""
+def smallest_picture(torso: object) -> int:
+    """Height and width that a torso's convolutions need at least; 0: it has none."""
+    match torso:
+        case NatureTorso():
+            return field_of_view(NATURE)
+        case ConvTorso(channels=channels, kernels=kernels, strides=strides):
+            return field_of_view(list(zip(channels, kernels, strides, strict=True)))
+        case MinatarTorso():
+            return 3
+        case ImpalaTorso():
+            return 8
+        case _:
+            return 0
+
+
+def field_of_view(stack: Sequence[Convolution]) -> int:
+    """How many pixels across one number that comes out depends on."""
+    size = 1
+    for _, kernel, stride in reversed(stack):
+        size = (size - 1) * stride + kernel
+    return size
+
+
+def is_picture(spec: Spec, smallest: int) -> bool:
+    """Is it large enough for convolutions?"""
     shape = spec.input_shape
     return len(shape) == 3 and min(shape[1:]) >= smallest
 
@@ -32,8 +55,8 @@ def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
             "Pass it from Python, train(plan, torso=...), or choose net.torso.type=mlp or nature.",
         )
     elif torso is None:
-        torso = NatureTorso() if is_picture(spec) else MlpTorso()
-    elif (smallest := SMALLEST_PICTURE.get(type(torso))) and not is_picture(spec, smallest):
+        torso = NatureTorso() if is_picture(spec, smallest_picture(NatureTorso())) else MlpTorso()
+    elif (smallest := smallest_picture(torso)) and not is_picture(spec, smallest):
         raise UsageError(
             f"net.torso.type={torso.__struct_config__.tag} does not fit observations of shape {spec.input_shape}",
             f"It wants pictures [channels, height, width] of at least {smallest}x{smallest}.",
@@ -74,7 +97,7 @@ def choose_threads(plan: Plan) -> int:
     """Small networks are fastest on one thread; convolutions use every core."""
     if plan.runtime.threads is not None:
         return plan.runtime.threads
-    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso | ImpalaTorso) else 1
+    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso) else 1
 
 
 def check_normalize(plan: Plan, spec: Spec) -> None:

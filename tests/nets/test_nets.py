@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets import Dueling, Mlp, Nature, Normalize, QNet, make_net
+from qfleet.nets import NATURE, Convolutions, Dueling, Mlp, Normalize, QNet, make_net
 from qfleet.plan.schema import MlpTorso, NatureTorso, Net, OwnTorso
 
 VECTOR = Spec((4,), "float32", (3,))
@@ -39,7 +39,7 @@ def test_the_nature_network_on_small_pictures() -> None:
 
 
 def test_duelling_has_a_hidden_layer_per_stream() -> None:
-    convolutions = num_parameters(Nature(PICTURE.input_shape))
+    convolutions = num_parameters(Convolutions(PICTURE.input_shape, NATURE, 512))
     hidden = (7 * 7 * 64 + 1) * 512
     assert num_parameters(make(PICTURE, dueling=True)) == convolutions + 2 * hidden + 513 * 6 + 513
 
@@ -80,7 +80,7 @@ def test_the_seed_decides_the_weights_and_the_global_generator_is_untouched(spec
 
 def test_a_flat_observation_is_refused_by_the_nature_torso() -> None:
     with pytest.raises(ValueError, match="pictures"):
-        Nature((4,))
+        Convolutions((4,), NATURE, 512)
 
 
 class TestDueling:

@@ -1,5 +1,6 @@
 """Torsos by their published sizes: shapes, parameters, and multiplications per observation."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Spec
-from qfleet.nets import Impala, Minatar, QNet, make_net
-from qfleet.plan.schema import ImpalaTorso, MinatarTorso, NatureTorso, Net
+from qfleet.nets import NATURE, Convolutions, Impala, QNet, make_net
+from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, NatureTorso, Net
 
 ATARI = Spec((84, 84), "uint8", (6,), stack=4)
 SMALL = Spec((42, 42), "uint8", (6,), stack=4)
@@ -52,9 +53,11 @@ def multiplications(net: QNet, spec: Spec) -> int:
     [
         (ATARI, NatureTorso(), 9.346, 1_687_206),
         (SMALL, NatureTorso(), 1.031, 114_342),
+        # 16 maps of 20x20, 32 of 9x9, 32 of 4x4.
+        (SMALL, ConvTorso(), 1.353, 16 * 65 + 32 * 257 + 32 * 289 + 256 * 513 + 257 * 6),
         (GRID, MinatarTorso(), 0.169, (3 * 3 * 4 + 1) * 16 + (8 * 8 * 16 + 1) * 128 + 129 * 6),
     ],
-    ids=["nature", "nature on 42x42", "minatar"],
+    ids=["nature", "nature on 42x42", "conv on 42x42", "minatar"],
 )
 def test_published_costs(spec: Spec, torso: Any, millions: float, parameters: int) -> None:
     net = make(spec, torso)
@@ -99,18 +102,20 @@ def test_an_impala_block_passes_its_input_around_two_convolutions() -> None:
 
 def test_minatar_grids_of_any_depth() -> None:
     for channels in (4, 6, 7, 10):
-        torso = Minatar((channels, 10, 10))
+        torso = Convolutions((channels, 10, 10), [(16, 3, 1)], 128)
         assert (torso.features, torso.hidden) == (16 * 8 * 8, 128)
         assert torso(torch.zeros(2, channels, 10, 10)).shape == (2, 1024)
 
 
-@pytest.mark.parametrize("torso", [Impala, Minatar])
+@pytest.mark.parametrize("torso", [Impala, partial(Convolutions, stack=NATURE, width=512)])
 def test_a_flat_observation_is_refused(torso: Any) -> None:
     with pytest.raises(ValueError, match="pictures"):
         torso((4,))
 
 
-@pytest.mark.parametrize("torso", [NatureTorso(width=8), ImpalaTorso(width=8), MinatarTorso()], ids=repr)
+@pytest.mark.parametrize(
+    "torso", [NatureTorso(width=8), ImpalaTorso(width=8), MinatarTorso(), ConvTorso(width=8)], ids=repr
+)
 @pytest.mark.parametrize("dueling", [False, True])
 def test_every_parameter_of_a_picture_network_learns(torso: Any, dueling: bool) -> None:
     net = make(Spec((36, 36), "uint8", (3,), stack=4), torso, dueling=dueling)

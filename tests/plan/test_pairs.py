@@ -340,6 +340,13 @@ NESTED = [
         "Add net.head.type=categorical, or leave net.head.atoms out.",
     ),
     Refused(
+        "net.torso.type=conv net.torso.channels=[8,8]",
+        "net.torso.channels=[8, 8] (command line), net.torso.kernels=[4, 4, 3] (default), "
+        "net.torso.strides=[2, 2, 2] (default) do not make layers",
+        "Each convolution has a number of channels, a kernel size and a stride.",
+        "Give each of the three as many numbers, one per layer.",
+    ),
+    Refused(
         "net.head.type=categorical net.head.low=3 net.head.high=1",
         "net.head.low=3.0 (command line) is not below net.head.high=1.0 (command line)",
         "The atoms of a categorical head stand for returns from low to high.",
