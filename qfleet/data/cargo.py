@@ -3,7 +3,9 @@
 Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from, A actions, K ended episodes.
 """
 
+import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,9 +49,28 @@ def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
     return packed_bytes({"kind": "rollout", "source": [LARGEST] * 3, "version": LARGEST}, arrays)
 
 
-def pack_rollout(rollout: Rollout, *, compress: Collection[str] = ()) -> bytes:
+@dataclass(slots=True)
+class Freight:
+    """What compressing rollouts has saved and cost so far."""
+
+    raw_bytes: int = 0
+    sent_bytes: int = 0
+    pack_ns: int = 0  # copying and checking included
+
+    def add(self, arrays: Arrays, sent_bytes: int, begun_ns: int) -> None:
+        """One more was packed, from `begun_ns` on."""
+        self.raw_bytes += sum(array.nbytes for array in arrays.values())
+        self.sent_bytes += sent_bytes
+        self.pack_ns += time.perf_counter_ns() - begun_ns
+
+
+def pack_rollout(rollout: Rollout, *, compress: Collection[str] = (), freight: Freight | None = None) -> bytes:
     """A rollout for a wire."""
-    return to_bytes(*rollout_parts(rollout), compress=compress)
+    begun, (meta, arrays) = time.perf_counter_ns(), rollout_parts(rollout)
+    parcel = to_bytes(meta, arrays, compress=compress)
+    if freight is not None:
+        freight.add(arrays, len(parcel), begun)
+    return parcel
 
 
 def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int) -> Rollout:

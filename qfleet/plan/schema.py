@@ -427,7 +427,8 @@ class Processes(Part, tag="processes"):
     """Actors in processes of their own, joined by shared memory; learning goes on while they act.
 
     A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
-    not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `replay_process` the replay has a
+    not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `compress` observations travel in
+    lossless lz4. With `replay_process` the replay has a
     process of its own too, and batches are cut there while the learner updates. Actions are chosen in every actor
     (`inference=local`) or in one for all (`central`: `actors.num` processes then only step environments), on
     `inference_device`.
@@ -441,6 +442,7 @@ class Processes(Part, tag="processes"):
     slots: Annotated[int, Meta(ge=2)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5
+    compress: bool = False
     replay_process: bool = False
     inference: Literal["local", "central"] | None = None
     inference_device: str | None = None
@@ -451,7 +453,7 @@ class Ray(Part, tag="ray"):
 
     Without an `address` a Ray of our own is started for the time of the run, for this machine alone and with
     `store_bytes` for objects. The cluster at an `address` (host:port) needs a token, unless `allow_no_token`. The
-    learner runs on the node of whoever calls. Rollouts and restarts are as with `processes`.
+    learner runs on the node of whoever calls. Rollouts, their compression and restarts are as with `processes`.
     """
 
     address: str | None = None
@@ -464,6 +466,7 @@ class Ray(Part, tag="ray"):
     slots: Annotated[int, Meta(ge=2)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5
+    compress: bool = False
     actor_cpus: NotNegative = 1.0
     learner_cpus: NotNegative = 1.0
     store_bytes: Annotated[int, Meta(ge=80 << 20)] = 200 << 20

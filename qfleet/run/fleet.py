@@ -27,6 +27,12 @@ TEND_SECONDS = 0.05
 SUPERVISE = 107  # the purpose of random numbers that spread restarts
 LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 
+# What actors count of themselves, over all incarnations.
+TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
+FREIGHT = ("raw_bytes", "sent_bytes", "pack_ns")  # of rollouts that travel compressed
+COUNTS = (*TIMES, *FREIGHT)
+IN_FLIGHT = ("obs", "state")  # the columns worth compressing
+
 
 class Hand(Protocol):
     """One incarnation of an actor, wherever it lives."""
@@ -77,8 +83,8 @@ class Site(Protocol):
         """Show how many steps came in so far."""
         ...
 
-    def spent(self) -> dict[str, int]:
-        """Nanoseconds of all actors so far, by stage: `env`, `infer`, `sync`, and `wait` for room."""
+    def counts(self) -> dict[str, int]:
+        """Of all actors so far: nanoseconds by stage (TIMES; `wait` is for room), and their FREIGHT."""
         ...
 
     def close(self) -> None:

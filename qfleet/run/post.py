@@ -7,7 +7,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -172,7 +172,7 @@ def show_life(post: Post, busy: bool, watch: Stopwatch) -> None:
 def show_times(post: Post, watch: Stopwatch) -> None:
     """Where the time went so far, for the driver to read."""
     stages = {"env_ns": watch.env, "infer_ns": watch.infer, "sync_ns": watch.sync, "wait_ns": watch.idle}
-    post.gauges.set(post.worker, **{name: lap.spent for name, lap in stages.items()})
+    post.gauges.set(post.worker, **{name: lap.spent for name, lap in stages.items()}, **asdict(post.belt.freight))
 
 
 def wait_for_weights(post: Post) -> None:

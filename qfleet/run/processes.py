@@ -15,19 +15,19 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
+from qfleet.data.wire import lz4_block
 from qfleet.errors import UsageError
 from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Replay
 from qfleet.run.board import Board, layout_of
-from qfleet.run.fleet import Fleet, make_fleet
+from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.shared import Belt, Gauges
 from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts
 
-TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
-GAUGES = ("progress", "waits", *TIMES)
+GAUGES = ("progress", "waits", *COUNTS)
 END_SECONDS = 0.5
 USAGE = 2  # exit code of what another try cannot mend
 
@@ -108,19 +108,22 @@ class ProcessSite:
         self.plan, self.spec, self.runtime = plan, spec, plan.runtime
         self.own = (make, torso, explore)
         require_sendable(self.own)
+        if plan.runtime.compress:
+            lz4_block()  # here, where its absence is told at once
         self.lanes = plan.env.num // num_senders(plan)
         device = torch.device(self.runtime.inference_device or "cpu")
         self.board, self.gauges = Board(layout_of(weights), device=device), Gauges(GAUGES, num_senders(plan))
-        self.before = dict.fromkeys(TIMES, 0)  # of actors that have been replaced
+        self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
         self.context = fork_server()
 
     def hire(self, worker: int, incarnation: int) -> ProcessHand:
         """Start one with a belt of its own: what an old incarnation still writes, nobody reads."""
-        for name in TIMES:
+        for name in COUNTS:
             self.before[name] += self.gauges.read(worker)[name]
         self.gauges.clear(worker)
-        belt = Belt(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots)
+        squeezed = IN_FLIGHT if self.runtime.compress else ()
+        belt = Belt(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=squeezed)
         mine, theirs = self.context.Pipe(duplex=False)
         log = self.file("logs", f"actor-{worker}.log")
         notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
@@ -139,9 +142,9 @@ class ProcessSite:
         """Show the newest weights."""
         self.board.publish(version, weights, env_steps=steps)
 
-    def spent(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """As the gauges say."""
-        return {name.removesuffix("_ns"): self.before[name] + sum(self.gauges.column(name)) for name in TIMES}
+        return {name: self.before[name] + sum(self.gauges.column(name)) for name in COUNTS}
 
     def tell(self, steps: int) -> None:
         """Show how many steps came in."""

@@ -21,9 +21,11 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
+from qfleet.data.wire import lz4_block
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run.board import Layout, layout_of
+from qfleet.run.fleet import COUNTS, IN_FLIGHT
 from qfleet.run.post import LastWords, Post, Trouble, act, logging_to, words_of
 from qfleet.run.ray_mail import Answer, Courier, Desk, Flat, Inbox, Message, NoAnswer, Tally, Window
 from qfleet.run.wiring import EnvMaker
@@ -32,7 +34,6 @@ ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0
 SHOW_SECONDS, SHOW_SHARE = 0.1, 0.05  # weights go out at most so often, and in at most this share of the time
 USAGE = UsageError.exit_code
-TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
 
 DESK: ContextVar[Desk | None] = ContextVar("desk", default=None)  # set where the course runs
 
@@ -72,7 +73,8 @@ class ActorHost:
         window, tally, line = Window(orders.layout), Tally(), Telephone(learner, orders.worker, orders.incarnation)
         runtime = cast(Ray, msgspec.json.decode(orders.plan, type=Plan).runtime)
         mine, theirs = Pipe(duplex=False)
-        courier = Courier(line.send, line.fetch, window, tally, runtime.slots, lambda: waiting_words(mine))
+        squeezed = IN_FLIGHT if runtime.compress else ()
+        courier = Courier(line.send, line.fetch, window, tally, runtime.slots, lambda: waiting_words(mine), squeezed)
         threading.Thread(target=courier.run, name="courier", daemon=True).start()
         post = Post(
             orders.plan,
@@ -178,11 +180,13 @@ class RaySite:
     def __init__(
         self, plan: Plan, runtime: Ray, spec: Spec, weights: Any, own: tuple[Any, Any, Any], desk: Desk | None
     ) -> None:
+        if runtime.compress:
+            lz4_block()  # here, where its absence is told at once
         self.plan, self.runtime, self.spec, self.own = plan, runtime, spec, own
         self.desk, self.hearing = desk or Desk(), desk is not None
         self.lanes, self.layout = plan.env.num // plan.actors.num, layout_of(weights)
         self.flat, self.next_at = Flat(self.layout), float("-inf")
-        self.before = dict.fromkeys(TIMES, 0)  # of actors that have been replaced
+        self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
 
     def hire(self, worker: int, incarnation: int) -> RayHand:
@@ -223,11 +227,10 @@ class RaySite:
         if (old := self.desk.inboxes.get(worker)) is not None:
             self.before = {name: spent + old.gauges.get(name, 0) for name, spent in self.before.items()}
 
-    def spent(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """As actors said with their last calls."""
         gauges = [inbox.gauges for inbox in self.desk.inboxes.values()]
-        now = {name: self.before[name] + sum(own.get(name, 0) for own in gauges) for name in TIMES}
-        return {name.removesuffix("_ns"): spent for name, spent in now.items()}
+        return {name: self.before[name] + sum(own.get(name, 0) for own in gauges) for name in COUNTS}
 
     def close(self) -> None:
         """Let go of the weights."""

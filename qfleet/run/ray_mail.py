@@ -9,7 +9,7 @@ sends is answered with "stop".
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
-from qfleet.data.cargo import pack_rollout, rollout_bytes, unpack_rollout
+from qfleet.data.cargo import Freight, pack_rollout, rollout_bytes, unpack_rollout
 from qfleet.data.wire import HEADER_BYTES, NotWhole, to_bytes, unpack
 from qfleet.run.board import Layout, Weights, finite
 
@@ -218,10 +218,18 @@ class Courier:
     """An actor's end of its channel. `put` never blocks: a thread that turns `step` carries what it is given."""
 
     def __init__(
-        self, send: Send, fetch: Fetch, window: Window, tally: Tally, slots: int, listen: Callable[[], list[bytes]]
+        self,
+        send: Send,
+        fetch: Fetch,
+        window: Window,
+        tally: Tally,
+        slots: int,
+        listen: Callable[[], list[bytes]],
+        compress: Collection[str] = (),
     ) -> None:
         self.send, self.fetch, self.window, self.tally, self.slots = send, fetch, window, tally, slots
         self.listen = listen  # to the actor's words
+        self.compress, self.freight = compress, Freight()
         self.words, self.said = list[bytes](), 0
         self.outbox: deque[Rollout] = deque()
         self.parcel = b""  # of the oldest, once it was packed
@@ -258,7 +266,7 @@ class Courier:
             self.given.wait_for(lambda: bool(self.outbox), BEAT_SECONDS)
             oldest = self.outbox[0] if self.outbox else None
         if oldest is not None and not self.parcel:
-            self.parcel = pack_rollout(oldest)
+            self.parcel = pack_rollout(oldest, compress=self.compress, freight=self.freight if self.compress else None)
         self.words += self.listen()
         try:
             answer = self.send(Message(dict(self.tally.counts), self.parcel, self.said, tuple(self.words)))

@@ -16,13 +16,14 @@ what was loaded does not overtake the load.
 - Gauges: single aligned 64-bit words, each with one writer; a reader sees an old or a new value.
 """
 
+import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.data.cargo import as_rollout, rollout_bytes, rollout_parts
+from qfleet.data.cargo import Freight, as_rollout, rollout_bytes, rollout_parts
 from qfleet.data.region import Region
 from qfleet.data.wire import NUMBER_WORD, Arrays, Facts, NotWhole, ParcelTooLarge, Parts, pack, unpack
 from qfleet.run.board import LINE, lines
@@ -59,7 +60,7 @@ class Ring:
     def __init__(
         self, slots: int, slot_bytes: int, *, compress: Collection[str] = (), region: Region | None = None
     ) -> None:
-        self.slots, self.slot_bytes, self.compress = slots, slot_bytes, compress
+        self.slots, self.slot_bytes, self.compress, self.freight = slots, slot_bytes, compress, Freight()
         size = lines(slot_bytes)
         self.region = region or Region(2 * LINE + slots * size)
         view = self.region.view
@@ -76,7 +77,10 @@ class Ring:
             return False
         if self.compress and sum(array.nbytes for array in arrays.values()) > self.slot_bytes:
             raise ParcelTooLarge(f"the arrays have more than {self.slot_bytes} bytes")
-        pack(meta, arrays, self.memory[done % self.slots], compress=self.compress, number=done + 1)
+        begun = time.perf_counter_ns()
+        length = pack(meta, arrays, self.memory[done % self.slots], compress=self.compress, number=done + 1)
+        if self.compress:
+            self.freight.add(arrays, length, begun)
         self.written.write(done + 1)
         return True
 
@@ -129,6 +133,11 @@ class Belt:
         """The oldest one waiting, if any."""
         parts = self.ring.get()
         return None if parts is None else as_rollout(parts, self.spec, self.lanes)
+
+    @property
+    def freight(self) -> Freight:
+        """What compressing has saved and cost this end so far."""
+        return self.ring.freight
 
     def __len__(self) -> int:
         return len(self.ring)

@@ -4,7 +4,7 @@ from typing import Any
 
 from qfleet.data import Stopwatch
 from qfleet.learn import ReplayFeed
-from qfleet.run.fleet import Fleet
+from qfleet.run.fleet import TIMES, Fleet
 from qfleet.run.wiring import Line
 from qfleet.watch import Meter, cores, profile_of, rounded, shares_of, since, with_other
 
@@ -21,7 +21,21 @@ class Times:
 
     def actors(self) -> dict[str, int]:
         """Nanoseconds of actors that live elsewhere."""
-        return self.line.actor.site.spent() if isinstance(self.line.actor, Fleet) else {}
+        if not isinstance(self.line.actor, Fleet):
+            return {}
+        counts = self.line.actor.site.counts()
+        return {name.removesuffix("_ns"): counts[name] for name in TIMES}
+
+    def savings(self) -> dict[str, dict[str, float]]:
+        """What compression has saved and cost, where there is any: `rollouts` in flight, frames in the `replay`."""
+        found, actor = {}, self.line.actor
+        freight = actor.site.counts() if isinstance(actor, Fleet) else {}
+        if freight.get("raw_bytes"):
+            found["rollouts"] = saving(freight["raw_bytes"], freight["sent_bytes"], freight["pack_ns"] / 1e9)
+        if (kept := self.line.feed.replay.store.saving()) is not None:
+            seconds = kept.pack_seconds + kept.unpack_seconds
+            found["replay"] = saving(kept.raw_bytes, kept.packed_bytes, seconds)
+        return found
 
     def state(self) -> dict[str, str]:
         """What the gate lets the learner do, and how many actors work."""
@@ -59,4 +73,10 @@ class Times:
             updates=max(0, self.line.learner.updates - updates),
             cores=cores(),
             joules=self.meter.joules(),
+            savings=self.savings(),
         )
+
+
+def saving(raw_bytes: int, packed_bytes: int, seconds: float) -> dict[str, float]:
+    """As profiles have it."""
+    return {"raw_bytes": raw_bytes, "packed_bytes": packed_bytes, "seconds": round(seconds, 3)}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from qfleet.data import STAGES
 from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
-from qfleet.watch.words import number
+from qfleet.watch.words import number, saving_lines
 
 # What limits a run, by what its time goes into. `actor`: the learner waits for them.
 CAUSES = {
@@ -178,6 +178,7 @@ def profile_of(
     updates: int,
     cores: int,
     joules: float | None = None,
+    savings: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
     """Seconds and shares by stage and what they mean. `env_steps` and `updates` were made in that time."""
     spent = with_other(times)
@@ -200,7 +201,7 @@ def profile_of(
         profile |= {"actors_busy": round(sum(theirs[stage] for stage in BUSY), 4)}
     if joules is not None:
         profile |= {"joules": round(joules, 1), "joules_per_million_steps": round(joules / max(1, env_steps) * 1e6, 1)}
-    return profile
+    return {**profile, "compression": savings} if savings else profile
 
 
 def rounded(shares: Shares) -> dict[str, float]:
@@ -220,6 +221,7 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
         busy, num = profile["actors_busy"], profile["actors"]
         lines.append(f"actors: {parts}")
         lines.append(f"parallel efficiency {busy:.0%}: {num} actors do what {busy * num:.2f} that never wait would do")
+    lines += [f"compressed {text}" for text in saving_lines(profile)]
     return [*lines, energy_line(profile), f"{profile['bottleneck']}-bound: {profile['advice']}"]
 
 

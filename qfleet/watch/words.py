@@ -116,6 +116,20 @@ def gate_words(snapshot: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def saving_lines(profile: Mapping[str, Any]) -> list[str]:
+    """What compression saved and what it cost, where there was any."""
+    return [
+        f"{what} {found['raw_bytes'] / max(1, found['packed_bytes']):.1f}x smaller "
+        f"({megabytes(found['packed_bytes'])} for {megabytes(found['raw_bytes'])}) for {found['seconds']:.1f} s"
+        for what, found in profile.get("compression", {}).items()
+    ]
+
+
+def megabytes(count: float) -> str:
+    """Bytes as people say them."""
+    return f"{count / 1e6:,.0f} MB" if count < 1e10 else f"{count / 1e9:,.1f} GB"
+
+
 def time_line(profile: Mapping[str, Any]) -> str:
     """Where the time went, in one line: seconds by stage, who was busy, the bottleneck and what to do about it."""
     spent = sorted(profile["seconds"].items(), key=lambda item: -item[1])
@@ -125,7 +139,8 @@ def time_line(profile: Mapping[str, Any]) -> str:
         busy += f", {profile['actors']} actors {profile['actors_busy']:.0%}"
     energy = profile.get("joules_per_million_steps")
     joules = [] if energy is None else [f"{number(energy)} J per million steps"]
-    return " · ".join([", ".join(shown), busy, *joules, f"{profile['bottleneck']}-bound: {profile['advice']}"])
+    advice = f"{profile['bottleneck']}-bound: {profile['advice']}"
+    return " · ".join([", ".join(shown), busy, *joules, *saving_lines(profile), advice])
 
 
 def end_lines(status: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from qfleet.data import Rollout, Tick, count_steps
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.run.carriers import Queue, Shelf
-from qfleet.run.fleet import Fleet, cut_to
+from qfleet.run.fleet import COUNTS, Fleet, cut_to
 from qfleet.run.overlapped import Overlapped
 from qfleet.run.resolve import resolve
 from qfleet.run.supervisor import Supervisor
@@ -88,8 +88,8 @@ class Theatre:
     def tell(self, steps: int) -> None:
         self.steps = steps
 
-    def spent(self) -> dict[str, int]:
-        return {"env": 0, "infer": 0, "sync": 0, "wait": 0}
+    def counts(self) -> dict[str, int]:
+        return dict.fromkeys(COUNTS, 0)
 
     def close(self) -> None:
         self.closed = True

@@ -20,6 +20,7 @@ from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
+from qfleet.watch.words import time_line
 from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings
 
 FLEET: Settings = {
@@ -119,6 +120,18 @@ def test_variants_run(tmp_path: Path, more: Settings) -> None:
     assert run.status["state"] == "done"
     assert run.status["updates"] > 0
     assert check_history(run.path / "history") == []
+
+
+def test_what_travels_compressed_is_told_with_what_it_saved(tmp_path: Path) -> None:
+    more = {"runtime.compress": True, "replay.compress": True, "until.steps": 400, "net.torso.type": "mlp"}
+    run = train(plan_of("ALE/Pong-v5", **{**more, "env.frame_size": 42, "env.clip_reward": True}), out=tmp_path)
+    assert run.status["state"] == "done"
+    for found in (run.status["profile"]["compression"][what] for what in ("rollouts", "replay")):
+        assert 1 < found["packed_bytes"] < found["raw_bytes"] / 4
+        assert found["seconds"] > 0
+    raw = run.status["profile"]["compression"]["rollouts"]["raw_bytes"]
+    assert 42 * 42 * 400 <= raw < 1.2 * 42 * 42 * 420
+    assert "rollouts " in time_line(run.status["profile"])
 
 
 @pytest.mark.slow

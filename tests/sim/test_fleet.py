@@ -92,7 +92,7 @@ class SimSite:
     def tell(self, steps: int) -> None:
         pass
 
-    def spent(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         return {}
 
     def close(self) -> None:
