@@ -18,7 +18,7 @@ from qfleet.cli.say import say
 from qfleet.plan.schema import Plan, Processes
 
 GUARDED = "QFLEET_GUARDED"  # set for the process under guard
-RESTARTS, WINDOW_SECONDS = 5, 600.0
+RESTARTS = 5  # in ten minutes
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 POLL_SECONDS = 0.2
 
@@ -42,16 +42,17 @@ def guarded(
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
-    command, deaths = list(words), list[float]()
+    from qfleet.data.budget import Budget  # most commands need none of that room
+
+    command, budget = list(words), Budget(RESTARTS)
     while True:
         before = owners(Path(out))
         code, pid, asked = run_child(command)
         if code >= 0:
             return code
-        deaths = [at for at in deaths if clock() - at < WINDOW_SECONDS] + [clock()]
         folder = None if asked else run_of(pid, Path(out), before)
         name = signal.Signals(-code).name
-        if folder is None or len(deaths) > RESTARTS:
+        if folder is None or not budget.charge(clock()):
             say(f"the learner was ended by {name}", to_stderr=True)
             return 128 - code
         say(f"the learner was ended by {name}: going on with {folder} from its last commit", to_stderr=to_stderr)

@@ -1,5 +1,6 @@
 """The course of a run: turn the line, judge, save, go back when numbers fail, and know when it is done."""
 
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ class Course:
         self.steering = Steering(line, self.book)
         self.history: Notes = line.actor.history if isinstance(line.actor, Fleet) else NoHistory()
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
-        self.replays_lost = 0
         self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
@@ -310,10 +310,9 @@ class Course:
 
     def restart_replay(self, cause: ReplayLost) -> None:
         """The process that held the replay is gone: start another one, a few times."""
-        self.replays_lost += 1
-        if self.line.remote is None or self.replays_lost > self.line.remote.restarts:
+        if self.line.remote is None or not self.line.remote.budget.charge(time.monotonic()):
             raise EnvError(
-                f"the replay's process failed {self.replays_lost} times",
+                "the replay's process has failed more often than runtime.restarts allows",
                 f"{cause}.",
                 "Is there enough memory? runtime.replay_process=false keeps the replay beside the learner.",
             ) from cause

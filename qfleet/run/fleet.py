@@ -7,6 +7,7 @@ site's business.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -100,7 +101,7 @@ class Fleet:
         learning: Learning,
         explorer: Explorer,
         site: Site,
-        supervise: Callable[[list[int]], Supervisor],
+        supervisor: Supervisor,
         *,
         workers: int,
         lanes: int,
@@ -109,14 +110,13 @@ class Fleet:
         keeps_history: bool = False,
     ) -> None:
         self.policy: Policy | Crowd = learning.policy
-        self.feed, self.explorer, self.site, self.supervise = learning.feed, explorer, site, supervise
+        self.feed, self.explorer, self.site, self.supervisor = learning.feed, explorer, site, supervisor
         self.workers, self.lanes, self.clock, self.until_steps = workers, lanes, clock, until_steps
         self.history: Notes = NoHistory()
         self.keeps_history, self.opened = keeps_history, False
         self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
         self.ledger = Ledger(workers)
         self.hands: dict[int, Hand] = {}
-        self.supervisor = supervise([-1] * workers)
         self.next = 0  # whose turn it is to be asked first
         self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
         self.tended_at = float("-inf")
@@ -188,9 +188,10 @@ class Fleet:
         worker, hand = fault.worker, self.hands.pop(fault.worker)
         hand.end()
         before = self.feed.steps
-        while (rollout := self.accepted(hand.get())) is not None:
-            self.take_in(rollout)
-            self.rescued.extend(rollout.finished)
+        with suppress(ValueError):  # what makes no sense, and all behind it, is lost with the actor
+            while (rollout := self.accepted(hand.get())) is not None:
+                self.take_in(rollout)
+                self.rescued.extend(rollout.finished)
         self.lost_at[worker] = self.clock()
         self.feed.seal(worker)
         self.note_bounds("sealed", worker=worker)
@@ -223,7 +224,12 @@ class Fleet:
         """The next rollout that is new, everyone in turn."""
         order = sorted(self.hands, key=lambda worker: (worker - self.next) % self.workers)
         for worker in order:
-            rollout = self.accepted(self.hands[worker].get())
+            try:
+                rollout = self.accepted(self.hands[worker].get())
+            except ValueError as nonsense:
+                self.last_words = f"it handed over what makes no sense: {nonsense}"
+                self.lose(self.supervisor.fail(worker, self.clock(), "senseless"))
+                continue
             if rollout is not None:
                 self.next = (worker + 1) % self.workers
                 return rollout
@@ -277,7 +283,7 @@ class Fleet:
         self.dismiss()
         self.rescued, self.troubles, self.lost_at = [], [], {}
         used = [max(pair) for pair in zip(self.ledger.incarnations, self.restored(state), strict=True)]
-        self.supervisor = self.supervise(used)
+        self.supervisor.begin_anew(used)
         self.open()
         for worker in range(self.workers):
             self.feed.seal(worker)
@@ -312,22 +318,19 @@ def make_fleet(
     if isinstance(runtime, Inline):
         raise TypeError("an inline run has no fleet")
 
-    def supervise(incarnations: list[int]) -> Supervisor:
-        return Supervisor(
-            workers,
-            hung_seconds=runtime.hung_seconds,
-            restarts=runtime.restarts,
-            largest_delay=LARGEST_DELAY_SECONDS,
-            start_seconds=start_seconds,
-            rng=stream(plan.seed, SUPERVISE),
-            incarnations=incarnations,
-        )
-
+    supervisor = Supervisor(
+        workers,
+        hung_seconds=runtime.hung_seconds,
+        restarts=runtime.restarts,
+        largest_delay=LARGEST_DELAY_SECONDS,
+        start_seconds=start_seconds,
+        rng=stream(plan.seed, SUPERVISE),
+    )
     return Fleet(
         learning,
         make_explorer(plan.algo, spec.actions, plan.env.num, explore),
         site,
-        supervise,
+        supervisor,
         workers=workers,
         lanes=plan.env.num,
         until_steps=plan.until.steps,

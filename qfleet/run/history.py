@@ -77,6 +77,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
         "started": "worker incarnation",
         "dead": "worker incarnation",
         "hung": "worker incarnation",
+        "senseless": "worker incarnation",
         "quarantined": "worker",
     },
 }

@@ -5,9 +5,11 @@ would have seen in this process; batches come back through a second ring, asked 
 that both processes see: a checkpoint reads them here, between two orders.
 """
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -17,6 +19,7 @@ import msgspec
 import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
+from qfleet.data.budget import Budget
 from qfleet.data.cargo import as_batch, batch_parts, blank_batch, priority_parts, rollout_bytes, rollout_parts
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.plan.schema import GrowingBatch, Plan, Processes
@@ -35,7 +38,7 @@ class RemoteReplay:
 
     def __init__(self, plan: Plan, spec: Spec, context: ForkServerContext, runtime: Processes) -> None:
         self.plan, self.spec, self.context = plan, spec, context
-        self.hung_seconds, self.restarts = runtime.hung_seconds, runtime.restarts
+        self.hung_seconds, self.budget = runtime.hung_seconds, Budget(runtime.restarts)
         self.region = store_region(plan, spec)
         # A replay like the other one, for its rows and rules; its queue stays empty.
         self.twin = shared_store(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)), self.region)
@@ -89,7 +92,7 @@ class RemoteReplay:
 
     def wait(self, ready: Callable[[], Any]) -> Any:
         """What `ready` answers when it is something; the wait has a limit."""
-        patience = self.hung_seconds if self.begun else max(self.hung_seconds, START_SECONDS)
+        patience = self.patience()
         limit = time.monotonic() + patience
         while (found := ready()) is None or found is False:
             if self.process is None or not self.process.is_alive():
@@ -108,13 +111,31 @@ class RemoteReplay:
         self.order({"kind": "call"})
         message = {"name": name, **({} if state is None else pack_state(state))}
         try:
-            self.calls.send_bytes(msgspec.msgpack.encode(message))
+            with self.limit():
+                self.calls.send_bytes(msgspec.msgpack.encode(message))
             self.wait(self.answered)
-            answer = self.calls.recv_bytes()
+            with self.limit():
+                answer = self.calls.recv_bytes()
         except (EOFError, OSError):
             raise ReplayLost("the replay's process has died") from None
         self.begun = True
         return unpack_state(msgspec.msgpack.decode(answer, type=dict[str, bytes]))
+
+    @contextmanager
+    def limit(self) -> Iterator[None]:
+        """A pipe waits for ever for who was stopped in the middle of a message: kill it then, which ends the wait."""
+        process = self.process
+        watchdog = threading.Timer(self.patience(), lambda: process.kill() if process is not None else None)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
+
+    def patience(self) -> float:
+        """Seconds without an answer until it counts as hung."""
+        return self.hung_seconds if self.begun else max(self.hung_seconds, START_SECONDS)
 
     def answered(self) -> bool:
         """Has a call been answered?"""

@@ -6,16 +6,19 @@ more than `restarts` times in that time is quarantined for good, and the others 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+
+from qfleet.data.budget import Budget
 
 POLL_SECONDS = 0.5  # a death is to be seen within 2 s
 # Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
 LOOK_SECONDS = 2.0
 
 Condition: TypeAlias = Literal["waiting", "running", "quarantined"]
+Failing: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: what it handed over makes no sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +27,7 @@ class Fault:
 
     worker: int
     incarnation: int
-    kind: Literal["dead", "hung"]
+    kind: Failing
     silent_seconds: float  # since its progress moved last
     delay_seconds: float | None  # until it is due again; None: it is quarantined
 
@@ -34,13 +37,13 @@ class _Seat:
     """What is known of one worker."""
 
     incarnation: int
+    budget: Budget
     state: Condition = "waiting"
     due_at: float = float("-inf")
     progress: int = 0
     seen_at: float = 0.0
     silent_seconds: float = 0.0  # since its progress moved last, as far as somebody looked
     moved: bool = False  # since it was started
-    faults: list[float] = field(default_factory=list)  # when, within the window
 
 
 class Supervisor:
@@ -62,7 +65,7 @@ class Supervisor:
         self.hung_seconds, self.restarts, self.window_seconds = hung_seconds, restarts, window_seconds
         self.first_delay, self.largest_delay, self.rng = first_delay, largest_delay, rng
         self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds
-        self.seats = [_Seat(last) for last in incarnations or [-1] * workers]
+        self.seats = [_Seat(last, Budget(restarts, window_seconds)) for last in incarnations or [-1] * workers]
         if len(self.seats) != workers:
             raise ValueError(f"{workers} workers, but {len(self.seats)} incarnations")
 
@@ -95,6 +98,13 @@ class Supervisor:
         """The newest one of a worker; -1 before the first."""
         return self.seats[worker].incarnation
 
+    def begin_anew(self, incarnations: Sequence[int]) -> None:
+        """Nobody runs any more, and later incarnations than these are to be started. What failed too often stays so."""
+        for seat, used in zip(self.seats, incarnations, strict=True):
+            seat.incarnation = max(seat.incarnation, used)
+            if seat.state != "quarantined":
+                seat.state, seat.due_at = "waiting", float("-inf")
+
     def due(self, now: float) -> list[int]:
         """Workers to be started now."""
         return [w for w, seat in enumerate(self.seats) if seat.state == "waiting" and seat.due_at <= now]
@@ -123,11 +133,10 @@ class Supervisor:
         limit = self.hung_seconds if seat.moved else max(self.hung_seconds, self.start_seconds)
         return self.fail(worker, now, "hung") if seat.silent_seconds >= limit else None
 
-    def fail(self, worker: int, now: float, kind: Literal["dead", "hung"]) -> Fault:
+    def fail(self, worker: int, now: float, kind: Failing) -> Fault:
         """Charge a fault to the worker's budget: it is started again later, or quarantined."""
         seat = self.seats[worker]
-        seat.faults = [at for at in seat.faults if now - at < self.window_seconds] + [now]
-        delay = self.delay(len(seat.faults)) if len(seat.faults) <= self.restarts else None
+        delay = self.delay(len(seat.budget.faults)) if seat.budget.charge(now) else None
         seat.state, seat.due_at = ("quarantined", now) if delay is None else ("waiting", now + delay)
         return Fault(worker, seat.incarnation, kind, seat.silent_seconds, delay)
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
+from qfleet.data.budget import Budget
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
@@ -61,7 +62,7 @@ class ReplayLost(Exception):
 class Remote(Protocol):
     """A replay that lives elsewhere."""
 
-    restarts: int  # how often it may be started again
+    budget: Budget  # how often it may be started again
 
     def start(self) -> None:
         """Begin anew, with nothing in it."""

@@ -36,7 +36,7 @@ class Puppet:
         actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, elapsed=steps)
         actor.start()
         self.queue, self.lives, self.moved = Queue(4), True, 0
-        self.stuck = self.ended = self.closed = False
+        self.stuck = self.senseless = self.ended = self.closed = False
         self.extra: deque[Rollout] = deque()  # what a bad wire delivers besides
         self.act: Iterator[Tick] = acting(actor, self.queue, shelf, rows=3)
 
@@ -48,6 +48,9 @@ class Puppet:
         return self.moved
 
     def get(self) -> Rollout | None:
+        if self.senseless:
+            self.senseless = False
+            raise ValueError("an action that there is not")
         if self.extra:
             return self.extra.popleft()
         while not self.queue.waiting and self.lives and not self.stuck:
@@ -112,9 +115,7 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
     plan, clock = resolve(plan, world.spec), Clock()
     theatre = Theatre(plan)
 
-    def supervise(incarnations: list[int]) -> Supervisor:
-        rng = np.random.default_rng(0)
-        return Supervisor(2, hung_seconds=5, restarts=2, rng=rng, incarnations=incarnations)
+    supervisor = Supervisor(2, hung_seconds=5, restarts=2, rng=np.random.default_rng(0))
 
     def hire(learning: Any) -> Fleet:
         explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num)
@@ -122,7 +123,7 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
             learning,
             explorer,
             theatre,
-            supervise,
+            supervisor,
             workers=2,
             lanes=plan.env.num,
             until_steps=plan.until.steps,
@@ -203,7 +204,7 @@ def test_what_comes_twice_enters_once() -> None:
     assert fleet.ledger.sequences[0] == fleet.ledger.rollouts[0]
 
 
-@pytest.mark.parametrize("how", ["dead", "hung"])
+@pytest.mark.parametrize("how", ["dead", "hung", "senseless"])
 def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> None:
     line, fleet, theatre, clock = make_theatre()
     told: list[dict[str, Any]] = []
@@ -213,7 +214,7 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     victim: Any = fleet.hands[1]
     for _ in range(4):
         next(victim.act)  # in the middle of a rollout that will never arrive
-    victim.lives, victim.stuck = how != "dead", how == "hung"
+    victim.lives, victim.stuck, victim.senseless = how != "dead", how == "hung", how == "senseless"
     store, row = line.feed.replay.store, int(line.feed.replay.store.heads[2]) - 1
     while not told:
         clock.now += 0.1
@@ -261,6 +262,9 @@ def test_one_that_is_given_up_leaves_the_others_at_work() -> None:
     before = fleet.ledger.rollouts[1]
     turn(runtime, 5)
     assert fleet.ledger.rollouts[1] == before + 5
+    line.load_state_dict(line.state_dict())  # going back is no reason to try it again
+    turn(Overlapped(line, fleet), 5)
+    assert list(fleet.hands) == [1]
 
 
 def test_coming_back_begins_later_incarnations_and_counts_on() -> None:

@@ -1,12 +1,13 @@
 """Planted bugs: each breaks one promise; the simulation must find it, and the audit where it leaves traces."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from qfleet.data import State
+from qfleet.data.budget import Budget
 from qfleet.learn.gate import Gate
 from qfleet.run.ledger import Ledger, Source, Verdict
-from qfleet.run.supervisor import Fault, Supervisor
+from qfleet.run.supervisor import Failing, Fault, Supervisor
 from tests.sim.driver import Parts
 
 
@@ -96,8 +97,8 @@ class Hasty(Supervisor):
 class NoBudget(Supervisor):
     """Starts again for ever."""
 
-    def fail(self, worker: int, now: float, kind: Literal["dead", "hung"]) -> Fault:
-        self.seats[worker].faults = []
+    def fail(self, worker: int, now: float, kind: Failing) -> Fault:
+        self.seats[worker].budget = Budget(self.restarts)
         return super().fail(worker, now, kind)
 
 

@@ -124,7 +124,7 @@ class FleetDriver:
         where = {"workers": self.settings.workers, "lanes": self.lanes, "until_steps": self.settings.target_steps}
         explorer: Any = None
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
-        self.fleet = fleet(learning, explorer, SimSite(self), self.supervise, **others)
+        self.fleet = fleet(learning, explorer, SimSite(self), self.make_supervisor(), **others)
         self.fleet.history, self.fleet.tell = sim.notes, self.hear
         self.noted = NotedFeed(self.feed, sim.notes)
         self.committed_at = sim.now
@@ -145,10 +145,10 @@ class FleetDriver:
         watcher: Any = Watcher(self, np.zeros(self.lanes))
         return ReplayFeed(replay, Gate(settings.ratio, settings.start_steps), watcher, 4, width=settings.lanes)
 
-    def supervise(self, incarnations: list[int]) -> Supervisor:
+    def make_supervisor(self) -> Supervisor:
         limits = {"hung_seconds": self.settings.hung_seconds, "start_seconds": START_SECONDS}
         rng, restarts = np.random.default_rng(self.sim.seed), self.settings.restarts
-        made = Supervisor(self.settings.workers, **limits, restarts=restarts, rng=rng, incarnations=incarnations)
+        made = Supervisor(self.settings.workers, **limits, restarts=restarts, rng=rng)
         late = 25.0 if self.settings.stall else 0.0  # as in the driver
         terms = {**made.terms(), "hung_seconds": made.hung_seconds + late, "replace_seconds": 5.0 + late}
         made.terms = lambda: terms  # type: ignore[method-assign]

@@ -13,15 +13,15 @@ class Budget:
         self.first_delay, self.largest_delay = first_delay, largest_delay
         self.ready_at = float("-inf")  # when it may be tried again
         self.spent = False  # for good
-        self._faults: deque[float] = deque()
+        self.faults: deque[float] = deque()  # when, within the window
         self._streak = 0
 
     def charge(self, now: float) -> bool:
         """Count a fault; may it be tried once more? Once the answer was no, it stays no."""
-        self._faults.append(now)
-        while self._faults[0] <= now - self.window_seconds:
-            self._faults.popleft()
-        self.spent = self.spent or len(self._faults) > self.limit
+        self.faults.append(now)
+        while self.faults[0] <= now - self.window_seconds:
+            self.faults.popleft()
+        self.spent = self.spent or len(self.faults) > self.limit
         self._streak += 1
         # No more doublings than a float can take.
         self.ready_at = now + min(self.largest_delay, self.first_delay * 2.0 ** min(self._streak - 1, 60))
