@@ -29,7 +29,7 @@ def needs_guard(plan: Plan) -> bool:
         return isinstance(plan.runtime, Processes)
     from qfleet.data.kin import die_with_parent  # most commands need none of that room
 
-    die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
     return False
 
 

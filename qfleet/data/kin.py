@@ -1,17 +1,34 @@
-"""Processes that do not outlive their parent."""
+"""Processes that do not outlive their parent, do not run its script, and do not flood its disk."""
 
 import ctypes
 import os
 import signal
+import stat
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import forkserver
+from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+LOG_BYTES = 1_000_000
 
 
-def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel end this process when its parent ends, however that happens.
+@contextmanager
+def hidden_main(hide: bool = True) -> Iterator[None]:
+    """A process that multiprocessing starts in here does not run the user's script again: it needs nothing from it."""
+    main = sys.modules["__main__"]
+    if hide:
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Let the kernel end this process when its parent ends, however that happens; `parent` is its id if it is known.
 
     A child of multiprocessing's fork server ends with the server, and that with whoever started it: it waits until
     nobody holds its pipe any more, so its own children must not.
@@ -20,8 +37,20 @@ def die_with_parent(how: signal.Signals = signal.SIGKILL) -> None:
     if getattr(server, "_forkserver_alive_fd", None) is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:  # it went before the call
         os.kill(os.getpid(), how)
+
+
+def bound_log() -> None:
+    """What this process prints goes nowhere once its log has LOG_BYTES."""
+    now = os.fstat(1)
+    if stat.S_ISREG(now.st_mode) and now.st_size >= LOG_BYTES:
+        sys.stdout.flush()
+        os.ftruncate(1, LOG_BYTES)
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        os.close(nothing)

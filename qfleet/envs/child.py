@@ -5,21 +5,20 @@ import multiprocessing
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import util
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from types import ModuleType
 from typing import Any, Literal
 
 import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
+from qfleet.data.kin import LOG_BYTES, hidden_main
 from qfleet.data.region import Region
-from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, LOG_BYTES, TELL_SIGNAL, Finding, Task, scout, work
+from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, TELL_SIGNAL, Finding, Task, scout, work
 from qfleet.envs.slab import Slab
 from qfleet.errors import EnvError, QfleetError
 
@@ -129,7 +128,7 @@ class Child:
 
 def launched(target: Callable[..., None], args: tuple[Any, ...], main: bool) -> BaseProcess:
     """A started process. Without `main`, the user's script is not run again in it: nothing there is needed."""
-    with contextlib.nullcontext() if main else _hidden_main():
+    with hidden_main(not main):
         process: BaseProcess = _context().Process(target=target, args=args, daemon=True)  # type: ignore[attr-defined]
         process.start()
     return process
@@ -202,13 +201,3 @@ def _context() -> BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["qfleet.envs.seats"])  # so that a replacement need not import anything
     return context
-
-
-@contextlib.contextmanager
-def _hidden_main() -> Iterator[None]:
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

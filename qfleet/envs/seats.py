@@ -5,7 +5,6 @@ import faulthandler
 import os
 import signal
 import socket
-import stat
 import sys
 import time
 import traceback
@@ -18,7 +17,7 @@ import gymnasium as gym
 import msgspec
 
 from qfleet.data import Spec
-from qfleet.data.kin import die_with_parent
+from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.data.region import Region
 from qfleet.envs.adapt import OutsideSpace
 from qfleet.envs.find import called, find
@@ -29,7 +28,6 @@ from qfleet.plan.schema import Env
 
 # What is said through the socket: one byte each.
 READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
-LOG_BYTES = 1_000_000
 DESK_BYTES = 65_536
 TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
 _LEAVE_SECONDS = 2
@@ -147,7 +145,7 @@ def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line:
         line.send(READY)
         while _told(line) == GO:
             seats.obey()
-            _bound_log()
+            bound_log()
             line.send(ANSWERED)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(_LEAVE_SECONDS)  # an environment that cannot be closed
@@ -211,17 +209,6 @@ def _redirect(log: str) -> None:
         os.dup2(to, fd)
     os.close(nothing)
     os.close(kept)
-
-
-def _bound_log() -> None:
-    now = os.fstat(1)
-    if stat.S_ISREG(now.st_mode) and now.st_size >= LOG_BYTES:
-        sys.stdout.flush()
-        os.ftruncate(1, LOG_BYTES)
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
-        os.close(nothing)
 
 
 def _told(line: socket.socket) -> bytes:

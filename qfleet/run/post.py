@@ -21,7 +21,7 @@ from torch import nn
 from qfleet.act import Explore, acting
 from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
-from qfleet.data.kin import die_with_parent
+from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Inline, Plan
 from qfleet.run.board import Board
@@ -107,6 +107,7 @@ def act(post: Post) -> None:
             show_life(post, tick.busy, watch)
             if tick.stats:  # a rollout was handed over
                 show_times(post, watch)
+                bound_log()
             for fault in tick.stats.get("faults", ()):
                 say(post, Trouble({**fault, "cause": fault["cause"][-MOST_CHARACTERS:]}))
             if board.numbers()["stop"]:

@@ -15,6 +15,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
+from qfleet.data.kin import hidden_main
 from qfleet.data.wire import lz4_block
 from qfleet.errors import UsageError
 from qfleet.plan.places import num_senders
@@ -107,7 +108,7 @@ class ProcessSite:
             raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} has no processes")
         self.plan, self.spec, self.runtime = plan, spec, plan.runtime
         self.own = (make, torso, explore)
-        require_sendable(self.own)
+        self.needs_main = b"__main__" in require_sendable(self.own)
         if plan.runtime.compress:
             lz4_block()  # here, where its absence is told at once
         self.lanes = plan.env.num // num_senders(plan)
@@ -130,7 +131,8 @@ class ProcessSite:
         plan = msgspec.json.encode(self.plan)
         post = Post(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, log=log, history=notes)
         process = self.context.Process(target=serve, args=(post,), name=f"qfleet-actor-{worker}", daemon=True)
-        process.start()
+        with hidden_main(not self.needs_main):
+            process.start()
         theirs.close()
         return ProcessHand(process, post, mine)
 
@@ -163,17 +165,19 @@ def fork_server() -> ForkServerContext:
     return context
 
 
-def require_sendable(own: tuple[Any, ...]) -> None:
-    """What is given as a Python object must be something that another process can be given."""
+def require_sendable(own: tuple[Any, ...]) -> bytes:
+    """What is given as Python objects must be something that another process can be given: answers what it is sent."""
+    sent = b""
     for name, thing in zip(("env", "torso", "explore"), own, strict=True):
         try:
-            ForkingPickler.dumps(thing)
+            sent += bytes(ForkingPickler.dumps(thing))
         except Exception as error:
             raise UsageError(
                 f"{name}={thing!r} cannot be given to another process",
                 f"runtime.type=processes sends it to the actors, and Python said: {error}.",
                 "Define it at the top level of a module, or use runtime.type=inline.",
             ) from error
+    return sent
 
 
 def make_process_line(

@@ -21,6 +21,7 @@ import numpy as np
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.budget import Budget
 from qfleet.data.cargo import as_batch, batch_parts, blank_batch, priority_parts, rollout_bytes, rollout_parts
+from qfleet.data.kin import hidden_main
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.plan.schema import GrowingBatch, Plan, Processes
 from qfleet.replay import ALL, Cut, Fold, Span, make_replay
@@ -60,7 +61,8 @@ class RemoteReplay:
         self.calls, theirs = self.context.Pipe()
         post = ReplayPost(msgspec.json.encode(self.plan), self.spec, self.region, self.orders, self.answers, theirs)
         self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
-        self.process.start()
+        with hidden_main():
+            self.process.start()
         theirs.close()
         self._fold = self.twin.fold  # as the plan says, like that of the new process
         self.begun = False  # it imports and compiles before its first answer

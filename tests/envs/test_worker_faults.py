@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qfleet.data.kin import LOG_BYTES
 from qfleet.envs import TRAIN, make_world
-from qfleet.envs.seats import LOG_BYTES
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Env
 from tests.envs.record import (

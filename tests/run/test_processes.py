@@ -16,6 +16,7 @@ from torch import nn
 
 import qfleet.envs.toys as toys
 from qfleet import Plan, Run, resume, train
+from qfleet.data.kin import LOG_BYTES
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
@@ -172,6 +173,40 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_pat
     (lost,) = events(run, "replay_lost")
     assert lost["env_steps"] in [row["step"] for row in events(run, "checkpoint_committed")]
     assert lost["steps_lost"] + lost["env_steps"] >= 330
+
+
+class Chatty(toys.Random):
+    """Prints a line as long as a page with every step."""
+
+    def step(self, action: Any) -> Any:
+        """A step, and many words."""
+        print("x" * 4_000, flush=True)
+        return super().step(action)
+
+
+def make_chatty() -> gym.Env[Any, Any]:
+    return Chatty()
+
+
+def test_an_actor_cannot_flood_the_disk(tmp_path: Path) -> None:
+    run = train(plan_of("toys/Random-v0", **{"until.steps": 2_000}), out=tmp_path, env=make_chatty)
+    assert run.status["state"] == "done"
+    assert [log.stat().st_size for log in (run.path / "logs").glob("actor-*.log")] == [LOG_BYTES] * 2
+
+
+UNGUARDED = """
+from qfleet import train
+from qfleet.plan import make_plan
+print("the script runs", flush=True)
+train(make_plan("CartPole-v1", overrides={settings}), out={out!r})
+"""
+
+
+def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(settings={**FLEET, **REMOTE}, out=str(tmp_path / "runs")))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.count("the script runs") == 1
 
 
 class Fragile(toys.Random):
