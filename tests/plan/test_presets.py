@@ -28,7 +28,10 @@ def test_environments_get_their_defaults(env_id: str, name: str) -> None:
     assert defaults_for(env_id)[0] == name
 
 
-@pytest.mark.parametrize("preset", [None, *algorithm_presets(), *environment_presets()])
+EVERYWHERE = [name for name in environment_presets() if name != "pong"]
+
+
+@pytest.mark.parametrize("preset", [None, *algorithm_presets(), *EVERYWHERE])
 @pytest.mark.parametrize("env_id", IDS)
 def test_every_preset_is_a_sound_plan_everywhere(env_id: str, preset: str | None) -> None:
     plan = compose(env_id, preset).plan
@@ -39,6 +42,20 @@ def test_every_preset_is_a_sound_plan_everywhere(env_id: str, preset: str | None
         assert 0.5 <= plan.replay.samples_per_insert <= 256  # how often a step is learned from
     if isinstance(plan.algo.view, StepsView):
         assert updates_per_step(plan) >= 0.01
+
+
+@pytest.mark.parametrize("env_id", [env_id for env_id, name in IDS.items() if name != "atari"])
+def test_a_recipe_for_pictures_of_atari_is_refused_elsewhere(env_id: str) -> None:
+    with pytest.raises(UsageError, match="preset pong") as raised:
+        compose(env_id, "pong")
+    assert "Atari" in raised.value.why
+
+
+def test_pong_is_a_recipe_and_atari_the_protocol() -> None:
+    quick, usual = compose("ALE/Pong-v5", "pong").plan, compose("ALE/Pong-v5").plan
+    assert (quick.env.frame_size, quick.env.sticky, usual.env.frame_size, usual.env.sticky) == (42, 0.0, None, None)
+    assert quick.eval.test_episodes == 20
+    assert usual == compose("ALE/Pong-v5", "atari").plan
 
 
 TRAITS = {
