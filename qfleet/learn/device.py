@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
+from qfleet.replay import Mirror
 
 Fields: TypeAlias = Sequence[tuple[str, Array | None]]
 Carry: TypeAlias = Callable[[Fields], dict[str, Tensor | None]]
+SEEN = ("obs", "next_obs")
 
 
 def share(fields: Fields) -> dict[str, Tensor | None]:
@@ -75,6 +77,18 @@ def make_carry(device: torch.device) -> Carry:
     if device.type == "cpu":
         return share
     return lambda fields: {name: value if value is None else value.to(device) for name, value in share(fields).items()}
+
+
+def looking_up(carry: Carry, mirror: Mirror) -> Carry:
+    """Batches bring places of observations; what they show is where the learner computes already."""
+
+    def carried(fields: Fields) -> dict[str, Tensor | None]:
+        mirror.follow()
+        found = carry(fields)
+        shown = {name: mirror.look(places) for name in SEEN if (places := found.get(name)) is not None}
+        return {**found, **shown}
+
+    return carried
 
 
 def numbers(*values: Tensor) -> list[float]:

@@ -53,6 +53,10 @@ def _filters(plan: Plan) -> bool:
     return isinstance(plan.replay, Replay) and isinstance(plan.replay.filter, DuplicatesFilter)
 
 
+def _mirrors(plan: Plan) -> bool:
+    return isinstance(plan.replay, Replay) and plan.replay.on_device
+
+
 def _compresses(plan: Plan) -> bool:
     return isinstance(plan.replay, Replay) and plan.replay.compress
 
@@ -238,6 +242,27 @@ PAIRS: tuple[Pair, ...] = (
         lambda plan: _filters(plan) and _anneals(plan),
         "While n and discount move, steps that are equal now need not be equal when they are drawn.",
         "Leave replay.filter.type or algo.anneal.type off.",
+    ),
+    Pair(
+        "replay.on_device",
+        "algo.view.type",
+        lambda plan: _mirrors(plan) and isinstance(plan.algo.view, SequencesView),
+        "Only batches of single steps are stacked on the device.",
+        "Leave replay.on_device off, or algo.view.type at steps.",
+    ),
+    Pair(
+        "replay.on_device",
+        "replay.compress",
+        lambda plan: _mirrors(plan) and _compresses(plan),
+        "A copy on the device has every frame as it is; there is nothing left to save.",
+        "Leave replay.on_device or replay.compress off.",
+    ),
+    Pair(
+        "replay.on_device",
+        "runtime.replay_process",
+        lambda plan: _mirrors(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        "A process of its own cuts whole batches; a copy on the device wants only their places.",
+        "Leave replay.on_device or runtime.replay_process off.",
     ),
     Pair(
         "replay.compress",

@@ -382,13 +382,17 @@ class DuplicatesFilter(Part, tag="duplicates"):
 
 
 class Replay(Part, tag="buffer"):
-    """What is remembered and how often it is learned from; `compress` keeps frames in lossless blocks (lz4)."""
+    """What is remembered and how often it is learned from; `compress` keeps frames in lossless blocks (lz4).
+
+    `on_device` keeps a copy of all observations where the learner computes, and batches are stacked there.
+    """
 
     capacity: Positive = 100_000
     sampler: UniformSampler | PrioritizedSampler = UniformSampler()
     filter: NoFilter | DuplicatesFilter = NoFilter()
     samples_per_insert: Rate = 16.0
     compress: bool = False
+    on_device: bool = False
 
 
 class Fresh(Part, tag="fresh"):

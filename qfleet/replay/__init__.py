@@ -8,6 +8,7 @@ from qfleet.plan.schema import Algo, DuplicatesFilter, Fresh, NoBonus, Plan, Pri
 from qfleet.plan.schema import Replay as Buffer
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import Saving
 from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, Uniform
@@ -78,6 +79,7 @@ __all__ = [
     "Cut",
     "Duplicates",
     "Fold",
+    "Mirror",
     "Prioritized",
     "Replay",
     "Sampler",

@@ -11,7 +11,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.nets import shrink
-from qfleet.replay.kernels import cut, cut_sequences, fold_many
+from qfleet.replay.kernels import cut, cut_sequences, fold_many, stack_places
 from qfleet.replay.store import Store
 
 STEPS_AT_ONCE, WINDOWS_AT_ONCE = 16, 4  # where blocks have to be unpacked for them
@@ -99,11 +99,7 @@ class StepCut:
             show_steps(store, items[begin:end], fold)
             cut(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *out)
         batch.weight, batch.ids = weight, ids
-        if store.mask is not None:
-            lanes = items % store.lanes
-            batch.next_mask, batch.mask = (
-                store.mask[at % store.rows, lanes] for at in (next_rows, items // store.lanes)
-            )
+        batch.next_mask, batch.mask = masks_of(store, items, next_rows)
         return batch
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
@@ -174,6 +170,27 @@ class SequenceCut:
         errors = actor_error(store, every.ravel(), fold).reshape(every.shape) * used
         mixed: Array = self.eta * errors.max(0) + (1.0 - self.eta) * errors.sum(0) / np.maximum(used.sum(0), 1)
         return mixed
+
+
+def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None, Array | None]:
+    """Which actions were allowed where each step leads, and where it began."""
+    if store.mask is None:
+        return None, None
+    lanes = items % store.lanes
+    return store.mask[next_rows % store.rows, lanes], store.mask[items // store.lanes % store.rows, lanes]
+
+
+def cut_places(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
+    """The same batch of steps, with the places of its observations [N, stack] instead of what they show."""
+    num, rows, lanes = len(items), items // store.lanes, items % store.lanes
+    (reward, discount), ahead = np.empty((2, num), np.float32), np.empty(num, np.int64)
+    columns = (store.reward, store.discount, store.last)
+    fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
+    obs, next_obs = np.empty((2, num, store.spec.stack), np.int64)
+    stack_places(store.last, store.heads, rows, lanes, obs)
+    stack_places(store.last, store.heads, ahead, lanes, next_obs)
+    action = store.action[rows % store.rows, lanes].astype(np.int64)
+    return Batch(obs, action, reward, discount, next_obs, weight, ids, *masks_of(store, items, ahead))
 
 
 def portions(store: Store, num: int, at_once: int) -> list[tuple[int, int]]:

@@ -79,6 +79,19 @@ def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int,
 
 
 @njit(cache=True)
+def stack_places(last: Array, heads: Array, row: Array, lane: Array, out: Array) -> None:
+    """Where the frames lie that lead up to each of N rows; the place behind all others stands for a blank one."""
+    rows, depth = last.shape[0], out.shape[1]
+    lanes = heads.shape[0]
+    for i in range(row.shape[0]):
+        out[i, :] = rows * lanes
+        for back in range(depth):
+            if row[i] < back or (back and last[(row[i] - back) % rows, lane[i]]):
+                break
+            out[i, depth - 1 - back] = (row[i] - back) % rows * lanes + lane[i]
+
+
+@njit(cache=True)
 def cut(
     frames: Array,
     table: Array,

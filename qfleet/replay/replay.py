@@ -16,7 +16,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
-from qfleet.replay.cuts import Cut, Fold
+from qfleet.replay.cuts import Cut, Fold, cut_places
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.intake import admit, look_up, number, seal
 from qfleet.replay.samplers import Sampler
@@ -61,6 +61,7 @@ class Replay:
         self.seams = {0, lanes}  # where groups of lanes begin and end
         self.tail = self.head = 0
         self.used: deque[Any] = deque()  # the last two batches drawn
+        self.mirrored = False  # batches drawn have the places of observations, which a mirror knows
         self.filter = filter
         self.ready = 0  # items since the replay was last empty, those kept out too
 
@@ -145,6 +146,8 @@ class Replay:
         serials, weight = self.sampler.draw(size, self.rng)
         if len(self.used) > 1 and len(self.used[0].ids) != size:
             self.used.clear()
+        if self.mirrored:
+            return cut_places(self.store, self.at(serials), self.fold, weight, serials)
         over = self.used.popleft() if len(self.used) > 1 else None
         batch = self.cut.cut(self.store, self.at(serials), self.fold, weight, serials, over)
         self.used.append(batch)
@@ -170,6 +173,7 @@ class Replay:
         self.move_to(self.head)
         self.ready = 0
         self.store.heads[:] = self.first[:] = 0
+        self.store.restored += 1
         self.serials[:] = -1
 
     def width_at(self, serial: int) -> int:

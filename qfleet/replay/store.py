@@ -78,6 +78,7 @@ class Store:
         self.value = np.zeros((rows, lanes, 2), np.float32) if values else None
         self.gain = np.zeros((rows, lanes), np.float32) if gains else None  # what the world gave, without a bonus
         self.heads = np.zeros(lanes, np.int64)  # rows written so far
+        self.restored = 0  # how often its rows became others at once
         blank = words_of(np.zeros((1, 1, *spec.obs), spec.dtype))[0, 0]
         self.packed = Packed(lanes, rows, blank) if pack else None
         self.table = np.zeros((0, lanes), np.int64) if self.packed is None else self.packed.table
@@ -145,6 +146,7 @@ class Store:
     def restore(self, begin: int, end: int, values: State, lanes: slice = ALL) -> None:
         """Put rows [begin, end) of these lanes back where they were."""
         slots = np.arange(begin, end) % self.rows
+        self.restored += 1
         for name, column in self.columns().items():
             column[slots, lanes] = values[name]
         if self.packed is not None:

@@ -28,6 +28,7 @@ from qfleet.learn import (
     make_learner,
     rate_factors,
 )
+from qfleet.learn.device import looking_up
 from qfleet.nets import Implicit, QNet, make_net, set_noise
 from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import (
@@ -41,8 +42,8 @@ from qfleet.plan.schema import (
     SteadyRate,
 )
 from qfleet.qlearn import make_head
+from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
-from qfleet.replay import make_replay
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
 WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS = 101, 102, 103, 104, 105, 106
@@ -228,10 +229,20 @@ def join_parts(
     stored = policy_spec(spec, policies[0])
     learners = make_learners(plan, spec, stored, policies, torso)
     replay = (remember or own_replay)(plan, stored)
+    if isinstance(plan.replay, Replay) and plan.replay.on_device:
+        show_places(replay, learners, device)
     bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
     feed = make_feed(plan, replay, learners[0], plan.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else Members(learners)
     return Line(plan, stored, hire(Learning(feed, learner, one_policy(policies))), feed, learner)
+
+
+def show_places(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
+    """Batches bring places, and learners look them up in a mirror on their device."""
+    mirror = Mirror(replay.store, device)
+    replay.mirrored = True
+    for learner in learners:
+        learner.carry = looking_up(learner.carry, mirror)
 
 
 def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:

@@ -22,6 +22,24 @@ class Refused(NamedTuple):
 
 PAIRED = [
     Refused(
+        "replay.on_device=true algo.view.type=sequences net.memory.type=gru",
+        "replay.on_device=true (command line) does not go with algo.view.type=sequences (command line)",
+        "Only batches of single steps are stacked on the device.",
+        "Leave replay.on_device off, or algo.view.type at steps.",
+    ),
+    Refused(
+        "replay.on_device=true replay.compress=true",
+        "replay.on_device=true (command line) does not go with replay.compress=true (command line)",
+        "A copy on the device has every frame as it is; there is nothing left to save.",
+        "Leave replay.on_device or replay.compress off.",
+    ),
+    Refused(
+        "replay.on_device=true runtime.type=processes runtime.replay_process=true",
+        "replay.on_device=true (command line) does not go with runtime.replay_process=true (command line)",
+        "A process of its own cuts whole batches; a copy on the device wants only their places.",
+        "Leave replay.on_device or runtime.replay_process off.",
+    ),
+    Refused(
         "runtime.type=processes runtime.replay_process=true replay.type=fresh",
         "runtime.replay_process=true (command line) does not go with replay.type=fresh (command line)",
         "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
