@@ -49,6 +49,7 @@ class Grid:
     # Published points (steps, score) by task, drawn beside our curves.
     published: dict[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     columns: int = 2
+    jobs: int = 2  # runs at the same time, of one core each
     pages: tuple[str, ...] = ("results.md",)  # in docs/
 
 
@@ -189,7 +190,7 @@ def main(grid: Grid, description: str | None) -> None:
     parser.add_argument("--preset", action="append", help="only this one (repeatable)")
     parser.add_argument("--env", action="append", help="only this one (repeatable)")
     parser.add_argument("--seeds", type=int, default=grid.seeds)
-    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one core each")
+    parser.add_argument("--jobs", type=int, default=grid.jobs, help="runs at the same time, one core each")
     parser.add_argument("--again", action="store_true", help="make runs anew that are there already")
     parser.add_argument("--out", type=Path, default=report.RESULTS, help="folder for the results")
     parser.add_argument("extra", nargs="*", metavar="path=value", help="plan settings for every run")

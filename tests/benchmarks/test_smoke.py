@@ -290,7 +290,7 @@ def test_a_grid_is_made_in_pieces(tmp_path, monkeypatch):
     assert (tmp_path / "try.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["minatar", "presets", "recurrent", "control", "exploration"])
+@pytest.mark.parametrize("name", ["minatar", "presets", "recurrent", "control", "exploration", "pong"])
 def test_every_grid_is_a_sound_plan(name):
     from importlib import import_module
 
