@@ -1,7 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +113,13 @@ def train(
 
     with closing(world):
         source = None if weights_from is None else find_run(weights_from, out)
-        line = prepared(plan, world, env, torso, explore, source, told.append)
-        plan = line.plan
-        folder = new_run_dir(Path(out), plan.env.id, name)
-        write_plan(plan, folder / "run.toml")
-        write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
-        sign(folder, plan.env)
-        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+        with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
+            plan = line.plan
+            folder = new_run_dir(Path(out), plan.env.id, name)
+            write_plan(plan, folder / "run.toml")
+            write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
+            sign(folder, plan.env)
+            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
 
@@ -167,8 +167,8 @@ def resume(
     with closing(world):
         require_device(plan)
         require_memory(plan, world.spec)
-        line = line_for(plan, world, env, torso, explore)
-        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+        with closing(line_for(plan, world, env, torso, explore)) as line:
+            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
 
@@ -188,8 +188,11 @@ def prepared(
     plan, told = settled_machine(plan, asked_threads, world.spec)
     line = line_for(plan, world, env, torso, explore)
     line.notes = [*told, *line.notes]
-    if source is not None:
-        adopt(line, source, warn)
+    with ExitStack() as unless_all_is_well:
+        unless_all_is_well.callback(line.close)
+        if source is not None:
+            adopt(line, source, warn)
+        unless_all_is_well.pop_all()
     return line
 
 

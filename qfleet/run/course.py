@@ -380,10 +380,9 @@ class Course:
         return step
 
     def close(self) -> None:
-        """Let go of files and worlds."""
+        """Let go of files and of the judge's worlds; the line is closed by whoever made it."""
         self.diary.close()
         self.judge.close()
-        self.line.close()
 
 
 def unpromised(device: str | None) -> list[str]:

@@ -175,6 +175,13 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_pat
     assert lost["steps_lost"] + lost["env_steps"] >= 330
 
 
+def test_what_is_refused_late_leaves_no_process(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UsageError, match="taken"):
+        train(plan_of(**REMOTE), out=tmp_path, name="taken")
+    assert not multiprocessing.active_children()
+
+
 class Chatty(toys.Random):
     """Prints a line as long as a page with every step."""
 
