@@ -23,6 +23,7 @@ from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
 from qfleet.watch.words import time_line
 from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings
+from tests.run.variants import ANNEAL, RESET
 
 FLEET: Settings = {
     **SMALL,
@@ -109,11 +110,23 @@ def test_as_many_updates_as_inline(tmp_path: Path, more: Settings) -> None:
     require_sound(train(plan, out=tmp_path), plan)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [{**LSTM, **ACTOR}, {"replay.sampler.type": "prioritized", **REMOTE}, {"population.num": 2, **JUDGED}],
-    ids=["recurrent", "remote-priorities", "population"],
-)
+GROW: Settings = {"steer.batch.type": "grow", "steer.batch.patience": 1, "steer.batch.largest": 64}
+VARIANTS: dict[str, Settings] = {
+    "recurrent": {**LSTM, **ACTOR},
+    "remote-recurrent": {**LSTM, **ACTOR, **REMOTE},
+    "remote-priorities": {"replay.sampler.type": "prioritized", **REMOTE},
+    "remote-anneal": {**ANNEAL, **REMOTE},
+    "remote-bonus": {"algo.bonus.type": "count", "algo.bonus.settle_steps": 30, **REMOTE},
+    "remote-filter": {"replay.filter.type": "duplicates", "replay.filter.copies": 1, **REMOTE},
+    "remote-growing": {**GROW, **JUDGED, **REMOTE},
+    "remote-reset": {**RESET, **REMOTE},
+    "population": {"population.num": 2, **JUDGED},
+    "remote-population": {"population.num": 2, **JUDGED, **REMOTE},
+    "central": {"runtime.inference": "central"},
+}
+
+
+@pytest.mark.parametrize("more", VARIANTS.values(), ids=VARIANTS)
 @pytest.mark.slow
 def test_variants_run(tmp_path: Path, more: Settings) -> None:
     plan = plan_of(**more)
@@ -121,6 +134,13 @@ def test_variants_run(tmp_path: Path, more: Settings) -> None:
     assert run.status["state"] == "done"
     assert run.status["updates"] > 0
     assert check_history(run.path / "history") == []
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+def test_masks_reach_a_replay_elsewhere(tmp_path: Path) -> None:
+    plan = plan_of("toys/Masked-v0", **REMOTE)
+    require_sound(train(plan, out=tmp_path, env=toys.Masked), plan)
 
 
 def test_what_travels_compressed_is_told_with_what_it_saved(tmp_path: Path) -> None:
