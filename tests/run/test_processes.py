@@ -18,6 +18,8 @@ import qfleet.envs.toys as toys
 from qfleet import Plan, Run, resume, train
 from qfleet.data.kin import LOG_BYTES
 from qfleet.errors import EnvError, UsageError
+from qfleet.learn import Learner
+from qfleet.learn.learner import NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
@@ -135,6 +137,27 @@ def test_variants_run(tmp_path: Path, more: Settings) -> None:
     assert run.status["updates"] > 0
     assert check_history(run.path / "history") == []
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, REMOTE], ids=["", "replay-process"])
+def test_going_back_replaces_every_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Settings) -> None:
+    update, calls = Learner.update, [0]
+
+    def updating(self: Learner, batch: Any) -> Any:
+        calls[0] += 1
+        if 40 <= calls[0] < 45:
+            raise NonFiniteUpdate("loss nan, gradient norm nan")
+        return update(self, batch)
+
+    monkeypatch.setattr(Learner, "update", updating)
+    plan = plan_of(**{"save.every_steps": 50, **more})
+    run = train(plan, out=tmp_path)
+    require_sound(run, plan)
+    (back,) = events(run, "rollback")
+    assert back["env_steps"] > 0
+    heard = {path.name for path in (run.path / "history").glob("actor-*.jsonl")}
+    assert heard == {f"actor-{worker}-{incarnation:06d}.jsonl" for worker in (0, 1) for incarnation in (0, 1)}
 
 
 @pytest.mark.slow
