@@ -11,10 +11,10 @@ from fractions import Fraction
 
 from qfleet.errors import UsageError
 from qfleet.plan import paths
-from qfleet.plan.algorithms import ATARI
 from qfleet.plan.case import Case, Problem, Rule
 from qfleet.plan.draft import DEFAULT
 from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.pieces import ATARI
 from qfleet.plan.places import PLACES
 from qfleet.plan.schema import (
     Algo,

@@ -7,11 +7,11 @@ from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.plan import presets
-from qfleet.plan.algorithms import Settings
 from qfleet.plan.case import COMMAND_LINE, PYTHON
 from qfleet.plan.check import check
 from qfleet.plan.draft import Draft, Entry, entries_of, show
 from qfleet.plan.files import read_toml
+from qfleet.plan.pieces import Settings
 from qfleet.plan.schema import Plan
 
 

@@ -1,4 +1,4 @@
-"""Presets are functions that return settings: here the defaults for environments; `algorithms.py` has the rest.
+"""Presets are functions that return settings: here those for environments; `algorithms.py`, `small.py` have the rest.
 
 Each docstring has three parts: what it is, `Source:`, and `Advice:`; `qfleet presets` shows them. Remember that
 `replay.samples_per_insert` is the batch size times the updates per environment step.
@@ -11,8 +11,10 @@ from inspect import getdoc
 from typing import TypeAlias
 
 from qfleet.errors import UsageError
-from qfleet.plan.algorithms import ALGORITHMS, ATARI, BUNDLES, SMALL, Settings
+from qfleet.plan.algorithms import ALGORITHMS, BUNDLES
 from qfleet.plan.paths import nearest
+from qfleet.plan.pieces import ATARI, Settings
+from qfleet.plan.small import SMALL
 
 Defaults: TypeAlias = Callable[[], Settings]
 Algorithm: TypeAlias = Callable[[str], Settings]

@@ -11,7 +11,7 @@ import pytest
 
 from qfleet.cli import main
 from qfleet.plan import presets
-from qfleet.plan.algorithms import Settings
+from qfleet.plan.pieces import Settings
 
 BINARY = b"\xff\xfe\x00"
 BIG = b"#" * 1_000_001
