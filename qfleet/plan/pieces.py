@@ -29,11 +29,13 @@ def only_minatar(env_id: str, settings: Settings) -> Settings:
 
 
 def with_atoms(env_id: str, atoms: int) -> Settings:
+    """A categorical head over the returns that this environment has."""
     low, high = next(support for pattern, support in SUPPORTS if pattern.search(env_id))
     return {"net.head.type": "categorical", "net.head.atoms": atoms, "net.head.low": low, "net.head.high": high}
 
 
 def with_priorities(alpha: float, beta_start: float, beta_end: float) -> Settings:
+    """Prioritised replay (Schaul et al. 2016)."""
     return {
         "replay.sampler.type": "prioritized",
         "replay.sampler.alpha": alpha,
@@ -70,12 +72,15 @@ def batches_of_64() -> Settings:
 
 
 def no_epsilon() -> Settings:
+    """No random actions: something else explores."""
     return {"algo.explore.type": "constant", "algo.explore.epsilon": 0.0}
 
 
 def epsilon_until(steps: int) -> Settings:
+    """Random actions at the start only."""
     return {"algo.explore.type": "linear", "algo.explore.end": 0.0, "algo.explore.steps": steps}
 
 
 def epsilon_ladder() -> Settings:
+    """An epsilon per environment (Horgan et al. 2018)."""
     return {"algo.explore.type": "ladder", "algo.explore.base": 0.4, "algo.explore.power": 7.0}
