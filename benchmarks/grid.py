@@ -81,7 +81,9 @@ def train(cell: Cell, seed: int, extra: Sequence[str], limit_seconds: float) -> 
     """Train by the command line, exactly as a user does, and read score and curve from its rows."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         flags = ["--preset", cell.preset, "--seed", str(seed), "--json", "--out", folder]
-        words = ["runtime.threads=1", *cell.settings, *extra]
+        asked = [*cell.settings, *extra]
+        threads = [] if any(word.startswith("runtime.threads=") for word in asked) else ["runtime.threads=1"]
+        words = [*threads, *asked]
         done = command.run(command.qfleet("train", cell.env, *flags, *words), limit_seconds)
     score = (done.last("eval", split="test") or (0.0, {}))[1]
     rows = [row for _, row in done.rows if row["kind"] == "eval" and row["split"] == "validation"]

@@ -7,8 +7,8 @@ GRID = Grid(
     "pong",
     "Pong on two cores",
     (
-        Cell(PONG, "pong", 18.0, (CORES, "runtime.precision=float32"), "Pong 42x42, float32"),
         Cell(PONG, "pong", 18.0, (CORES, "runtime.precision=bfloat16"), "Pong 42x42, bfloat16"),
+        Cell(PONG, "pong", 18.0, (CORES, "runtime.precision=float32"), "Pong 42x42, float32"),
         Cell(PONG, "atari", None, (CORES, "until.steps=300_000"), "Pong 84x84, standard protocol"),
     ),
     seeds=1,

@@ -93,18 +93,15 @@ def measured_choices(
 
 def settled_machine(plan: Plan, asked_threads: int | None, spec: Spec) -> tuple[Plan, list[str]]:
     """The plan with its machine's choices made, and what to tell about them; its threads are the rule's so far."""
-    # bfloat16 is taken only when asked for, until its learning curves were compared with float32's.
-    precision = plan.runtime.precision or "float32"
-    choices = measured_choices(
-        with_runtime(plan, threads=asked_threads, precision=precision), spec, plan.runtime.threads or 1
-    )
+    asked = plan.runtime
+    choices = measured_choices(with_runtime(plan, threads=asked_threads), spec, asked.threads or 1)
     chosen = {"threads": choices.threads, "precision": choices.precision, "compile": choices.compile}
-    told = (
-        ["update: compiled, as it saves more time than it costs"]
-        if choices.compile and not plan.runtime.compile
-        else []
-    )
-    return with_runtime(plan, **chosen), [*choices.notes, *told]
+    told = list(choices.notes)
+    if choices.compile and not asked.compile:
+        told.append("update: compiled, as it saves more time than it costs")
+    if choices.precision == "bfloat16" and asked.precision is None:
+        told.append("update: in bfloat16, which this processor multiplies faster")
+    return with_runtime(plan, **chosen), told
 
 
 def is_long(plan: Plan) -> bool:

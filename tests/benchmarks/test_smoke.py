@@ -309,3 +309,13 @@ def test_a_grid_trains_by_the_command_line(tmp_path):
     assert run.exit_code == 0, run.errors
     assert run.mean is not None
     assert run.updates > 0
+
+
+@pytest.mark.slow
+def test_memory_is_looked_at_while_a_run_goes_on():
+    from benchmarks import flat
+
+    found = flat.measure(10.0, every_seconds=0.5)
+    assert found["exit_code"] == 0
+    assert len(found["curve"]) >= 10
+    assert 1e8 < found["late_bytes"] < 1e10

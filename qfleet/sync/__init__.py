@@ -1,0 +1,1 @@
+"""Sync: how several learners keep one set of weights."""

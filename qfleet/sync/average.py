@@ -1,0 +1,76 @@
+"""Means over all learners through a codec, with error feedback, a warm-up and a guard. Shapes: D numbers.
+
+Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a codec leaves out of a vector is added to the next
+one, so that in the long run everything is sent: the sum of what came through and what is left equals the sum of what
+was given, exactly as far as numbers go.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfleet.sync.codecs import Codec, Exact
+from qfleet.sync.comm import Comm
+
+Tell = Callable[..., object]
+
+
+class Average:
+    """The mean of everybody's vector."""
+
+    def __init__(
+        self,
+        comm: Comm,
+        codec: Codec,
+        *,
+        feedback: bool = True,
+        warm_rounds: int = 0,
+        check_every: int = 0,
+        least_cosine: float = 0.0,
+        tell: Tell = lambda kind, **fields: None,
+    ) -> None:
+        self.comm, self.codec, self.feedback = comm, codec, feedback and not isinstance(codec, Exact)
+        self.warm_rounds, self.check_every, self.least_cosine, self.tell = warm_rounds, check_every, least_cosine, tell
+        self.rounds = 0
+        self.error: Tensor | None = None
+
+    def __call__(self, values: Tensor) -> Tensor:  # [D] -> [D]
+        """The mean; exact while it warms up."""
+        self.rounds += 1
+        if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
+            return Exact().mean(values, self.comm)[1]
+        wanted = values if self.error is None else values + self.error
+        own, mean = self.codec.mean(wanted, self.comm)
+        if self.feedback:
+            self.error = wanted - own
+        if self.check_every and self.rounds % self.check_every == 0:
+            self.look(wanted, mean)
+        return mean
+
+    def look(self, wanted: Tensor, mean: Tensor) -> None:
+        """Compare with the true mean; one that points elsewhere ends the compression, for everybody and loudly.
+
+        The true mean is the same everywhere and so is the verdict: nobody goes on compressing alone.
+        """
+        true = Exact().mean(wanted, self.comm)[1]
+        cosine = cosine_of(true, mean)
+        self.tell("codec_checked", rounds=self.rounds, cosine=round(cosine, 4), sent_bytes=self.comm.sent_bytes)
+        if cosine < self.least_cosine:
+            self.codec, self.error = Exact(), None
+            self.tell("codec_given_up", rounds=self.rounds, cosine=round(cosine, 4), least=self.least_cosine)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart."""
+        return {"rounds": self.rounds, "error": None if self.error is None else self.error.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Come back."""
+        self.rounds, self.error = int(state["rounds"]), state["error"]
+
+
+def cosine_of(one: Tensor, other: Tensor) -> float:
+    """How much two vectors point the same way, from -1 to 1; two that are zero do."""
+    sizes = float(torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other))
+    return float(one @ other) / sizes if sizes else float(bool(torch.equal(one, other)))

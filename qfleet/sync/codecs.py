@@ -1,0 +1,248 @@
+"""Codecs: fewer bytes for a vector of gradients or weights. Shapes: D numbers, C chunks, K kept.
+
+A codec answers the mean over all learners of what came through of their vectors, and what came through of one's own:
+the rest is for error feedback (`average.py`). Numbers are sent in float32 or less, whatever they are computed in,
+except by `Exact`.
+"""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qfleet.sync.comm import Comm
+
+
+class Codec(Protocol):
+    """One way to send a vector."""
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:  # [D] -> [D], [D]
+        """What came through of our own values, and the mean of what came through of everybody's."""
+        ...
+
+
+class Exact:
+    """Every number as it is."""
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """The true mean."""
+        total = values.clone()
+        comm.sum(total)
+        return values, total / comm.size
+
+
+class Half:
+    """16 bits per number: float16 has more digits, bfloat16 the larger range."""
+
+    def __init__(self, kind: torch.dtype) -> None:
+        self.kind = kind
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """Summed after decoding: sixteen bits are too few to add many numbers in."""
+        small = values.to(self.kind)
+        found = [other.to(values.dtype) for other in comm.gather(small)]
+        return small.to(values.dtype), mean_of(found)
+
+
+class Int8:
+    """8 bits per number and a scale per chunk; rounded up or down by chance, so that the mean is right."""
+
+    def __init__(self, chunk: int, rng: torch.Generator) -> None:
+        self.chunk, self.rng = chunk, rng
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """By the largest number of each chunk."""
+        parts = in_chunks(values, self.chunk)
+        scale = largest(parts) / 127.0
+        drawn = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32)
+        small = torch.floor(parts / scale + drawn).clamp(-127, 127).to(torch.int8)
+        return exchanged(comm, values, (small, scale), lambda small, scale: small.float() * scale)
+
+
+class Sign:
+    """One bit per number, and the mean size of each chunk (Seide et al. 2014); learns only with error feedback."""
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """Which side of zero."""
+        parts = in_chunks(values, self.chunk)
+        scale = parts.abs().mean(1, keepdim=True)
+        bits = pack_bits(parts >= 0)
+
+        def decode(bits: Tensor, scale: Tensor) -> Tensor:
+            return (unpack_bits(bits, parts.shape).float() * 2.0 - 1.0) * scale
+
+        return exchanged(comm, values, (bits, scale), decode)
+
+
+class Ternary:
+    """-1, 0 or 1 times the largest number of a chunk, by chance (TernGrad, Wen et al. 2017): two bits per number."""
+
+    def __init__(self, chunk: int, rng: torch.Generator, clip_deviations: float = 2.5) -> None:
+        self.chunk, self.rng, self.clip_deviations = chunk, rng, clip_deviations
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """Numbers far out are clipped first, else all others become zero."""
+        parts = in_chunks(values, self.chunk)
+        limit = self.clip_deviations * parts.std(1, correction=0, keepdim=True)
+        parts = parts.clamp(-limit, limit)
+        scale = largest(parts)
+        kept = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32) < parts.abs() / scale
+        up, down = pack_bits(kept & (parts > 0)), pack_bits(kept & (parts < 0))
+
+        def decode(up: Tensor, down: Tensor, scale: Tensor) -> Tensor:
+            return (unpack_bits(up, parts.shape).float() - unpack_bits(down, parts.shape).float()) * scale
+
+        return exchanged(comm, values, (up, down, scale), decode)
+
+
+class TopK:
+    """Only the largest numbers, with their places (Aji and Heafield 2017)."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """The `share` of numbers that is largest; all of them is exact."""
+        num = max(1, round(self.share * len(values)))
+        if num >= len(values):
+            return Exact().mean(values, comm)
+        return exchanged_places(comm, values, self.places(values, num))
+
+    def places(self, values: Tensor, num: int) -> Tensor:  # [D] -> [K]
+        """Where the largest are."""
+        return torch.topk(values.abs(), num, sorted=False).indices
+
+
+class SampledTopK(TopK):
+    """The same by a threshold that a sample tells (Lin et al. 2018): no sorting of everything."""
+
+    def __init__(self, share: float, rng: torch.Generator, sample_share: float = 0.01) -> None:
+        super().__init__(share)
+        self.rng, self.sample_share = rng, sample_share
+
+    def places(self, values: Tensor, num: int) -> Tensor:
+        """At most so many above the threshold; filled up with places that are sent anyhow if there are fewer."""
+        sizes, drawn = values.abs(), max(64, int(self.sample_share * len(values)))
+        sample = sizes[torch.randint(len(values), (drawn,), generator=self.rng)]
+        threshold = torch.quantile(sample.float(), 1.0 - self.share)
+        found = torch.nonzero(sizes >= threshold).flatten()[:num]
+        if not len(found):
+            return super().places(values, num)
+        return torch.cat([found, found[-1:].expand(num - len(found))])
+
+
+class PowerSgd:
+    """Matrices as products of two thin ones, improved from step to step (Vogels et al. 2019); vectors stay exact.
+
+    `shapes` are those of the tensors that the vector is made of.
+    """
+
+    def __init__(self, rank: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> None:
+        self.rank, self.shapes, self.rng = rank, shapes, rng
+        self.thin: dict[int, Tensor] = {}
+
+    def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """What came through is the same for everybody: the mean's own approximation."""
+        exact, parts, begin = [], [], 0
+        for at, shape in enumerate(self.shapes):
+            end = begin + int(np.prod(shape))
+            part, matrix = values[begin:end], as_matrix(values[begin:end], shape)
+            if matrix is None or self.rank * sum(matrix.shape) >= matrix.numel():
+                exact.append((begin, end))
+                parts.append(part)
+            else:
+                parts.append(self.approximated(at, matrix, comm).flatten())
+            begin = end
+        found = torch.cat(parts)
+        self.share_exact(found, exact, comm)
+        own = found.clone()
+        for begin, end in exact:
+            own[begin:end] = values[begin:end]
+        return own, found
+
+    def approximated(self, at: int, matrix: Tensor, comm: Comm) -> Tensor:
+        """One round of power iteration, begun where the last one ended."""
+        if at not in self.thin:
+            self.thin[at] = torch.randn((matrix.shape[1], self.rank), generator=self.rng).to(matrix)
+        left = matrix @ self.thin[at]
+        comm.sum(left)
+        left = torch.linalg.qr(left).Q
+        right = matrix.T @ left
+        comm.sum(right)
+        self.thin[at] = right / comm.size
+        found: Tensor = left @ self.thin[at].T
+        return found
+
+    def share_exact(self, values: Tensor, places: list[tuple[int, int]], comm: Comm) -> None:
+        """The mean of what is not approximated, in one piece."""
+        if places:
+            whole = torch.cat([values[begin:end] for begin, end in places])
+            comm.sum(whole)
+            whole /= comm.size
+            for begin, end in places:
+                values[begin:end], whole = whole[: end - begin], whole[end - begin :]
+
+
+# What codecs share
+
+
+def mean_of(found: list[Tensor]) -> Tensor:
+    """The mean, added up in the order of ranks."""
+    total = found[0].clone()
+    for other in found[1:]:
+        total += other
+    return total / len(found)
+
+
+def in_chunks(values: Tensor, chunk: int) -> Tensor:  # [D] -> [C, chunk]
+    """As float32, the last chunk filled up with zeros."""
+    missing = -len(values) % chunk
+    return torch.nn.functional.pad(values.float(), (0, missing)).view(-1, chunk)
+
+
+def largest(parts: Tensor) -> Tensor:  # [C, chunk] -> [C, 1]
+    """The largest size in each chunk, never zero."""
+    return parts.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def pack_bits(flags: Tensor) -> Tensor:
+    """Eight to a byte."""
+    return torch.from_numpy(np.packbits(flags.flatten().numpy()))
+
+
+def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+    """As they were."""
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=shape.numel())).view(shape)
+
+
+def exchanged(comm: Comm, values: Tensor, payload: tuple[Tensor, ...], decode) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    """Send a payload and decode everybody's: what came through of our own, and the mean."""
+
+    def restored(parts: tuple[Tensor, ...]) -> Tensor:
+        whole: Tensor = decode(*parts).flatten()[: len(values)].to(values.dtype)
+        return whole
+
+    everybody = zip(*(comm.gather(part) for part in payload), strict=True)
+    return restored(payload), mean_of([restored(parts) for parts in everybody])
+
+
+def exchanged_places(comm: Comm, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Send the numbers at these places."""
+
+    def restored(places: Tensor, numbers: Tensor) -> Tensor:
+        whole = torch.zeros_like(values)
+        whole[places.long()] = numbers.to(values.dtype)
+        return whole
+
+    payload = (places.to(torch.int32), values[places].float())
+    everybody = zip(*(comm.gather(part) for part in payload), strict=True)
+    return restored(*payload), mean_of([restored(*parts) for parts in everybody])
+
+
+def as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """A tensor as rows of its first dimension; None for a vector."""
+    return values.view(shape[0], -1) if len(shape) > 1 else None

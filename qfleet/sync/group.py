@@ -1,0 +1,124 @@
+"""Carriers of `Comm` between processes: torch's process groups (gloo; NCCL on accelerators) and MPI.
+
+Groups are made by hand, without torch's global state: a run may form one group after another as learners come and go,
+each with a number of its own in the keys of the store. Gloo adds in an order of its own, the same for every rank.
+"""
+
+import importlib
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qfleet.errors import UsageError
+from qfleet.sync.comm import CommLost
+
+STORE_SECONDS = 60.0
+
+
+class GroupComm:
+    """A process group of torch's, with a time limit for every operation."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self.group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
+
+    def done(self, begin: Callable[[], Any], sent: Tensor) -> None:
+        """Begin an operation and wait for it; whatever goes wrong on the way means that somebody is gone."""
+        self.sent_bytes += sent.nbytes
+        try:
+            begin().wait()
+        except RuntimeError as error:
+            raise CommLost(str(error).splitlines()[0]) from error
+
+    def sum(self, values: Tensor) -> None:
+        """In place the sum over all ranks."""
+        self.done(lambda: self.group.allreduce([values]), values)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Everybody's values in the order of ranks."""
+        found = [torch.empty_like(values) for _ in range(self.size)]
+        self.done(lambda: self.group.allgather([found], [values.contiguous()]), values)
+        return found
+
+    def broadcast(self, values: Tensor, root: int = 0) -> None:
+        """In place what the root has."""
+        self.done(lambda: self.group.broadcast(values, root), values)
+
+    def swap(self, values: Tensor, to: int, source: int) -> Tensor:
+        """Send first, then receive: gloo keeps what was sent until somebody wants it."""
+        found = torch.empty_like(values)
+        begun = self.group.send([values.contiguous()], to, 0)
+        self.done(lambda: self.group.recv([found], source, 0), values)
+        self.done(lambda: begun, values[:0])
+        return found
+
+    def close(self) -> None:
+        """Leave; who waits for us finds out."""
+        self.group = None
+
+
+def met(address: str, port: int, number: int) -> tuple[Any, Any]:
+    """Torch's module, which takes its time to import, and the shelf of group `number` in the run's store."""
+    dist: Any = importlib.import_module("torch.distributed")
+    store = dist.TCPStore(address, port, None, False, timedelta(seconds=STORE_SECONDS))
+    return dist, dist.PrefixStore(f"group-{number}", store)
+
+
+def make_gloo(address: str, port: int, rank: int, size: int, *, number: int, limit_seconds: float) -> GroupComm:
+    """Group `number` of a run, met at the store of rank 0 (host and port)."""
+    dist, shelf = met(address, port, number)
+    try:
+        group = dist.ProcessGroupGloo(shelf, rank, size, timedelta(seconds=limit_seconds))
+    except RuntimeError as error:
+        raise CommLost(f"group {number} did not form: {str(error).splitlines()[0]}") from error
+    return GroupComm(group, rank, size)
+
+
+def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, limit_seconds: float) -> GroupComm:
+    """The same between accelerators. Not run on hardware here."""
+    dist, shelf = met(address, port, number)
+    if not dist.is_nccl_available():
+        raise UsageError(
+            "sync.backend=nccl cannot be used", "This torch has no NCCL.", "Use sync.backend=gloo, or a CUDA build."
+        )
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=limit_seconds)
+    return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size)
+
+
+class MpiComm:
+    """MPI by mpi4py, for clusters that have it. MPI itself knows no time limits: a lost rank ends the job."""
+
+    def __init__(self, world: Any) -> None:
+        self.world, self.rank, self.size, self.sent_bytes = world, world.Get_rank(), world.Get_size(), 0
+
+    def sum(self, values: Tensor) -> None:
+        """In place the sum over all ranks."""
+        mpi: Any = importlib.import_module("mpi4py.MPI")
+        self.sent_bytes += values.nbytes
+        self.world.Allreduce(mpi.IN_PLACE, values.numpy(), op=mpi.SUM)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Everybody's values in the order of ranks, as bytes: MPI knows no half precision."""
+        self.sent_bytes += values.nbytes
+        sent = values.contiguous().view(torch.uint8) if values.dim() else values.reshape(1).view(torch.uint8)
+        found = torch.empty((self.size, *sent.shape), dtype=torch.uint8)
+        self.world.Allgather(sent.numpy(), found.numpy())
+        return [each.view(values.dtype).view(values.shape) for each in found]
+
+    def broadcast(self, values: Tensor, root: int = 0) -> None:
+        """In place what the root has."""
+        self.sent_bytes += values.nbytes
+        self.world.Bcast(values.numpy(), root)
+
+    def swap(self, values: Tensor, to: int, source: int) -> Tensor:
+        """Both at once."""
+        self.sent_bytes += values.nbytes
+        found = torch.empty_like(values)
+        self.world.Sendrecv(values.numpy(), to, recvbuf=found.numpy(), source=source)
+        return found
+
+    def close(self) -> None:
+        """MPI ends with the program."""

@@ -1,0 +1,119 @@
+"""One part of a parameter server: a block of the weights, its optimiser, and the rules for gradients that come in.
+
+A state machine: `now` is passed in, carriers live elsewhere. The version counts the steps made. A gradient says which
+version it was computed from; its staleness is how many steps were made since. `max_staleness` 0 is synchronous: the
+step is made of one gradient of everybody (or of all but the slowest `spare`), all of the same version. With s every
+gradient is a step of its own, unless it is older than s: then it is refused, and its worker computes another. None
+takes everything (Downpour, Dean et al. 2012). With a `window` what arrived makes one step every so many gradients, or
+when the first of them has waited `window_seconds`.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+Verdict: TypeAlias = Literal["applied", "waiting", "duplicate", "stale"]
+Step: TypeAlias = Callable[[Tensor, float], None]  # the optimiser: a gradient [n], and a factor for the learning rate
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A worker's gradient of one block; `source` is (worker, incarnation, sequence)."""
+
+    source: tuple[int, int, int]
+    version: int
+    gradient: Tensor
+
+
+class Shard:
+    """A block of weights [n]."""
+
+    def __init__(
+        self,
+        weights: Tensor,
+        step: Step,
+        workers: int,
+        *,
+        max_staleness: int | None = 0,
+        spare: int = 0,
+        window: int | None = None,
+        window_seconds: float = float("inf"),
+        slow_down: bool = False,
+        total: bool = False,
+    ) -> None:
+        self.weights, self.own, self.workers, self.spare = weights, step, workers, spare
+        self.max_staleness, self.window, self.window_seconds = max_staleness, window, window_seconds
+        self.slow_down, self.total = slow_down, total
+        self.version = 0
+        self.heard: dict[int, tuple[int, int]] = {}  # of every worker its incarnation and last sequence taken in
+        self.waiting: dict[int, Push] = {}  # by worker
+        self.since = float("inf")  # when the oldest of those waiting came
+        self.staleness: Counter[int] = Counter()
+        self.refused: Counter[Verdict] = Counter()
+
+    def push(self, push: Push, now: float) -> Verdict:
+        """Take a gradient in, once."""
+        worker, incarnation, sequence = push.source
+        if self.heard.get(worker, (-1, -1)) >= (incarnation, sequence):
+            return self.refuse("duplicate")
+        self.heard[worker] = (incarnation, sequence)
+        if self.max_staleness is not None and self.version - push.version > self.max_staleness:
+            return self.refuse("stale")
+        if worker in self.waiting and self.needed > 1:
+            return self.refuse("stale")  # of the same version: one of each is enough
+        if not self.waiting:
+            self.since = now
+        self.waiting[worker] = push
+        return "applied" if self.tend(now) else "waiting"
+
+    def refuse(self, verdict: Verdict) -> Verdict:
+        """Count it."""
+        self.refused[verdict] += 1
+        return verdict
+
+    @property
+    def needed(self) -> int:
+        """Gradients that make a step."""
+        if self.max_staleness == 0:
+            return max(1, self.workers - self.spare)
+        return self.window or 1
+
+    def tend(self, now: float) -> bool:
+        """Make the step if enough is there, or has waited long enough; was one made?"""
+        late = now - self.since >= self.window_seconds and self.max_staleness != 0
+        if not self.waiting or not (len(self.waiting) >= self.needed or late):
+            return False
+        pushes = [self.waiting[worker] for worker in sorted(self.waiting)]
+        ages = [self.version - push.version for push in pushes]
+        self.staleness.update(ages)
+        total = torch.stack([push.gradient for push in pushes]).sum(0)
+        factor = 1.0 / max(1, max(ages)) if self.slow_down else 1.0
+        self.own(total if self.total else total / len(pushes), factor)
+        self.version += 1
+        self.waiting, self.since = {}, float("inf")
+        return True
+
+    def leave(self, worker: int, now: float) -> None:
+        """A worker is gone for now: nobody waits for it."""
+        self.workers -= 1
+        self.waiting.pop(worker, None)
+        self.tend(now)
+
+    def join(self) -> None:
+        """One more."""
+        self.workers += 1
+
+    def pull(self, newer_than: int) -> tuple[int, Tensor] | None:
+        """The version and a copy of the weights, if there is something newer."""
+        return (self.version, self.weights.clone()) if self.version > newer_than else None
+
+
+def cuts_of(num: int, shards: int) -> list[tuple[int, int]]:
+    """Numbers [begin, end) of all weights in one vector for each shard: as many each, whatever tensor they are of."""
+    edges = [num * at // shards for at in range(shards + 1)]
+    return list(pairwise(edges))

@@ -1,0 +1,203 @@
+"""How learners agree: each strategy is a `step` that stands where the optimiser's step stood. Shapes: D numbers.
+
+All learners begin with the same weights and make their steps in the same order. p is their number, x a learner's own
+weights, g its gradient, eta the learning rate. What happens to the optimiser's moments is said with each strategy.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qfleet.sync.average import Average
+from qfleet.sync.comm import Comm
+
+Step = Callable[[list[Tensor]], float]  # one's own optimiser: clips, steps, and answers the gradient's norm
+
+
+class Sync(Protocol):
+    """Several learners, one set of weights."""
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Make the step that everybody agrees on; the norm of the gradient it was made of."""
+        ...
+
+
+class Solo:
+    """A learner alone."""
+
+    def __init__(self, step: Step) -> None:
+        self.own = step
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """One's own."""
+        return self.own(gradients)
+
+
+class Allreduce:
+    """x <- x - eta mean(g): one learner with all batches. Moments stay equal, because all see the same gradient."""
+
+    def __init__(self, step: Step, average: Average, *, total: bool = False) -> None:
+        self.own, self.average, self.factor = step, average, average.comm.size if total else 1
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Average, then step."""
+        mean = self.average(flat(gradients))
+        return self.own(unflat(mean * self.factor if self.factor > 1 else mean, gradients))
+
+
+class Local:
+    """Local SGD: `every` steps of one's own, then the mean of all weights; moments are averaged too.
+
+    With an outer rate it is DiLoCo (Douillard et al. 2023): the way made is a gradient for Nesterov's momentum.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        average: Average,
+        weights: Sequence[Tensor],
+        moments: Sequence[Tensor],
+        *,
+        every: int,
+        outer_rate: float | None = None,
+        outer_momentum: float = 0.9,
+    ) -> None:
+        self.own, self.average, self.weights, self.moments, self.every = step, average, weights, moments, every
+        self.outer_rate, self.outer_momentum = outer_rate, outer_momentum
+        self.anchor = flat(weights)
+        self.velocity = torch.zeros_like(self.anchor)
+        self.steps = 0
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """One's own step, and now and then everybody's."""
+        norm = self.own(gradients)
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.meet()
+        return norm
+
+    def meet(self) -> None:
+        """Agree on the mean of the ways made since the last time: that is what a codec may shorten."""
+        way = self.average(flat(self.weights) - self.anchor)
+        if self.outer_rate is not None:
+            self.velocity = self.outer_momentum * self.velocity + way
+            way = self.outer_rate * (way + self.outer_momentum * self.velocity)
+        self.anchor = self.anchor + way
+        place(self.anchor, self.weights)
+        if self.moments:
+            place(exact_mean(flat(self.moments), self.average.comm), self.moments)
+
+
+class Easgd:
+    """Elastic averaging (Zhang et al. 2015): x <- x - alpha (x - c), c <- c + alpha sum(x - c); moments are one's own.
+
+    Stable for alpha p <= 1; the centre c is what is acted by and saved.
+    """
+
+    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
+        self.own, self.average, self.weights, self.every = step, average, weights, every
+        self.alpha = pull / average.comm.size
+        self.centre = flat(weights)
+        self.steps = 0
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """One's own step; now and then learners and centre pull at each other."""
+        norm = self.own(gradients)
+        self.steps += 1
+        if self.steps % self.every == 0:
+            own = flat(self.weights)
+            apart = self.alpha * (own - self.centre)
+            self.centre = self.centre + self.average(apart) * self.average.comm.size
+            place(own - apart, self.weights)
+        return norm
+
+
+class Admm:
+    """Consensus ADMM (Boyd et al. 2011, section 7): `every` steps on one's own loss + rho/2 |x - z + u|^2 each.
+
+    Then z <- mean(x + u), u <- u + x - z. Residuals r = |x - z| and s = rho |z - z'| sqrt(p) say whether rho fits: ten
+    times apart, and it is doubled or halved and u rescaled. Moments are one's own; the consensus z is what is saved.
+    """
+
+    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, rho: float) -> None:
+        self.own, self.average, self.weights, self.every, self.rho = step, average, weights, every, rho
+        self.consensus = flat(weights)
+        self.dual = torch.zeros_like(self.consensus)
+        self.steps = 0
+        self.residuals = (0.0, 0.0)
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """A step on the loss and the tie to the consensus."""
+        tie = self.rho * (flat(self.weights) - self.consensus + self.dual)
+        norm = self.own(unflat(flat(gradients) + tie, gradients))
+        self.steps += 1
+        if self.steps % self.every == 0:
+            self.meet()
+        return norm
+
+    def meet(self) -> None:
+        """Agree anew."""
+        own, before, comm = flat(self.weights), self.consensus, self.average.comm
+        # As a difference from what all know, so that a codec has something small to send.
+        self.consensus = before + self.average(own + self.dual - before)
+        self.dual = self.dual + own - self.consensus
+        apart = ((own - self.consensus) ** 2).sum().reshape(1)
+        comm.sum(apart)
+        primal = math.sqrt(float(apart))
+        moved = self.rho * float(torch.linalg.vector_norm(self.consensus - before)) * math.sqrt(comm.size)
+        self.residuals = (primal, moved)
+        self.adapt(primal, moved)
+
+    def adapt(self, primal: float, moved: float) -> None:
+        """A stronger tie when learners drift apart, a weaker one when the consensus runs away."""
+        factor = 2.0 if primal > 10.0 * moved else 0.5 if moved > 10.0 * primal else 1.0
+        self.rho *= factor
+        self.dual = self.dual / factor
+
+
+class Gossip:
+    """D-PSGD (Lian et al. 2017): a step, then the mean with the two neighbours on a ring; moments are one's own."""
+
+    def __init__(self, step: Step, comm: Comm, weights: Sequence[Tensor]) -> None:
+        self.own, self.comm, self.weights = step, comm, weights
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Hear both neighbours; two learners are each other's only one."""
+        norm, own, comm = self.own(gradients), flat(self.weights), self.comm
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        total = own + comm.swap(own, right, left)
+        if comm.size > 2:
+            total = total + comm.swap(own, left, right)
+        place(total / min(comm.size, 3), self.weights)
+        return norm
+
+
+# What strategies share
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:  # -> [D]
+    """All numbers in one vector."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def unflat(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """A vector cut into tensors of these shapes."""
+    parts = torch.split(values, [tensor.numel() for tensor in like])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+@torch.no_grad()
+def place(values: Tensor, into: Sequence[Tensor]) -> None:
+    """A vector written into tensors."""
+    for tensor, part in zip(into, unflat(values, into), strict=True):
+        tensor.copy_(part)
+
+
+def exact_mean(values: Tensor, comm: Comm) -> Tensor:
+    """The mean without any codec."""
+    total = values.clone()
+    comm.sum(total)
+    return total / comm.size

@@ -1,0 +1,139 @@
+"""Codecs: what comes through, how many bytes it takes, and that error feedback loses nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from qfleet.sync.average import Average, cosine_of
+from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, SampledTopK, Sign, Ternary, TopK
+from qfleet.sync.comm import NoComm, ThreadComm
+from tests.sync.parts import together
+
+NUM = 5_000
+SHAPES = [(40, 100), (1_000,)]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+CODECS: dict[str, Callable[[], Codec]] = {
+    "exact": Exact,
+    "fp16": lambda: Half(torch.float16),
+    "bf16": lambda: Half(torch.bfloat16),
+    "int8": lambda: Int8(1_024, generator()),
+    "sign": lambda: Sign(1_024),
+    "ternary": lambda: Ternary(1_024, generator()),
+    "top-k": lambda: TopK(0.05),
+    "sampled top-k": lambda: SampledTopK(0.05, generator()),
+    "power": lambda: PowerSgd(2, SHAPES, generator()),
+}
+# Bytes per number that a codec may send at most.
+BYTES = {
+    "exact": 8.0,  # the tests compute in float64
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "int8": 1.2,
+    "sign": 0.2,
+    "ternary": 0.35,
+    "top-k": 0.41,
+    "sampled top-k": 0.41,
+    "power": 8.0 * (2 * 140 + 1_000) / 5_000,
+}
+
+
+def vector(seed: int) -> Tensor:
+    return torch.randn(NUM, generator=generator(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_everybody_gets_the_same_mean_for_so_many_bytes(name: str) -> None:
+    def act(comm: ThreadComm) -> tuple[Tensor, Tensor, int]:
+        own, mean = CODECS[name]().mean(vector(comm.rank), comm)
+        return own, mean, comm.sent_bytes
+
+    found = together(3, act)
+    assert all(torch.equal(mean, found[0][1]) for _, mean, _ in found)
+    assert all(sent <= BYTES[name] * NUM for _, _, sent in found)
+    if name != "power":  # there what came through is the mean's own approximation
+        assert torch.allclose(torch.stack([own for own, _, _ in found]).mean(0), found[0][1], atol=1e-12)
+
+
+def test_top_k_of_all_and_none_are_bit_equal() -> None:
+    exact = together(2, lambda comm: Exact().mean(vector(comm.rank), comm)[1])
+    assert torch.equal(together(2, lambda comm: TopK(1.0).mean(vector(comm.rank), comm)[1])[0], exact[0])
+
+
+@pytest.mark.parametrize("name", ["int8", "ternary"])
+def test_rounding_by_chance_is_right_on_average(name: str) -> None:
+    values = torch.linspace(-1, 1, 64, dtype=torch.float64)
+    codec: Codec = Int8(64, generator()) if name == "int8" else Ternary(64, generator(), clip_deviations=10.0)
+    found = torch.stack([codec.mean(values, NoComm())[1] for _ in range(4_000)])
+    error = found.std(0) / 4_000**0.5
+    assert (found.mean(0) - values).abs().max() < 5 * error.max() + 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name not in ("exact", "power")])
+def test_feedback_telescopes(name: str) -> None:
+    """What came through and what is left add up to what was given."""
+
+    def act(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
+        average, given, through = Average(comm, CODECS[name]()), torch.zeros(NUM).double(), torch.zeros(NUM).double()
+        for at in range(20):
+            given += vector(10 * at + comm.rank)
+            through += average(vector(10 * at + comm.rank))
+        assert average.error is not None
+        return given, through, average.error
+
+    found = together(2, act)
+    given, left = (torch.stack([each[at] for each in found]).mean(0) for at in (0, 2))
+    assert torch.allclose(found[0][1] + left, given, atol=1e-9)
+
+
+def test_feedback_of_a_low_rank_telescopes_too() -> None:
+    def act(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
+        average, given, through = Average(comm, CODECS["power"]()), torch.zeros(NUM).double(), torch.zeros(NUM).double()
+        for at in range(20):
+            given += vector(10 * at + comm.rank)
+            through += average(vector(10 * at + comm.rank))
+        assert average.error is not None
+        return given, through, average.error
+
+    found = together(2, act)
+    given, left = (torch.stack([each[at] for each in found]).mean(0) for at in (0, 2))
+    assert torch.allclose((found[0][1] + left)[:4_000], given[:4_000], atol=1e-9)
+    assert torch.allclose(found[0][1][4_000:], given[4_000:], atol=1e-9)  # vectors are sent as they are
+
+
+def test_a_low_rank_matrix_comes_through_whole() -> None:
+    left, right = torch.randn(40, 2, generator=generator()), torch.randn(2, 100, generator=generator(1))
+    values = torch.cat([(left @ right).flatten(), torch.randn(1_000, generator=generator(2))]).double()
+    codec = CODECS["power"]()
+    for _ in range(3):
+        _, mean = codec.mean(values, NoComm())
+    assert torch.allclose(mean, values, atol=1e-5)
+
+
+def test_it_warms_up_exactly_and_a_codec_that_misleads_is_given_up() -> None:
+    class Backwards:
+        def mean(self, values: Tensor, comm: ThreadComm) -> tuple[Tensor, Tensor]:
+            return -values, -Exact().mean(values, comm)[1]
+
+    def act(comm: ThreadComm) -> tuple[list[str], list[float]]:
+        told: list[str] = []
+        average = Average(
+            comm,
+            Backwards(),  # type: ignore[arg-type]
+            warm_rounds=2,
+            check_every=4,
+            least_cosine=0.2,
+            tell=lambda kind, **fields: told.append(kind),
+        )
+        true = (vector(0) + vector(1)) / 2
+        return told, [cosine_of(average(vector(comm.rank)), true) for _ in range(6)]
+
+    for told, cosines in together(2, act):
+        assert told == ["codec_checked", "codec_given_up"]
+        assert [cosine > 0.99 for cosine in cosines] == [True, True, False, False, True, True]

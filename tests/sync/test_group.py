@@ -1,0 +1,101 @@
+"""Gloo between real processes: the same answers as between threads, and who is gone is noticed."""
+
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from qfleet.sync.codecs import Exact, Int8
+from qfleet.sync.comm import CommLost
+from qfleet.sync.group import GroupComm, make_gloo
+
+pytestmark = pytest.mark.timeout(100)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def operations(comm: GroupComm) -> dict[str, Any]:
+    values = torch.arange(4).double() + comm.rank
+    total, shown = values.clone(), values.clone()
+    comm.sum(total)
+    comm.broadcast(shown, 1)
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    codec = Int8(4, torch.Generator().manual_seed(comm.rank))
+    return {
+        "sum": total.tolist(),
+        "broadcast": shown.tolist(),
+        "gather": [each.tolist() for each in comm.gather(values)],
+        "swap": comm.swap(values, right, left).tolist(),
+        "mean": Exact().mean(values, comm)[1].tolist(),
+        "int8": codec.mean(values, comm)[1].tolist(),
+    }
+
+
+def live(rank: int, size: int, port: int, hung: bool, answers: Any) -> None:
+    comm = make_gloo("127.0.0.1", port, rank, size, number=0, limit_seconds=5.0)
+    if not hung:
+        answers.send(operations(comm))
+        time.sleep(1)
+        return
+    comm.sum(torch.zeros(1))
+    answers.send("met")
+    if rank == 1:
+        time.sleep(60)  # until it is killed or stopped
+    begun = time.monotonic()
+    try:
+        comm.sum(torch.zeros(1 << 20))
+    except CommLost:
+        answers.send(time.monotonic() - begun)
+
+
+def start(size: int, hung: bool) -> tuple[list[Any], list[Any], Any]:
+    import torch.distributed as dist
+
+    store: Any = dist.TCPStore("127.0.0.1", port := free_port(), None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+    context = multiprocessing.get_context("forkserver")
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    children = [context.Process(target=live, args=(rank, size, port, hung, pipes[rank][1])) for rank in range(size)]
+    for child in children:
+        child.start()
+    return children, [mine for mine, _ in pipes], store
+
+
+def heard(pipe: Any) -> Any:
+    assert pipe.poll(60)
+    return pipe.recv()
+
+
+def test_the_same_answers_as_between_threads() -> None:
+    children, answers, _ = start(3, hung=False)
+    found = dict(enumerate(map(heard, answers)))
+    for child in children:
+        child.join(10)
+    for rank, said in found.items():
+        assert said["sum"] == [3.0, 6.0, 9.0, 12.0]
+        assert said["broadcast"] == [1.0, 2.0, 3.0, 4.0]
+        assert said["gather"] == [[0.0 + r, 1.0 + r, 2.0 + r, 3.0 + r] for r in range(3)]
+        left = (rank - 1) % 3
+        assert said["swap"] == [left + 0.0, left + 1.0, left + 2.0, left + 3.0]
+        assert said["mean"] == [1.0, 2.0, 3.0, 4.0]
+        assert said["int8"] == found[0]["int8"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_is_gone_is_noticed_in_time(number: int) -> None:
+    children, answers, _ = start(2, hung=True)
+    assert list(map(heard, answers)) == ["met", "met"]
+    os.kill(children[1].pid, number)
+    seconds = heard(answers[0])
+    children[1].kill()
+    for child in children:
+        child.join(10)
+    assert seconds < 10

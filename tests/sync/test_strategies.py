@@ -1,0 +1,175 @@
+"""Strategies: many learners equal one where they should, and all find the optimum of a quadratic."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qfleet.learn.optimizer import Adam, Sgd, clip_gradients, gradient_norm
+from qfleet.sync.average import Average
+from qfleet.sync.codecs import Exact, TopK
+from qfleet.sync.comm import Comm, NoComm, ThreadComm
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Sync, flat
+from tests.sync.parts import together
+
+BATCH, UPDATES = 24, 12
+Make = Callable[[Step, Comm, Sequence[Tensor], Sequence[Tensor]], Sync]
+
+
+def make_net() -> nn.Module:
+    net, rng = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3)).double(), torch.Generator().manual_seed(3)
+    for parameter in net.parameters():  # not by torch's own generator, which all threads share
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=rng, dtype=torch.float64)
+    return net
+
+
+def batch_of(update: int) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(update)
+    return tuple(torch.randn(BATCH, width, generator=rng, dtype=torch.float64) for width in (5, 3))  # type: ignore[return-value]
+
+
+def stepping(optimizer: Any, limit: float | None = None) -> Step:
+    def step(gradients: list[Tensor]) -> float:
+        norm = float(gradient_norm(gradients))
+        clip_gradients(gradients, norm, limit)
+        optimizer.step(gradients)
+        return norm
+
+    return step
+
+
+def learn(comm: Comm, make: Make, optim: str, limit: float | None = 0.5) -> Tensor:
+    """Train on one's own share of every batch; the weights at the end."""
+    net = make_net()
+    weights = [parameter.detach() for parameter in net.parameters()]
+    optimizer: Any = Adam(weights, 1e-2) if optim == "adam" else Sgd(weights, 1e-1, momentum=0.9)
+    moments = [moment for kind in optimizer.moments.values() for moment in kind]
+    sync = make(stepping(optimizer, limit), comm, weights, moments)
+    for update in range(UPDATES):
+        obs, goal = (part.chunk(comm.size)[comm.rank] for part in batch_of(update))
+        loss = (net(obs) - goal).square().mean()
+        sync.step(list(torch.autograd.grad(loss, list(net.parameters()))))
+    return flat(weights)
+
+
+def make_solo(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+    return Solo(step)
+
+
+def make_allreduce(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+    return Allreduce(step, Average(comm, Exact()))
+
+
+def make_local(every: int) -> Make:
+    return lambda step, comm, weights, moments: Local(step, Average(comm, Exact()), weights, moments, every=every)
+
+
+@pytest.mark.parametrize("optim", ["adam", "sgd"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_learners_with_a_share_of_the_batch_equal_one_with_all_of_it(size: int, optim: str) -> None:
+    alone = learn(NoComm(), make_solo, optim)
+    for weights in together(size, lambda comm: learn(comm, make_allreduce, optim)):
+        assert torch.allclose(weights, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_one_local_step_at_a_time_equals_averaging_gradients(size: int) -> None:
+    alone = learn(NoComm(), make_solo, "sgd", limit=None)
+    for weights in together(size, lambda comm: learn(comm, make_local(1), "sgd", limit=None)):
+        assert torch.allclose(weights, alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_weights_are_equal_whenever_learners_met(every: int) -> None:
+    first, *others = together(3, lambda comm: learn(comm, make_local(every), "adam"))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_all_of_top_k_is_bit_equal_to_none() -> None:
+    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        return Allreduce(step, Average(comm, TopK(1.0)))
+
+    exact = together(2, lambda comm: learn(comm, make_allreduce, "adam"))
+    assert torch.equal(together(2, lambda comm: learn(comm, make, "adam"))[0], exact[0])
+
+
+def test_sum_is_so_many_times_the_mean() -> None:
+    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        return Allreduce(step, Average(comm, Exact()), total=True)
+
+    norms = together(2, lambda comm: make(lambda gradients: float(gradients[0][0]), comm, [], []).step([torch.ones(1)]))
+    assert norms == [2.0, 2.0]
+
+
+# A quadratic: learner i wants to be at goal_i with curvature h_i; together they belong at sum(h goal) / sum(h).
+
+CURVES = [torch.tensor([1.0, 4.0, 0.5]).double(), torch.tensor([2.0, 1.0, 1.5]).double(), torch.ones(3).double()]
+GOALS = [torch.tensor([1.0, -2.0, 3.0]).double(), torch.tensor([-1.0, 0.5, 2.0]).double(), torch.zeros(3).double()]
+
+
+def optimum(size: int) -> Tensor:
+    total = sum((curve * goal for curve, goal in zip(CURVES[:size], GOALS, strict=False)), torch.zeros(3).double())
+    return total / sum(CURVES[:size], torch.zeros(3).double())
+
+
+def descend(comm: ThreadComm, make: Make, rate: float, steps: int, falling: bool = False) -> tuple[Tensor, Sync]:
+    """Plain descent on one's own quadratic; with `falling` the rate goes to zero, as agreement of neighbours asks."""
+    place = torch.full((3,), 5.0).double()
+    optimizer = Sgd([place], rate)
+    sync = make(stepping(optimizer), comm, [place], [])
+    for at in range(steps):
+        optimizer.learning_rate = rate / (1.0 + 0.05 * at) if falling else rate
+        sync.step([CURVES[comm.rank] * (place - GOALS[comm.rank])])
+    return place, sync
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_admm_finds_the_optimum_and_its_residuals_vanish(size: int) -> None:
+    def act(comm: ThreadComm) -> Admm:
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            return Admm(step, Average(comm, Exact()), weights, every=20, rho=1.0)
+
+        _, sync = descend(comm, make, 0.1, 4_000)
+        assert isinstance(sync, Admm)
+        return sync
+
+    for sync in together(size, act):
+        assert torch.allclose(sync.consensus, optimum(size), atol=1e-6)
+        assert max(sync.residuals) < 1e-6
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
+    def act(comm: ThreadComm) -> Tensor:
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            return Easgd(step, Average(comm, Exact()), weights, every=1, pull=0.9)
+
+        _, sync = descend(comm, make, 0.2, 6_000, falling=True)
+        assert isinstance(sync, Easgd)
+        return sync.centre
+
+    for centre in together(size, act):
+        assert torch.allclose(centre, optimum(size), atol=2e-2)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gossip_finds_the_optimum(size: int) -> None:
+    def act(comm: ThreadComm) -> Tensor:
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            return Gossip(step, comm, weights)
+
+        return descend(comm, make, 0.2, 6_000, falling=True)[0]
+
+    for place in together(size, act):
+        assert torch.allclose(place, optimum(size), atol=2e-2)
+
+
+def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:
+    def outer(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        average = Average(comm, Exact())
+        return Local(step, average, weights, moments, every=3, outer_rate=1.0, outer_momentum=0.0)
+
+    plain = together(2, lambda comm: learn(comm, make_local(3), "adam"))
+    assert torch.equal(together(2, lambda comm: learn(comm, outer, "adam"))[0], plain[0])
