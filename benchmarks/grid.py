@@ -29,6 +29,7 @@ class Cell:
     bar: float | None = None
     settings: tuple[str, ...] = ()
     title: str = ""
+    most_seeds: int = 1_000  # where a run is dear
 
     @property
     def name(self) -> str:
@@ -124,6 +125,7 @@ def judge(cell: Cell, runs: list[Run]) -> dict[str, Any]:
         "high": high,
         "seeds": [run.mean for run in runs],
         "most_steps": max((run.env_steps or 0 for run in runs), default=0),
+        "most_updates": max((run.updates or 0 for run in runs), default=0),
         "seconds": float(np.median([run.seconds for run in runs])) if runs else None,
         "passed": None if cell.bar is None else sum(score >= cell.bar for score in means),
         "met": None if cell.bar is None else bool(means) and mean is not None and mean >= cell.bar,
@@ -132,7 +134,18 @@ def judge(cell: Cell, runs: list[Run]) -> dict[str, Any]:
 
 def markdown(lines: list[dict[str, Any]]) -> str:
     """The verdicts as a table."""
-    heads = ("task", "preset", "bar", "mean of seeds", "95 % interval", "each seed", "steps", "seconds", "bar met by")
+    heads = (
+        "task",
+        "preset",
+        "bar",
+        "mean of seeds",
+        "95 % interval",
+        "each seed",
+        "steps",
+        "updates",
+        "seconds",
+        "met by",
+    )
     body = [
         (
             line["task"],
@@ -142,6 +155,7 @@ def markdown(lines: list[dict[str, Any]]) -> str:
             None if line["low"] is None else f"{report.shown(line['low'])} to {report.shown(line['high'])}",
             ", ".join(report.shown(mean) for mean in line["seeds"]),
             f"{line['most_steps']:,}",
+            f"{line['most_updates']:,}",
             None if line["seconds"] is None else f"{line['seconds']:,.0f}",
             None if line["passed"] is None else f"{line['passed']} of {len(line['seeds'])}",
         )
@@ -209,7 +223,7 @@ def fill(grid: Grid, wanted: list[Cell], given: argparse.Namespace) -> None:
     """Make the runs that are missing, saving after each, then publish."""
     path, seeds, extra = given.out / f"{grid.name}.json", range(1, given.seeds + 1), tuple(given.extra)
     have = kept(path)
-    pairs = [(cell, seed) for seed in seeds for cell in wanted]
+    pairs = [(cell, seed) for seed in seeds for cell in wanted if seed <= cell.most_seeds]
     missing = [(c, s) for c, s in pairs if given.again or (c.env, c.preset, (*c.settings, *extra), s) not in have]
     with ThreadPoolExecutor(given.jobs) as pool:
         for run in pool.map(lambda pair: train(*pair, extra, grid.limit_seconds), missing):

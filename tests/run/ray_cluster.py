@@ -1,6 +1,6 @@
 """Two nodes of a Ray cluster on this machine, on loopback; prints the address, and takes the second one away on demand.
 
-Run as a script: `python ray_cluster.py`, then write `remove` or `end` to its standard input.
+Run as a script: `python ray_cluster.py [port]`, then write `remove` or `end` to its standard input.
 """
 
 import os
@@ -13,7 +13,8 @@ from ray.cluster_utils import Cluster
 
 def main() -> None:
     small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=small)
+    port = {"port": int(sys.argv[1])} if len(sys.argv) > 1 else {}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, **port})
     second = cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
     print(cluster.address, flush=True)
     for line in sys.stdin:
