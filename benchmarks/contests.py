@@ -151,6 +151,15 @@ def pictures() -> tuple[Contest, ...]:
             ceiling_bar=0.85,
         ),
         Contest(
+            "pong32",
+            "same, held to float32",
+            "env steps/s",
+            ours(PONG, *PICTURES, "runtime.precision=float32"),
+            ceiling=bare("pong", times=4),
+            ceiling_is="the update alone, x 4 steps",
+            ceiling_bar=0.85,
+        ),
+        Contest(
             "prioritized",
             "same with prioritised replay, n=3, Double, duelling",
             "env steps/s",
@@ -182,6 +191,15 @@ def smaller() -> tuple[Contest, ...]:
             bare("cartpole"),
             "the update alone, eager, fused Adam",
             peer_bar=2.0,
+            ceiling_bar=0.85,
+        ),
+        Contest(
+            "eager",
+            "same, not compiled",
+            "updates/s",
+            ours("CartPole-v1", *SMALL, "runtime.compile=false", read=updates_per_second),
+            ceiling=bare("cartpole"),
+            ceiling_is="the update alone, eager, fused Adam",
             ceiling_bar=0.85,
         ),
         Contest(

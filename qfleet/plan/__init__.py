@@ -1,6 +1,7 @@
 """The whole run as frozen data."""
 
-from qfleet.plan.check import check, largest_n_step, total_updates, updates_per_step
+from qfleet.plan.amounts import largest_n_step, total_updates, updates_per_step
+from qfleet.plan.check import check
 from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
 from qfleet.plan.layers import Composed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten

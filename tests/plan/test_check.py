@@ -6,7 +6,7 @@ import pytest
 from qfleet.errors import UsageError
 from qfleet.plan import check, compose, make_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
-from qfleet.plan.check import RULES
+from qfleet.plan.rules import RULES
 from qfleet.plan.schema import Algo, Env, LinearEpsilon, Plan, Replay, Until
 
 

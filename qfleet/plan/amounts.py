@@ -1,0 +1,40 @@
+"""Amounts that follow from several settings of a plan."""
+
+import math
+from fractions import Fraction
+
+from qfleet.plan.schema import (
+    Algo,
+    ExponentialAnneal,
+    Fresh,
+    Plan,
+    SequencesView,
+)
+
+
+def updates_per_step(plan: Plan) -> Fraction:
+    """How many updates are made per environment step, exactly."""
+    if isinstance(plan.replay, Fresh):
+        return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
+    return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
+
+
+def largest_n_step(algo: Algo) -> int:
+    """The largest n that the plan reaches."""
+    return max(algo.n_step, algo.anneal.n_step) if isinstance(algo.anneal, ExponentialAnneal) else algo.n_step
+
+
+def item_steps(plan: Plan) -> int:
+    """How many steps of a replayed item are learned from."""
+    return plan.algo.view.length if isinstance(plan.algo.view, SequencesView) else 1
+
+
+def item_stride(plan: Plan) -> int:
+    """How many steps a replayed item takes up."""
+    return plan.algo.view.stride if isinstance(plan.algo.view, SequencesView) else 1
+
+
+def total_updates(plan: Plan) -> int:
+    """How many updates the whole run makes if no other end comes first."""
+    start = 0 if isinstance(plan.replay, Fresh) else plan.algo.learn_start_steps
+    return math.floor(updates_per_step(plan) * max(0, plan.until.steps - start))
