@@ -31,8 +31,8 @@ from qfleet.watch import write_file
 Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
 LONG_UPDATES = 20_000  # a run with fewer is not worth a measurement
-ROUNDS = 5  # of which the quickest counts: others may be using the machine
-WORTH = 1.2  # times faster that bfloat16 must be, for it costs digits
+ROUNDS = 9  # of which the quickest counts: others may be using the machine
+WORTH = 1.1  # times faster that bfloat16 must be, for it costs digits
 NEVER = 1e12  # seconds to compile where there is no compiler
 GUESSED_SAVING, GUESSED_COMPILE_SECONDS = 0.4, 60.0  # before anything was compiled here: stay on the safe side
 

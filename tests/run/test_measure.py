@@ -155,7 +155,7 @@ def test_a_wish_that_cannot_be_granted_is_told(kept: Measured) -> None:
 
 
 @pytest.mark.usefixtures("no_clock")
-@pytest.mark.parametrize(("half", "expected"), [(0.01, "bfloat16"), (0.09, "float32"), (1.0, "float32")])
+@pytest.mark.parametrize(("half", "expected"), [(0.01, "bfloat16"), (0.095, "float32"), (1.0, "float32")])
 def test_half_precision_must_be_clearly_quicker(
     half: float, expected: str, kept: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
