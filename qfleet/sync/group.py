@@ -21,14 +21,15 @@ STORE_SECONDS = 60.0
 class GroupComm:
     """A process group of torch's, with a time limit for every operation."""
 
-    def __init__(self, group: Any, rank: int, size: int) -> None:
+    def __init__(self, group: Any, rank: int, size: int, limit_seconds: float) -> None:
         self.group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
+        self.limit = timedelta(seconds=limit_seconds)
 
     def done(self, begin: Callable[[], Any], sent: Tensor) -> None:
         """Begin an operation and wait for it; whatever goes wrong on the way means that somebody is gone."""
         self.sent_bytes += sent.nbytes
         try:
-            begin().wait()
+            begin().wait(self.limit)
         except RuntimeError as error:
             raise CommLost(str(error).splitlines()[0]) from error
 
@@ -73,7 +74,7 @@ def make_gloo(address: str, port: int, rank: int, size: int, *, number: int, lim
         group = dist.ProcessGroupGloo(shelf, rank, size, timedelta(seconds=limit_seconds))
     except RuntimeError as error:
         raise CommLost(f"group {number} did not form: {str(error).splitlines()[0]}") from error
-    return GroupComm(group, rank, size)
+    return GroupComm(group, rank, size, limit_seconds)
 
 
 def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, limit_seconds: float) -> GroupComm:
@@ -85,7 +86,7 @@ def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, lim
         )
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=limit_seconds)
-    return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size)
+    return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size, limit_seconds)
 
 
 class MpiComm:
