@@ -36,6 +36,9 @@ def warm_cut(spec: Spec, cut: Cut) -> None:
     if batch is not None:
         replay.update(batch.ids, batch.weight)
         replay.sampler.load_state_dict(replay.sampler.state_dict())
+    if isinstance(cut, StepCut):
+        replay.mirrored = True
+        replay.sample(2)
 
 
 if __name__ == "__main__":

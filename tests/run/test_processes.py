@@ -241,7 +241,9 @@ def make_chatty() -> gym.Env[Any, Any]:
 def test_an_actor_cannot_flood_the_disk(tmp_path: Path) -> None:
     run = train(plan_of("toys/Random-v0", **{"until.steps": 2_000}), out=tmp_path, env=make_chatty)
     assert run.status["state"] == "done"
-    assert [log.stat().st_size for log in (run.path / "logs").glob("actor-*.log")] == [LOG_BYTES] * 2
+    sizes = [log.stat().st_size for log in (run.path / "logs").glob("actor-*.log")]
+    assert len(sizes) == 2
+    assert max(sizes) == LOG_BYTES  # 8 MB were printed, by one more than by the other
 
 
 UNGUARDED = """
