@@ -19,7 +19,8 @@ GRID = Grid(
     seeds=3,
     notes=(
         "Scores are of the best checkpoint by validation, greedy, 100 test episodes; the curves are validation means, "
-        "the band spans the seeds. The published points are training returns with epsilon 0.1 and an update per frame."
+        "the band spans the seeds. The published points are training returns with epsilon 0.1 and an update per frame. "
+        "Seconds are of a machine that had other work too, and stood still at times."
     ),
     published=PUBLISHED,
 )
