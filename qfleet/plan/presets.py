@@ -159,7 +159,7 @@ def atari() -> Settings:
 
 
 def pong() -> Settings:
-    """Pong in minutes on two cores: 42x42 pictures, no sticky actions, small normalised convolutions.
+    """Pong in half an hour on two cores: 42x42 pictures, no sticky actions, small normalised convolutions.
 
     Source: own measurements; picture size and schedules as in RLlib's tuned Pong example (Liang et al. 2018).
     Advice: for scores to compare with publications use `atari`, or env.sticky=0.25 env.frame_size=84 here.

@@ -5,13 +5,16 @@ the rest is for error feedback (`average.py`). Numbers are sent in float32 or le
 except by `Exact`.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qfleet.sync.comm import Comm
+
+Find: TypeAlias = Callable[[Tensor, int], Tensor]  # where so many numbers of a vector are that are worth sending
 
 
 class Codec(Protocol):
@@ -100,39 +103,38 @@ class Ternary:
 
 
 class TopK:
-    """Only the largest numbers, with their places (Aji and Heafield 2017)."""
+    """Only the largest numbers, with their places (Aji and Heafield 2017); `find` tells where so many of them are."""
 
-    def __init__(self, share: float) -> None:
-        self.share = share
+    def __init__(self, share: float, find: Find | None = None) -> None:
+        self.share, self.find = share, find or largest_places
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """The `share` of numbers that is largest; all of them is exact."""
         num = max(1, round(self.share * len(values)))
         if num >= len(values):
             return Exact().mean(values, comm)
-        return exchanged_places(comm, values, self.places(values, num))
-
-    def places(self, values: Tensor, num: int) -> Tensor:  # [D] -> [K]
-        """Where the largest are."""
-        return torch.topk(values.abs(), num, sorted=False).indices
+        return exchanged_places(comm, values, self.find(values, num))
 
 
-class SampledTopK(TopK):
-    """The same by a threshold that a sample tells (Lin et al. 2018): no sorting of everything."""
+def largest_places(values: Tensor, num: int) -> Tensor:  # [D] -> [K]
+    """Exactly the largest."""
+    return torch.topk(values.abs(), num, sorted=False).indices
 
-    def __init__(self, share: float, rng: torch.Generator, sample_share: float = 0.01) -> None:
-        super().__init__(share)
-        self.rng, self.sample_share = rng, sample_share
 
-    def places(self, values: Tensor, num: int) -> Tensor:
-        """At most so many above the threshold; filled up with places that are sent anyhow if there are fewer."""
-        sizes, drawn = values.abs(), max(64, int(self.sample_share * len(values)))
-        sample = sizes[torch.randint(len(values), (drawn,), generator=self.rng)]
-        threshold = torch.quantile(sample.float(), 1.0 - self.share)
+def sampled_places(rng: torch.Generator, sample_share: float = 0.01) -> Find:
+    """About the largest, by a threshold that a sample tells (Lin et al. 2018): no sorting of everything."""
+
+    def find(values: Tensor, num: int) -> Tensor:
+        sizes, drawn = values.abs(), max(64, int(sample_share * len(values)))
+        sample = sizes[torch.randint(len(values), (drawn,), generator=rng)]
+        threshold = torch.quantile(sample.float(), 1.0 - num / len(values))
         found = torch.nonzero(sizes >= threshold).flatten()[:num]
         if not len(found):
-            return super().places(values, num)
+            return largest_places(values, num)
+        # Everybody sends as many: a place that is sent anyhow fills up.
         return torch.cat([found, found[-1:].expand(num - len(found))])
+
+    return find
 
 
 class PowerSgd:
@@ -219,12 +221,13 @@ def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
     return torch.from_numpy(np.unpackbits(packed.numpy(), count=shape.numel())).view(shape)
 
 
-def exchanged(comm: Comm, values: Tensor, payload: tuple[Tensor, ...], decode) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+def exchanged(
+    comm: Comm, values: Tensor, payload: tuple[Tensor, ...], decode: Callable[..., Tensor]
+) -> tuple[Tensor, Tensor]:
     """Send a payload and decode everybody's: what came through of our own, and the mean."""
 
     def restored(parts: tuple[Tensor, ...]) -> Tensor:
-        whole: Tensor = decode(*parts).flatten()[: len(values)].to(values.dtype)
-        return whole
+        return decode(*parts).flatten()[: len(values)].to(values.dtype)
 
     everybody = zip(*(comm.gather(part) for part in payload), strict=True)
     return restored(payload), mean_of([restored(parts) for parts in everybody])

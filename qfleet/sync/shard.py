@@ -51,7 +51,7 @@ class Shard:
         self.slow_down, self.total = slow_down, total
         self.version = 0
         self.heard: dict[int, tuple[int, int]] = {}  # of every worker its incarnation and last sequence taken in
-        self.waiting: dict[int, Push] = {}  # by worker
+        self.waiting: list[Push] = []
         self.since = float("inf")  # when the oldest of those waiting came
         self.staleness: Counter[int] = Counter()
         self.refused: Counter[Verdict] = Counter()
@@ -64,11 +64,11 @@ class Shard:
         self.heard[worker] = (incarnation, sequence)
         if self.max_staleness is not None and self.version - push.version > self.max_staleness:
             return self.refuse("stale")
-        if worker in self.waiting and self.needed > 1:
+        if self.max_staleness == 0 and any(other.source[0] == worker for other in self.waiting):
             return self.refuse("stale")  # of the same version: one of each is enough
         if not self.waiting:
             self.since = now
-        self.waiting[worker] = push
+        self.waiting.append(push)
         return "applied" if self.tend(now) else "waiting"
 
     def refuse(self, verdict: Verdict) -> Verdict:
@@ -88,20 +88,20 @@ class Shard:
         late = now - self.since >= self.window_seconds and self.max_staleness != 0
         if not self.waiting or not (len(self.waiting) >= self.needed or late):
             return False
-        pushes = [self.waiting[worker] for worker in sorted(self.waiting)]
+        pushes = sorted(self.waiting, key=lambda push: push.source)  # the same sum in whatever order they came
         ages = [self.version - push.version for push in pushes]
         self.staleness.update(ages)
         total = torch.stack([push.gradient for push in pushes]).sum(0)
         factor = 1.0 / max(1, max(ages)) if self.slow_down else 1.0
         self.own(total if self.total else total / len(pushes), factor)
         self.version += 1
-        self.waiting, self.since = {}, float("inf")
+        self.waiting, self.since = [], float("inf")
         return True
 
     def leave(self, worker: int, now: float) -> None:
         """A worker is gone for now: nobody waits for it."""
         self.workers -= 1
-        self.waiting.pop(worker, None)
+        self.waiting = [push for push in self.waiting if push.source[0] != worker]
         self.tend(now)
 
     def join(self) -> None:

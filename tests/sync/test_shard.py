@@ -83,6 +83,12 @@ def test_a_window_applies_what_arrived() -> None:
     assert [shard.push(push(worker, 1, 1), 6.0) for worker in range(3)] == ["waiting", "waiting", "applied"]
 
 
+def test_a_window_counts_gradients_whoever_they_are_of() -> None:
+    shard, weights = make(workers=2, max_staleness=None, window=3)
+    assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(3)] == ["waiting", "waiting", "applied"]
+    assert weights.tolist() == [-1.0] * 3
+
+
 def test_stale_gradients_make_smaller_steps_if_asked() -> None:
     shard, weights = make(max_staleness=None, slow_down=True)
     for sequence in range(4):
