@@ -96,6 +96,8 @@ class Staff:
             if child is not None and child.state == "idle" and command[part].any():
                 child.slab.command[:], child.slab.argument[:] = command[part], argument[part]
                 child.go(now)
+        # Whoever woke up on this core begins now, not when this process next sleeps: some milliseconds of learning.
+        os.sched_yield()
 
     def collect(self, step: Step) -> Array:
         """Wait for all that are busy and take their answers; lanes [B] that did what they were told."""
