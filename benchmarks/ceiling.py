@@ -137,7 +137,44 @@ def cartpole(seconds: float = 5.0, threads: int | None = 1) -> float:
     return rate(update, seconds, warm=50)
 
 
-CASES: dict[str, Callable[..., float]] = {"pong": pong, "pong_prioritized": pong_prioritized, "cartpole": cartpole}
+def minatar(seconds: float = 10.0, threads: int | None = None) -> float:
+    """Updates/s of plain DQN on 10x10x4: one convolution of 16 3x3 filters, 128 units, batch 32, one-step."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    num, actions = 32, 6
+
+    def small() -> nn.Module:
+        layers = (
+            nn.Conv2d(4, 16, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(1024, 128),
+            nn.ReLU(),
+            nn.Linear(128, actions),
+        )
+        return nn.Sequential(*layers).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    online, target = small(), small().requires_grad_(False)
+    optimizer = fused_adam(online, 2.5e-4)
+    obs, next_obs = (torch.randint(0, 2, (num, 4, 10, 10), dtype=torch.uint8) for _ in range(2))
+    action, reward, discount = torch.randint(0, actions, (num, 1)), torch.randn(num), torch.full((num,), 0.99)
+
+    def update() -> None:
+        with torch.no_grad():
+            goal = reward + discount * target(scaled(next_obs)).amax(1)
+        loss = functional.smooth_l1_loss(online(scaled(obs)).gather(1, action).squeeze(1), goal)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return rate(update, seconds, warm=50)
+
+
+CASES: dict[str, Callable[..., float]] = {
+    "pong": pong,
+    "pong_prioritized": pong_prioritized,
+    "cartpole": cartpole,
+    "minatar": minatar,
+}
 
 
 def main() -> None:

@@ -108,7 +108,15 @@ SMALL = (
     "replay.samples_per_insert=32",
     "replay.capacity=50000",
 )
-GRID = ("env.num=8", f"algo.learn_start_steps={LEARN_START}", "replay.capacity=100000", "log.every_steps=1000")
+# The peer learns by single steps and the plain maximum: so do we here.
+GRID = (
+    "env.num=8",
+    f"algo.learn_start_steps={LEARN_START}",
+    "algo.rule.type=max",
+    "algo.n_step=1",
+    "replay.capacity=100000",
+    "log.every_steps=1000",
+)
 SLOW = ("env.num=8", "env.workers=2", f"algo.learn_start_steps={LEARN_START}", "log.every_steps=200")
 IMPORTS = (sys.executable, "-c", "import torch, gymnasium")
 # The first row comes with the first updates; nothing after it matters.
@@ -208,6 +216,8 @@ def smaller() -> tuple[Contest, ...]:
             "env steps/s",
             ours("MinAtar/Breakout-v0", *GRID),
             threaded("Stable-Baselines3, same network", "minatar"),
+            bare("minatar", times=4),
+            "the update alone, eager, x 4 steps",
             peer_bar=2.0,
         ),
     )

@@ -1,38 +1,51 @@
-"""Plain fully connected networks differentiated by hand. Shapes: N items, A actions.
+"""Plain networks differentiated by hand. Shapes: N items, A actions, C channels.
 
 The numbers are autograd's own, bit by bit (a test holds them together). For networks this small its bookkeeping costs
 as much as the arithmetic.
 """
 
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from qfleet.nets.heads import Plain
-from qfleet.nets.layers import Dense
+from qfleet.nets.layers import Dense, Relu
 from qfleet.nets.qnet import QNet
-from qfleet.nets.torso import Mlp
+from qfleet.nets.torso import Convolutions, Mlp
 
 
 class Chain:
-    """A view of a network whose layers are linear with ReLU between them.
+    """A view of a network whose layers are convolutions, then linear ones, with ReLU between them.
 
     Its weights are the network's own as long as those are written in place: make a new one when they are replaced.
     """
 
-    def __init__(self, net: QNet, layers: list[nn.Linear]) -> None:
+    def __init__(self, net: QNet, convolutions: list[nn.Conv2d], layers: list[nn.Linear]) -> None:
         self.net = net
         # A module's attributes are looked up at the price of an operation: here once and for all.
+        self.convolutions = [(conv.weight.detach(), held(conv.bias), conv.stride) for conv in convolutions]
         self.layers = [(layer.weight.detach(), layer.weight.detach().t(), layer.bias.detach()) for layer in layers]
-        self.inputs: list[Tensor] = []  # of each layer, in the last pass that wants gradients
+        # Of the last pass that wants gradients: the input of every convolution and the last maps; of every layer.
+        self.maps: list[Tensor] = []
+        self.inputs: list[Tensor] = []
 
     def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, A]
         """Outputs per action, unknown to autograd; with gradients on, `gradients` will be asked for."""
-        inputs, out = self.run(self.net.shown(obs).flatten(1))
+        maps = self.look(self.net.shown(obs))
+        inputs, out = self.run(maps[-1].flatten(1))
         if torch.is_grad_enabled():
-            self.inputs = inputs
+            self.maps, self.inputs = maps, inputs
         return out
+
+    def look(self, values: Tensor) -> list[Tensor]:
+        """The input of every convolution, and the output of the last."""
+        if not self.convolutions:
+            return [values]
+        maps = [values.contiguous(memory_format=torch.channels_last)]
+        for weight, bias, stride in self.convolutions:
+            maps.append(torch.conv2d(maps[-1], weight, bias, stride).relu_())
+        return maps
 
     def run(self, values: Tensor) -> tuple[list[Tensor], Tensor]:
         """The input of every layer, and the output of the last."""
@@ -52,10 +65,27 @@ class Chain:
         for at in range(len(self.layers) - 1, -1, -1):
             values = self.inputs[at]
             found += (slope.sum(0), slope.t().mm(values))
-            if at:
+            if at or self.convolutions:
                 slope = torch.ops.aten.threshold_backward(slope.mm(self.layers[at][0]), values, 0)
-        self.inputs = []
+        if self.convolutions:
+            found += self.back(torch.empty_like(self.maps[-1]).copy_(slope.view(self.maps[-1].shape)))
+        self.maps, self.inputs = [], []
         return found[::-1]
+
+    def back(self, slope: Tensor) -> list[Tensor]:  # [N, C, H, W]
+        """Gradients by the convolutions' biases and weights, last ones first, from those by the last one's output."""
+        found: list[Tensor] = []
+        for at in range(len(self.convolutions) - 1, -1, -1):
+            weight, _, stride = self.convolutions[at]
+            shape = ([len(weight)], stride, (0, 0), (1, 1), False, (0, 0), 1)  # no padding, dilation or groups
+            wanted = (at > 0, True, True)  # nobody asks for the gradient by the observations
+            slope, by_weight, by_bias = torch.ops.aten.convolution_backward(
+                slope, self.maps[at], weight, *shape, wanted
+            )
+            if at:
+                slope = torch.ops.aten.threshold_backward(slope, self.maps[at], 0)
+            found += (by_bias, by_weight)
+        return found
 
 
 class Network(Protocol):
@@ -72,15 +102,31 @@ def is_mixed(net: nn.Module) -> bool:
 
 
 def chain_of(net: QNet) -> Chain | None:
-    """The network as a chain, if it is one: a plain MLP without memory, normalisation layers, noise or duelling."""
-    if not (type(net.torso) is Mlp and net.memory is None and type(net.head) is Plain and len(net.head.shape) == 1):
+    """The network as a chain, if it is one: no memory, normalisation layers, noise, duelling or residual blocks."""
+    if net.memory is not None or not (type(net.head) is Plain and len(net.head.shape) == 1) or is_mixed(net):
+        return None
+    convolutions = plain_convolutions(net.torso) if type(net.torso) is Convolutions else []
+    dense = list(net.torso.layers) if type(net.torso) is Mlp else []
+    if convolutions is None or not (convolutions or type(net.torso) is Mlp):
         return None
     stream = net.head.actions
-    hidden = [*net.torso.layers, *([] if stream.hidden is None else [stream.hidden])]
+    hidden = [*dense, *([] if stream.hidden is None else [stream.hidden])]
     if not all(isinstance(layer, Dense) and layer.norm is None and not layer.dropout for layer in hidden):
         return None
     layers = [*(layer.linear for layer in hidden), stream.out]
     # Layers whose weights are made from others, as by spectral norm, are of a class of their own.
-    if not all(type(layer) is nn.Linear for layer in layers) or is_mixed(net):
+    if not all(type(layer) is nn.Linear for layer in layers):
         return None
-    return Chain(net, layers)
+    return Chain(net, convolutions, cast("list[nn.Linear]", layers))
+
+
+def plain_convolutions(torso: Convolutions) -> list[nn.Conv2d] | None:
+    """The torso's convolutions, if there is nothing but ReLU between them."""
+    if not all(type(layer) in (nn.Conv2d, nn.Identity, Relu) for layer in torso.layers):
+        return None
+    return [layer for layer in torso.layers if isinstance(layer, nn.Conv2d)]
+
+
+def held(bias: Tensor | None) -> Tensor | None:
+    """A layer's own bias, if it has one."""
+    return None if bias is None else bias.detach()

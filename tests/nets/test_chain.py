@@ -1,15 +1,36 @@
 """Chains: the numbers of autograd bit by bit, for every network that is one, and for no other."""
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from qfleet.data import Spec
 from qfleet.nets import Chain, QNet, chain_of, gradients_of, keep_freed_memory, make_net
-from qfleet.plan.schema import GruMemory, ImplicitHead, MlpTorso, Net, QuantileHead
+from qfleet.plan.schema import (
+    ConvTorso,
+    GruMemory,
+    ImpalaTorso,
+    ImplicitHead,
+    MinatarTorso,
+    MlpTorso,
+    NatureTorso,
+    Net,
+    QuantileHead,
+)
 
 SPEC = Spec((4,), "float32", (3,))
 SIZES = [(), (16,), (16, 8), (120, 84), (8, 8, 8)]
+CONV = ConvTorso(channels=(8, 8), kernels=(4, 3), strides=(2, 1), width=16)
+PICTURES: dict[str, tuple[MinatarTorso | NatureTorso | ConvTorso, Spec, str]] = {
+    "minatar": (MinatarTorso(), Spec((4, 10, 10), "uint8", (3,)), "off"),
+    "nature": (NatureTorso(width=32), Spec((84, 84), "uint8", (3,), stack=4), "off"),
+    "conv": (
+        ConvTorso(channels=(8, 8), kernels=(4, 3), strides=(2, 1), width=16),
+        Spec((3, 20, 20), "float32", (3,)),
+        "obs",
+    ),
+}
 NOT_CHAINS = {
     "duelling": Net(torso=MlpTorso(), dueling=True),
     "noisy": Net(torso=MlpTorso(), noisy=True),
@@ -47,6 +68,34 @@ def test_outputs_and_gradients_are_autograds_own(sizes: tuple[int, ...], normali
     assert len(found) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("num", [1, 32])
+@pytest.mark.parametrize(("torso", "spec", "normalize"), PICTURES.values(), ids=PICTURES.keys())
+def test_convolutions_are_autograds_own_too(
+    torso: MinatarTorso | NatureTorso | ConvTorso, spec: Spec, normalize: str, num: int
+) -> None:
+    net = make_net(Net(torso=torso), spec, normalize=normalize, seed=1)
+    obs = torch.randint(0, 255, (num, *spec.input_shape)).to(getattr(torch, spec.dtype))
+    seen, short = net(obs), chain(net)
+    assert torch.equal(short(obs), seen)
+    slope = torch.randn(num, 3)
+    expected = torch.autograd.grad((seen * slope).sum(), list(net.parameters()))
+    found = short.gradients(slope)
+    assert len(found) == len(expected)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("more", ["layer_norm", "spectral_norm", "dueling"])
+def test_convolutions_with_something_between_them_are_left_to_autograd(more: str) -> None:
+    net = msgspec.structs.replace(Net(torso=MinatarTorso()), **{more: True})
+    assert chain_of(make_net(net, PICTURES["minatar"][1], normalize="off", seed=1)) is None
+
+
+def test_residual_blocks_are_left_to_autograd() -> None:
+    net = Net(torso=ImpalaTorso())
+    assert chain_of(make_net(net, PICTURES["nature"][1], normalize="off", seed=1)) is None
 
 
 def test_a_look_without_gradients_does_not_disturb_those_to_come() -> None:
