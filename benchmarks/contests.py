@@ -108,8 +108,10 @@ SMALL = (
     "replay.samples_per_insert=32",
     "replay.capacity=50000",
 )
-# The peer learns by single steps and the plain maximum: so do we here.
+# The peer learns by single steps and the plain maximum: so do we here. One core learns, the other acts.
 GRID = (
+    "runtime.type=processes",
+    "runtime.threads=1",
     "env.num=8",
     f"algo.learn_start_steps={LEARN_START}",
     "algo.rule.type=max",
