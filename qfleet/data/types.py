@@ -110,8 +110,8 @@ class Report:
     """What one update has to say."""
 
     loss: float
-    priority: Array  # [N] float32
-    stats: dict[str, float] = field(default_factory=dict)
+    priority: Array  # [N] float32; NaN where nobody knows
+    stats: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

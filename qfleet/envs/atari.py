@@ -13,7 +13,7 @@ from qfleet.data.saved import FLAGS, saved_array
 from qfleet.envs.episodes import Episodes
 from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Positive, Scalar
+from qfleet.plan.part import Positive, Scalar
 
 STACK = 4
 FRAME_SIZE = 84

@@ -19,7 +19,7 @@ from qfleet.data.saved import (
     saved_numbers,
 )
 from qfleet.envs.options import Option
-from qfleet.plan.schema import Positive
+from qfleet.plan.part import Positive
 
 OPTIONS = {"max_episode_steps": Option(Positive, 500), "sutton_barto_reward": Option(bool, False)}
 _PHILOX = {"counter": 4, "key": 2, "buffer": 4}  # words of 64 bits

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from qfleet.data import Array
 from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Fraction
+from qfleet.plan.part import Fraction
 
 GAMES = {
     "Asterix": "asterix",

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from qfleet.errors import UsageError
 from qfleet.plan.draft import show
+from qfleet.plan.part import Scalar
 from qfleet.plan.paths import convert, expected
-from qfleet.plan.schema import Scalar
 
 
 class Option(NamedTuple):

@@ -204,6 +204,7 @@ def not_whole(plan: Plan) -> str | None:
         (isinstance(plan.replay, Fresh), "replay.type=fresh has minibatches of several sizes"),
         (not isinstance(plan.steer.batch, SteadyBatch), "steer.batch changes the batch size"),
         (plan.population.num > 1, "population.num is more than 1"),
+        (plan.learners.num > 1, "learners.num is more than 1: the step is agreed on in between"),
         (plan.runtime.precision == "bfloat16", "runtime.precision=bfloat16 is computed step by step"),
     )
     return next((reason for holds, reason in reasons if holds), None)

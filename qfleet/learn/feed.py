@@ -184,7 +184,7 @@ class ReplayFeed:
         """Count it, and remember how surprising its items still are."""
         self.gate.passed()
         self.drawn.count(batch.ids, self.steps)
-        self.replay.update(batch.ids, priority)
+        self.replay.update(*known(batch.ids, priority))
         self.refold()
 
     def news(self) -> dict[str, float | None]:
@@ -225,6 +225,12 @@ class ReplayFeed:
             # Half the capacity: short episodes may keep a ring of frames from ever being quite full.
             wanted = self.replay.cut.items_in(min(self.gate.start_steps, self.steps))
             self.refill = min(wanted, self.replay.capacity // 2)
+
+
+def known(ids: Array, priority: Array) -> tuple[Array, Array]:
+    """The items whose priorities are known: a learner that is lost takes those of its part along."""
+    missing = np.isnan(priority)
+    return (ids[~missing], priority[~missing]) if missing.any() else (ids, priority)
 
 
 def drain(channel: Channel, feed: Feed) -> None:

@@ -4,7 +4,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,18 @@ from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_
 
 class NonFiniteUpdate(Exception):
     """A loss or gradient was not finite: the update was skipped, the weights are as they were."""
+
+
+class Partners(Protocol):
+    """Other learners, with whom every step is agreed on."""
+
+    def update(self, batch: Batch | Sequences) -> Report:
+        """One update that everybody has a part in."""
+        ...
+
+    def close(self) -> None:
+        """Let them go."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,11 +78,18 @@ class Learner:
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
         self.whole, self.carry = whole, make_carry(self.device)
+        self.partners: Partners | None = None
         self.updates = 0
         keep_freed_memory()
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not looked at afterwards."""
+        if self.partners is not None:
+            return self.partners.update(batch)
+        return self.update_alone(batch)
+
+    def update_alone(self, batch: Batch | Sequences) -> Report:
+        """The same by nobody else."""
         if self.whole is None:
             return self.apply(self.examine(batch))
         try:
@@ -78,8 +97,34 @@ class Learner:
         except CannotCompile as cause:
             warnings.warn(f"runtime.compile: going on step by step ({cause})", RuntimeWarning, stacklevel=2)
             self.whole = None
-            return self.update(batch)
+            return self.update_alone(batch)
         return self.moved(finite_report(marks.tolist(), priority))
+
+    def propose(self, batch: Batch | Sequences, share: float = 1.0) -> Change:
+        """What this batch asks for, before several learners agree; it counts by `share`, its part of all batches."""
+        loss, priority, values, gradients = self.differentiate(self.tensors(batch))
+        marks = numbers(loss, values.mean())
+        if not all(map(math.isfinite, marks)):
+            gradients[0].fill_(math.nan)  # so that everybody skips this update
+        if share != 1.0:
+            torch._foreach_mul_(gradients, share)
+        return Change(gradients, Report(marks[0], priority.cpu().numpy(), {"value_mean": marks[1]}))
+
+    def agree(self, change: Change, norm: float) -> Report:
+        """The step was made, by a gradient of this norm: go on as after any other; one not finite made none."""
+        report = change.report
+        require_finite(report.loss, norm, report.stats["value_mean"])
+        report.stats["gradient_norm"] = norm
+        return self.moved(report)
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Clip and make the optimiser's step, if the gradient is finite; its norm before."""
+        (norm,) = numbers(gradient_norm(gradients))
+        if math.isfinite(norm):
+            clip_gradients(gradients, norm, self.clip_norm)
+            self.optimizer.learning_rate = self.rate()
+            self.optimizer.step(gradients)
+        return norm
 
     def examine(self, batch: Batch | Sequences) -> Change:
         """The step that this batch asks for; nothing is changed yet."""
@@ -128,6 +173,10 @@ class Learner:
         if ahead is not None and ahead.dtype == torch.uint8 and self.rule is not None and self.rule.needs_online:
             found["next_obs"] = self.net.shown(ahead)  # once for both networks
         return Tensors(**found)  # type: ignore[arg-type]
+
+    def everything(self) -> list[Tensor]:
+        """Weights, target network and moments: what learners have in common when they begin."""
+        return [*self.online_tensors, *self.target_tensors, *chain(*self.optimizer.moments.values())]
 
     def weights(self) -> Any:
         """What a board carries to the policy: not copies, so that they stay the newest."""
@@ -178,9 +227,14 @@ def fastest(net: QNet, device: torch.device, *, reduced: bool, short: bool) -> N
 def finite_report(marks: list[float], priority: Tensor) -> Report:
     """What an update has to say of its loss, gradient norm and mean value, if they are finite."""
     loss, norm, value = marks
+    require_finite(loss, norm, value)
+    return Report(loss, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": value})
+
+
+def require_finite(loss: float, norm: float, value: float) -> None:
+    """Numbers that an update can be made of."""
     if not (math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value)):
         raise NonFiniteUpdate(f"loss {loss}, gradient norm {norm}, mean value {value}")
-    return Report(loss, priority.cpu().numpy(), {"gradient_norm": norm, "value_mean": value})
 
 
 def fields_of(batch: Batch | Sequences) -> list[tuple[str, Array | None]]:

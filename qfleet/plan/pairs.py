@@ -21,6 +21,7 @@ from qfleet.plan.schema import (
     PlateauRate,
     PrioritizedSampler,
     Processes,
+    Ray,
     Replay,
     ScalarHead,
     SequencesView,
@@ -79,6 +80,10 @@ def _unjudged(plan: Plan) -> bool:
 
 def _alone(plan: Plan) -> bool:
     return plan.population.num == 1
+
+
+def _together(plan: Plan) -> bool:
+    return plan.learners.num > 1
 
 
 BLIND = "Steering looks at validation scores, and there are none with 0 episodes."
@@ -272,6 +277,41 @@ PAIRS: tuple[Pair, ...] = (
         "Leave replay.compress or runtime.replay_process off.",
     ),
     Pair(
+        "learners.num",
+        "population.num",
+        lambda plan: _together(plan) and not _alone(plan),
+        "Several learners keep one set of weights, the members of a population each have their own.",
+        "Leave learners.num or population.num at 1.",
+    ),
+    Pair(
+        "learners.num",
+        "runtime.type",
+        lambda plan: _together(plan) and isinstance(plan.runtime, Ray),
+        "Learners live in processes of the machine that the run was started on.",
+        "Use runtime.type=processes or inline, or leave learners.num at 1.",
+    ),
+    Pair(
+        "learners.num",
+        "replay.on_device",
+        lambda plan: _together(plan) and _mirrors(plan),
+        "Only the learner beside the replay sees its mirror.",
+        "Leave replay.on_device off, or learners.num at 1.",
+    ),
+    Pair(
+        "learners.num",
+        "env.normalize",
+        lambda plan: _together(plan) and plan.env.normalize != "off",
+        "What is normalised by is only known beside the replay.",
+        "Leave env.normalize off, or learners.num at 1.",
+    ),
+    Pair(
+        "learners.num",
+        "replay.type",
+        lambda plan: _together(plan) and _fresh(plan),
+        "Fresh experience is cut into minibatches of several sizes, learned from by one learner.",
+        "Use replay.type=buffer, or leave learners.num at 1.",
+    ),
+    Pair(
         "population.num",
         "replay.type",
         lambda plan: not _alone(plan) and _fresh(plan),
@@ -317,6 +357,8 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.type", _fresh, "Without replay there is no target network."),
     ("algo.target.every_updates", _fresh, "Without replay there is no target network."),
     ("algo.target.tau", _fresh, "Without replay there is no target network."),
+    ("sync.type", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
+    ("sync.codec.type", lambda plan: not _together(plan), "With learners.num=1 nothing is sent."),
     ("population.every_steps", _alone, "With population.num=1 there is nobody to take weights from."),
     ("population.spread", _alone, "With population.num=1 there is one learning rate, optim.learning_rate."),
 )

@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Struct
 from msgspec import inspect as kinds
 
-from qfleet.plan.schema import Env, Plan, Scalar
+from qfleet.plan.part import Scalar
+from qfleet.plan.schema import Env, Plan
 
 NONE = "none"
 LARGEST_INT = 2**63 - 1  # TOML and NumPy both stop here

@@ -291,6 +291,14 @@ def _rates_are_sane(case: Case) -> Problem:
     return what, f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
 
 
+def _everyone_learns(case: Case) -> Problem:
+    num, batch = case.plan.learners.num, case.plan.algo.batch_size
+    if batch >= num:
+        return None
+    what = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
+    return what, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
+
+
 def _block_divides(case: Case) -> Problem:
     replay = case.plan.replay
     if not isinstance(replay, Fresh) or replay.minibatches <= replay.rows * case.plan.env.num:
@@ -369,6 +377,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_patience_runs_out, "The first score is what the others are compared with, so it takes one evaluation more."),
     (_lanes_divide, "Each member acts in as many environments as every other."),
     (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; such steps diverge."),
+    (_everyone_learns, "Every learner gets a share of each batch."),
     (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
     (_eta_matters, "It mixes the errors of a sequence into its priority."),

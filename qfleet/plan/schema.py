@@ -7,18 +7,10 @@ for you": by the environment's spaces or by the machine; what was chosen is writ
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, field
 
-Positive = Annotated[int, Meta(ge=1)]
-Count = Annotated[int, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
-Rate = Annotated[float, Meta(gt=0.0)]
-NotNegative = Annotated[float, Meta(ge=0.0)]
-Scalar = bool | int | float | str
-
-
-class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a plan: immutable, and strict about its keys."""
+from qfleet.plan.part import Count, Fraction, NotNegative, Part, Positive, Rate, Scalar
+from qfleet.plan.together import AllreduceSync, Learners, Sync
 
 
 class Env(Part):
@@ -40,7 +32,7 @@ class Env(Part):
     sticky: Fraction | None = None
     clip_reward: bool = False
     normalize: Literal["off", "obs", "reward", "both"] = "off"
-    options: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = field(default_factory=dict)
 
 
 class MaxRule(Part, tag="max"):
@@ -569,6 +561,8 @@ class Plan(Part):
     net: Net = Net()
     replay: Replay | Fresh = Replay()
     actors: Actors = Actors()
+    learners: Learners = Learners()
+    sync: Sync = AllreduceSync()
     runtime: Inline | Processes | Ray = Inline()
     save: Save = Save()
     eval: Eval = Eval()

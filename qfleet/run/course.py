@@ -83,6 +83,8 @@ class Course:
             self.book.note(tick)
             for fault in tick.stats.get("faults", ()):
                 self.diary.note_fault(fault)
+            for event in tick.stats.get("learners", ()):
+                self.diary.note_learner(event)
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 

@@ -202,6 +202,14 @@ class Diary:
             lanes = ", ".join(map(str, fault["quarantined"]))
             self.warn(f"environment {lanes} failed more often than env.rebuilds and is given up: {fault['what']}")
 
+    def note_learner(self, event: Row) -> None:
+        """Somebody came, left or was lost among the learners; the last is worth a word on the screen."""
+        kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}
+        self.events.event(kind, env_steps=self.steps, **fields)
+        if kind == "learner_lost":
+            after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
+            self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+
     def endure(self, cause: StorageError) -> None:
         """A disk that says no is reported and tried again, a few times in a row."""
         self.failed_writes += 1

@@ -7,6 +7,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Stopwatch, Tick, World
+from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
@@ -37,7 +38,19 @@ def is_away(plan: Plan) -> bool:
 
 
 def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
-    """The line that the plan's runtime turns. `world` is learned in, or only looked at where actors have their own."""
+    """The line that the plan's runtime turns, with its partners if several learners are asked for."""
+    line = acting_line(plan, world, make, torso, explore)
+    if plan.learners.num > 1 and isinstance(line.learner, Learner):
+        from qfleet.run.team import Team  # most runs have one learner, and no time to import torch's groups
+
+        line.learner.partners = Team(plan, world.spec, line.spec, line.feed.replay.cut, line.learner, torso)
+    return line
+
+
+def acting_line(
+    plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None
+) -> Line:
+    """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
     if isinstance(plan.runtime, Processes):
         from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
 

@@ -46,7 +46,7 @@ from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS = 101, 102, 103, 104, 105, 106
+WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC = 101, 102, 103, 104, 105, 106, 107
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -177,8 +177,10 @@ class Line:
         return now
 
     def close(self) -> None:
-        """Let go of whoever acts and remembers."""
+        """Let go of whoever acts, learns and remembers."""
         self.actor.close()
+        if isinstance(self.learner, Learner) and self.learner.partners is not None:
+            self.learner.partners.close()
         self.feed.replay.close()
 
 

@@ -22,6 +22,36 @@ class Refused(NamedTuple):
 
 PAIRED = [
     Refused(
+        "learners.num=2 population.num=2 env.num=8",
+        "learners.num=2 (command line) does not go with population.num=2 (command line)",
+        "Several learners keep one set of weights, the members of a population each have their own.",
+        "Leave learners.num or population.num at 1.",
+    ),
+    Refused(
+        "learners.num=2 runtime.type=ray",
+        "learners.num=2 (command line) does not go with runtime.type=ray (command line)",
+        "Learners live in processes of the machine that the run was started on.",
+        "Use runtime.type=processes or inline, or leave learners.num at 1.",
+    ),
+    Refused(
+        "learners.num=2 replay.on_device=true",
+        "learners.num=2 (command line) does not go with replay.on_device=true (command line)",
+        "Only the learner beside the replay sees its mirror.",
+        "Leave replay.on_device off, or learners.num at 1.",
+    ),
+    Refused(
+        "learners.num=2 env.normalize=obs",
+        "learners.num=2 (command line) does not go with env.normalize=obs (command line)",
+        "What is normalised by is only known beside the replay.",
+        "Leave env.normalize off, or learners.num at 1.",
+    ),
+    Refused(
+        "learners.num=2 replay.type=fresh",
+        "learners.num=2 (command line) does not go with replay.type=fresh (command line)",
+        "Fresh experience is cut into minibatches of several sizes, learned from by one learner.",
+        "Use replay.type=buffer, or leave learners.num at 1.",
+    ),
+    Refused(
         "replay.on_device=true algo.view.type=sequences net.memory.type=gru",
         "replay.on_device=true (command line) does not go with algo.view.type=sequences (command line)",
         "Only batches of single steps are stacked on the device.",
@@ -204,6 +234,18 @@ PAIRED = [
 ]
 
 ALONE = [
+    Refused(
+        "sync.type=local",
+        "sync.type=local (command line) has no effect",
+        "With learners.num=1 there is nobody to agree with.",
+        "Leave sync.type out.",
+    ),
+    Refused(
+        "sync.codec.type=int8",
+        "sync.codec.type=int8 (command line) has no effect",
+        "With learners.num=1 nothing is sent.",
+        "Leave sync.codec.type out.",
+    ),
     Refused(
         "algo.explore.type=softmax algo.explore.steps=500",
         "algo.explore.steps=500 (command line) has no effect",

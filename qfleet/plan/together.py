@@ -1,0 +1,116 @@
+"""Several learners in a plan: how many, how they agree, and what they send each other."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from qfleet.plan.part import Count, Fraction, Part, Positive, Rate
+
+
+class Learners(Part):
+    """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
+
+    One that does not answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others
+    go on without it.
+    """
+
+    num: Positive = 1
+    timeout_seconds: Rate = 20.0
+    restarts: Count = 5
+
+
+class NoCodec(Part, tag="none"):
+    """Every number is sent as it is."""
+
+
+class Fp16Codec(Part, tag="fp16"):
+    """16 bits per number, with more digits."""
+
+
+class Bf16Codec(Part, tag="bf16"):
+    """16 bits per number, with the larger range."""
+
+
+class Int8Codec(Part, tag="int8"):
+    """8 bits per number and a scale per `chunk`, rounded by chance."""
+
+    chunk: Positive = 1024
+
+
+class SignCodec(Part, tag="sign"):
+    """One bit per number and a size per `chunk` (Seide et al. 2014)."""
+
+    chunk: Positive = 1024
+
+
+class TernaryCodec(Part, tag="ternary"):
+    """-1, 0 or 1 times a size per `chunk`, by chance (Wen et al. 2017)."""
+
+    chunk: Positive = 1024
+
+
+class TopKCodec(Part, tag="top_k"):
+    """Only the largest `share` of all numbers (Aji and Heafield 2017); `sampled`: about the largest."""
+
+    share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
+    sampled: bool = False
+
+
+class PowerSgdCodec(Part, tag="power_sgd"):
+    """Matrices as products of two thin ones of this `rank` (Vogels et al. 2019)."""
+
+    rank: Positive = 2
+
+
+Codec = NoCodec | Fp16Codec | Bf16Codec | Int8Codec | SignCodec | TernaryCodec | TopKCodec | PowerSgdCodec
+
+
+class Coded(Part):
+    """What is sent through a codec.
+
+    The first `warm_rounds` means are exact. Every `check_every_rounds` (0: never) the mean is compared with the exact
+    one; below a cosine of `least_cosine` nothing is compressed any more.
+    """
+
+    codec: Codec = NoCodec()
+    warm_rounds: Count = 0
+    check_every_rounds: Count = 1_000
+    least_cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
+
+
+class AllreduceSync(Coded, tag="allreduce"):
+    """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch."""
+
+    reduce: Literal["mean", "sum"] = "mean"
+
+
+class LocalSync(Coded, tag="local"):
+    """Local SGD: every learner steps by itself, and every `every_updates` weights and moments are averaged.
+
+    With an `outer_rate` the way made is a gradient for Nesterov's momentum (DiLoCo, Douillard et al. 2023).
+    """
+
+    every_updates: Positive = 8
+    outer_rate: Rate | None = None
+    outer_momentum: Fraction = 0.9
+
+
+class EasgdSync(Coded, tag="easgd"):
+    """Elastic averaging (Zhang et al. 2015): every `every_updates` learners and a centre `pull` at each other."""
+
+    every_updates: Positive = 8
+    pull: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.9
+
+
+class AdmmSync(Coded, tag="admm"):
+    """Consensus ADMM (Boyd et al. 2011): a tie of strength `rho`, which adapts, to a consensus made anew at times."""
+
+    every_updates: Positive = 8
+    rho: Rate = 0.01
+
+
+class GossipSync(Part, tag="gossip"):
+    """A step, then the mean with the neighbours on a ring (Lian et al. 2017)."""
+
+
+Sync = AllreduceSync | LocalSync | EasgdSync | AdmmSync | GossipSync

@@ -1,0 +1,290 @@
+"""The team: the driver's learner as rank 0, and partners in processes of their own.
+
+Every update is dealt out: a part of the batch to each, gradients (or weights) agreed on by the plan's strategy, and the
+priorities joined again. Rank 0 is the truth. Whoever is lost, the others leave the group, form a new one around rank
+0's weights and learn the same batch again, unless rank 0 had made its step by then; partners are started anew in the
+background and join when they are ready.
+"""
+
+import importlib
+import math
+import time
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import Tensor, nn
+
+from qfleet.data import Array, Batch, Report, Sequences, Spec
+from qfleet.data.budget import Budget
+from qfleet.data.cargo import batch_parts, blank_batch
+from qfleet.data.kin import hidden_main
+from qfleet.data.wire import Facts, Parts, packed_bytes
+from qfleet.learn import Learner
+from qfleet.learn.population import PER_ITEM
+from qfleet.plan.schema import Plan
+from qfleet.plan.together import Sync as SyncPlan
+from qfleet.replay import Cut
+from qfleet.run.partner import PartnerPost, Talk, join, learn_beside, share_state, state_hash, sync_for
+from qfleet.run.processes import fork_server, require_sendable
+from qfleet.run.remote_replay import batch_size, window
+from qfleet.run.shared import Ring
+from qfleet.sync.comm import Comm, CommLost, NoComm
+from qfleet.sync.strategies import Sync
+
+ADDRESS = "127.0.0.1"
+WINDOW_SECONDS, START_SECONDS, END_SECONDS, GRACE_SECONDS, LISTEN_SECONDS = 600.0, 120.0, 0.5, 5.0, 0.2
+ANSWER_BYTES = 4096
+
+
+class Mate:
+    """One partner's process, as the driver sees it."""
+
+    def __init__(self, process: BaseProcess, post: PartnerPost, talk: Talk, now: float) -> None:
+        self.process, self.post, self.talk, self.since = process, post, talk, now
+        self.ready = False
+
+    def listen(self, now: float) -> None:
+        """Is it ready by now? One that takes too long to start is lost."""
+        if self.ready:
+            return
+        self.ready = self.talk.hear(0.0) is not None
+        if not self.process.is_alive() or (not self.ready and now - self.since > START_SECONDS):
+            raise CommLost("it did not start")
+
+    def answer(self, kind: str, limit_seconds: float) -> Parts:
+        """What it has to say within the limit, which must be of this kind."""
+        parts = self.word(limit_seconds)
+        if parts[0].get("kind") != kind:
+            raise CommLost(str(parts[0].get("what", "it said something else")))
+        return parts
+
+    def word(self, limit_seconds: float) -> Parts:
+        """Whatever it says within the limit."""
+        until = time.monotonic() + limit_seconds
+        while time.monotonic() < until and self.process.is_alive():
+            if (parts := self.talk.hear(LISTEN_SECONDS)) is not None:
+                return parts
+        raise CommLost("it does not answer" if self.process.is_alive() else "its process is gone")
+
+    def end(self) -> None:
+        """It is not needed, or not to be relied upon."""
+        self.process.kill()
+        self.process.join(END_SECONDS)
+        self.talk.bell.close()
+        self.post.orders.close()
+        self.post.answers.close()
+
+
+class Team:
+    """All learners of a run, to their feed as one."""
+
+    def __init__(
+        self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, learner: Learner, torso: nn.Module | None = None
+    ) -> None:
+        self.plan, self.shown, self.spec, self.learner, self.torso = plan, shown, spec, learner, torso
+        self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
+        self.needs_main = b"__main__" in require_sendable((None, torso, None))
+        self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
+        self.context, self.store = fork_server(), make_store()
+        self.mates: dict[int, Mate] = {}
+        self.group: list[Mate] = []  # by rank, from 1 on
+        self.comm: Comm = NoComm()
+        self.sync: Sync | None = None
+        self.number = 0  # of groups so far
+        self.updates: int | None = None  # after the last one made together
+        self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
+        self.agreement = plan.sync
+        self.events: list[dict[str, Any]] = []
+        for number in range(1, plan.learners.num):
+            self.mates[number] = self.hire(number)
+        self.await_everybody()
+
+    # Updates
+
+    def update(self, batch: Batch | Sequences) -> Report:
+        """One update; it may take several tries, with fewer partners each time."""
+        while True:
+            try:
+                self.tend()
+                report = self.update_once(batch) if self.group else self.learner.update_alone(batch)
+            except CommLost as cause:
+                self.give_up(cause)
+                continue
+            self.updates = self.learner.updates
+            if self.events:
+                report.stats["learners"], self.events = self.events, []
+            return report
+
+    def update_once(self, batch: Batch | Sequences) -> Report:
+        """Deal the batch out, learn, and join what everybody found."""
+        owners = owners_of(len(batch.ids), 1 + len(self.group))
+        for rank, mate in enumerate(self.group, 1):
+            facts, arrays = batch_parts(dealt(batch, owners == rank))
+            mate.talk.say({**facts, **self.terms(owners, rank)}, arrays)
+        change = self.learner.propose(dealt(batch, owners == 0), share_of(owners, 0, 1 + len(self.group)))
+        norm = self.agreed(change.gradients)
+        priority = np.full(len(owners), np.nan, np.float32)
+        priority[owners == 0] = change.report.priority
+        finite = math.isfinite(norm)
+        for rank, mate in enumerate(self.group.copy(), 1):
+            self.hear(mate, priority, owners == rank, finite)
+        change.report.priority = priority
+        return self.learner.agree(change, norm)
+
+    def terms(self, owners: Array, rank: int) -> Facts:
+        """What a partner must know to take part in this update."""
+        share = share_of(owners, rank, 1 + len(self.group))
+        return {"updates": self.learner.updates, "rate": self.learner.learning_rate, "share": share}
+
+    def agreed(self, gradients: list[Tensor]) -> float:
+        """Make the step; if somebody is lost after our own was made, it counts and the group is over."""
+        self.made.clear()
+        if self.sync is None:
+            raise CommLost("there is no group")
+        try:
+            return self.sync.step(gradients)
+        except CommLost as cause:
+            if not self.made:
+                raise
+            self.give_up(cause)
+            return self.made[0]
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Our own step."""
+        self.made.append(norm := self.learner.step(gradients))
+        return norm
+
+    def hear(self, mate: Mate, priority: Array, own: Array, finite: bool) -> None:
+        """A partner's priorities; if it has none to tell, or skipped what others did not, the group begins anew."""
+        try:
+            facts, arrays = mate.answer("learned", self.plan.learners.timeout_seconds)
+            priority[own] = arrays["priority"]
+            if facts["finite"] != finite:
+                self.updates = None
+        except (CommLost, ValueError, KeyError) as cause:
+            self.lose(mate, str(cause))
+
+    def switch(self, agreement: SyncPlan) -> None:
+        """Agree in another way from the next update on; what a strategy remembers begins anew."""
+        self.agreement, self.updates = agreement, None
+
+    # Who is there
+
+    def tend(self) -> None:
+        """Form a group anew if somebody came or left, or rank 0's weights were replaced."""
+        now = time.monotonic()
+        for mate in list(self.mates.values()):
+            try:
+                mate.listen(now)
+            except CommLost as cause:
+                self.lose(mate, str(cause))
+        present = [mate for mate in self.mates.values() if mate.ready]
+        if present and (present != self.group or self.updates != self.learner.updates):
+            self.form(present)
+
+    def form(self, present: list[Mate]) -> None:
+        """A new group of rank 0 and these, who begin where rank 0 is."""
+        self.leave()
+        self.number, size = self.number + 1, 1 + len(present)
+        sync = msgspec.json.encode(self.agreement).decode()
+        facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
+        self.group = present
+        for rank, mate in enumerate(present, 1):
+            mate.talk.say({**facts, "rank": rank})
+        self.comm = join(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
+        share_state(self.learner, self.comm)
+        own = state_hash(self.learner)
+        for mate in present:
+            if mate.answer("formed", self.plan.learners.timeout_seconds)[0]["hash"] != own:
+                raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
+        self.sync = sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step)
+        self.updates = self.learner.updates
+        self.tell("group_formed", number=self.number, learners=size)
+
+    def leave(self) -> None:
+        """The group is over."""
+        self.comm.close()
+        self.comm, self.sync, self.group = NoComm(), None, []
+
+    def give_up(self, cause: CommLost) -> None:
+        """Somebody is lost: whoever does not say that it noticed, too."""
+        group = self.group
+        self.leave()
+        for mate in group:
+            try:
+                mate.word(GRACE_SECONDS)  # that it is lost, or that it was done before it noticed
+            except CommLost as silence:
+                self.lose(mate, f"{cause}; {silence}")
+
+    def lose(self, mate: Mate, what: str) -> None:
+        """End a partner and start another one in its place, if that is allowed."""
+        number = mate.post.number
+        if self.mates.get(number) is not mate:
+            return
+        mate.end()
+        del self.mates[number]
+        if mate in self.group:
+            self.leave()
+        again = self.budget.charge(time.monotonic())
+        self.tell("learner_lost", learner=number, what=what, replaced=again)
+        if again:
+            self.mates[number] = self.hire(number)
+
+    def hire(self, number: int) -> Mate:
+        """Start a partner's process."""
+        bell, theirs = self.context.Pipe()
+        plan = msgspec.json.encode(self.plan)
+        rings = (Ring(2, self.slot_bytes), Ring(2, 4 * batch_size(self.plan) + ANSWER_BYTES))
+        post = PartnerPost(plan, self.shown, self.spec, number, ADDRESS, self.store.port, *rings, theirs, self.torso)
+        process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
+        with hidden_main(not self.needs_main):
+            process.start()
+        theirs.close()
+        return Mate(process, post, Talk(post.orders, post.answers, bell), time.monotonic())
+
+    def await_everybody(self) -> None:
+        """At the start everybody is waited for: a run begins with as many learners as it was asked for."""
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until and not all(mate.ready for mate in self.mates.values()):
+            for mate in list(self.mates.values()):
+                mate.talk.bell.poll(0.05)
+                mate.listen(time.monotonic())
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Something worth writing down."""
+        self.events.append({"kind": kind, **fields})
+
+    def close(self) -> None:
+        """End everybody."""
+        self.leave()
+        for mate in self.mates.values():
+            mate.end()
+        self.mates.clear()
+
+
+def make_store() -> Any:
+    """Where groups meet: a small server in this process, on this machine only."""
+    dist: Any = importlib.import_module("torch.distributed")
+    return dist.TCPStore(ADDRESS, 0, None, True, timedelta(seconds=START_SECONDS), wait_for_workers=False)
+
+
+def owners_of(items: int, learners: int) -> Array:  # [N]
+    """Who learns from each item: one after the other, so that everybody sees all ages that a sampler drew."""
+    return np.arange(items) % learners
+
+
+def share_of(owners: Array, rank: int, learners: int) -> float:
+    """How much this rank's mean gradient counts beside those of the others, which are averaged: 1 for equal parts."""
+    return float(np.count_nonzero(owners == rank)) * learners / len(owners)
+
+
+def dealt(batch: Batch | Sequences, own: Array) -> Batch | Sequences:  # own: [N] bool
+    """These items of a batch."""
+    found: dict[str, Any] = {}
+    for name in batch.__slots__:
+        value, rows_first = getattr(batch, name), isinstance(batch, Sequences) and name not in PER_ITEM
+        found[name] = None if value is None else np.ascontiguousarray(value[:, own] if rows_first else value[own])
+    return type(batch)(**found)

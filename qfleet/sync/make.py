@@ -1,0 +1,87 @@
+"""From the plan to a strategy and its codec."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qfleet.plan.together import (
+    AdmmSync,
+    AllreduceSync,
+    Bf16Codec,
+    Coded,
+    EasgdSync,
+    Fp16Codec,
+    Int8Codec,
+    LocalSync,
+    NoCodec,
+    PowerSgdCodec,
+    SignCodec,
+    TernaryCodec,
+    TopKCodec,
+)
+from qfleet.plan.together import Codec as CodecPlan
+from qfleet.plan.together import Sync as SyncPlan
+from qfleet.sync.average import Average, Tell
+from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
+from qfleet.sync.comm import Comm
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Sync
+
+
+def make_sync(
+    plan: SyncPlan,
+    comm: Comm,
+    step: Step,
+    weights: Sequence[Tensor],
+    moments: Sequence[Tensor],
+    *,
+    seed: int,
+    tell: Tell = lambda kind, **fields: None,
+) -> Sync:
+    """The strategy that a plan names, for a learner with these weights and moments whose own step this is."""
+    if not isinstance(plan, Coded):
+        return Gossip(step, comm, weights)
+    average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, tell)
+    match plan:
+        case AllreduceSync(reduce=reduce):
+            return Allreduce(step, average, total=reduce == "sum")
+        case LocalSync(every_updates=every, outer_rate=rate, outer_momentum=momentum):
+            outer = {"outer_rate": rate, "outer_momentum": momentum}
+            return Local(step, average, weights, moments, every=every, **outer)  # type: ignore[arg-type]
+        case EasgdSync(every_updates=every, pull=pull):
+            return Easgd(step, average, weights, every=every, pull=pull)
+        case AdmmSync(every_updates=every, rho=rho):
+            return Admm(step, average, weights, every=every, rho=rho)
+    raise TypeError(f"no strategy for {type(plan).__name__}")
+
+
+def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: int, tell: Tell) -> Average:
+    """Means through the plan's codec."""
+    return Average(
+        comm,
+        make_codec(plan.codec, shapes, comm.rank, seed),
+        warm_rounds=plan.warm_rounds,
+        check_every=plan.check_every_rounds,
+        least_cosine=plan.least_cosine,
+        tell=tell,
+    )
+
+
+def make_codec(plan: CodecPlan, shapes: list[tuple[int, ...]], rank: int, seed: int) -> Codec:
+    """The codec that a plan names; where chance rounds every learner has its own, PowerSGD begins alike everywhere."""
+    own, common = torch.Generator().manual_seed(seed + 1 + rank), torch.Generator().manual_seed(seed)
+    match plan:
+        case NoCodec():
+            return Exact()
+        case Fp16Codec() | Bf16Codec():
+            return Half(torch.float16 if isinstance(plan, Fp16Codec) else torch.bfloat16)
+        case Int8Codec(chunk=chunk):
+            return Int8(chunk, own)
+        case SignCodec(chunk=chunk):
+            return Sign(chunk)
+        case TernaryCodec(chunk=chunk):
+            return Ternary(chunk, own)
+        case TopKCodec(share=share, sampled=sampled):
+            return TopK(share, sampled_places(own) if sampled else None)
+        case PowerSgdCodec(rank=thin):
+            return PowerSgd(thin, shapes, common)
