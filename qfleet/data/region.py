@@ -82,6 +82,11 @@ def _unlinked(size: int) -> int:
 
 
 def _received(handle: Any, size: int) -> Region:
+    return region_of(handle.detach(), size)
+
+
+def region_of(fd: int, size: int) -> Region:
+    """Memory that another process has handed over as a descriptor."""
     region = Region.__new__(Region)
-    region._map(handle.detach(), size)
+    region._map(fd, size)
     return region

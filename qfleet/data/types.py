@@ -112,6 +112,7 @@ class Report:
     loss: float
     priority: Array  # [N] float32; NaN where nobody knows
     stats: dict[str, Any] = field(default_factory=dict)
+    late: list[tuple[Array, Array]] = field(default_factory=list)  # ids and priorities of earlier batches
 
 
 @dataclass(slots=True)

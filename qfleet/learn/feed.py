@@ -276,6 +276,8 @@ def learning(
         skipped = 0
         with watch.sample:
             feed.learned(batch, report.priority)
+            for ids, priority in report.late:
+                feed.replay.update(ids, priority)
         with watch.sync:
             board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

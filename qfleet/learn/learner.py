@@ -31,6 +31,10 @@ class Partners(Protocol):
         """One update that everybody has a part in."""
         ...
 
+    def rest(self) -> None:
+        """Return when nobody is learning, and our own learner has all that there is."""
+        ...
+
     def close(self) -> None:
         """Let them go."""
         ...
@@ -119,11 +123,16 @@ class Learner:
 
     def step(self, gradients: list[Tensor]) -> float:
         """Clip and make the optimiser's step, if the gradient is finite; its norm before."""
-        (norm,) = numbers(gradient_norm(gradients))
+        norm = self.clip(gradients)
         if math.isfinite(norm):
-            clip_gradients(gradients, norm, self.clip_norm)
             self.optimizer.learning_rate = self.rate()
             self.optimizer.step(gradients)
+        return norm
+
+    def clip(self, gradients: list[Tensor]) -> float:
+        """Scale them down in place if they are too long; their norm before."""
+        (norm,) = numbers(gradient_norm(gradients))
+        clip_gradients(gradients, norm, self.clip_norm)
         return norm
 
     def examine(self, batch: Batch | Sequences) -> Change:

@@ -84,6 +84,24 @@ class AllreduceSync(Coded, tag="allreduce"):
     reduce: Literal["mean", "sum"] = "mean"
 
 
+class ServerSync(Coded, tag="server"):
+    """Weights and optimiser live in `shards` processes; learners push gradients and pull weights.
+
+    With `max_staleness=0` a step is made of everybody's gradient, or of all but the slowest `spare`. With s every
+    gradient is a step of its own, and one computed from weights more than s steps old is refused and computed again;
+    with `none` none is. A `window` makes one step of so many gradients, or of those that came within `window_seconds`.
+    `slow_down` divides the learning rate by a gradient's staleness (Zhang et al. 2016).
+    """
+
+    shards: Positive = 1
+    max_staleness: Count | None = 0
+    window: Positive | None = None
+    window_seconds: Rate | None = None
+    slow_down: bool = False
+    spare: Count = 0
+    reduce: Literal["mean", "sum"] = "mean"
+
+
 class LocalSync(Coded, tag="local"):
     """Local SGD: every learner steps by itself, and every `every_updates` weights and moments are averaged.
 
@@ -113,4 +131,4 @@ class GossipSync(Part, tag="gossip"):
     """A step, then the mean with the neighbours on a ring (Lian et al. 2017)."""
 
 
-Sync = AllreduceSync | LocalSync | EasgdSync | AdmmSync | GossipSync
+Sync = AllreduceSync | ServerSync | LocalSync | EasgdSync | AdmmSync | GossipSync

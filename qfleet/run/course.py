@@ -217,6 +217,7 @@ class Course:
 
     def save(self) -> None:
         """Commit this moment; only finite weights get that far."""
+        self.line.rest()
         self.require_finite()
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()

@@ -3,32 +3,40 @@
 import hashlib
 import os
 import signal
+import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
 
 import msgspec
 import torch
 from torch import nn
 
-from qfleet.data import Spec
+from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.cargo import as_batch, fact
 from qfleet.data.kin import bound_log, die_with_parent
+from qfleet.data.region import region_of
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
+from qfleet.learn.learner import Change
 from qfleet.plan.schema import Plan
+from qfleet.plan.together import ServerSync
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.post import logging_to
+from qfleet.run.server import ShardPort, pair_bytes
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import LAYERS, SYNC, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.group import make_gloo
-from qfleet.sync.make import make_sync
+from qfleet.sync.make import make_served, make_sync
+from qfleet.sync.served import Refused
+from qfleet.sync.shard import cuts_of
 from qfleet.sync.strategies import Step, Sync, flat, place
 
 LISTEN_SECONDS, NAP_SECONDS, SEEN_SECONDS = 1.0, 0.0001, 5.0
-BELL = b"!"
+BELL, MOST_TRIES = b"!", 100
 
 
 @dataclass
@@ -98,6 +106,7 @@ class Partner:
         self.talk = Talk(post.answers, post.orders, post.bell)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
+        self.ports: list[ShardPort] = []
 
     def run(self, parent: int) -> None:
         """Obey until the parent is gone."""
@@ -121,27 +130,46 @@ class Partner:
     def leave(self) -> None:
         """The group is no more."""
         self.comm.close()
-        self.comm, self.sync = NoComm(), None
+        for port in self.ports:
+            port.close()
+        self.comm, self.sync, self.ports = NoComm(), None, []
 
     def form(self, facts: Facts) -> None:
         """Join the others, and begin where rank 0 is."""
         self.leave()
         self.comm = join(self.plan, self.post.address, self.post.port, facts)
         share_state(self.learner, self.comm)
-        agreement = msgspec.json.decode(str(facts["sync"]), type=SyncPlan)
-        self.sync = sync_for(agreement, self.plan.seed, self.learner, self.comm)
+        agreement, own = msgspec.json.decode(str(facts["sync"]), type=SyncPlan), self.learner
+        if isinstance(agreement, ServerSync):
+            self.ports = self.seated(agreement)
+            self.sync = served_for(agreement, self.plan.seed, own, self.ports, self.comm.rank)
+        else:
+            self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
         self.talk.say({"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)})
+
+    def seated(self, agreement: ServerSync) -> list[ShardPort]:
+        """The ways to all shards, which the driver hands over."""
+        found, limit = [], self.plan.learners.timeout_seconds
+        for begin, end in cuts_of(sum(weight.numel() for weight in self.learner.parameters), agreement.shards):
+            handles = []
+            for _ in range(2):
+                if not self.post.bell.poll(limit):
+                    raise CommLost("no way to the server was handed over")
+                handles.append(recv_handle(self.post.bell))
+            region = region_of(handles[0], pair_bytes(end - begin))
+            found.append(ShardPort(region, socket.socket(fileno=handles[1]), end - begin, limit))
+        return found
 
     def learn(self, parts: Parts) -> None:
         """Take part in an update."""
         if self.sync is None:
             raise CommLost("not in a group")
-        facts, learner, begun = parts[0], self.learner, time.perf_counter()
+        facts, learner = parts[0], self.learner
         learner.updates, learner.learning_rate = int(facts["updates"]), float(facts["rate"])  # type: ignore[arg-type]
-        change = learner.propose(as_batch(parts, self.post.spec), float(facts["share"]))  # type: ignore[arg-type]
-        seconds, finite = time.perf_counter() - begun, True
+        batch, share, finite = as_batch(parts, self.post.spec), float(facts["share"]), True  # type: ignore[arg-type]
+        change, norm, seconds = proposed(learner, batch, share, self.sync.step)
         try:
-            learner.agree(change, self.sync.step(change.gradients))
+            learner.agree(change, norm)
         except NonFiniteUpdate:
             finite = False
         answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, "sent_bytes": self.comm.sent_bytes}
@@ -173,6 +201,23 @@ def share_state(learner: Learner, comm: Comm) -> None:
 def state_hash(learner: Learner) -> str:
     """Equal for learners that are equal."""
     return hashlib.sha256(flat(learner.everything()).numpy().tobytes()).hexdigest()
+
+
+def proposed(learner: Learner, batch: Batch | Sequences, share: float, step: Step) -> tuple[Change, float, float]:
+    """What a batch asks for, once it was not refused; the norm of the gradient, and the seconds it took to compute."""
+    for _ in range(MOST_TRIES):
+        begun = time.perf_counter()
+        change = learner.propose(batch, share)
+        seconds = time.perf_counter() - begun
+        with suppress(Refused):
+            return change, step(change.gradients), seconds
+    raise CommLost(f"every gradient was too old, {MOST_TRIES} times")
+
+
+def served_for(plan: ServerSync, seed: int, learner: Learner, ports: list[ShardPort], rank: int) -> Sync:
+    """A parameter server's strategy for this learner."""
+    drawn = int(stream(seed, SYNC).integers(2**31))
+    return make_served(plan, ports, learner.clip, learner.rate, learner.parameters, rank=rank, seed=drawn)
 
 
 def sync_for(plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None) -> Sync:

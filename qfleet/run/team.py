@@ -9,12 +9,16 @@ background and join when they are ready.
 import importlib
 import math
 import time
+from collections import deque
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
-from typing import Any
+from multiprocessing.reduction import send_handle
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from qfleet.data import Array, Batch, Report, Sequences, Spec
@@ -25,18 +29,32 @@ from qfleet.data.wire import Facts, Parts, packed_bytes
 from qfleet.learn import Learner
 from qfleet.learn.population import PER_ITEM
 from qfleet.plan.schema import Plan
+from qfleet.plan.together import ServerSync
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.replay import Cut
-from qfleet.run.partner import PartnerPost, Talk, join, learn_beside, share_state, state_hash, sync_for
+from qfleet.run.partner import (
+    PartnerPost,
+    Talk,
+    join,
+    learn_beside,
+    proposed,
+    served_for,
+    share_state,
+    state_hash,
+    sync_for,
+)
 from qfleet.run.processes import fork_server, require_sendable
 from qfleet.run.remote_replay import batch_size, window
+from qfleet.run.server import Server, ShardPort
 from qfleet.run.shared import Ring
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.strategies import Sync
+from qfleet.sync.shard import cuts_of
+from qfleet.sync.strategies import Sync, flat, place
 
 ADDRESS = "127.0.0.1"
 WINDOW_SECONDS, START_SECONDS, END_SECONDS, GRACE_SECONDS, LISTEN_SECONDS = 600.0, 120.0, 0.5, 5.0, 0.2
-ANSWER_BYTES = 4096
+ANSWER_BYTES, SLOTS = 4096, 2
+Known: TypeAlias = tuple[Array, Array]  # ids and their priorities
 
 
 class Mate:
@@ -45,6 +63,7 @@ class Mate:
     def __init__(self, process: BaseProcess, post: PartnerPost, talk: Talk, now: float) -> None:
         self.process, self.post, self.talk, self.since = process, post, talk, now
         self.ready = False
+        self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet
 
     def listen(self, now: float) -> None:
         """Is it ready by now? One that takes too long to start is lost."""
@@ -68,6 +87,14 @@ class Mate:
             if (parts := self.talk.hear(LISTEN_SECONDS)) is not None:
                 return parts
         raise CommLost("it does not answer" if self.process.is_alive() else "its process is gone")
+
+    def hand(self, *handles: int) -> None:
+        """Hand descriptors over."""
+        try:
+            for handle in handles:
+                send_handle(self.talk.bell, handle, self.process.pid)
+        except OSError as error:
+            raise CommLost(str(error)) from error
 
     def end(self) -> None:
         """It is not needed, or not to be relied upon."""
@@ -96,7 +123,9 @@ class Team:
         self.number = 0  # of groups so far
         self.updates: int | None = None  # after the last one made together
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
-        self.agreement = plan.sync
+        self.agreement, self.servers, self.ports = plan.sync, list[Server](), list[ShardPort]()
+        self.finite = True  # was the last update?
+        self.late: list[Known] = []  # priorities that came after their batch
         self.events: list[dict[str, Any]] = []
         for number in range(1, plan.learners.num):
             self.mates[number] = self.hire(number)
@@ -120,19 +149,24 @@ class Team:
 
     def update_once(self, batch: Batch | Sequences) -> Report:
         """Deal the batch out, learn, and join what everybody found."""
-        owners = owners_of(len(batch.ids), 1 + len(self.group))
+        owners, late = owners_of(len(batch.ids), 1 + len(self.group)), self.late
         for rank, mate in enumerate(self.group, 1):
-            facts, arrays = batch_parts(dealt(batch, owners == rank))
+            if len(mate.dealt) == SLOTS:
+                self.hear(mate, late)
+            part = dealt(batch, owners == rank)
+            facts, arrays = batch_parts(part)
             mate.talk.say({**facts, **self.terms(owners, rank)}, arrays)
-        change = self.learner.propose(dealt(batch, owners == 0), share_of(owners, 0, 1 + len(self.group)))
-        norm = self.agreed(change.gradients)
-        priority = np.full(len(owners), np.nan, np.float32)
-        priority[owners == 0] = change.report.priority
-        finite = math.isfinite(norm)
-        for rank, mate in enumerate(self.group.copy(), 1):
-            self.hear(mate, priority, owners == rank, finite)
-        change.report.priority = priority
-        return self.learner.agree(change, norm)
+            mate.dealt.append(part.ids)
+        share = share_of(owners, 0, 1 + len(self.group))
+        change, norm, _ = proposed(self.learner, dealt(batch, owners == 0), share, self.agreed)
+        self.finite = math.isfinite(norm)
+        for mate in self.group.copy():
+            while mate.dealt and mate in self.group and (self.in_step or mate.talk.bell.poll(0)):
+                self.hear(mate, late)
+        change.report.priority = joined(batch.ids, owners, change.report.priority, late)
+        report = self.learner.agree(change, norm)
+        report.late, self.late = late, []
+        return report
 
     def terms(self, owners: Array, rank: int) -> Facts:
         """What a partner must know to take part in this update."""
@@ -157,19 +191,32 @@ class Team:
         self.made.append(norm := self.learner.step(gradients))
         return norm
 
-    def hear(self, mate: Mate, priority: Array, own: Array, finite: bool) -> None:
+    def hear(self, mate: Mate, late: list[Known]) -> None:
         """A partner's priorities; if it has none to tell, or skipped what others did not, the group begins anew."""
         try:
             facts, arrays = mate.answer("learned", self.plan.learners.timeout_seconds)
-            priority[own] = arrays["priority"]
-            if facts["finite"] != finite:
+            late.append((mate.dealt.popleft(), arrays["priority"]))
+            if facts["finite"] != self.finite and self.in_step:
                 self.updates = None
-        except (CommLost, ValueError, KeyError) as cause:
+        except (CommLost, KeyError) as cause:
             self.lose(mate, str(cause))
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on; what a strategy remembers begins anew."""
         self.agreement, self.updates = agreement, None
+
+    @property
+    def in_step(self) -> bool:
+        """Does everybody make the same update at the same time?"""
+        return not (isinstance(self.agreement, ServerSync) and self.agreement.max_staleness != 0)
+
+    def rest(self) -> None:
+        """Return when nobody is learning, and rank 0 has everything that there is."""
+        for mate in self.group.copy():
+            while mate.dealt and mate in self.group:
+                self.hear(mate, self.late)
+        with suppress(CommLost):  # the next update will find out
+            self.gather()
 
     # Who is there
 
@@ -197,23 +244,68 @@ class Team:
         self.comm = join(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
         share_state(self.learner, self.comm)
         own = state_hash(self.learner)
+        self.sync = self.open_server() if isinstance(self.agreement, ServerSync) else self.open_group()
         for mate in present:
             if mate.answer("formed", self.plan.learners.timeout_seconds)[0]["hash"] != own:
                 raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
-        self.sync = sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step)
         self.updates = self.learner.updates
-        self.tell("group_formed", number=self.number, learners=size)
+        self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
-    def leave(self) -> None:
+    def open_group(self) -> Sync:
+        """Agree by a group alone."""
+        return sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step)
+
+    def open_server(self) -> Sync:
+        """Start the shards with what rank 0 has, and hand everybody the ways to them."""
+        if not isinstance(self.agreement, ServerSync):
+            raise TypeError("not an agreement with a server")
+        kept, limit = blocks_of(self.learner), self.plan.learners.timeout_seconds
+        plan, sync = msgspec.json.encode(self.plan), msgspec.json.encode(self.agreement)
+        for begin, end in cuts_of(len(kept[0]), self.agreement.shards):
+            server = Server(self.context, plan, sync, end - begin, len(kept) - 1, limit)
+            self.servers.append(server)
+            for row, whole in zip(server.rows(), kept, strict=True):
+                row[:] = whole[begin:end].numpy()
+            server.start()
+            self.ports.append(ShardPort(*server.seat(0), end - begin, limit))
+            for rank, mate in enumerate(self.group, 1):
+                region, line = server.seat(rank)
+                mate.hand(region.fileno(), line.fileno())
+                line.close()
+        return served_for(self.agreement, self.plan.seed, self.learner, self.ports, 0)
+
+    def gather(self) -> None:
+        """What the shards have, written into rank 0's learner; how stale gradients were is told."""
+        if not self.servers:
+            return
+        told = [server.ask("state") for server in self.servers]
+        for at, into in enumerate(parameters_of(self.learner)):
+            whole = torch.cat([torch.from_numpy(server.rows()[at].copy()) for server in self.servers])
+            if into[0].dim():
+                place(whole, into)
+            else:
+                fill(into, float(whole[0]))
+        self.tell("server", versions=[each["version"] for each in told], staleness=told[0]["staleness"])
+
+    def leave(self, *, gather: bool = True) -> None:
         """The group is over."""
+        if gather:
+            with suppress(CommLost):
+                self.gather()
         self.comm.close()
-        self.comm, self.sync, self.group = NoComm(), None, []
+        for port in self.ports:
+            port.close()
+        for server in self.servers:
+            server.end()
+        self.comm, self.sync, self.group, self.ports, self.servers = NoComm(), None, [], [], []
 
     def give_up(self, cause: CommLost) -> None:
         """Somebody is lost: whoever does not say that it noticed, too."""
         group = self.group
-        self.leave()
+        # A shard may hold a gradient of this update, which will be learned again.
+        self.leave(gather=False)
         for mate in group:
+            mate.dealt.clear()
             try:
                 mate.word(GRACE_SECONDS)  # that it is lost, or that it was done before it noticed
             except CommLost as silence:
@@ -237,7 +329,7 @@ class Team:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
         plan = msgspec.json.encode(self.plan)
-        rings = (Ring(2, self.slot_bytes), Ring(2, 4 * batch_size(self.plan) + ANSWER_BYTES))
+        rings = (Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES))
         post = PartnerPost(plan, self.shown, self.spec, number, ADDRESS, self.store.port, *rings, theirs, self.torso)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
@@ -269,6 +361,42 @@ def make_store() -> Any:
     """Where groups meet: a small server in this process, on this machine only."""
     dist: Any = importlib.import_module("torch.distributed")
     return dist.TCPStore(ADDRESS, 0, None, True, timedelta(seconds=START_SECONDS), wait_for_workers=False)
+
+
+def parameters_of(learner: Learner) -> list[list[Tensor]]:
+    """Weights, then every kind of moment: a tensor of each for every parameter."""
+    return [learner.parameters, *learner.optimizer.moments.values()]  # type: ignore[list-item]
+
+
+def blocks_of(learner: Learner) -> list[Tensor]:  # [D] each
+    """Weights and moments as vectors of one length; a count that all parameters share fills its own."""
+    weights, *moments = parameters_of(learner)
+    whole = flat(weights)
+    return [whole, *(flat(each) if each[0].dim() else torch.full_like(whole, float(each[0])) for each in moments)]
+
+
+@torch.no_grad()
+def fill(into: list[Tensor], value: float) -> None:
+    """A count for every parameter."""
+    for tensor in into:
+        tensor.fill_(value)
+
+
+def joined(ids: Array, owners: Array, own: Array, late: list[Known]) -> Array:  # [N]
+    """The priorities of a batch as far as they are known; what was found of it is taken out of `late`."""
+    priority = np.full(len(ids), np.nan, np.float32)
+    priority[owners == 0] = own
+    for rank in range(1, int(owners.max(initial=0)) + 1):
+        theirs = ids[owners == rank]
+        at = next((at for at, (found, _) in enumerate(late) if np.array_equal(found, theirs)), None)
+        if at is not None:
+            priority[owners == rank] = late.pop(at)[1]
+    return priority
+
+
+def tag_of(agreement: SyncPlan) -> str:
+    """Its type in the plan."""
+    return str(agreement.__struct_config__.tag)
 
 
 def owners_of(items: int, learners: int) -> Array:  # [N]

@@ -176,6 +176,11 @@ class Line:
             now["resets"] = learner.reset.number(learner.updates)
         return now
 
+    def rest(self) -> None:
+        """Return when every learner is at rest, and what they know is in `learner`."""
+        if isinstance(self.learner, Learner) and self.learner.partners is not None:
+            self.learner.partners.rest()
+
     def close(self) -> None:
         """Let go of whoever acts, learns and remembers."""
         self.actor.close()

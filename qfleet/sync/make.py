@@ -1,6 +1,6 @@
 """From the plan to a strategy and its codec."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from qfleet.plan.together import (
     LocalSync,
     NoCodec,
     PowerSgdCodec,
+    ServerSync,
     SignCodec,
     TernaryCodec,
     TopKCodec,
@@ -24,7 +25,8 @@ from qfleet.plan.together import Codec as CodecPlan
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.sync.average import Average, Tell
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
-from qfleet.sync.comm import Comm
+from qfleet.sync.comm import Comm, NoComm
+from qfleet.sync.served import Clip, Port, Served
 from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Sync
 
 
@@ -53,6 +55,21 @@ def make_sync(
         case AdmmSync(every_updates=every, rho=rho):
             return Admm(step, average, weights, every=every, rho=rho)
     raise TypeError(f"no strategy for {type(plan).__name__}")
+
+
+def make_served(
+    plan: ServerSync,
+    ports: Sequence[Port],
+    clip: Clip,
+    rate: Callable[[], float],
+    weights: Sequence[Tensor],
+    **who: int,
+) -> Served:
+    """A learner's end of a parameter server; `who` is its `rank` and the run's `seed`."""
+    codec = make_codec(plan.codec, [tuple(weight.shape) for weight in weights], **who)
+    average = Average(NoComm(), codec, warm_rounds=plan.warm_rounds)
+    # In a synchronous step nobody waits for the slowest `spare` learners: theirs is done without.
+    return Served(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
 
 
 def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: int, tell: Tell) -> Average:

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-Verdict: TypeAlias = Literal["applied", "waiting", "duplicate", "stale"]
+Verdict: TypeAlias = Literal["applied", "waiting", "duplicate", "stale", "skipped"]
 Step: TypeAlias = Callable[[Tensor, float], None]  # the optimiser: a gradient [n], and a factor for the learning rate
 
 

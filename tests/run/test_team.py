@@ -24,6 +24,7 @@ from qfleet.plan.together import (
     Int8Codec,
     LocalSync,
     PowerSgdCodec,
+    ServerSync,
     SignCodec,
     Sync,
     TernaryCodec,
@@ -54,6 +55,12 @@ SYNCS: tuple[Sync, ...] = (
     EasgdSync(every_updates=2),
     AdmmSync(every_updates=2),
     GossipSync(),
+    ServerSync(shards=2),
+    ServerSync(shards=2, codec=Int8Codec()),
+    ServerSync(max_staleness=4),
+    ServerSync(max_staleness=None, window=2, slow_down=True),
+    ServerSync(max_staleness=None, window=3, window_seconds=0.01, reduce="sum"),
+    ServerSync(spare=1),
     *(AllreduceSync(codec=codec, check_every_rounds=2) for codec in CODECS),
     AllreduceSync(reduce="sum"),
     AllreduceSync(),
@@ -106,16 +113,53 @@ def test_three_learners_make_the_steps_of_one(team: Team) -> None:
     assert team.learner.updates == alone.updates == 20
 
 
+def test_a_server_makes_the_steps_of_one() -> None:
+    plan = small_plan(3, **{"sync.type": "server", "sync.shards": 2, "optim.clip_norm": None})
+    spec, team = make_train_world(plan).spec, make_team(plan)
+    alone = lone_learner(plan, spec, spec, None)
+    try:
+        for seed in range(20):
+            alone.update(made_up(33, seed))
+            team.update(made_up(33, seed))
+        own = torch.cat([tensor.flatten() for tensor in alone.online_tensors])
+        torch.testing.assert_close(weights(team), own, rtol=1e-3, atol=1e-4)
+        team.rest()
+        for one, other in zip(alone.everything(), team.learner.everything(), strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-2, atol=1e-4)
+    finally:
+        team.close()
+
+
 def test_everybody_agrees_in_every_way_one_after_the_other(team: Team) -> None:
     for sync in SYNCS:
         team.switch(sync)
         before = weights(team).clone()
+        heard = 0
         for seed in range(4):
             report = team.update(made_up(32, seed))
-            assert np.isfinite(report.priority).all()
+            heard += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
+        team.rest()
+        assert heard + sum(len(ids) for ids, _ in team.late) == 4 * 32, sync
+        team.late.clear()
         assert not torch.equal(weights(team), before)
     assert team.learner.updates == 4 * len(SYNCS)
     assert team.number == len(SYNCS)  # a new group for each, in which all began alike
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(team: Team, how: signal.Signals) -> None:
+    team.switch(ServerSync(shards=2))
+    team.update(made_up(32))
+    team.rest()
+    pid = team.servers[1].process.pid
+    assert pid is not None
+    os.kill(pid, how)
+    for seed in range(2):
+        report = team.update(made_up(32, seed))
+        assert np.isfinite(report.priority).all()
+    assert team.learner.updates == 3
+    told = [server.ask("state")["version"] for server in team.servers]
+    assert told == [2, 2]  # both began anew, together
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -1,0 +1,79 @@
+"""A learner whose weights live in a parameter server. Shapes: D numbers, n of them in a shard.
+
+Each shard is reached by a `Port`. Gradients are clipped by whoever computed them, before they are sent: no shard knows
+the norm of the whole. Moments live with the weights, in the shards.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qfleet.sync.average import Average
+from qfleet.sync.shard import Verdict, cuts_of
+from qfleet.sync.strategies import flat, place
+
+Clip = Callable[[list[Tensor]], float]  # in place; answers the norm before
+
+
+class Refused(Exception):
+    """The gradient was too old: the newest weights are here now, compute another one from the same batch."""
+
+
+class Port(Protocol):
+    """The way to one shard."""
+
+    def push(self, gradient: Tensor, sequence: int, version: int, rate: float) -> None:  # [n]
+        """Hand a gradient over that was computed from this version of the shard's weights."""
+        ...
+
+    def reply(self) -> tuple[Verdict, int, Tensor]:
+        """What became of it, and the newest version and weights [n]; CommLost if nobody answers in time."""
+        ...
+
+
+class Served:
+    """Pushes and pulls; a step in the sense of `Sync`."""
+
+    def __init__(
+        self,
+        ports: Sequence[Port],
+        clip: Clip,
+        rate: Callable[[], float],
+        average: Average,
+        weights: Sequence[Tensor],
+        *,
+        drops: bool = False,
+    ) -> None:
+        self.ports, self.clip, self.rate, self.average, self.weights = ports, clip, rate, average, weights
+        self.cuts = cuts_of(sum(weight.numel() for weight in weights), len(ports))
+        self.versions, self.sequence = [0] * len(ports), 0
+        self.drops = drops  # is a gradient that came too late done without, or computed anew?
+        self.pending = list(range(len(ports)))  # shards that have not taken this batch's gradient yet
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """Push to whom it is new, pull from the same; the norm of our own gradient, or NaN if nobody made a step."""
+        norm = self.clip(gradients)
+        # Everybody must hear that there is nothing to be had from us: some wait for us.
+        vector = self.average(flat(gradients)) if math.isfinite(norm) else torch.full_like(flat(gradients), math.nan)
+        self.sequence += 1
+        for at in self.pending:
+            begin, end = self.cuts[at]
+            self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate())
+        verdicts = self.pull()
+        self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]
+        if self.pending:
+            raise Refused
+        self.pending = list(range(len(self.ports)))
+        return math.nan if "skipped" in verdicts.values() else norm
+
+    def pull(self) -> dict[int, Verdict]:
+        """Take everybody's answer; what became of our gradient in each shard."""
+        whole, verdicts = flat(self.weights), dict[int, Verdict]()
+        for at in self.pending:
+            (begin, end), (verdicts[at], self.versions[at], newest) = self.cuts[at], self.ports[at].reply()
+            whole[begin:end] = newest
+        place(whole, self.weights)
+        return verdicts
