@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, Parameter
 
-from qfleet.cli import compare, completion, doctor, plans, results, runs, training, worlds
+from qfleet.cli import agree, compare, completion, doctor, plans, results, runs, training, worlds
 from qfleet.cli.chapters import ABOUT, LOOK, PREPARE, TRAIN
 
 
@@ -54,6 +54,12 @@ app.command(
     training.resume,
     group=TRAIN,
     help_epilogue="Examples:\n  qfleet resume latest\n  qfleet resume cartpole-dqn-0007 --steps 100_000",
+)
+app.command(
+    agree.sync,
+    group=TRAIN,
+    usage="Usage: qfleet sync RUN path=value ... [OPTIONS]",
+    help_epilogue="Example:\n  qfleet sync latest sync.type=server sync.max_staleness=4",
 )
 app.command(
     results.evaluate, name="eval", group=LOOK, help_epilogue="Example:\n  qfleet eval latest --episodes 200 --json"

@@ -17,6 +17,7 @@ from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
 from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
+from qfleet.plan.together import Sync as SyncPlan
 from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
 
 
@@ -26,6 +27,12 @@ class NonFiniteUpdate(Exception):
 
 class Partners(Protocol):
     """Other learners, with whom every step is agreed on."""
+
+    agreement: SyncPlan
+
+    def switch(self, agreement: SyncPlan) -> None:
+        """Agree in another way from the next update on."""
+        ...
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One update that everybody has a part in."""

@@ -3,7 +3,7 @@
 from qfleet.plan.amounts import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.check import check
 from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
-from qfleet.plan.layers import Composed, compose, make_plan, names_code
+from qfleet.plan.layers import Composed, changed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
@@ -13,6 +13,7 @@ __all__ = [
     "Described",
     "Plan",
     "algorithm_presets",
+    "changed",
     "check",
     "compose",
     "defaults_for",

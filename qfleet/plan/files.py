@@ -76,7 +76,13 @@ def to_toml(plan: Plan) -> str:
     """The plan as TOML that reads back equal; what is None is written as "none", for TOML has no null."""
     import tomli_w
 
-    return HEADER + "\n" + tomli_w.dumps(_plain(msgspec.to_builtins(plan)))
+    return HEADER + "\n" + tomli_w.dumps(plain(plan))
+
+
+def plain(plan: Plan) -> dict[str, Any]:
+    """The plan as tables of plain values, with "none" for None."""
+    tables: dict[str, Any] = _plain(msgspec.to_builtins(plan))
+    return tables
 
 
 def _plain(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A plan from layers: defaults, the environment's defaults, a preset, a TOML file, then `path=value`; the last wins."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from qfleet.plan import presets
 from qfleet.plan.case import COMMAND_LINE, PYTHON
 from qfleet.plan.check import check
 from qfleet.plan.draft import Draft, Entry, entries_of, show
-from qfleet.plan.files import read_toml
+from qfleet.plan.files import plain, read_toml
 from qfleet.plan.pieces import Settings
 from qfleet.plan.schema import Plan
 
@@ -63,6 +63,17 @@ def make_plan(env_id: str, preset: str | None = None, overrides: Mapping[str, An
     """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`."""
     settings = [(path, value, PYTHON) for path, value in (overrides or {}).items()]
     return compose(env_id, preset, overrides=settings, origin=PYTHON).plan
+
+
+def changed(plan: Plan, origin: str, settings: Iterable[tuple[str, Any, str]]) -> Plan:
+    """A checked plan with other settings (path, value, where from); `origin` is where the plan came from."""
+    draft = Draft()
+    # Nobody asked for what goes away with a variant that is replaced.
+    draft.lay([replace(entry, asked=False) for entry in entries_of(plain(plan), origin)])
+    draft.lay([Entry(path, value, where, text=True, asked=True) for path, value, where in settings])
+    found = draft.plan()
+    check(found, draft.origins)
+    return found
 
 
 def _settings(settings: Mapping[str, Any], origin: str) -> list[Entry]:

@@ -29,6 +29,7 @@ from qfleet.plan.schema import (
     SequencesView,
     SoftmaxExplore,
 )
+from qfleet.plan.together import ServerSync
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"
@@ -299,6 +300,16 @@ def _everyone_learns(case: Case) -> Problem:
     return what, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
 
 
+def _somebody_is_waited_for(case: Case) -> Problem:
+    sync, num = case.plan.sync, case.plan.learners.num
+    if not isinstance(sync, ServerSync) or sync.spare < num:
+        return None
+    return (
+        f"{case.named('sync.spare')} is not below {case.named('learners.num')}",
+        f"Set sync.spare to {num - 1} or less.",
+    )
+
+
 def _block_divides(case: Case) -> Problem:
     replay = case.plan.replay
     if not isinstance(replay, Fresh) or replay.minibatches <= replay.rows * case.plan.env.num:
@@ -378,6 +389,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_lanes_divide, "Each member acts in as many environments as every other."),
     (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; such steps diverge."),
     (_everyone_learns, "Every learner gets a share of each batch."),
+    (_somebody_is_waited_for, "A step is made of the gradients of all but the spare learners."),
     (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
     (_eta_matters, "It mixes the errors of a sequence into its priority."),

@@ -23,8 +23,9 @@ from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import pack_tensors
 from qfleet.watch import write_file, write_json
+from qfleet.watch.wanted import take
 
-ROLLBACKS = 3
+ROLLBACKS, HEED_SECONDS = 3, 1.0
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
 GAVE_UP = "no better validation score within steer.stop_patience"
@@ -41,6 +42,7 @@ class Course:
         self.steering = Steering(line, self.book)
         self.history: Notes = line.actor.history if isinstance(line.actor, Fleet) else NoHistory()
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
+        self.heeded_at = 0.0
         self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
@@ -96,7 +98,24 @@ class Course:
             self.judge_now()
         if self.save_due():
             self.try_save()
+        self.heed()
         self.diary.show()
+
+    def heed(self) -> None:
+        """Agree in another way, if somebody wants it; looked for about once a second."""
+        if self.line.partners is None or self.clock() - self.heeded_at < HEED_SECONDS:
+            return
+        self.heeded_at = self.clock()
+        try:
+            wanted = take(self.folder)
+        except (ValueError, OSError) as cause:
+            self.diary.warn(f"what was wanted makes no sense: {cause}")
+            return
+        if wanted is not None:
+            before, after = (str(sync.__struct_config__.tag) for sync in (self.line.partners.agreement, wanted))
+            self.line.partners.switch(wanted)
+            self.diary.tell("sync", f"learners agree by {after} from now on", before=before, after=after)
+            self.diary.write_status()
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""

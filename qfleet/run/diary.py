@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from qfleet.data import Stopwatch
@@ -235,6 +236,7 @@ class Diary:
             "exact": self.book.exact,
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
+            **self.together(),
             "profile": self.times.profile(),
         }
         write_json(self.folder / "status.json", status)
@@ -244,6 +246,11 @@ class Diary:
         """The share of items that the replay kept out, if it does so."""
         filter = self.line.feed.replay.filter
         return {} if filter is None else {"filtered": filter.share}
+
+    def together(self) -> Row:
+        """How several learners agree at present."""
+        partners = self.line.partners
+        return {} if partners is None else {"sync": msgspec.to_builtins(partners.agreement)}
 
     def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
         """Leave word of an error; a run that had not begun again keeps what it knew before, all of it if refused."""

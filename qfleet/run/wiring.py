@@ -29,6 +29,7 @@ from qfleet.learn import (
     rate_factors,
 )
 from qfleet.learn.device import looking_up
+from qfleet.learn.learner import Partners
 from qfleet.nets import Implicit, QNet, make_net, set_noise
 from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import (
@@ -41,6 +42,7 @@ from qfleet.plan.schema import (
     SteadyBatch,
     SteadyRate,
 )
+from qfleet.plan.together import Sync as SyncPlan
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
@@ -134,6 +136,11 @@ class Line:
         acting = self.actor.policy
         return acting.policies if isinstance(acting, Crowd) else [acting]
 
+    @property
+    def partners(self) -> Partners | None:
+        """The other learners, if there are any."""
+        return self.learner.partners if isinstance(self.learner, Learner) else None
+
     def state_dict(self) -> State:
         """Everything but weights, moments and replay rows, which have files of their own."""
         drawn = device_rng(self.plan.runtime.device)
@@ -144,6 +151,7 @@ class Line:
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
             **({} if drawn is None else {"accelerator": drawn}),
+            **({} if self.partners is None else {"sync": msgspec.json.encode(self.partners.agreement).decode()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
@@ -154,6 +162,8 @@ class Line:
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
+        if self.partners is not None and "sync" in state:
+            self.partners.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -178,14 +188,14 @@ class Line:
 
     def rest(self) -> None:
         """Return when every learner is at rest, and what they know is in `learner`."""
-        if isinstance(self.learner, Learner) and self.learner.partners is not None:
-            self.learner.partners.rest()
+        if self.partners is not None:
+            self.partners.rest()
 
     def close(self) -> None:
         """Let go of whoever acts, learns and remembers."""
         self.actor.close()
-        if isinstance(self.learner, Learner) and self.learner.partners is not None:
-            self.learner.partners.close()
+        if self.partners is not None:
+            self.partners.close()
         self.feed.replay.close()
 
 

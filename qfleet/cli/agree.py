@@ -1,0 +1,70 @@
+"""`qfleet sync`: how the learners of a run agree, changed while it goes on."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from qfleet.cli.say import say
+from qfleet.cli.training import Out, RunName
+from qfleet.cli.words import split_words
+from qfleet.errors import UsageError
+from qfleet.plan import changed, read_plan
+
+HEARD_SECONDS = 60.0
+
+
+def sync(
+    run: RunName,
+    /,
+    *words: Annotated[str, Parameter(name="path=value", help="Settings of sync, such as sync.type=local.")],
+    out: Out = "runs",
+) -> int:
+    """Have the learners of a run that is under way agree in another way, from its next safe point on."""
+    named, settings = split_words(words)
+    wrong = named or next((path for path, _, _ in settings if not path.startswith("sync.")), None)
+    if wrong or not settings:
+        raise UsageError(
+            f"{wrong} is not a setting of sync" if wrong else "no setting is given",
+            "Only how learners agree can be changed while a run goes on.",
+            "Write for example: qfleet sync latest sync.type=local sync.every_updates=8",
+        )
+    from qfleet.watch import find_run, wanted
+
+    folder = find_run(run, out)
+    require_running(folder)
+    plan = read_plan(folder / "run.toml")
+    before = wanted.now(folder, plan)
+    after = changed(msgspec.structs.replace(plan, sync=before), str(folder / "run.toml"), settings).sync
+    wanted.ask(folder, after)
+    await_heeded(folder)
+    say(f"{folder} agrees by {after.__struct_config__.tag} from now on (before: {before.__struct_config__.tag})")
+    return 0
+
+
+def require_running(folder: Path) -> None:
+    """Only a run that is under way can be asked for something."""
+    from qfleet.watch import run_state
+
+    if run_state(folder) != "running":
+        raise UsageError(
+            f"{folder} is not running", "Nobody is there to agree.", f"Go on with it: qfleet resume {folder}"
+        )
+
+
+def await_heeded(folder: Path) -> None:
+    """Wait until the run has taken what was asked, but not for ever."""
+    from qfleet.watch import wanted
+
+    until = time.monotonic() + HEARD_SECONDS
+    while wanted.is_asked(folder):
+        require_running(folder)
+        if time.monotonic() > until:
+            raise UsageError(
+                f"{folder} has not answered within {HEARD_SECONDS:g} seconds",
+                "It looks for wishes between updates; a long evaluation keeps it from that.",
+                "Leave it be: it will heed this one when it can.",
+            )
+        time.sleep(0.1)

@@ -1,0 +1,117 @@
+"""Runs with several learners: from the plan to the last checkpoint, switched on the way, stopped and resumed."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet import resume, train
+from qfleet.plan import changed, make_plan, updates_per_step
+from qfleet.plan.schema import Plan
+from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
+from qfleet.run.team import Mate, Team
+from qfleet.watch import read_json, read_rows, wanted
+from tests.run.parts import SMALL
+
+pytestmark = pytest.mark.timeout(110)
+TWO = {**SMALL, "learners.num": 2, "learners.timeout_seconds": 5.0, "until.steps": 600}
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_rows(folder / "events.jsonl") if row["kind"] == kind]
+
+
+def ends(folder: Path) -> dict[str, Any]:
+    (row,) = [row for row in read_rows(folder / "metrics.jsonl") if row["kind"] == "end"]
+    return row
+
+
+def updates_due(plan: Plan, steps: int) -> int:
+    return int((steps - plan.algo.learn_start_steps) * updates_per_step(plan))
+
+
+def saved(folder: Path) -> dict[str, Any]:
+    from safetensors.numpy import load_file
+
+    newest = max((folder / "checkpoints").iterdir())
+    return {**load_file(newest / "model.safetensors"), **load_file(newest / "optim.safetensors")}
+
+
+def test_a_run_of_two_learners_repeats_and_resumes_exactly(tmp_path: Path) -> None:
+    whole = train(make_plan("CartPole-v1", overrides=TWO), out=tmp_path / "whole")
+    half = train(make_plan("CartPole-v1", overrides={**TWO, "until.steps": 304}), out=tmp_path / "half")
+    assert read_json(half.path / "status.json")["sync"]["type"] == "allreduce"
+    resumed = resume(half.path, steps=600)
+    one, other = saved(whole.path), saved(resumed.path)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert read_json(resumed.path / "status.json")["exact"]
+
+
+@pytest.mark.parametrize("runtime", ["inline", "processes"])
+def test_how_learners_agree_is_switched_while_they_learn(
+    tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    wishes: list[Sync] = [
+        ServerSync(shards=2, max_staleness=4),
+        LocalSync(every_updates=8),
+        AllreduceSync(codec=Int8Codec()),
+    ]
+    asked = list(wishes)
+
+    def wish(row: dict[str, Any]) -> None:
+        folder = next(tmp_path.iterdir())
+        if row["kind"] == "progress" and wishes and not wanted.is_asked(folder):
+            wanted.ask(folder, wishes.pop(0))
+
+    more = {"runtime.type": runtime, "until.steps": 4_000, "log.every_steps": 200, "eval.every_steps": 4_000}
+    plan = make_plan("CartPole-v1", overrides={**TWO, **more})
+    found = train(plan, out=tmp_path, callbacks=[wish])
+    told = [event["after"] for event in events(found.path, "sync")]
+    assert told == ["server", "local", "allreduce"]
+    assert [event["sync"] for event in events(found.path, "group_formed")] == ["allreduce", *told]
+    status = read_json(found.path / "status.json")
+    assert status["sync"]["codec"]["type"] == "int8"
+    assert wanted.now(found.path, plan) == asked[-1]
+    assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])  # none lost, none twice
+
+
+def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
+    (tmp_path / wanted.WANTED).write_text('{"sync": {"type": "telepathy"}}')
+    with pytest.raises(ValueError, match=r"wanted\.json"):
+        wanted.take(tmp_path)
+    assert wanted.take(tmp_path) is None
+
+
+def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
+    plan = make_plan("CartPole-v1", overrides={"learners.num": 2, "sync.type": "server", "sync.shards": 3})
+    found = changed(plan, "run.toml", [("sync.type", "local", "command line")])
+    assert found.sync == LocalSync()
+
+
+def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mates: list[Mate] = []
+    hire = Team.hire
+
+    def watched(team: Team, number: int) -> Mate:
+        mates.append(hire(team, number))
+        return mates[-1]
+
+    def strike(row: dict[str, Any]) -> None:
+        if row["kind"] == "progress" and len(mates) == 1 and mates[0].process.pid is not None:
+            os.kill(mates[0].process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Team, "hire", watched)
+    plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200})
+    found = train(plan, out=tmp_path, callbacks=[strike])
+    (lost,) = events(found.path, "learner_lost")
+    assert lost["learner"] == 1
+    assert lost["replaced"]
+    assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
+    assert all(not mate.process.is_alive() for mate in mates)  # nobody is left behind
