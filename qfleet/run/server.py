@@ -208,7 +208,7 @@ class Holding:
             desk = Desk(int(rest), region, socket.socket(fileno=line), self.post.num)
             self.desks[desk.line.fileno()] = desk
             self.poll.register(desk.line.fileno(), select.POLLIN)
-            self.shard.join()
+            self.shard.enlist()
         else:
             self.save()
         shard = self.shard

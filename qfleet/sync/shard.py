@@ -104,7 +104,7 @@ class Shard:
         self.waiting = [push for push in self.waiting if push.source[0] != worker]
         self.tend(now)
 
-    def join(self) -> None:
+    def enlist(self) -> None:
         """One more."""
         self.workers += 1
 

@@ -13,6 +13,10 @@ from qfleet.cli import main
 from qfleet.plan import presets
 from qfleet.plan.pieces import Settings
 
+SECTIONS = (
+    "A plan has env, algo, optim, net, replay, actors, learners, sync, runtime, save, eval, steer, population, until, "
+    "log, seed."
+)
 BINARY = b"\xff\xfe\x00"
 BIG = b"#" * 1_000_001
 DEEP = b"a = " + b"[" * 5_000 + b"]" * 5_000
@@ -33,7 +37,7 @@ WRONG = [
     Wrong(
         "trian CartPole-v1",
         "unknown command trian",
-        "qfleet has train, resume, eval, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
+        "qfleet has train, resume, sync, eval, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
         "Did you mean qfleet train?",
     ),
     Wrong(
@@ -153,31 +157,31 @@ WRONG = [
     Wrong(
         "train CartPole-v1 n_step=3",
         "n_step=3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "Did you mean algo.n_step?",
     ),
     Wrong(
         "train CartPole-v1 lr=1e-3",
         "lr=1e-3 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "Did you mean optim.learning_rate?",
     ),
     Wrong(
         "train CartPole-v1 gamma=0.9",
         "gamma=0.9 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "Did you mean algo.discount?",
     ),
     Wrong(
         "train CartPole-v1 buffer_size=1000",
         "buffer_size=1000 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "Did you mean replay.capacity?",
     ),
     Wrong(
         "train CartPole-v1 foo=1",
         "foo=1 is not a setting of a plan (command line)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "See every setting with: qfleet plan show CartPole-v1",
     ),
     Wrong(
@@ -532,7 +536,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 --plan plan.toml",
         "foo={} is not a setting of a plan (plan.toml)",
-        "A plan has env, algo, optim, net, replay, actors, runtime, save, eval, steer, population, until, log, seed.",
+        SECTIONS,
         "See every setting with: qfleet plan show CartPole-v1",
         plan="[foo]\n",
     ),

@@ -69,7 +69,7 @@ def test_who_is_gone_is_not_waited_for() -> None:
     shard.push(push(0, 0, 0), 0.0)
     shard.leave(1, 1.0)
     assert shard.version == 1
-    shard.join()
+    shard.enlist()
     assert shard.push(push(0, 1, 1), 2.0) == "waiting"
 
 
