@@ -11,7 +11,7 @@ from qfleet.learn.compiled import make_whole
 from qfleet.learn.feed import Diverging, Feed, Observer, ReplayFeed, drain, learning
 from qfleet.learn.fresh import FreshFeed
 from qfleet.learn.gate import Gate
-from qfleet.learn.learner import Learner, NonFiniteUpdate, arrays, restore
+from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, arrays, restore
 from qfleet.learn.optimizer import make_optimizer
 from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import Members, rate_factors
@@ -60,13 +60,22 @@ def make_learner(
         view=view,
         follow=make_follow(plan),
         clip_norm=plan.optim.clip_norm,
-        decay_updates=plan.optim.decay_updates,
+        schedule=make_schedule(plan),
+        accumulate=plan.algo.accumulate,
         reset=make_reset(plan.algo, fresh),
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, Steps),
         whole=make_whole(plan, net, target, optimizer, head=head, rule=rule, view=view),
     )
+
+
+def make_schedule(plan: Plan) -> Schedule:
+    """How the plan's learning rate changes, and by how much its batch size multiplies it."""
+    optim, factor = plan.optim, 1.0
+    if optim.base_batch is not None:
+        factor = (plan.algo.batch_size / optim.base_batch) ** (1.0 if optim.scaling == "linear" else 0.5)
+    return Schedule(factor, optim.warm_updates, optim.decay_updates)
 
 
 def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:

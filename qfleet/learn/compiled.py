@@ -203,6 +203,7 @@ def not_whole(plan: Plan) -> str | None:
         (not isinstance(plan.optim, AdamPlan), f"optim.type={plan.optim.__struct_config__.tag} is not adam"),
         (isinstance(plan.replay, Fresh), "replay.type=fresh has minibatches of several sizes"),
         (not isinstance(plan.steer.batch, SteadyBatch), "steer.batch changes the batch size"),
+        (plan.algo.accumulate > 1, "algo.accumulate is more than 1"),
         (plan.population.num > 1, "population.num is more than 1"),
         (plan.learners.num > 1, "learners.num is more than 1: the step is agreed on in between"),
         (plan.runtime.precision == "bfloat16", "runtime.precision=bfloat16 is computed step by step"),

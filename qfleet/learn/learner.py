@@ -13,6 +13,7 @@ from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.compiled import CannotCompile, Whole
 from qfleet.learn.device import make_carry, numbers
 from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
+from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
 from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
@@ -47,6 +48,24 @@ class Partners(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What the learning rate is multiplied by: a factor, a rise over the first updates, a fall to zero over many."""
+
+    factor: float = 1.0
+    warm_updates: int = 0
+    decay_updates: int | None = None
+
+    def __call__(self, updates: int) -> float:
+        """After so many updates."""
+        rise = min(1.0, (updates + 1) / (self.warm_updates + 1))
+        fall = 1.0 if self.decay_updates is None else max(0.0, 1.0 - updates / self.decay_updates)
+        return self.factor * rise * fall
+
+
+STEADY = Schedule()
+
+
 @dataclass(slots=True)
 class Change:
     """What an update is going to do, when it is known to be finite."""
@@ -69,7 +88,8 @@ class Learner:
         view: View,
         follow: Follow,
         clip_norm: float | None = 10.0,
-        decay_updates: int | None = None,
+        schedule: Schedule = STEADY,
+        accumulate: int = 1,
         reset: Reset | None = None,
         rate_factor: float = 1.0,
         device: torch.device | None = None,
@@ -79,7 +99,8 @@ class Learner:
         self.net, self.target, self.optimizer = net, target, optimizer
         self.head, self.rule, self.view, self.follow = head, rule, view, follow
         self.clip_norm, self.device = clip_norm, device or torch.device("cpu")
-        self.learning_rate, self.decay_updates, self.reset = optimizer.learning_rate, decay_updates, reset
+        self.learning_rate, self.schedule, self.reset = optimizer.learning_rate, schedule, reset
+        self.accumulate = accumulate
         self.rate_factor = rate_factor  # a population's members learn at rates of their own
         # A torso of one's own may be frozen in part.
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
@@ -113,8 +134,8 @@ class Learner:
 
     def propose(self, batch: Batch | Sequences, share: float = 1.0) -> Change:
         """What this batch asks for, before several learners agree; it counts by `share`, its part of all batches."""
-        loss, priority, values, gradients = self.differentiate(self.tensors(batch))
-        marks = numbers(loss, values.mean())
+        loss, priority, value, gradients = self.look(batch)
+        marks = numbers(loss, value)
         if not all(map(math.isfinite, marks)):
             gradients[0].fill_(math.nan)  # so that everybody skips this update
         if share != 1.0:
@@ -144,10 +165,28 @@ class Learner:
 
     def examine(self, batch: Batch | Sequences) -> Change:
         """The step that this batch asks for; nothing is changed yet."""
-        loss, priority, values, gradients = self.differentiate(self.tensors(batch))
-        found = finite_report(numbers(loss, gradient_norm(gradients), values.mean()), priority)
+        loss, priority, value, gradients = self.look(batch)
+        found = finite_report(numbers(loss, gradient_norm(gradients), value), priority)
         clip_gradients(gradients, found.stats["gradient_norm"], self.clip_norm)
         return Change(gradients, found)
+
+    def look(self, batch: Batch | Sequences) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """Loss [], priorities [N], mean value [] and gradients of a batch, whole or part by part."""
+        if self.accumulate == 1:
+            loss, priority, values, gradients = self.differentiate(self.tensors(batch))
+            return loss, priority, values.mean(), gradients
+        return self.look_at_parts([part(batch, at, self.accumulate) for at in range(self.accumulate)])
+
+    def look_at_parts(self, parts: list[Batch | Sequences]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        """The same from parts of a batch, one in memory at a time; each counts by how many items it has."""
+        total = sum(len(each.ids) for each in parts)
+        priority, sums = torch.empty(total), list[Tensor]()
+        for at, each in enumerate(parts):
+            loss, own, values, gradients = self.differentiate(self.tensors(each))
+            priority[at :: len(parts)] = own.cpu()
+            found = [value * (len(each.ids) / total) for value in (loss.detach(), values.mean(), *gradients)]
+            sums = found if not sums else list(torch._foreach_add(sums, found))
+        return sums[0], priority, sums[1], sums[2:]
 
     def differentiate(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of the loss by every parameter."""
@@ -176,8 +215,7 @@ class Learner:
 
     def rate(self) -> float:
         """The learning rate of the next update."""
-        rate = self.learning_rate * self.rate_factor
-        return rate if self.decay_updates is None else rate * max(0.0, 1.0 - self.updates / self.decay_updates)
+        return self.learning_rate * self.rate_factor * self.schedule(self.updates)
 
     def tensors(self, batch: Batch | Sequences) -> Tensors:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""

@@ -12,10 +12,9 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.learner import Learner
+from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
 from qfleet.nets import QNet
-
-PER_ITEM = ("state", "weight", "ids")  # what sequences hold once per item; the rest is rows first
 
 
 class Members:
@@ -141,16 +140,6 @@ class Members:
 def below(named: dict[str, Array], prefix: str) -> dict[str, Array]:
     """The arrays whose names begin so, by the rest of their names."""
     return {name[len(prefix) :]: value for name, value in named.items() if name.startswith(prefix)}
-
-
-def part(batch: Batch | Sequences, at: int, num: int) -> Batch | Sequences:
-    """The items at, at + num, at + 2 num, ... as a batch."""
-    own: dict[str, Any] = {}
-    for name in batch.__slots__:
-        value, rows_first = getattr(batch, name), isinstance(batch, Sequences) and name not in PER_ITEM
-        # Copied: kernels are made for arrays without gaps.
-        own[name] = None if value is None else np.ascontiguousarray(value[:, at::num] if rows_first else value[at::num])
-    return type(batch)(**own)
 
 
 def rate_factors(num: int, spread: float) -> list[float]:

@@ -300,6 +300,15 @@ def _everyone_learns(case: Case) -> Problem:
     return what, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
 
 
+def _parts_have_items(case: Case) -> Problem:
+    parts, share = case.plan.algo.accumulate, case.plan.algo.batch_size // case.plan.learners.num
+    if parts <= share:
+        return None
+    of = "" if case.plan.learners.num == 1 else f" for each of {case.named('learners.num')}"
+    what = f"{case.named('algo.accumulate')} is more than {case.named('algo.batch_size')}{of}"
+    return what, f"Set algo.accumulate to {share} or less."
+
+
 def _somebody_is_waited_for(case: Case) -> Problem:
     sync, num = case.plan.sync, case.plan.learners.num
     if not isinstance(sync, ServerSync) or sync.spare < num:
@@ -389,6 +398,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_lanes_divide, "Each member acts in as many environments as every other."),
     (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; such steps diverge."),
     (_everyone_learns, "Every learner gets a share of each batch."),
+    (_parts_have_items, "Every part that a batch is computed in has items."),
     (_somebody_is_waited_for, "A step is made of the gradients of all but the spare learners."),
     (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),

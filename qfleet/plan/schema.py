@@ -169,7 +169,7 @@ class ExponentialAnneal(Part, tag="exponential"):
 
 
 class Algo(Part):
-    """The learning rule: targets, exploration, batch and loss."""
+    """The learning rule: targets, exploration, batch and loss; a batch is computed in `accumulate` parts."""
 
     rule: MaxRule | DoubleRule | MunchausenRule = DoubleRule()
     view: StepsView | SequencesView = StepsView()
@@ -182,55 +182,57 @@ class Algo(Part):
     target: CopyTarget | AverageTarget = CopyTarget()
     learn_start_steps: Count = 1_000
     batch_size: Positive = 64
+    accumulate: Positive = 1
     loss: Literal["huber", "mse"] = "huber"
     rescale: bool = False
     reset: NoReset | PeriodicReset = NoReset()
     anneal: NoAnneal | ExponentialAnneal = NoAnneal()
 
 
-class Adam(Part, tag="adam"):
-    """Adam; a weight decay above zero is decoupled (AdamW).
+class Optimizer(Part):
+    """What every optimiser has.
 
-    As in every optimiser, the learning rate falls in a straight line to zero over `decay_updates`, if there are any.
+    The learning rate rises in a straight line over the first `warm_updates`, and falls to zero over `decay_updates`.
+    With a `base_batch` it is meant for batches of that size: for others it grows with their size (`scaling=linear`,
+    Goyal et al. 2017) or its root (`sqrt`, for optimisers that divide by a gradient's size).
     """
 
-    learning_rate: Rate = 1e-3
-    eps: Rate = 1e-8
     clip_norm: Rate | None = 10.0
     weight_decay: NotNegative = 0.0
     decay_updates: Positive | None = None
+    warm_updates: Count = 0
+    base_batch: Positive | None = None
+    scaling: Literal["linear", "sqrt"] = "sqrt"
 
 
-class Radam(Part, tag="radam"):
+class Adam(Optimizer, tag="adam"):
+    """Adam; a weight decay above zero is decoupled (AdamW)."""
+
+    learning_rate: Rate = 1e-3
+    eps: Rate = 1e-8
+
+
+class Radam(Optimizer, tag="radam"):
     """Rectified Adam, which needs no warm-up (Liu et al. 2020); a weight decay above zero is decoupled."""
 
     learning_rate: Rate = 2.5e-4
     eps: Rate = 1e-8
-    clip_norm: Rate | None = 10.0
-    weight_decay: NotNegative = 0.0
-    decay_updates: Positive | None = None
 
 
-class Rmsprop(Part, tag="rmsprop"):
+class Rmsprop(Optimizer, tag="rmsprop"):
     """RMSProp, centred as in the Nature paper unless told otherwise."""
 
     learning_rate: Rate = 2.5e-4
     eps: Rate = 1e-5
     decay: Fraction = 0.95
     centered: bool = True
-    clip_norm: Rate | None = 10.0
-    weight_decay: NotNegative = 0.0
-    decay_updates: Positive | None = None
 
 
-class Sgd(Part, tag="sgd"):
+class Sgd(Optimizer, tag="sgd"):
     """Plain stochastic gradient descent with optional momentum."""
 
     learning_rate: Rate = 1e-2
     momentum: Fraction = 0.0
-    clip_norm: Rate | None = 10.0
-    weight_decay: NotNegative = 0.0
-    decay_updates: Positive | None = None
 
 
 class MlpTorso(Part, tag="mlp"):

@@ -11,10 +11,11 @@ class Learners(Part):
     """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
 
     One that does not answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others
-    go on without it.
+    go on without it. With `balance` shares follow the learners' speed, which no seed decides.
     """
 
     num: Positive = 1
+    balance: bool = False
     timeout_seconds: Rate = 20.0
     restarts: Count = 5
 

@@ -10,6 +10,7 @@ import importlib
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
@@ -27,7 +28,7 @@ from qfleet.data.cargo import batch_parts, blank_batch
 from qfleet.data.kin import hidden_main
 from qfleet.data.wire import Facts, Parts, packed_bytes
 from qfleet.learn import Learner
-from qfleet.learn.population import PER_ITEM
+from qfleet.learn.parts import chosen
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.plan.together import Sync as SyncPlan
@@ -54,6 +55,7 @@ from qfleet.sync.strategies import Sync, flat, place
 ADDRESS = "127.0.0.1"
 WINDOW_SECONDS, START_SECONDS, END_SECONDS, GRACE_SECONDS, LISTEN_SECONDS = 600.0, 120.0, 0.5, 5.0, 0.2
 ANSWER_BYTES, SLOTS = 4096, 2
+SPEED_WEIGHT, BALANCE_UPDATES, WORTH, SLOW = 0.1, 50, 0.1, 0.6
 Known: TypeAlias = tuple[Array, Array]  # ids and their priorities
 
 
@@ -125,6 +127,7 @@ class Team:
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
         self.agreement, self.servers, self.ports = plan.sync, list[Server](), list[ShardPort]()
         self.finite = True  # was the last update?
+        self.speeds = Speeds(1, balance=False)
         self.late: list[Known] = []  # priorities that came after their batch
         self.events: list[dict[str, Any]] = []
         for number in range(1, plan.learners.num):
@@ -149,24 +152,33 @@ class Team:
 
     def update_once(self, batch: Batch | Sequences) -> Report:
         """Deal the batch out, learn, and join what everybody found."""
-        owners, late = owners_of(len(batch.ids), 1 + len(self.group)), self.late
+        owners, late = owners_of(len(batch.ids), self.speeds.shares), self.late
         for rank, mate in enumerate(self.group, 1):
             if len(mate.dealt) == SLOTS:
                 self.hear(mate, late)
-            part = dealt(batch, owners == rank)
+            part = chosen(batch, owners == rank)
             facts, arrays = batch_parts(part)
             mate.talk.say({**facts, **self.terms(owners, rank)}, arrays)
             mate.dealt.append(part.ids)
         share = share_of(owners, 0, 1 + len(self.group))
-        change, norm, _ = proposed(self.learner, dealt(batch, owners == 0), share, self.agreed)
+        own = chosen(batch, owners == 0)
+        change, norm, seconds = proposed(self.learner, own, share, self.agreed)
+        self.speeds.note(0, len(own.ids), seconds)
         self.finite = math.isfinite(norm)
         for mate in self.group.copy():
             while mate.dealt and mate in self.group and (self.in_step or mate.talk.bell.poll(0)):
                 self.hear(mate, late)
+        self.balance()
         change.report.priority = joined(batch.ids, owners, change.report.priority, late)
         report = self.learner.agree(change, norm)
         report.late, self.late = late, []
         return report
+
+    def balance(self) -> None:
+        """Let shares follow speeds, and name who is slow."""
+        for rank in self.speeds.settle():
+            number = 0 if rank == 0 else self.group[rank - 1].post.number
+            self.tell("learner_slow", learner=number, share=round(self.speeds.shares[rank] / self.speeds.num, 3))
 
     def terms(self, owners: Array, rank: int) -> Facts:
         """What a partner must know to take part in this update."""
@@ -196,6 +208,8 @@ class Team:
         try:
             facts, arrays = mate.answer("learned", self.plan.learners.timeout_seconds)
             late.append((mate.dealt.popleft(), arrays["priority"]))
+            if mate in self.group:
+                self.speeds.note(1 + self.group.index(mate), len(arrays["priority"]), float(facts["seconds"]))  # type: ignore[arg-type]
             if facts["finite"] != self.finite and self.in_step:
                 self.updates = None
         except (CommLost, KeyError) as cause:
@@ -248,7 +262,7 @@ class Team:
         for mate in present:
             if mate.answer("formed", self.plan.learners.timeout_seconds)[0]["hash"] != own:
                 raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
-        self.updates = self.learner.updates
+        self.updates, self.speeds = self.learner.updates, Speeds(size, balance=self.plan.learners.balance)
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
     def open_group(self) -> Sync:
@@ -399,9 +413,21 @@ def tag_of(agreement: SyncPlan) -> str:
     return str(agreement.__struct_config__.tag)
 
 
-def owners_of(items: int, learners: int) -> Array:  # [N]
-    """Who learns from each item: one after the other, so that everybody sees all ages that a sampler drew."""
-    return np.arange(items) % learners
+def owners_of(items: int, shares: Sequence[float]) -> Array:  # [N]
+    """Who learns from each item: in turns as even as the shares allow, so that everybody sees all ages that were drawn.
+
+    Everybody gets one at least: a learner that has none would be waited for in vain.
+    """
+    learners = len(shares)
+    if len(set(shares)) == 1:
+        return np.arange(items) % learners
+    wanted, got, owners = np.asarray(shares, float) / sum(shares), np.zeros(learners), np.empty(items, np.int64)
+    for item in range(items):
+        missing = np.flatnonzero(got == 0)
+        behind = wanted * (item + 1) - got
+        owners[item] = rank = int(missing[0] if len(missing) >= items - item else np.argmax(behind))
+        got[rank] += 1
+    return owners
 
 
 def share_of(owners: Array, rank: int, learners: int) -> float:
@@ -409,10 +435,30 @@ def share_of(owners: Array, rank: int, learners: int) -> float:
     return float(np.count_nonzero(owners == rank)) * learners / len(owners)
 
 
-def dealt(batch: Batch | Sequences, own: Array) -> Batch | Sequences:  # own: [N] bool
-    """These items of a batch."""
-    found: dict[str, Any] = {}
-    for name in batch.__slots__:
-        value, rows_first = getattr(batch, name), isinstance(batch, Sequences) and name not in PER_ITEM
-        found[name] = None if value is None else np.ascontiguousarray(value[:, own] if rows_first else value[own])
-    return type(batch)(**found)
+class Speeds:
+    """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
+
+    def __init__(self, num: int, *, balance: bool) -> None:
+        self.num, self.balance = num, balance
+        self.shares = [1.0] * num  # by rank, the mean is 1
+        self.speeds: list[float | None] = [None] * num  # items per second
+        self.updates = 0
+
+    def note(self, rank: int, items: int, seconds: float) -> None:
+        """A rank computed so many items in so many seconds."""
+        now, before = items / max(seconds, 1e-9), self.speeds[rank]
+        self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
+
+    def settle(self) -> list[int]:
+        """After an update: new shares if they are off by a tenth; the ranks that are half as fast as the others."""
+        self.updates += 1
+        known = [speed for speed in self.speeds if speed is not None]
+        if not self.balance or self.updates % BALANCE_UPDATES or len(known) < self.num:
+            return []
+        mean = sum(known) / self.num
+        fair = [speed / mean for speed in known]
+        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) < WORTH:
+            return []
+        slow = [rank for rank, share in enumerate(fair) if share <= SLOW and self.shares[rank] > SLOW]
+        self.shares = fair
+        return slow

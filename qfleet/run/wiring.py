@@ -176,7 +176,8 @@ class Line:
         """Settings that do not stand still, as they are now: of those the plan lets move."""
         plan, learner, feed = self.plan, self.learner, self.feed
         now: State = {}
-        if plan.optim.decay_updates is not None or plan.steer.learning_rate != SteadyRate():
+        moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
+        if moves or plan.steer.learning_rate != SteadyRate():
             now["learning_rate"] = learner.rate()
         if isinstance(feed, ReplayFeed) and plan.steer.batch != SteadyBatch():
             now["batch_size"] = feed.batch_size

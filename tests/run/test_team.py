@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from qfleet.data import Array, Batch
+from qfleet.learn.parts import chosen
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import (
@@ -33,7 +34,7 @@ from qfleet.plan.together import (
 from qfleet.replay import make_cut
 from qfleet.run.partner import lone_learner
 from qfleet.run.resolve import resolve
-from qfleet.run.team import Team, dealt, owners_of, share_of
+from qfleet.run.team import Speeds, Team, owners_of, share_of
 from qfleet.run.wiring import make_train_world
 from tests.run.parts import SMALL
 
@@ -228,9 +229,40 @@ def test_a_batch_that_is_not_finite_moves_nobody(team: Team) -> None:
 
 
 def test_parts_are_a_whole() -> None:
-    batch, owners = made_up(10), owners_of(10, 3)
-    parts = [dealt(batch, owners == rank) for rank in range(3)]
+    batch, owners = made_up(10), owners_of(10, [1.0] * 3)
+    parts = [chosen(batch, owners == rank) for rank in range(3)]
     assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == list(range(10))
     assert [len(part.ids) for part in parts] == [4, 3, 3]
     assert sum(share_of(owners, rank, 3) for rank in range(3)) == pytest.approx(3.0)
-    assert share_of(owners_of(9, 3), 1, 3) == 1.0
+    assert share_of(owners_of(9, [1.0] * 3), 1, 3) == 1.0
+
+
+def test_shares_follow_speeds() -> None:
+    speeds = Speeds(2, balance=True)
+    named: list[int] = []
+    for _ in range(200):
+        owners = owners_of(32, speeds.shares)
+        for rank, speed in enumerate((1_000.0, 500.0)):
+            items = int((owners == rank).sum())
+            speeds.note(rank, items, items / speed)
+        named += speeds.settle()
+    owners = owners_of(30, speeds.shares)
+    assert [int((owners == rank).sum()) for rank in range(2)] == [20, 10]  # half as fast: half as many
+    assert [share_of(owners, rank, 2) for rank in range(2)] == pytest.approx([4 / 3, 2 / 3])
+    assert set(owners[:6].tolist()) == {0, 1}  # both from the beginning on
+    assert not named  # two thirds of the mean is not worth a word
+
+
+def test_who_is_slow_is_named_once_and_shares_stay_equal_without_balance() -> None:
+    speeds, fixed = Speeds(3, balance=True), Speeds(3, balance=False)
+    named: list[int] = []
+    for _ in range(300):
+        for rank, speed in enumerate((1_000.0, 1_000.0, 100.0)):
+            speeds.note(rank, 10, 10 / speed)
+            fixed.note(rank, 10, 10 / speed)
+        named += speeds.settle()
+        assert not fixed.settle()
+    assert named == [2]
+    assert fixed.shares == [1.0] * 3
+    owners = owners_of(4, speeds.shares)
+    assert set(owners.tolist()) == {0, 1, 2}  # nobody is left without
