@@ -36,6 +36,10 @@ def sync(
     folder = find_run(run, out)
     require_running(folder)
     plan = read_plan(folder / "run.toml")
+    if plan.learners.num == 1:
+        raise UsageError(
+            f"{folder} has one learner", "There is nobody to agree with.", "Start a run with learners.num=2 or more."
+        )
     before = wanted.now(folder, plan)
     after = changed(msgspec.structs.replace(plan, sync=before), str(folder / "run.toml"), settings).sync
     wanted.ask(folder, after)

@@ -277,7 +277,7 @@ def learning(
         with watch.sample:
             feed.learned(batch, report.priority)
             for ids, priority in report.late:
-                feed.replay.update(ids, priority)
+                feed.replay.update(*known(ids, priority))
         with watch.sync:
             board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

@@ -43,6 +43,18 @@ class Partners(Protocol):
         """Return when nobody is learning, and our own learner has all that there is."""
         ...
 
+    def forget(self) -> None:
+        """Our own learner's weights are about to be replaced: nothing that others have is of use."""
+        ...
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """What happened among them since this was last asked."""
+        ...
+
+    def doubts(self) -> list[str]:
+        """Why a run that goes on from a checkpoint is not the one that its seed decides."""
+        ...
+
     def close(self) -> None:
         """Let them go."""
         ...
@@ -172,10 +184,11 @@ class Learner:
 
     def look(self, batch: Batch | Sequences) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], mean value [] and gradients of a batch, whole or part by part."""
-        if self.accumulate == 1:
+        num = min(self.accumulate, len(batch.ids))
+        if num == 1:
             loss, priority, values, gradients = self.differentiate(self.tensors(batch))
             return loss, priority, values.mean(), gradients
-        return self.look_at_parts([part(batch, at, self.accumulate) for at in range(self.accumulate)])
+        return self.look_at_parts([part(batch, at, num) for at in range(num)])
 
     def look_at_parts(self, parts: list[Batch | Sequences]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The same from parts of a batch, one in memory at a time; each counts by how many items it has."""
@@ -229,8 +242,9 @@ class Learner:
         return Tensors(**found)  # type: ignore[arg-type]
 
     def everything(self) -> list[Tensor]:
-        """Weights, target network and moments: what learners have in common when they begin."""
-        return [*self.online_tensors, *self.target_tensors, *chain(*self.optimizer.moments.values())]
+        """Weights, target network, their states and the moments: what learners have in common when they begin."""
+        states = [state for state in (*self.net.buffers(), *self.target.buffers()) if state.is_floating_point()]
+        return [*self.online_tensors, *self.target_tensors, *states, *chain(*self.optimizer.moments.values())]
 
     def weights(self) -> Any:
         """What a board carries to the policy: not copies, so that they stay the newest."""

@@ -19,6 +19,7 @@ from qfleet.plan.schema import Sgd as SgdPlan
 class Optimizer(Protocol):
     """Moves parameters against their gradients, in place; `moments` is all it remembers, a tensor per parameter."""
 
+    parameters: list[Tensor]
     moments: dict[str, list[Tensor]]
     learning_rate: float
 

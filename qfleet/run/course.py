@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,6 @@ class Course:
             self.book.note(tick)
             for fault in tick.stats.get("faults", ()):
                 self.diary.note_fault(fault)
-            for event in tick.stats.get("learners", ()):
-                self.diary.note_learner(event)
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
@@ -102,7 +101,8 @@ class Course:
         self.diary.show()
 
     def heed(self) -> None:
-        """Agree in another way, if somebody wants it; looked for about once a second."""
+        """Tell what happened among learners; agree in another way, if somebody wants it."""
+        self.note_learners()
         if self.line.partners is None or self.clock() - self.heeded_at < HEED_SECONDS:
             return
         self.heeded_at = self.clock()
@@ -115,7 +115,14 @@ class Course:
             before, after = (str(sync.__struct_config__.tag) for sync in (self.line.partners.agreement, wanted))
             self.line.partners.switch(wanted)
             self.diary.tell("sync", f"learners agree by {after} from now on", before=before, after=after)
-            self.diary.write_status()
+            with suppress(StorageError):
+                self.diary.write_status()
+
+    def note_learners(self) -> None:
+        """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
+        for event in self.line.partners.take_events() if self.line.partners is not None else ():
+            self.diary.note_learner(event)
+            self.book.exact = self.book.exact and event["kind"] != "learner_lost"
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
@@ -237,6 +244,7 @@ class Course:
     def save(self) -> None:
         """Commit this moment; only finite weights get that far."""
         self.line.rest()
+        self.note_learners()
         self.require_finite()
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()
@@ -268,6 +276,8 @@ class Course:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
         if self.line.remote is not None:
             self.line.remote.rest()
+        if self.line.partners is not None:
+            self.line.partners.forget()
         meta, (book, lost) = self.keeper.checkpoints.restore(
             lambda found: (found.meta, self.keeper.load(found)), **options
         )
@@ -287,6 +297,7 @@ class Course:
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""
         reasons = [*self.keeper.changed_conditions(), *unpromised(self.plan.runtime.device)]
+        reasons += [] if self.line.partners is None else self.line.partners.doubts()
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
         if self.keeper.last is not None and self.keeper.last.meta["replay"] == "none":

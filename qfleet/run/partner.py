@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
+from typing import Any
 
 import msgspec
 import torch
@@ -24,10 +25,12 @@ from qfleet.learn.learner import Change
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.plan.together import Sync as SyncPlan
-from qfleet.run.post import logging_to
-from qfleet.run.server import ShardPort, pair_bytes
+from qfleet.run.post import MOST_CHARACTERS, logging_to
+from qfleet.run.server import ShardPort
+from qfleet.run.shard_post import pair_bytes
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import LAYERS, SYNC, learner_net, make_fresh, make_policy, stream
+from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.group import make_gloo
 from qfleet.sync.make import make_served, make_sync
@@ -53,7 +56,6 @@ class PartnerPost:
     answers: Ring
     bell: Connection
     torso: nn.Module | None = None
-    log: str | None = None
 
 
 class Talk:
@@ -68,7 +70,7 @@ class Talk:
             if not self.out.put(facts, arrays or {}):
                 raise CommLost("what was said before is still waiting")
             self.bell.send_bytes(BELL)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # closed, or never to be read
             raise CommLost(str(error)) from error
 
     def hear(self, limit_seconds: float) -> Parts | None:
@@ -91,19 +93,24 @@ def learn_beside(post: PartnerPost) -> None:
     """The life of a partner's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    with logging_to(post.log), suppress(CommLost):
-        Partner(post).run(os.getppid())
+    talk = Talk(post.answers, post.orders, post.bell)
+    with logging_to(None), suppress(CommLost):
+        try:
+            Partner(post, talk).run(os.getppid())
+        except Exception as error:
+            talk.say({"kind": "failed", "what": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]})
+            raise
 
 
 class Partner:
     """A learner, and the orders it obeys."""
 
-    def __init__(self, post: PartnerPost) -> None:
-        self.post, self.plan = post, msgspec.json.decode(post.plan, type=Plan)
+    def __init__(self, post: PartnerPost, talk: Talk) -> None:
+        self.post, self.talk = post, talk
+        self.plan = msgspec.json.decode(post.plan, type=Plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, post.number).integers(2**63)))
         self.learner = lone_learner(self.plan, post.shown, post.spec, post.torso)
-        self.talk = Talk(post.answers, post.orders, post.bell)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
         self.ports: list[ShardPort] = []
@@ -121,11 +128,14 @@ class Partner:
                 bound_log()
 
     def obey(self, parts: Parts) -> None:
-        """Join a group, or learn."""
-        if fact(parts[0], "kind") == "form":
-            self.form(parts[0])
-        else:
-            self.learn(parts)
+        """Join a group, learn, or tell what we have."""
+        match fact(parts[0], "kind"):
+            case "form":
+                self.form(parts[0])
+            case "hash":
+                self.talk.say({"kind": "hash", "hash": state_hash(self.learner)})
+            case _:
+                self.learn(parts)
 
     def leave(self) -> None:
         """The group is no more."""
@@ -214,14 +224,22 @@ def proposed(learner: Learner, batch: Batch | Sequences, share: float, step: Ste
     raise CommLost(f"every gradient was too old, {MOST_TRIES} times")
 
 
-def served_for(plan: ServerSync, seed: int, learner: Learner, ports: list[ShardPort], rank: int) -> Sync:
+def silent(kind: str, **fields: Any) -> None:
+    """Rank 0 tells what is worth telling."""
+
+
+def served_for(
+    plan: ServerSync, seed: int, learner: Learner, ports: list[ShardPort], rank: int, tell: Tell = silent
+) -> Sync:
     """A parameter server's strategy for this learner."""
-    drawn = int(stream(seed, SYNC).integers(2**31))
-    return make_served(plan, ports, learner.clip, learner.rate, learner.parameters, rank=rank, seed=drawn)
+    who, drawn = {"rank": rank}, int(stream(seed, SYNC).integers(2**31))
+    return make_served(plan, ports, learner.clip, learner.rate, learner.parameters, **who, seed=drawn, tell=tell)
 
 
-def sync_for(plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None) -> Sync:
+def sync_for(
+    plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None, tell: Tell = silent
+) -> Sync:
     """The plan's strategy for this learner, whose own step may be watched."""
     moments = [tensor for moment in learner.optimizer.moments.values() for tensor in moment]
     drawn = int(stream(seed, SYNC).integers(2**31))
-    return make_sync(plan, comm, step or learner.step, learner.parameters, moments, seed=drawn)
+    return make_sync(plan, comm, step or learner.step, learner.parameters, moments, seed=drawn, tell=tell)

@@ -43,7 +43,11 @@ def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module |
     if plan.learners.num > 1 and isinstance(line.learner, Learner):
         from qfleet.run.team import Team  # most runs have one learner, and no time to import torch's groups
 
-        line.learner.partners = Team(plan, world.spec, line.spec, line.feed.replay.cut, line.learner, torso)
+        try:
+            line.learner.partners = Team(plan, world.spec, line.spec, line.feed.replay.cut, line.learner, torso)
+        except BaseException:
+            line.close()
+            raise
     return line
 
 

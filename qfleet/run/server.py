@@ -1,21 +1,11 @@
-"""A parameter server's shard as a process, and the ways to it: gradients and weights in shared memory, words by socket.
+"""A parameter server as the driver and the learners see it: its shards' processes, and the ways to them."""
 
-For each learner there is a region with room for a gradient and for weights, and a socket. Who pushes writes its
-gradient and says so; the shard answers when its rule says so (`sync/shard.py`), after it has written its weights.
-"""
-
-import os
-import select
-import signal
 import socket
-import struct
-import time
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import recv_handle, send_handle
-from typing import Any, get_args
+from multiprocessing.reduction import send_handle
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,17 +13,18 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
-from qfleet.data.kin import die_with_parent, hidden_main
-from qfleet.data.region import Region, region_of
-from qfleet.learn import make_optimizer
+from qfleet.data.kin import hidden_main
+from qfleet.data.region import Region
+from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
+from qfleet.run.shard_post import PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
+from qfleet.run.shares import pieces_of
 from qfleet.sync.comm import CommLost
-from qfleet.sync.shard import Push, Shard, Verdict
+from qfleet.sync.shard import Verdict, cuts_of
+from qfleet.sync.strategies import flat, place
 
-PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
-VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-LISTEN_MILLISECONDS, END_SECONDS = 500, 0.5
+START_SECONDS, END_SECONDS = 120.0, 0.5
 
 
 class ShardPort:
@@ -68,196 +59,52 @@ class ShardPort:
         self.line.close()
 
 
-@dataclass
-class ShardPost:
-    """Everything a shard needs to know."""
-
-    plan: bytes  # as JSON
-    sync: bytes  # the agreement, as JSON
-    state: Region  # weights and moments [n] each, to begin with and whenever they are asked for
-    num: int
-    orders: Connection
-
-
-class Desk:
-    """A learner's end at the shard."""
-
-    def __init__(self, rank: int, region: Region, line: socket.socket, num: int) -> None:
-        self.rank, self.region, self.line = rank, region, line
-        self.gradient, self.weights = halves(region, num)
-
-    def answer(self, verdict: Verdict, version: int, weights: Tensor) -> None:
-        """Show the newest weights, then say so; who is gone does not hear it."""
-        self.weights.copy_(weights)
-        try:
-            self.line.send(REPLY.pack(VERDICTS.index(verdict), version), socket.MSG_DONTWAIT)
-        except OSError:
-            return
-
-
-def hold(post: ShardPost) -> None:
-    """The life of a shard's process."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
-    Holding(post).run(os.getppid())
-
-
-class Holding:
-    """A block of weights, its optimiser, and whoever works with it."""
-
-    def __init__(self, post: ShardPost) -> None:
-        self.post, self.sync = post, msgspec.json.decode(post.sync, type=ServerSync)
-        plan = msgspec.json.decode(post.plan, type=Plan)
-        weights = torch.empty(post.num)
-        self.optimizer = make_optimizer(plan.optim, [weights])
-        self.kept = [weights, *(moment[0] for moment in self.optimizer.moments.values())]
-        self.load()
-        self.skipped = False
-        limit = self.sync.window_seconds
-        how = {"max_staleness": self.sync.max_staleness, "spare": self.sync.spare, "window": self.sync.window}
-        self.shard = Shard(
-            weights,
-            self.step,
-            workers=0,
-            **how,  # type: ignore[arg-type]
-            window_seconds=float("inf") if limit is None else limit,
-            slow_down=self.sync.slow_down,
-            total=self.sync.reduce == "sum",
-        )
-        self.desks: dict[int, Desk] = {}
-        self.asking: list[Desk] = []  # whose answer waits for a step
-        self.rate = 0.0
-        self.poll = select.poll()
-        self.poll.register(post.orders.fileno(), select.POLLIN)
-
-    def load(self) -> None:
-        """Begin with what lies in the region."""
-        for into, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
-            into.copy_(torch.from_numpy(row) if into.dim() else torch.tensor(float(row[0])))  # a count is one number
-
-    def save(self) -> None:
-        """Write down what there is."""
-        for value, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
-            row[:] = value.numpy()
-
-    def step(self, gradient: Tensor, factor: float) -> None:
-        """The optimiser's step, unless somebody had nothing to give."""
-        self.skipped = not bool(torch.isfinite(gradient).all())
-        if not self.skipped:
-            self.optimizer.learning_rate = self.rate * factor
-            self.optimizer.step([gradient])
-
-    def run(self, parent: int) -> None:
-        """Serve until the parent is gone."""
-        while os.getppid() == parent:
-            for fd, _ in self.poll.poll(self.patience()):
-                if fd == self.post.orders.fileno():
-                    self.obey(self.post.orders.recv_bytes(64).decode())
-                else:
-                    self.take(self.desks[fd])
-            if self.shard.tend(time.monotonic()):
-                self.tell_all()
-
-    def patience(self) -> float:
-        """Milliseconds until a window closes, or somebody may have left."""
-        limit = self.shard.since + self.shard.window_seconds - time.monotonic()
-        return min(LISTEN_MILLISECONDS, max(0.0, 1_000 * limit))
-
-    def take(self, desk: Desk) -> None:
-        """Hear a learner; one that left is not waited for."""
-        data = desk.line.recv(PUSH.size, socket.MSG_WAITALL)
-        if len(data) < PUSH.size:
-            self.part(desk)
-            return
-        sequence, version, self.rate = PUSH.unpack(data)
-        waits = self.sync.max_staleness == 0
-        # What is answered at once may be written over before the step is made.
-        gradient = desk.gradient if waits else desk.gradient.clone()
-        verdict = self.shard.push(Push((desk.rank, 0, sequence), version, gradient), time.monotonic())
-        self.asking.append(desk)
-        if verdict == "applied":
-            self.tell_all()
-        elif not (waits and verdict == "waiting"):
-            self.asking.remove(desk)
-            desk.answer(verdict, self.shard.version, self.shard.weights)
-
-    def tell_all(self) -> None:
-        """A step was made: everybody who waited for it hears of it."""
-        for desk in self.asking:
-            desk.answer("skipped" if self.skipped else "applied", self.shard.version, self.shard.weights)
-        self.asking.clear()
-
-    def part(self, desk: Desk) -> None:
-        """A learner is gone."""
-        self.poll.unregister(desk.line.fileno())
-        del self.desks[desk.line.fileno()]
-        self.asking = [other for other in self.asking if other is not desk]
-        version = self.shard.version
-        self.shard.leave(desk.rank, time.monotonic())
-        desk.line.close()
-        if self.shard.version > version:
-            self.tell_all()
-
-    def obey(self, order: str) -> None:
-        """What the driver wants: a learner seated, or the state shown."""
-        word, _, rest = order.partition(" ")
-        if word == "seat":
-            memory, line = recv_handle(self.post.orders), recv_handle(self.post.orders)
-            region = region_of(memory, pair_bytes(self.post.num))
-            desk = Desk(int(rest), region, socket.socket(fileno=line), self.post.num)
-            self.desks[desk.line.fileno()] = desk
-            self.poll.register(desk.line.fileno(), select.POLLIN)
-            self.shard.enlist()
-        else:
-            self.save()
-        shard = self.shard
-        counts = {"version": shard.version, "staleness": dict(shard.staleness), "refused": dict(shard.refused)}
-        self.post.orders.send_bytes(msgspec.json.encode(counts))
-
-
 class Server:
     """A shard's process, as the driver sees it."""
 
-    def __init__(
-        self, context: ForkServerContext, plan: bytes, sync: bytes, num: int, moments: int, limit: float
-    ) -> None:
-        self.num, self.limit = num, limit
-        self.state, self.moments = Region(4 * num * (1 + moments)), moments
-        self.orders, theirs = context.Pipe()
-        post = ShardPost(plan, sync, self.state, num, theirs)
+    def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], kinds: int) -> None:
+        self.num, self.kinds = sum(pieces), kinds
+        self.state = Region(4 * self.num * kinds)
+        self.orders, self.theirs = context.Pipe()
+        post = ShardPost(plan, sync, self.state, pieces, self.theirs)
         self.process: BaseProcess = context.Process(target=hold, args=(post,), name="qfleet-shard", daemon=True)
-        self.post = post
 
     def start(self) -> None:
         """Begin with what was written into `state`."""
         with hidden_main(True):
             self.process.start()
-        self.post.orders.close()
+        self.theirs.close()
 
     def rows(self) -> list[Array]:
         """Weights [n] and moments [n], to begin with or as they were last shown."""
-        return rows(self.state, 1 + self.moments, self.num)
+        return rows(self.state, self.kinds, self.num)
 
-    def seat(self, rank: int) -> tuple[Region, socket.socket]:
-        """A place for a learner: what it needs to reach the shard."""
-        region, (mine, theirs) = Region(pair_bytes(self.num)), socket.socketpair()
-        self.ask(f"seat {rank}", (region.fileno(), theirs.fileno()))
-        theirs.close()
-        return region, mine
+    def word(self, limit_seconds: float) -> bytes:
+        """What it says within the limit."""
+        try:
+            if self.orders.poll(limit_seconds):
+                return self.orders.recv_bytes(1 << 16)
+        except (OSError, EOFError) as error:
+            raise CommLost(f"a server's shard is gone: {error}") from error
+        raise CommLost("a server's shard does not answer")
 
-    def ask(self, order: str, handles: tuple[int, ...] = ()) -> dict[str, Any]:
+    def ask(self, order: str, limit_seconds: float, handles: tuple[int, ...] = ()) -> dict[str, Any]:
         """Give an order and hear how things stand."""
         try:
             self.orders.send_bytes(order.encode())
             for handle in handles:
                 send_handle(self.orders, handle, self.process.pid)
-            if not self.orders.poll(self.limit):
-                raise CommLost("a server's shard does not answer")
-            found: dict[str, Any] = msgspec.json.decode(self.orders.recv_bytes(1 << 16))
-        except (OSError, EOFError) as error:
+        except OSError as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
+        found: dict[str, Any] = msgspec.json.decode(self.word(limit_seconds))
         return found
+
+    def seat(self, rank: int, limit_seconds: float) -> tuple[Region, socket.socket]:
+        """A place for a learner: what it needs to reach the shard."""
+        region, (mine, theirs) = Region(pair_bytes(self.num)), socket.socketpair()
+        with theirs:
+            self.ask(f"seat {rank}", limit_seconds, (region.fileno(), theirs.fileno()))
+        return region, mine
 
     def end(self) -> None:
         """It is not needed any more."""
@@ -268,17 +115,70 @@ class Server:
         self.state.close()
 
 
-def pair_bytes(num: int) -> int:
-    """Room for a gradient and for weights."""
-    return 8 * num
+class Servers:
+    """All shards of a parameter server, begun with what a learner has."""
+
+    def __init__(self, context: ForkServerContext, plan: Plan, sync: ServerSync, learner: Learner) -> None:
+        self.limit, self.ports = plan.learners.timeout_seconds, list[ShardPort]()
+        kept, sizes = kinds_of(learner), [parameter.numel() for parameter in learner.parameters]
+        told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
+        self.pieces = [pieces_of(sizes, *cut) for cut in cuts_of(sum(sizes), sync.shards)]
+        self.shards = [Server(context, *told, [num for _, num in pieces], len(kept)) for pieces in self.pieces]
+        for at, tensors in enumerate(kept):
+            for row, part in zip(self.row(at), self.parts(tensors), strict=True):
+                row[: len(part)] = part
+        try:
+            for shard in self.shards:
+                shard.start()
+            for shard in self.shards:
+                shard.word(START_SECONDS)
+        except CommLost:
+            self.close()
+            raise
+
+    def row(self, at: int) -> list[Array]:
+        """The row of weights, or of a moment, in every shard."""
+        return [shard.rows()[at] for shard in self.shards]
+
+    def parts(self, tensors: list[Tensor]) -> list[Array]:
+        """What each shard has of them: its numbers, or of counts one for each of its parameters."""
+        if not tensors[0].dim():
+            return [np.array([float(tensors[at]) for at, _ in pieces], np.float32) for pieces in self.pieces]
+        whole = flat(tensors).numpy()
+        return np.split(whole, np.cumsum([shard.num for shard in self.shards])[:-1])
+
+    def seat(self, rank: int) -> list[ShardPort]:
+        """A learner's ways to all shards, in this process."""
+        self.ports += [ShardPort(*shard.seat(rank, self.limit), shard.num, self.limit) for shard in self.shards]
+        return self.ports
+
+    def hand(self, rank: int, give: Callable[[int, int], None]) -> None:
+        """A learner's ways to all shards, handed to another process."""
+        for shard in self.shards:
+            region, line = shard.seat(rank, self.limit)
+            with line:
+                give(region.fileno(), line.fileno())
+            region.close()
+
+    def gather(self, learner: Learner) -> dict[str, Any]:
+        """Write what the shards have into a learner; how far they are, and how stale gradients were."""
+        told = [shard.ask("state", self.limit) for shard in self.shards]
+        for at, tensors in enumerate(kinds_of(learner)):
+            if tensors[0].dim():
+                place(torch.from_numpy(np.concatenate(self.row(at))), tensors)
+                continue
+            for row, pieces in zip(self.row(at), self.pieces, strict=True):
+                write(row, [tensors[which] for which, _ in pieces])
+        return {"versions": [each["version"] for each in told], "staleness": told[0]["staleness"]}
+
+    def close(self) -> None:
+        """End them."""
+        for port in self.ports:
+            port.close()
+        for shard in self.shards:
+            shard.end()
 
 
-def halves(region: Region, num: int) -> tuple[Tensor, Tensor]:
-    """A region as a gradient [n] and weights [n]."""
-    both = torch.from_numpy(np.frombuffer(region.view, np.float32, 2 * num).reshape(2, num))
-    return both[0], both[1]
-
-
-def rows(region: Region, num_rows: int, num: int) -> list[Array]:
-    """A region as so many rows [n]."""
-    return list(np.frombuffer(region.view, np.float32, num_rows * num).reshape(num_rows, num))
+def kinds_of(learner: Learner) -> list[list[Tensor]]:
+    """Weights, then every kind of moment: a tensor of each for every parameter."""
+    return [list(learner.parameters), *learner.optimizer.moments.values()]

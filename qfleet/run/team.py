@@ -6,33 +6,27 @@ priorities joined again. Rank 0 is the truth. Whoever is lost, the others leave 
 background and join when they are ready.
 """
 
-import importlib
 import math
 import time
-from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import send_handle
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from qfleet.data import Array, Batch, Report, Sequences, Spec
+from qfleet.data import Batch, Report, Sequences, Spec
 from qfleet.data.budget import Budget
 from qfleet.data.cargo import batch_parts, blank_batch
 from qfleet.data.kin import hidden_main
-from qfleet.data.wire import Facts, Parts, packed_bytes
+from qfleet.data.wire import Facts, packed_bytes
+from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.learn.parts import chosen
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import AllreduceSync, NoCodec, ServerSync
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.replay import Cut
+from qfleet.run.mate import Mate
 from qfleet.run.partner import (
     PartnerPost,
     Talk,
@@ -46,65 +40,16 @@ from qfleet.run.partner import (
 )
 from qfleet.run.processes import fork_server, require_sendable
 from qfleet.run.remote_replay import batch_size, window
-from qfleet.run.server import Server, ShardPort
+from qfleet.run.server import Servers
 from qfleet.run.shared import Ring
+from qfleet.run.shares import Known, Speeds, joined, owners_of, share_of
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.shard import cuts_of
-from qfleet.sync.strategies import Sync, flat, place
+from qfleet.sync.group import make_store
+from qfleet.sync.strategies import Sync
 
 ADDRESS = "127.0.0.1"
-WINDOW_SECONDS, START_SECONDS, END_SECONDS, GRACE_SECONDS, LISTEN_SECONDS = 600.0, 120.0, 0.5, 5.0, 0.2
+WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS = 600.0, 120.0, 5.0
 ANSWER_BYTES, SLOTS = 4096, 2
-SPEED_WEIGHT, BALANCE_UPDATES, WORTH, SLOW = 0.1, 50, 0.1, 0.6
-Known: TypeAlias = tuple[Array, Array]  # ids and their priorities
-
-
-class Mate:
-    """One partner's process, as the driver sees it."""
-
-    def __init__(self, process: BaseProcess, post: PartnerPost, talk: Talk, now: float) -> None:
-        self.process, self.post, self.talk, self.since = process, post, talk, now
-        self.ready = False
-        self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet
-
-    def listen(self, now: float) -> None:
-        """Is it ready by now? One that takes too long to start is lost."""
-        if self.ready:
-            return
-        self.ready = self.talk.hear(0.0) is not None
-        if not self.process.is_alive() or (not self.ready and now - self.since > START_SECONDS):
-            raise CommLost("it did not start")
-
-    def answer(self, kind: str, limit_seconds: float) -> Parts:
-        """What it has to say within the limit, which must be of this kind."""
-        parts = self.word(limit_seconds)
-        if parts[0].get("kind") != kind:
-            raise CommLost(str(parts[0].get("what", "it said something else")))
-        return parts
-
-    def word(self, limit_seconds: float) -> Parts:
-        """Whatever it says within the limit."""
-        until = time.monotonic() + limit_seconds
-        while time.monotonic() < until and self.process.is_alive():
-            if (parts := self.talk.hear(LISTEN_SECONDS)) is not None:
-                return parts
-        raise CommLost("it does not answer" if self.process.is_alive() else "its process is gone")
-
-    def hand(self, *handles: int) -> None:
-        """Hand descriptors over."""
-        try:
-            for handle in handles:
-                send_handle(self.talk.bell, handle, self.process.pid)
-        except OSError as error:
-            raise CommLost(str(error)) from error
-
-    def end(self) -> None:
-        """It is not needed, or not to be relied upon."""
-        self.process.kill()
-        self.process.join(END_SECONDS)
-        self.talk.bell.close()
-        self.post.orders.close()
-        self.post.answers.close()
 
 
 class Team:
@@ -113,19 +58,22 @@ class Team:
     def __init__(
         self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, learner: Learner, torso: nn.Module | None = None
     ) -> None:
+        require_cpu(learner)
         self.plan, self.shown, self.spec, self.learner, self.torso = plan, shown, spec, learner, torso
         self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
         self.needs_main = b"__main__" in require_sendable((None, torso, None))
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
-        self.context, self.store = fork_server(), make_store()
+        self.context, self.store = fork_server(), make_store(ADDRESS)
         self.mates: dict[int, Mate] = {}
         self.group: list[Mate] = []  # by rank, from 1 on
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.number = 0  # of groups so far
-        self.updates: int | None = None  # after the last one made together
+        self.servers: Servers | None = None
+        self.agreement, self.number = plan.sync, 0  # how they agree, and how many groups there have been
+        self.stale = True  # must a group be formed before the next update, whoever is there?
+        self.updates = 0  # after the last one made together
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
-        self.agreement, self.servers, self.ports = plan.sync, list[Server](), list[ShardPort]()
+        self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
         self.speeds = Speeds(1, balance=False)
         self.late: list[Known] = []  # priorities that came after their batch
@@ -146,186 +94,231 @@ class Team:
                 self.give_up(cause)
                 continue
             self.updates = self.learner.updates
-            if self.events:
-                report.stats["learners"], self.events = self.events, []
+            if "reset" in report.stats and not isinstance(self.agreement, AllreduceSync):
+                self.forget()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
             return report
 
     def update_once(self, batch: Batch | Sequences) -> Report:
         """Deal the batch out, learn, and join what everybody found."""
-        owners, late = owners_of(len(batch.ids), self.speeds.shares), self.late
+        if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
+            self.rest()  # it also changes moments, which a server may have
+        owners = owners_of(len(batch.ids), self.speeds.shares)
         for rank, mate in enumerate(self.group, 1):
-            if len(mate.dealt) == SLOTS:
-                self.hear(mate, late)
-            part = chosen(batch, owners == rank)
-            facts, arrays = batch_parts(part)
-            mate.talk.say({**facts, **self.terms(owners, rank)}, arrays)
-            mate.dealt.append(part.ids)
-        share = share_of(owners, 0, 1 + len(self.group))
-        own = chosen(batch, owners == 0)
+            self.deal(mate, chosen(batch, owners == rank), share_of(owners, rank, self.speeds.num))
+        own, share = chosen(batch, owners == 0), share_of(owners, 0, self.speeds.num)
         change, norm, seconds = proposed(self.learner, own, share, self.agreed)
-        self.speeds.note(0, len(own.ids), seconds)
         self.finite = math.isfinite(norm)
+        if self.group:
+            self.speeds.note(0, len(own.ids), seconds)
         for mate in self.group.copy():
             while mate.dealt and mate in self.group and (self.in_step or mate.talk.bell.poll(0)):
-                self.hear(mate, late)
+                self.hear(mate)
         self.balance()
-        change.report.priority = joined(batch.ids, owners, change.report.priority, late)
-        report = self.learner.agree(change, norm)
-        report.late, self.late = late, []
-        return report
+        change.report.priority = joined(batch.ids, owners, change.report.priority, self.late)
+        change.report.late, self.late = self.late, []
+        return self.learner.agree(change, norm)
 
-    def balance(self) -> None:
-        """Let shares follow speeds, and name who is slow."""
-        for rank in self.speeds.settle():
-            number = 0 if rank == 0 else self.group[rank - 1].post.number
-            self.tell("learner_slow", learner=number, share=round(self.speeds.shares[rank] / self.speeds.num, 3))
-
-    def terms(self, owners: Array, rank: int) -> Facts:
-        """What a partner must know to take part in this update."""
-        share = share_of(owners, rank, 1 + len(self.group))
-        return {"updates": self.learner.updates, "rate": self.learner.learning_rate, "share": share}
+    def deal(self, mate: Mate, part: Batch | Sequences, share: float) -> None:
+        """Give a partner its part; one that has two already is heard first."""
+        if len(mate.dealt) == SLOTS:
+            self.hear(mate)
+        if mate not in self.group:
+            raise CommLost("the group is over")
+        facts, arrays = batch_parts(part)
+        terms: Facts = {"updates": self.learner.updates, "rate": self.learner.learning_rate, "share": share}
+        mate.order({**facts, **terms}, arrays)
+        mate.dealt.append(part.ids)
 
     def agreed(self, gradients: list[Tensor]) -> float:
         """Make the step; if somebody is lost after our own was made, it counts and the group is over."""
         self.made.clear()
         if self.sync is None:
             raise CommLost("there is no group")
+        self.pushing = self.servers is not None
         try:
-            return self.sync.step(gradients)
+            norm = self.sync.step(gradients)
         except CommLost as cause:
             if not self.made:
                 raise
             self.give_up(cause)
             return self.made[0]
+        self.pushing = False
+        return norm
 
     def step(self, gradients: list[Tensor]) -> float:
         """Our own step."""
         self.made.append(norm := self.learner.step(gradients))
         return norm
 
-    def hear(self, mate: Mate, late: list[Known]) -> None:
-        """A partner's priorities; if it has none to tell, or skipped what others did not, the group begins anew."""
+    def hear(self, mate: Mate) -> None:
+        """A partner's priorities. If it has none to tell the group is over; if it alone skipped, it begins anew."""
         try:
-            facts, arrays = mate.answer("learned", self.plan.learners.timeout_seconds)
-            late.append((mate.dealt.popleft(), arrays["priority"]))
-            if mate in self.group:
-                self.speeds.note(1 + self.group.index(mate), len(arrays["priority"]), float(facts["seconds"]))  # type: ignore[arg-type]
-            if facts["finite"] != self.finite and self.in_step:
-                self.updates = None
-        except (CommLost, KeyError) as cause:
-            self.lose(mate, str(cause))
+            facts, arrays = mate.answer("learned", self.patience)
+        except CommLost as cause:
+            self.give_up(cause)
+            return
+        ids, finite = mate.dealt.popleft(), bool(facts["finite"])
+        if finite:
+            self.late.append((ids, arrays["priority"]))
+            self.speeds.note(1 + self.group.index(mate), len(ids), float(facts["seconds"]))  # type: ignore[arg-type]
+        self.stale = self.stale or (self.in_step and finite != self.finite)
+
+    def balance(self) -> None:
+        """Let shares follow speeds, and name who is slow."""
+        for rank in self.speeds.settle() if self.group else ():
+            number = 0 if rank == 0 else self.group[rank - 1].post.number
+            self.tell("learner_slow", learner=number, share=round(self.speeds.shares[rank] / self.speeds.num, 3))
+
+    # What the rest of a run asks of it
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on; what a strategy remembers begins anew."""
-        self.agreement, self.updates = agreement, None
-
-    @property
-    def in_step(self) -> bool:
-        """Does everybody make the same update at the same time?"""
-        return not (isinstance(self.agreement, ServerSync) and self.agreement.max_staleness != 0)
+        self.agreement, self.stale = agreement, True
 
     def rest(self) -> None:
         """Return when nobody is learning, and rank 0 has everything that there is."""
         for mate in self.group.copy():
             while mate.dealt and mate in self.group:
-                self.hear(mate, self.late)
-        with suppress(CommLost):  # the next update will find out
+                self.hear(mate)
+        try:
             self.gather()
+        except CommLost as cause:
+            self.give_up(cause)
+
+    def forget(self) -> None:
+        """Rank 0's weights were replaced: what anybody else has, or is about to say, is of no use."""
+        self.leave(gather=False)
+        self.late.clear()
+
+    def take_events(self) -> list[dict[str, Any]]:
+        """What happened since this was last asked."""
+        taken, self.events = self.events, []
+        return taken
+
+    def doubts(self) -> list[str]:
+        """Why a run that goes on from a checkpoint is not the one that its seed decides."""
+        same = isinstance(self.agreement, AllreduceSync) and isinstance(self.agreement.codec, NoCodec)
+        reasons = ((not same, f"learners that agree by {tag_of(self.agreement)} begin anew from the saved weights"),)
+        drawing = self.plan.net.noisy or self.plan.net.dropout > 0.0 or self.plan.learners.balance
+        return [text for holds, text in (*reasons, (drawing, "partners draw anew, or share by the clock")) if holds]
+
+    def alike(self) -> bool:
+        """Does everybody in the group have the same weights, target network and moments, now that all are at rest?"""
+        self.rest()
+        for mate in self.group:
+            mate.order({"kind": "hash"})
+        own = state_hash(self.learner)
+        return all(mate.answer("hash", self.patience)[0]["hash"] == own for mate in self.group)
+
+    def close(self) -> None:
+        """End everybody."""
+        self.leave(gather=False)
+        for mate in self.mates.values():
+            mate.end()
+        self.mates.clear()
 
     # Who is there
 
+    @property
+    def in_step(self) -> bool:
+        """Does everybody make the same update at the same time?"""
+        sync = self.agreement
+        return not isinstance(sync, ServerSync) or (sync.max_staleness == 0 and sync.spare == 0)
+
+    @property
+    def patience(self) -> float:
+        """How long a word may take of somebody who waits for others itself."""
+        return self.plan.learners.timeout_seconds + GRACE_SECONDS
+
     def tend(self) -> None:
         """Form a group anew if somebody came or left, or rank 0's weights were replaced."""
-        now = time.monotonic()
+        self.look_around()
+        present = [mate for mate in self.mates.values() if mate.ready]
+        if present and (self.stale or present != self.group or self.updates != self.learner.updates):
+            self.form(present)
+
+    def look_around(self) -> None:
+        """See who is ready, and who is gone."""
         for mate in list(self.mates.values()):
             try:
-                mate.listen(now)
+                mate.listen(time.monotonic())
             except CommLost as cause:
                 self.lose(mate, str(cause))
-        present = [mate for mate in self.mates.values() if mate.ready]
-        if present and (present != self.group or self.updates != self.learner.updates):
-            self.form(present)
 
     def form(self, present: list[Mate]) -> None:
         """A new group of rank 0 and these, who begin where rank 0 is."""
         self.leave()
+        self.await_words(present)
+        if any(mate.post.number not in self.mates or not mate.ready for mate in present):
+            raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
+        self.group, self.speeds = present, Speeds(size, balance=self.plan.learners.balance)
+        if isinstance(self.agreement, ServerSync):
+            self.servers = Servers(self.context, self.plan, self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        self.group = present
         for rank, mate in enumerate(present, 1):
-            mate.talk.say({**facts, "rank": rank})
+            mate.order({**facts, "rank": rank})
         self.comm = join(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
         share_state(self.learner, self.comm)
-        own = state_hash(self.learner)
-        self.sync = self.open_server() if isinstance(self.agreement, ServerSync) else self.open_group()
-        for mate in present:
-            if mate.answer("formed", self.plan.learners.timeout_seconds)[0]["hash"] != own:
-                raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
-        self.updates, self.speeds = self.learner.updates, Speeds(size, balance=self.plan.learners.balance)
+        self.sync = self.opened()
+        self.require_alike(present)
+        self.updates, self.stale = self.learner.updates, False
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
-    def open_group(self) -> Sync:
-        """Agree by a group alone."""
-        return sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step)
+    def opened(self) -> Sync:
+        """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
+        if self.servers is None or not isinstance(self.agreement, ServerSync):
+            return sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step, self.tell)
+        ports = self.servers.seat(0)
+        for rank, mate in enumerate(self.group, 1):
+            self.servers.hand(rank, mate.hand)
+        return served_for(self.agreement, self.plan.seed, self.learner, ports, 0, self.tell)
 
-    def open_server(self) -> Sync:
-        """Start the shards with what rank 0 has, and hand everybody the ways to them."""
-        if not isinstance(self.agreement, ServerSync):
-            raise TypeError("not an agreement with a server")
-        kept, limit = blocks_of(self.learner), self.plan.learners.timeout_seconds
-        plan, sync = msgspec.json.encode(self.plan), msgspec.json.encode(self.agreement)
-        for begin, end in cuts_of(len(kept[0]), self.agreement.shards):
-            server = Server(self.context, plan, sync, end - begin, len(kept) - 1, limit)
-            self.servers.append(server)
-            for row, whole in zip(server.rows(), kept, strict=True):
-                row[:] = whole[begin:end].numpy()
-            server.start()
-            self.ports.append(ShardPort(*server.seat(0), end - begin, limit))
-            for rank, mate in enumerate(self.group, 1):
-                region, line = server.seat(rank)
-                mate.hand(region.fileno(), line.fileno())
-                line.close()
-        return served_for(self.agreement, self.plan.seed, self.learner, self.ports, 0)
+    def require_alike(self, present: list[Mate]) -> None:
+        """Everybody has begun with the same weights, target network and moments."""
+        own = state_hash(self.learner)
+        for mate in present:
+            if mate.answer("formed", self.patience)[0]["hash"] != own:
+                raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
 
     def gather(self) -> None:
         """What the shards have, written into rank 0's learner; how stale gradients were is told."""
-        if not self.servers:
-            return
-        told = [server.ask("state") for server in self.servers]
-        for at, into in enumerate(parameters_of(self.learner)):
-            whole = torch.cat([torch.from_numpy(server.rows()[at].copy()) for server in self.servers])
-            if into[0].dim():
-                place(whole, into)
-            else:
-                fill(into, float(whole[0]))
-        self.tell("server", versions=[each["version"] for each in told], staleness=told[0]["staleness"])
+        if self.servers is not None:
+            self.tell("server", **self.servers.gather(self.learner))
 
     def leave(self, *, gather: bool = True) -> None:
-        """The group is over."""
-        if gather:
+        """The group is over; what shards have is taken along if nothing of ours may be among it twice."""
+        if gather and not self.pushing:
             with suppress(CommLost):
                 self.gather()
         self.comm.close()
-        for port in self.ports:
-            port.close()
-        for server in self.servers:
-            server.end()
-        self.comm, self.sync, self.group, self.ports, self.servers = NoComm(), None, [], [], []
+        if self.servers is not None:
+            self.servers.close()
+        self.comm, self.sync, self.servers, self.group = NoComm(), None, None, []
+        self.stale, self.pushing = True, False
 
     def give_up(self, cause: CommLost) -> None:
-        """Somebody is lost: whoever does not say that it noticed, too."""
+        """Somebody is lost: the group is over, and whoever does not say so in time is lost too."""
         group = self.group
-        # A shard may hold a gradient of this update, which will be learned again.
-        self.leave(gather=False)
-        for mate in group:
-            mate.dealt.clear()
-            try:
-                mate.word(GRACE_SECONDS)  # that it is lost, or that it was done before it noticed
-            except CommLost as silence:
-                self.lose(mate, f"{cause}; {silence}")
+        self.leave()
+        before = len(self.mates)
+        self.await_words(group, str(cause))
+        self.look_around()
+        if len(self.mates) == before and not self.budget.charge(time.monotonic()):
+            self.tell("learners_given_up", what=str(cause))
+            for mate in list(self.mates.values()):
+                self.lose(mate, str(cause), again=False)
 
-    def lose(self, mate: Mate, what: str) -> None:
+    def await_words(self, mates: list[Mate], cause: str = "") -> None:
+        """Hear what these owe us; who does not speak in time is lost."""
+        for mate in mates:
+            try:
+                mate.settle(self.patience)
+            except CommLost as silence:
+                self.lose(mate, f"{cause}; {silence}" if cause else str(silence))
+
+    def lose(self, mate: Mate, what: str, *, again: bool = True) -> None:
         """End a partner and start another one in its place, if that is allowed."""
         number = mate.post.number
         if self.mates.get(number) is not mate:
@@ -334,7 +327,7 @@ class Team:
         del self.mates[number]
         if mate in self.group:
             self.leave()
-        again = self.budget.charge(time.monotonic())
+        again = again and self.budget.charge(time.monotonic())
         self.tell("learner_lost", learner=number, what=what, replaced=again)
         if again:
             self.mates[number] = self.hire(number)
@@ -342,9 +335,9 @@ class Team:
     def hire(self, number: int) -> Mate:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
-        plan = msgspec.json.encode(self.plan)
         rings = (Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES))
-        post = PartnerPost(plan, self.shown, self.spec, number, ADDRESS, self.store.port, *rings, theirs, self.torso)
+        plan, port = msgspec.json.encode(self.plan), self.store.port
+        post = PartnerPost(plan, self.shown, self.spec, number, ADDRESS, port, *rings, theirs, self.torso)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
@@ -356,56 +349,14 @@ class Team:
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and not all(mate.ready for mate in self.mates.values()):
             for mate in list(self.mates.values()):
-                mate.talk.bell.poll(0.05)
-                mate.listen(time.monotonic())
+                if not mate.ready:
+                    with suppress(OSError):
+                        mate.talk.bell.poll(0.05)
+            self.look_around()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Something worth writing down."""
         self.events.append({"kind": kind, **fields})
-
-    def close(self) -> None:
-        """End everybody."""
-        self.leave()
-        for mate in self.mates.values():
-            mate.end()
-        self.mates.clear()
-
-
-def make_store() -> Any:
-    """Where groups meet: a small server in this process, on this machine only."""
-    dist: Any = importlib.import_module("torch.distributed")
-    return dist.TCPStore(ADDRESS, 0, None, True, timedelta(seconds=START_SECONDS), wait_for_workers=False)
-
-
-def parameters_of(learner: Learner) -> list[list[Tensor]]:
-    """Weights, then every kind of moment: a tensor of each for every parameter."""
-    return [learner.parameters, *learner.optimizer.moments.values()]  # type: ignore[list-item]
-
-
-def blocks_of(learner: Learner) -> list[Tensor]:  # [D] each
-    """Weights and moments as vectors of one length; a count that all parameters share fills its own."""
-    weights, *moments = parameters_of(learner)
-    whole = flat(weights)
-    return [whole, *(flat(each) if each[0].dim() else torch.full_like(whole, float(each[0])) for each in moments)]
-
-
-@torch.no_grad()
-def fill(into: list[Tensor], value: float) -> None:
-    """A count for every parameter."""
-    for tensor in into:
-        tensor.fill_(value)
-
-
-def joined(ids: Array, owners: Array, own: Array, late: list[Known]) -> Array:  # [N]
-    """The priorities of a batch as far as they are known; what was found of it is taken out of `late`."""
-    priority = np.full(len(ids), np.nan, np.float32)
-    priority[owners == 0] = own
-    for rank in range(1, int(owners.max(initial=0)) + 1):
-        theirs = ids[owners == rank]
-        at = next((at for at, (found, _) in enumerate(late) if np.array_equal(found, theirs)), None)
-        if at is not None:
-            priority[owners == rank] = late.pop(at)[1]
-    return priority
 
 
 def tag_of(agreement: SyncPlan) -> str:
@@ -413,52 +364,11 @@ def tag_of(agreement: SyncPlan) -> str:
     return str(agreement.__struct_config__.tag)
 
 
-def owners_of(items: int, shares: Sequence[float]) -> Array:  # [N]
-    """Who learns from each item: in turns as even as the shares allow, so that everybody sees all ages that were drawn.
-
-    Everybody gets one at least: a learner that has none would be waited for in vain.
-    """
-    learners = len(shares)
-    if len(set(shares)) == 1:
-        return np.arange(items) % learners
-    wanted, got, owners = np.asarray(shares, float) / sum(shares), np.zeros(learners), np.empty(items, np.int64)
-    for item in range(items):
-        missing = np.flatnonzero(got == 0)
-        behind = wanted * (item + 1) - got
-        owners[item] = rank = int(missing[0] if len(missing) >= items - item else np.argmax(behind))
-        got[rank] += 1
-    return owners
-
-
-def share_of(owners: Array, rank: int, learners: int) -> float:
-    """How much this rank's mean gradient counts beside those of the others, which are averaged: 1 for equal parts."""
-    return float(np.count_nonzero(owners == rank)) * learners / len(owners)
-
-
-class Speeds:
-    """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
-
-    def __init__(self, num: int, *, balance: bool) -> None:
-        self.num, self.balance = num, balance
-        self.shares = [1.0] * num  # by rank, the mean is 1
-        self.speeds: list[float | None] = [None] * num  # items per second
-        self.updates = 0
-
-    def note(self, rank: int, items: int, seconds: float) -> None:
-        """A rank computed so many items in so many seconds."""
-        now, before = items / max(seconds, 1e-9), self.speeds[rank]
-        self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
-
-    def settle(self) -> list[int]:
-        """After an update: new shares if they are off by a tenth; the ranks that are half as fast as the others."""
-        self.updates += 1
-        known = [speed for speed in self.speeds if speed is not None]
-        if not self.balance or self.updates % BALANCE_UPDATES or len(known) < self.num:
-            return []
-        mean = sum(known) / self.num
-        fair = [speed / mean for speed in known]
-        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) < WORTH:
-            return []
-        slow = [rank for rank, share in enumerate(fair) if share <= SLOW and self.shares[rank] > SLOW]
-        self.shares = fair
-        return slow
+def require_cpu(learner: Learner) -> None:
+    """Groups, codecs and shards compute on the CPU so far."""
+    if learner.device.type != "cpu":
+        raise UsageError(
+            f"learners.num does not go with runtime.device={learner.device.type}",
+            "Several learners agree on a CPU only.",
+            "Set runtime.device=cpu, or leave learners.num at 1.",
+        )

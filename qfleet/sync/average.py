@@ -6,7 +6,6 @@ was given, exactly as far as numbers go.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +42,9 @@ class Average:
             return Exact().mean(values, self.comm)[1]
         wanted = values if self.error is None else values + self.error
         own, mean = self.codec.mean(wanted, self.comm)
+        if not bool(torch.isfinite(mean).all()):
+            self.codec.forget()  # what was left out before is kept: one bad vector shall not spoil all that follow
+            return mean
         if self.feedback:
             self.error = wanted - own
         if self.check_every and self.rounds % self.check_every == 0:
@@ -60,14 +62,6 @@ class Average:
         if cosine < self.least_cosine:
             self.codec, self.error = Exact(), None
             self.tell("codec_given_up", rounds=self.rounds, cosine=round(cosine, 4), least=self.least_cosine)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart."""
-        return {"rounds": self.rounds, "error": None if self.error is None else self.error.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Come back."""
-        self.rounds, self.error = int(state["rounds"]), state["error"]
 
 
 def cosine_of(one: Tensor, other: Tensor) -> float:

@@ -24,6 +24,10 @@ class Codec(Protocol):
         """What came through of our own values, and the mean of what came through of everybody's."""
         ...
 
+    def forget(self) -> None:
+        """Begin anew: what went through was not finite."""
+        ...
+
 
 class Exact:
     """Every number as it is."""
@@ -34,6 +38,9 @@ class Exact:
         comm.sum(total)
         return values, total / comm.size
 
+    def forget(self) -> None:
+        """It remembers nothing."""
+
 
 class Half:
     """16 bits per number: float16 has more digits, bfloat16 the larger range."""
@@ -43,9 +50,13 @@ class Half:
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Summed after decoding: sixteen bits are too few to add many numbers in."""
-        small = values.to(self.kind)
+        limit = torch.finfo(self.kind).max  # infinity would stay in the error feedback for ever
+        small = values.clamp(-limit, limit).to(self.kind)
         found = [other.to(values.dtype) for other in comm.gather(small)]
         return small.to(values.dtype), mean_of(found)
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
 
 class Int8:
@@ -61,6 +72,9 @@ class Int8:
         drawn = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32)
         small = torch.floor(parts / scale + drawn).clamp(-127, 127).to(torch.int8)
         return exchanged(comm, values, (small, scale), lambda small, scale: small.float() * scale)
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
 
 class Sign:
@@ -79,6 +93,9 @@ class Sign:
             return (unpack_bits(bits, parts.shape).float() * 2.0 - 1.0) * scale
 
         return exchanged(comm, values, (bits, scale), decode)
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
 
 class Ternary:
@@ -101,6 +118,9 @@ class Ternary:
 
         return exchanged(comm, values, (up, down, scale), decode)
 
+    def forget(self) -> None:
+        """It remembers nothing."""
+
 
 class TopK:
     """Only the largest numbers, with their places (Aji and Heafield 2017); `find` tells where so many of them are."""
@@ -114,6 +134,9 @@ class TopK:
         if num >= len(values):
             return Exact().mean(values, comm)
         return exchanged_places(comm, values, self.find(values, num))
+
+    def forget(self) -> None:
+        """It remembers nothing."""
 
 
 def largest_places(values: Tensor, num: int) -> Tensor:  # [D] -> [K]
@@ -187,6 +210,10 @@ class PowerSgd:
             whole /= comm.size
             for begin, end in places:
                 values[begin:end], whole = whole[: end - begin], whole[end - begin :]
+
+    def forget(self) -> None:
+        """Power iteration begins anew."""
+        self.thin.clear()
 
 
 # What codecs share

@@ -5,6 +5,7 @@ each with a number of its own in the keys of the store. Gloo adds in an order of
 """
 
 import importlib
+import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 from qfleet.errors import UsageError
 from qfleet.sync.comm import CommLost
 
-STORE_SECONDS = 60.0
+STORE_SECONDS, BACKLOG = 60.0, 128
 
 
 class GroupComm:
@@ -49,11 +50,15 @@ class GroupComm:
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
         """Send first, then receive: gloo keeps what was sent until somebody wants it."""
-        found = torch.empty_like(values)
-        begun = self.group.send([values.contiguous()], to, 0)
-        self.done(lambda: self.group.recv([found], source, 0), values)
-        self.done(lambda: begun, values[:0])
+        found, begun = torch.empty_like(values), list[Any]()
+        self.done(lambda: self.begun(begun, values, to, found, source), values)
+        self.done(lambda: begun[0], values[:0])
         return found
+
+    def begun(self, sends: list[Any], values: Tensor, to: int, found: Tensor, source: int) -> Any:
+        """Begin both; the send is kept, to be waited for later."""
+        sends.append(self.group.send([values.contiguous()], to, 0))
+        return self.group.recv([found], source, 0)
 
     def close(self) -> None:
         """Leave; who waits for us finds out."""
@@ -67,11 +72,27 @@ def met(address: str, port: int, number: int) -> tuple[Any, Any]:
     return dist, dist.PrefixStore(f"group-{number}", store)
 
 
-def make_gloo(address: str, port: int, rank: int, size: int, *, number: int, limit_seconds: float) -> GroupComm:
-    """Group `number` of a run, met at the store of rank 0 (host and port)."""
+def make_store(address: str) -> Any:
+    """Where the groups of a run meet: a small server in this process, reached at this address and no other."""
+    dist: Any = importlib.import_module("torch.distributed")
+    # Left to itself the store would listen on every network that the machine is in.
+    listening = socket.socket()
+    listening.bind((address, 0))
+    listening.listen(BACKLOG)
+    port, limit = listening.getsockname()[1], timedelta(seconds=STORE_SECONDS)
+    return dist.TCPStore(address, port, None, True, limit, wait_for_workers=False, master_listen_fd=listening.detach())
+
+
+def make_gloo(
+    address: str, port: int, rank: int, size: int, *, number: int, limit_seconds: float, own: str | None = None
+) -> GroupComm:
+    """Group `number` of a run, met at the store of rank 0 (host and port); `own` is this machine's address."""
     dist, shelf = met(address, port, number)
+    options = dist.ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=limit_seconds)
     try:
-        group = dist.ProcessGroupGloo(shelf, rank, size, timedelta(seconds=limit_seconds))
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname=own or address)]
+        group = dist.ProcessGroupGloo(shelf, rank, size, options)
     except RuntimeError as error:
         raise CommLost(f"group {number} did not form: {str(error).splitlines()[0]}") from error
     return GroupComm(group, rank, size, limit_seconds)
@@ -81,9 +102,7 @@ def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, lim
     """The same between accelerators. Not run on hardware here."""
     dist, shelf = met(address, port, number)
     if not dist.is_nccl_available():
-        raise UsageError(
-            "sync.backend=nccl cannot be used", "This torch has no NCCL.", "Use sync.backend=gloo, or a CUDA build."
-        )
+        raise UsageError("NCCL cannot be used", "This torch has none.", "Use gloo, or a CUDA build of torch.")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=limit_seconds)
     return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size, limit_seconds)

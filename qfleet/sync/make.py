@@ -63,11 +63,14 @@ def make_served(
     clip: Clip,
     rate: Callable[[], float],
     weights: Sequence[Tensor],
-    **who: int,
+    *,
+    rank: int,
+    seed: int,
+    tell: Tell = lambda kind, **fields: None,
 ) -> Served:
-    """A learner's end of a parameter server; `who` is its `rank` and the run's `seed`."""
-    codec = make_codec(plan.codec, [tuple(weight.shape) for weight in weights], **who)
-    average = Average(NoComm(), codec, warm_rounds=plan.warm_rounds)
+    """A learner's end of a parameter server."""
+    # Nobody else's gradient is known here: the codec is compared with what it was given.
+    average = make_average(plan, NoComm(), [tuple(weight.shape) for weight in weights], seed + rank, tell)
     # In a synchronous step nobody waits for the slowest `spare` learners: theirs is done without.
     return Served(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
 

@@ -55,7 +55,7 @@ class Served:
 
     def step(self, gradients: list[Tensor]) -> float:
         """Push to whom it is new, pull from the same; the norm of our own gradient, or NaN if nobody made a step."""
-        norm = self.clip(gradients)
+        norm, left_out = self.clip(gradients), self.average.error
         # Everybody must hear that there is nothing to be had from us: some wait for us.
         vector = self.average(flat(gradients)) if math.isfinite(norm) else torch.full_like(flat(gradients), math.nan)
         self.sequence += 1
@@ -65,6 +65,7 @@ class Served:
         verdicts = self.pull()
         self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]
         if self.pending:
+            self.average.error = left_out  # nothing came through
             raise Refused
         self.pending = list(range(len(self.ports)))
         return math.nan if "skipped" in verdicts.values() else norm

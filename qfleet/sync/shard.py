@@ -108,10 +108,6 @@ class Shard:
         """One more."""
         self.workers += 1
 
-    def pull(self, newer_than: int) -> tuple[int, Tensor] | None:
-        """The version and a copy of the weights, if there is something newer."""
-        return (self.version, self.weights.clone()) if self.version > newer_than else None
-
 
 def cuts_of(num: int, shards: int) -> list[tuple[int, int]]:
     """Numbers [begin, end) of all weights in one vector for each shard: as many each, whatever tensor they are of."""

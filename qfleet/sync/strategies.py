@@ -94,7 +94,7 @@ class Local:
 class Easgd:
     """Elastic averaging (Zhang et al. 2015): x <- x - alpha (x - c), c <- c + alpha sum(x - c); moments are one's own.
 
-    Stable for alpha p <= 1; the centre c is what is acted by and saved.
+    Stable for alpha p <= 1. Acted by and saved are rank 0's own weights.
     """
 
     def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
@@ -119,7 +119,7 @@ class Admm:
     """Consensus ADMM (Boyd et al. 2011, section 7): `every` steps on one's own loss + rho/2 |x - z + u|^2 each.
 
     Then z <- mean(x + u), u <- u + x - z. Residuals r = |x - z| and s = rho |z - z'| sqrt(p) say whether rho fits: ten
-    times apart, and it is doubled or halved and u rescaled. Moments are one's own; the consensus z is what is saved.
+    times apart, and it is doubled or halved and u rescaled. Moments are one's own; rank 0's weights are saved.
     """
 
     def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, rho: float) -> None:
@@ -184,9 +184,14 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:  # -> [D]
 
 
 def unflat(values: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """A vector cut into tensors of these shapes."""
+    """A vector cut into tensors like these, laid out as they are: fused optimisers walk through memory in its order."""
     parts = torch.split(values, [tensor.numel() for tensor in like])
-    return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    return [laid_out(part.view(tensor.shape), tensor) for part, tensor in zip(parts, like, strict=True)]
+
+
+def laid_out(values: Tensor, like: Tensor) -> Tensor:
+    """The same numbers with the strides of another tensor of this shape."""
+    return values if like.is_contiguous() else torch.empty_like(like, dtype=values.dtype).copy_(values)
 
 
 @torch.no_grad()

@@ -1,0 +1,222 @@
+"""The inside of a parameter server's shard: a process that holds a block of the weights and their optimiser.
+
+For each learner there is a region with room for a gradient and for weights, and a socket. Who pushes writes its
+gradient and says so; the shard answers when its rule says so (`sync/shard.py`), after it has written its weights.
+"""
+
+import os
+import select
+import signal
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from typing import get_args
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from qfleet.data import Array
+from qfleet.data.kin import die_with_parent
+from qfleet.data.region import Region, region_of
+from qfleet.learn import make_optimizer
+from qfleet.plan.schema import Plan
+from qfleet.plan.together import ServerSync
+from qfleet.sync.shard import Push, Shard, Verdict
+from qfleet.sync.strategies import flat, place
+
+PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+READY, LISTEN_MILLISECONDS = b"+", 500
+
+
+@dataclass
+class ShardPost:
+    """Everything a shard needs to know."""
+
+    plan: bytes  # as JSON
+    sync: bytes  # the agreement, as JSON
+    state: Region  # a row [n] for weights and for every moment, to begin with and whenever they are asked for
+    pieces: list[int]  # how many numbers of each parameter
+    orders: Connection
+
+    @property
+    def num(self) -> int:
+        """Numbers in all."""
+        return sum(self.pieces)
+
+
+class Desk:
+    """A learner's end at the shard."""
+
+    def __init__(self, rank: int, region: Region, line: socket.socket, num: int) -> None:
+        self.rank, self.region, self.line = rank, region, line
+        self.gradient, self.weights = halves(region, num)
+
+    def answer(self, verdict: Verdict, version: int, weights: Tensor) -> None:
+        """Show the newest weights, then say so; who is gone does not hear it."""
+        self.weights.copy_(weights)
+        try:
+            self.line.send(REPLY.pack(VERDICTS.index(verdict), version), socket.MSG_DONTWAIT)
+        except OSError:
+            return
+
+
+def hold(post: ShardPost) -> None:
+    """The life of a shard's process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    Holding(post).run(os.getppid())
+
+
+class Holding:
+    """A block of weights, its optimiser, and whoever works with it."""
+
+    def __init__(self, post: ShardPost) -> None:
+        self.post, self.sync = post, msgspec.json.decode(post.sync, type=ServerSync)
+        plan, weights = msgspec.json.decode(post.plan, type=Plan), torch.empty(post.num)
+        self.optimizer = make_optimizer(plan.optim, list(torch.split(weights, post.pieces)))
+        self.kept = [self.optimizer.parameters, *self.optimizer.moments.values()]
+        self.load()
+        self.skipped = False
+        limit = self.sync.window_seconds
+        how = {"max_staleness": self.sync.max_staleness, "spare": self.sync.spare, "window": self.sync.window}
+        self.shard = Shard(
+            weights,
+            self.step,
+            workers=0,
+            **how,  # type: ignore[arg-type]
+            window_seconds=float("inf") if limit is None else limit,
+            slow_down=self.sync.slow_down,
+            total=self.sync.reduce == "sum",
+        )
+        self.desks: dict[int, Desk] = {}
+        self.asking: list[Desk] = []  # whose answer waits for a step
+        self.rate = 0.0
+        self.poll = select.poll()
+        self.poll.register(post.orders.fileno(), select.POLLIN)
+
+    def load(self) -> None:
+        """Begin with what lies in the region."""
+        for tensors, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
+            write(row, tensors)
+
+    def save(self) -> None:
+        """Write down what there is."""
+        for tensors, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
+            read(tensors, row)
+
+    def step(self, gradient: Tensor, factor: float) -> None:
+        """The optimiser's step, unless somebody had nothing to give."""
+        self.skipped = not bool(torch.isfinite(gradient).all())
+        if not self.skipped:
+            self.optimizer.learning_rate = self.rate * factor
+            self.optimizer.step(list(torch.split(gradient, self.post.pieces)))
+
+    def run(self, parent: int) -> None:
+        """Serve until the parent is gone."""
+        self.post.orders.send_bytes(READY)
+        while os.getppid() == parent:
+            for fd, _ in self.poll.poll(self.patience()):
+                if fd == self.post.orders.fileno():
+                    self.obey(self.post.orders.recv_bytes(64).decode())
+                else:
+                    self.take(self.desks[fd])
+            if self.shard.tend(time.monotonic()):
+                self.tell_all()
+
+    def patience(self) -> float:
+        """Milliseconds until a window closes, or somebody may have left."""
+        limit = self.shard.since + self.shard.window_seconds - time.monotonic()
+        return min(LISTEN_MILLISECONDS, max(0.0, 1_000 * limit))
+
+    def take(self, desk: Desk) -> None:
+        """Hear a learner; one that left is not waited for."""
+        try:
+            data = desk.line.recv(PUSH.size, socket.MSG_WAITALL)
+        except OSError:  # it was killed before it read our last word
+            data = b""
+        if len(data) < PUSH.size:
+            self.part(desk)
+            return
+        sequence, version, self.rate = PUSH.unpack(data)
+        waits = self.sync.max_staleness == 0
+        # What is answered at once may be written over before the step is made.
+        gradient = desk.gradient if waits else desk.gradient.clone()
+        verdict = self.shard.push(Push((desk.rank, 0, sequence), version, gradient), time.monotonic())
+        self.asking.append(desk)
+        if verdict == "applied":
+            self.tell_all()
+        elif not (waits and verdict == "waiting"):
+            self.asking.remove(desk)
+            desk.answer(verdict, self.shard.version, self.shard.weights)
+
+    def tell_all(self) -> None:
+        """A step was made: everybody who waited for it hears of it."""
+        for desk in self.asking:
+            desk.answer("skipped" if self.skipped else "applied", self.shard.version, self.shard.weights)
+        self.asking.clear()
+
+    def part(self, desk: Desk) -> None:
+        """A learner is gone."""
+        self.poll.unregister(desk.line.fileno())
+        del self.desks[desk.line.fileno()]
+        self.asking = [other for other in self.asking if other is not desk]
+        version = self.shard.version
+        self.shard.leave(desk.rank, time.monotonic())
+        desk.line.close()
+        if self.shard.version > version:
+            self.tell_all()
+
+    def obey(self, order: str) -> None:
+        """What the driver wants: a learner seated, or the state shown."""
+        word, _, rest = order.partition(" ")
+        if word == "seat":
+            memory, line = recv_handle(self.post.orders), recv_handle(self.post.orders)
+            region = region_of(memory, pair_bytes(self.post.num))
+            desk = Desk(int(rest), region, socket.socket(fileno=line), self.post.num)
+            self.desks[desk.line.fileno()] = desk
+            self.poll.register(desk.line.fileno(), select.POLLIN)
+            self.shard.enlist()
+        else:
+            self.save()
+        shard = self.shard
+        counts = {"version": shard.version, "staleness": dict(shard.staleness), "refused": dict(shard.refused)}
+        self.post.orders.send_bytes(msgspec.json.encode(counts))
+
+
+@torch.no_grad()
+def write(row: Array, tensors: list[Tensor]) -> None:
+    """A row into tensors: its numbers, or of counts one each."""
+    if tensors[0].dim():
+        place(torch.from_numpy(row), tensors)
+    else:
+        for count, tensor in zip(row, tensors, strict=False):
+            tensor.fill_(float(count))
+
+
+def read(tensors: list[Tensor], row: Array) -> None:
+    """The same the other way round."""
+    values = flat(tensors).numpy()
+    row[: len(values)] = values
+
+
+def pair_bytes(num: int) -> int:
+    """Room for a gradient and for weights."""
+    return 8 * num
+
+
+def halves(region: Region, num: int) -> tuple[Tensor, Tensor]:
+    """A region as a gradient [n] and weights [n]."""
+    both = torch.from_numpy(np.frombuffer(region.view, np.float32, 2 * num).reshape(2, num))
+    return both[0], both[1]
+
+
+def rows(region: Region, num_rows: int, num: int) -> list[Array]:
+    """A region as so many rows [n]."""
+    return list(np.frombuffer(region.view, np.float32, num_rows * num).reshape(num_rows, num))

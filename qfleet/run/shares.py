@@ -1,0 +1,83 @@
+"""Who learns from which items of a batch, and how much that counts. No IO. Shapes: N items."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from qfleet.data import Array
+
+SPEED_WEIGHT, BALANCE_UPDATES, WORTH, SLOW = 0.1, 50, 0.1, 0.6
+
+
+@lru_cache(maxsize=64)
+def owners_of(items: int, shares: tuple[float, ...]) -> Array:  # [N]
+    """Who learns from each item: in turns as even as the shares allow, so that everybody sees all ages that were drawn.
+
+    Everybody gets one at least: a learner that has none would be waited for in vain.
+    """
+    learners = len(shares)
+    if len(set(shares)) == 1:
+        return np.arange(items) % learners
+    wanted, got, owners = np.asarray(shares, float) / sum(shares), np.zeros(learners), np.empty(items, np.int64)
+    for item in range(items):
+        missing = np.flatnonzero(got == 0)
+        behind = wanted * (item + 1) - got
+        owners[item] = rank = int(missing[0] if len(missing) >= items - item else np.argmax(behind))
+        got[rank] += 1
+    return owners
+
+
+def share_of(owners: Array, rank: int, learners: int) -> float:
+    """How much this rank's mean gradient counts beside those of the others, which are averaged: 1 for equal parts."""
+    return float(np.count_nonzero(owners == rank)) * learners / len(owners)
+
+
+class Speeds:
+    """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
+
+    def __init__(self, num: int, *, balance: bool) -> None:
+        self.num, self.balance = num, balance
+        self.shares = (1.0,) * num  # by rank, the mean is 1
+        self.speeds: list[float | None] = [None] * num  # items per second
+        self.updates = 0
+
+    def note(self, rank: int, items: int, seconds: float) -> None:
+        """A rank computed so many items in so many seconds."""
+        now, before = items / max(seconds, 1e-9), self.speeds[rank]
+        self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
+
+    def settle(self) -> list[int]:
+        """After an update: new shares if they are off by a tenth; the ranks that have become clearly slow."""
+        self.updates += 1
+        known = [speed for speed in self.speeds if speed is not None]
+        if not self.balance or self.updates % BALANCE_UPDATES or len(known) < self.num:
+            return []
+        mean = sum(known) / self.num
+        fair = tuple(speed / mean for speed in known)
+        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) < WORTH:
+            return []
+        slow = [rank for rank, share in enumerate(fair) if share <= SLOW < self.shares[rank]]
+        self.shares = fair
+        return slow
+
+
+Known = tuple[Array, Array]  # ids and their priorities
+
+
+def joined(ids: Array, owners: Array, own: Array, late: list[Known]) -> Array:  # [N]
+    """The priorities of a batch as far as they are known; what was found of it is taken out of `late`."""
+    priority = np.full(len(ids), np.nan, np.float32)
+    priority[owners == 0] = own
+    for rank in range(1, int(owners.max(initial=0)) + 1):
+        theirs = ids[owners == rank]
+        at = next((at for at, (found, _) in enumerate(late) if np.array_equal(found, theirs)), None)
+        if at is not None:
+            priority[owners == rank] = late.pop(at)[1]
+    return priority
+
+
+def pieces_of(sizes: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
+    """What the numbers [begin, end) have of tensors of these sizes, laid end to end: which tensor, and how many."""
+    cuts = np.clip(np.concatenate([[0], np.cumsum(sizes)]), begin, end)
+    return [(at, int(length)) for at, length in enumerate(np.diff(cuts)) if length]

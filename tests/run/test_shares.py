@@ -1,0 +1,75 @@
+"""Shares: who learns from what, and how much it counts."""
+
+import numpy as np
+import pytest
+
+from qfleet.data import Batch
+from qfleet.learn.parts import chosen
+from qfleet.run.shares import Speeds, joined, owners_of, pieces_of, share_of
+
+
+def made_up(num: int) -> Batch:
+    ones = np.ones(num, np.float32)
+    return Batch(
+        np.zeros((num, 4), np.float32),
+        np.zeros(num, np.int64),
+        ones,
+        ones,
+        np.zeros((num, 4), np.float32),
+        ones,
+        np.arange(num),
+    )
+
+
+def test_parts_are_a_whole() -> None:
+    batch, owners = made_up(10), owners_of(10, (1.0,) * 3)
+    parts = [chosen(batch, owners == rank) for rank in range(3)]
+    assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == list(range(10))
+    assert [len(part.ids) for part in parts] == [4, 3, 3]
+    assert sum(share_of(owners, rank, 3) for rank in range(3)) == pytest.approx(3.0)
+    assert share_of(owners_of(9, (1.0,) * 3), 1, 3) == 1.0
+
+
+def test_shares_follow_speeds() -> None:
+    speeds = Speeds(2, balance=True)
+    named: list[int] = []
+    for _ in range(200):
+        owners = owners_of(32, speeds.shares)
+        for rank, speed in enumerate((1_000.0, 500.0)):
+            items = int((owners == rank).sum())
+            speeds.note(rank, items, items / speed)
+        named += speeds.settle()
+    owners = owners_of(30, speeds.shares)
+    assert [int((owners == rank).sum()) for rank in range(2)] == [20, 10]  # half as fast: half as many
+    assert [share_of(owners, rank, 2) for rank in range(2)] == pytest.approx([4 / 3, 2 / 3])
+    assert set(owners[:6].tolist()) == {0, 1}  # both from the beginning on
+    assert not named  # two thirds of the mean is not worth a word
+
+
+def test_who_is_slow_is_named_once_and_shares_stay_equal_without_balance() -> None:
+    speeds, fixed = Speeds(3, balance=True), Speeds(3, balance=False)
+    named: list[int] = []
+    for _ in range(300):
+        for rank, speed in enumerate((1_000.0, 1_000.0, 100.0)):
+            speeds.note(rank, 10, 10 / speed)
+            fixed.note(rank, 10, 10 / speed)
+        named += speeds.settle()
+        assert not fixed.settle()
+    assert named == [2]
+    assert fixed.shares == (1.0,) * 3
+    assert set(owners_of(4, speeds.shares).tolist()) == {0, 1, 2}  # nobody is left without
+
+
+def test_priorities_find_their_batch_and_others_stay_late() -> None:
+    ids, owners = np.arange(4), np.array([0, 1, 0, 1])
+    late = [(np.array([7, 8]), np.array([1.0, 1.0])), (np.array([1, 3]), np.array([5.0, 6.0]))]
+    found = joined(ids, owners, np.array([2.0, 3.0]), late)
+    assert found.tolist() == [2.0, 5.0, 3.0, 6.0]
+    assert [known[0].tolist() for known in late] == [[7, 8]]
+    assert np.isnan(joined(ids, owners, np.array([2.0, 3.0]), [])).tolist() == [False, True, False, True]
+
+
+def test_a_cut_through_tensors_knows_whose_numbers_it_has() -> None:
+    assert pieces_of([3, 4, 2], 0, 5) == [(0, 3), (1, 2)]
+    assert pieces_of([3, 4, 2], 5, 9) == [(1, 2), (2, 2)]
+    assert pieces_of([3, 4, 2], 0, 9) == [(0, 3), (1, 4), (2, 2)]
