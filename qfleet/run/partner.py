@@ -18,7 +18,7 @@ from torch import nn
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.cargo import as_batch, fact
 from qfleet.data.kin import bound_log, die_with_parent
-from qfleet.data.region import region_of
+from qfleet.data.region import Region, region_of
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
@@ -36,6 +36,7 @@ from qfleet.sync.group import make_gloo
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.served import Refused
 from qfleet.sync.shard import cuts_of
+from qfleet.sync.shared import SharedComm, region_bytes
 from qfleet.sync.strategies import Step, Sync, flat, place
 
 LISTEN_SECONDS, NAP_SECONDS, SEEN_SECONDS = 1.0, 0.0001, 5.0
@@ -50,8 +51,6 @@ class PartnerPost:
     shown: Spec  # the world's own
     spec: Spec  # what batches are of
     number: int
-    address: str  # of the store where groups meet
-    port: int
     orders: Ring
     answers: Ring
     bell: Connection
@@ -147,7 +146,7 @@ class Partner:
     def form(self, facts: Facts) -> None:
         """Join the others, and begin where rank 0 is."""
         self.leave()
-        self.comm = join(self.plan, self.post.address, self.post.port, facts)
+        self.comm = self.joined(facts)
         share_state(self.learner, self.comm)
         agreement, own = msgspec.json.decode(str(facts["sync"]), type=SyncPlan), self.learner
         if isinstance(agreement, ServerSync):
@@ -157,17 +156,29 @@ class Partner:
             self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
         self.talk.say({"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)})
 
+    def joined(self, facts: Facts) -> Comm:
+        """The group that an order names."""
+        if (port := int(facts["port"])) > 0:  # type: ignore[arg-type]
+            return join_gloo(self.plan, str(facts["address"]), port, facts)
+        size, slot = int(facts["size"]), int(facts["slot_bytes"])  # type: ignore[arg-type]
+        region, line = self.handed(region_bytes(size, slot))
+        how = {"slot_bytes": slot, "limit_seconds": self.plan.learners.timeout_seconds}
+        return SharedComm(region, [line], int(facts["rank"]), size, **how)  # type: ignore[arg-type]
+
+    def handed(self, num_bytes: int) -> tuple[Region, socket.socket]:
+        """Memory and a line that the driver hands over."""
+        handles = []
+        for _ in range(2):
+            if not self.post.bell.poll(self.plan.learners.timeout_seconds):
+                raise CommLost("nothing was handed over")
+            handles.append(recv_handle(self.post.bell))
+        return region_of(handles[0], num_bytes), socket.socket(fileno=handles[1])
+
     def seated(self, agreement: ServerSync) -> list[ShardPort]:
         """The ways to all shards, which the driver hands over."""
         found, limit = [], self.plan.learners.timeout_seconds
         for begin, end in cuts_of(sum(weight.numel() for weight in self.learner.parameters), agreement.shards):
-            handles = []
-            for _ in range(2):
-                if not self.post.bell.poll(limit):
-                    raise CommLost("no way to the server was handed over")
-                handles.append(recv_handle(self.post.bell))
-            region = region_of(handles[0], pair_bytes(end - begin))
-            found.append(ShardPort(region, socket.socket(fileno=handles[1]), end - begin, limit))
+            found.append(ShardPort(*self.handed(pair_bytes(end - begin)), end - begin, limit))
         return found
 
     def learn(self, parts: Parts) -> None:
@@ -195,8 +206,8 @@ def lone_learner(plan: Plan, shown: Spec, spec: Spec, torso: nn.Module | None) -
     return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, shown, torso, 0))
 
 
-def join(plan: Plan, address: str, port: int, facts: Facts) -> Comm:
-    """The group that an order names."""
+def join_gloo(plan: Plan, address: str, port: int, facts: Facts) -> Comm:
+    """The group that an order names, by sockets."""
     rank, size, number = (int(facts[name]) for name in ("rank", "size", "number"))  # type: ignore[arg-type]
     return make_gloo(address, port, rank, size, number=number, limit_seconds=plan.learners.timeout_seconds)
 

@@ -7,9 +7,10 @@ background and join when they are ready.
 """
 
 import math
+import socket
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from qfleet.data import Batch, Report, Sequences, Spec
 from qfleet.data.budget import Budget
 from qfleet.data.cargo import batch_parts, blank_batch
 from qfleet.data.kin import hidden_main
+from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
@@ -30,7 +32,7 @@ from qfleet.run.mate import Mate
 from qfleet.run.partner import (
     PartnerPost,
     Talk,
-    join,
+    join_gloo,
     learn_beside,
     proposed,
     served_for,
@@ -45,6 +47,7 @@ from qfleet.run.shared import Ring
 from qfleet.run.shares import Known, Speeds, joined, owners_of, share_of
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.group import make_store
+from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
 from qfleet.sync.strategies import Sync
 
 ADDRESS = "127.0.0.1"
@@ -63,7 +66,7 @@ class Team:
         self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
         self.needs_main = b"__main__" in require_sendable((None, torso, None))
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
-        self.context, self.store = fork_server(), make_store(ADDRESS)
+        self.context, self.store = fork_server(), cast("Any", None)  # a store is only made for gloo
         self.mates: dict[int, Mate] = {}
         self.group: list[Mate] = []  # by rank, from 1 on
         self.comm: Comm = NoComm()
@@ -257,14 +260,33 @@ class Team:
             self.servers = Servers(self.context, self.plan, self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        for rank, mate in enumerate(present, 1):
-            mate.order({**facts, "rank": rank})
-        self.comm = join(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
+        self.comm = self.by_gloo(facts) if self.plan.learners.backend == "gloo" else self.by_memory(facts)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
         self.updates, self.stale = self.learner.updates, False
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
+
+    def by_gloo(self, facts: Facts) -> Comm:
+        """Meet at a store of ours, by sockets."""
+        self.store = self.store or make_store(ADDRESS)
+        facts = {**facts, "address": ADDRESS, "port": self.store.port}
+        for rank, mate in enumerate(self.group, 1):
+            mate.order({**facts, "rank": rank})
+        return join_gloo(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
+
+    def by_memory(self, facts: Facts) -> Comm:
+        """Meet in shared memory, handed to everybody with a line to us."""
+        size, slot = 1 + len(self.group), slot_bytes_for(sum(weight.nbytes for weight in self.learner.parameters))
+        region, lines = Region(region_bytes(size, slot)), list[socket.socket]()
+        for rank, mate in enumerate(self.group, 1):
+            mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
+            mine, theirs = socket.socketpair()
+            lines.append(mine)
+            with theirs:
+                mate.hand(region.fileno(), theirs.fileno())
+        limit = self.plan.learners.timeout_seconds
+        return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
 
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
@@ -336,8 +358,8 @@ class Team:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
         rings = (Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES))
-        plan, port = msgspec.json.encode(self.plan), self.store.port
-        post = PartnerPost(plan, self.shown, self.spec, number, ADDRESS, port, *rings, theirs, self.torso)
+        plan = msgspec.json.encode(self.plan)
+        post = PartnerPost(plan, self.shown, self.spec, number, *rings, theirs, self.torso)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()

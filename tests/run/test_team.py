@@ -162,10 +162,11 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     [
         ("CartPole-v1", {}),
         ("MinAtar/Breakout-v0", CONVOLUTIONS),  # weights laid out otherwise
+        ("CartPole-v1", {"learners.backend": "gloo"}),
         ("CartPole-v1", {"sync.type": "server", "sync.shards": 2, "optim.clip_norm": None}),
         ("CartPole-v1", {"sync.type": "local", "sync.every_updates": 1, "optim.type": "sgd"}),
     ],
-    ids=["allreduce", "convolutions", "server", "local"],
+    ids=["allreduce", "convolutions", "gloo", "server", "local"],
 )
 def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) -> None:
     plan = small_plan(3, env, more)
