@@ -116,10 +116,15 @@ def is_measurable(plan: Plan) -> bool:
 
 
 def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Clock) -> int:
-    """One thread or every core, whichever makes an update sooner; small networks never gain by more."""
+    """One thread or every core, whichever makes an update sooner; small networks never gain by more.
+
+    Several learners share the cores.
+    """
     cores = len(os.sched_getaffinity(0))
     if plan.runtime.threads is not None:
         return plan.runtime.threads
+    if plan.learners.num > 1:
+        return max(1, cores // plan.learners.num)  # the others compute at the same time
     if cores == 1 or isinstance(plan.net.torso, MlpTorso) or not (is_long(plan) and is_measurable(plan)):
         return usual
     seconds = {num: update_seconds(plan, spec, num, kept, clock) for num in (1, cores)}

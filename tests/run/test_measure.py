@@ -25,6 +25,7 @@ from qfleet.plan.schema import (
     SequencesView,
     Until,
 )
+from qfleet.plan.together import Learners
 from qfleet.run import measure
 from qfleet.run.measure import Measured, measured_choices, shape_name, with_runtime
 
@@ -99,6 +100,12 @@ def test_threads_are_those_that_were_quicker(alone: float, all_cores: float, kep
     kept.put(f"{name_of(plan, GRID, threads=1)} float32", alone)
     kept.put(f"{name_of(plan, GRID, threads=CORES)} float32", all_cores)
     assert measured_choices(plan, GRID, 5, kept).threads == (1 if alone < all_cores else CORES)
+
+
+def test_several_learners_share_the_cores(kept: Measured) -> None:
+    plan = plan_of(Net(torso=MinatarTorso()), compile=False, precision="float32")
+    plan = msgspec.structs.replace(plan, learners=Learners(num=2))
+    assert measured_choices(plan, GRID, 5, kept).threads == max(1, CORES // 2)
 
 
 def test_what_was_measured_is_kept(kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,11 @@ def made_up(num: int, seed: int = 0, spec: Spec = LINE) -> Batch:
     return Batch(looks(), rng.integers(0, spec.num_actions, num), ones, ones * 0.9, looks(), weight, np.arange(num))
 
 
+@pytest.fixture(autouse=True)
+def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.run.team.GRACE_SECONDS", 1.0)
+
+
 @pytest.fixture
 def team() -> Iterator[Team]:
     with teamed(small_plan(3)) as made:

@@ -1,0 +1,198 @@
+"""A soak of learners: partners and shards are killed or stopped at random; no update is lost or made twice."""
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import report
+from qfleet import Run, train
+from qfleet.data import Batch, Report, Sequences
+from qfleet.plan import make_plan, updates_per_step
+from qfleet.plan.schema import Plan
+from qfleet.run.team import Team
+from qfleet.watch import read_rows
+
+LONGEST_SECONDS = 30.0  # that an update may take, whoever is lost on the way
+LIMIT_SECONDS = 4.0  # after which one that is stopped counts as lost
+WAYS: dict[str, dict[str, Any]] = {
+    "allreduce": {},
+    "allreduce by gloo": {"learners.backend": "gloo"},
+    "server": {"sync.type": "server", "sync.shards": 2},
+    "server, asynchronous": {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": None},
+    "local": {"sync.type": "local", "sync.every_updates": 2},
+}
+SETTINGS: dict[str, Any] = {
+    "learners.num": 3,
+    "learners.timeout_seconds": LIMIT_SECONDS,
+    "learners.restarts": 100_000,
+    "runtime.threads": 1,
+    "runtime.compile": False,
+    "algo.learn_start_steps": 200,
+    "net.torso.type": "mlp",
+    "net.torso.sizes": (32,),
+    "log.every_steps": 200,
+    "eval.episodes": 0,
+    "eval.test_episodes": 0,
+    "until.steps": 10**9,
+}
+
+
+@dataclass
+class Outcome:
+    """What a soak did and what it found; everything in `wrong` breaks a promise."""
+
+    way: str
+    blows: Counter[str] = field(default_factory=Counter)
+    updates: int = 0
+    longest_seconds: float = 0.0
+    lost: int = 0
+    groups: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+def victims() -> dict[str, list[int]]:
+    """Who may be hit."""
+    found: dict[str, list[int]] = {"learner": [], "shard": []}
+    for child in multiprocessing.active_children():
+        for role, pids in found.items():
+            if child.name.startswith(f"qfleet-{role}") and child.pid is not None:
+                pids.append(child.pid)
+    return {role: pids for role, pids in found.items() if pids}
+
+
+def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> None:
+    """Hit somebody now and then, until all blows are dealt."""
+    rng, dealt = random.Random(seed), 0
+    while dealt < blows and not over.wait(rng.uniform(0.5, 3.0)):
+        if found := victims():
+            role, number = rng.choice(sorted(found)), rng.choice([signal.SIGKILL, signal.SIGSTOP])
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(found[role]), number)
+                outcome.blows[f"{number.name} {role}"] += 1
+                dealt += 1
+    over.set()
+
+
+@contextlib.contextmanager
+def watched(outcome: Outcome) -> Iterator[list[Team]]:
+    """Takes the time of every update, and keeps the team to look at it in the end."""
+    teams, update = list[Team](), Team.update
+
+    def timed(team: Team, batch: Batch | Sequences) -> Report:
+        if team not in teams:
+            teams.append(team)
+        begun, before = time.monotonic(), team.learner.updates
+        found = update(team, batch)
+        outcome.longest_seconds = max(outcome.longest_seconds, time.monotonic() - begun)
+        if team.learner.updates != before + 1:
+            outcome.wrong.append(f"an update counted {team.learner.updates - before} times")
+        return found
+
+    Team.update = timed  # type: ignore[method-assign, assignment]
+    try:
+        yield teams
+    finally:
+        Team.update = update  # type: ignore[method-assign]
+
+
+def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
+    """One run under so many blows, a rest for everybody to come back, and a look at what is left."""
+    outcome, over, begun = Outcome(way), threading.Event(), time.monotonic()
+    plan = make_plan("CartPole-v1", overrides={**SETTINGS, **WAYS[way], "seed": seed})
+    thread = threading.Thread(target=strike, args=(blows, seed, outcome, over), daemon=True)
+    with watched(outcome) as teams:
+
+        def is_over(row: dict[str, Any]) -> bool:
+            # The last word is had with everybody there.
+            return over.is_set() and len(teams[0].group) == plan.learners.num - 1 and look(teams[0], plan, outcome)
+
+        thread.start()
+        try:
+            run = train(plan, out=out, callbacks=[is_over])
+        finally:
+            over.set()
+            thread.join(10)
+    outcome.seconds = time.monotonic() - begun
+    judge(run, plan, outcome)
+    return outcome
+
+
+def look(team: Team, plan: Plan, outcome: Outcome) -> bool:
+    """Are all weights equal, and was every step made once? Asked when everybody is there."""
+    if outcome.way.startswith("allreduce"):
+        if not team.alike():
+            outcome.wrong.append("weights differ at the end")
+        made = int(team.learner.optimizer.moments["step"][0])
+        if made != team.learner.updates:
+            outcome.wrong.append(f"{made} steps of the optimiser for {team.learner.updates} updates")
+    return True
+
+
+def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
+    """Compare what the run says with what it promised."""
+    status, events = run.status, read_rows(run.path / "events.jsonl")
+    outcome.updates = status["updates"]
+    outcome.lost = sum(row["kind"] == "learner_lost" for row in events)
+    outcome.groups = sum(row["kind"] == "group_formed" for row in events)
+    if status["state"] != "stopped":
+        outcome.wrong.append(f"the run ended as {status['state']}: {status['reason']}")
+    allowed = int((status["env_steps"] - plan.algo.learn_start_steps) * updates_per_step(plan))
+    if outcome.updates != allowed:
+        outcome.wrong.append(f"{outcome.updates} updates, not {allowed}")
+    if outcome.longest_seconds > LONGEST_SECONDS:
+        outcome.wrong.append(f"an update took {outcome.longest_seconds:.1f} s")
+    if left := victims():
+        outcome.wrong.append(f"processes are left: {left}")
+
+
+def main() -> None:
+    """A soak for every way to agree; together they deal all blows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=100, help="processes to kill or stop in all")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    found = []
+    for at, way in enumerate(WAYS):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(soak(way, -(-asked.kills // len(WAYS)), asked.seed + at, Path(folder)))
+        print(found[-1], flush=True)
+    heads = ("how they agree", "killed or stopped", "updates", "groups formed", "longest update, s", "violations")
+    rows = [
+        (
+            each.way,
+            ", ".join(f"{name} {num}" for name, num in sorted(each.blows.items())),
+            each.updates,
+            each.groups,
+            each.longest_seconds,
+            len(each.wrong),
+        )
+        for each in found
+    ]
+    text = report.table(heads, rows)
+    report.save("soak_learners", {"settings": vars(asked), "soaks": [asdict(each) for each in found]}, text)
+    if asked.kills >= 100:
+        report.publish(
+            "soak_learners",
+            "Killed and stopped at random",
+            "scripts/bench soak_learners",
+            page=report.ROOT / "docs" / "sync.md",
+        )
+    print(text)
+    if any(each.wrong for each in found):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
