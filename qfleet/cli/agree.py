@@ -1,17 +1,16 @@
-"""`qfleet sync`: how the learners of a run agree, changed while it goes on."""
+"""`qfleet sync`: how the learners of a run agree, and how many they are, changed while it goes on."""
 
 import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from qfleet.cli.say import say
 from qfleet.cli.training import Out, RunName
 from qfleet.cli.words import split_words
 from qfleet.errors import UsageError
-from qfleet.plan import changed, read_plan
+from qfleet.plan import Plan, changed, read_plan
 
 HEARD_SECONDS = 60.0
 
@@ -19,16 +18,18 @@ HEARD_SECONDS = 60.0
 def sync(
     run: RunName,
     /,
-    *words: Annotated[str, Parameter(name="path=value", help="Settings of sync, such as sync.type=local.")],
+    *words: Annotated[
+        str, Parameter(name="path=value", help="Settings of sync such as sync.type=local, or learners.num=N.")
+    ],
     out: Out = "runs",
 ) -> int:
-    """Have the learners of a run that is under way agree in another way, from its next safe point on."""
+    """Have the learners of a run agree in another way, or be more or fewer, while it goes on."""
     named, settings = split_words(words)
-    wrong = named or next((path for path, _, _ in settings if not path.startswith("sync.")), None)
+    wrong = named or next((path for path, _, _ in settings if not path.startswith(("sync.", "learners.num"))), None)
     if wrong or not settings:
         raise UsageError(
-            f"{wrong} is not a setting of sync" if wrong else "no setting is given",
-            "Only how learners agree can be changed while a run goes on.",
+            f"{wrong} cannot be changed while a run goes on" if wrong else "no setting is given",
+            "How learners agree (sync.*) and how many they are (learners.num) can.",
             "Write for example: qfleet sync latest sync.type=local sync.every_updates=8",
         )
     from qfleet.watch import find_run, wanted
@@ -41,11 +42,17 @@ def sync(
             f"{folder} has one learner", "There is nobody to agree with.", "Start a run with learners.num=2 or more."
         )
     before = wanted.now(folder, plan)
-    after = changed(msgspec.structs.replace(plan, sync=before), str(folder / "run.toml"), settings).sync
-    wanted.ask(folder, after)
+    after = changed(before, str(folder / "run.toml"), settings, alone=True)
+    wanted.ask(folder, wanted.Wish(after.sync, after.learners.num))
     await_heeded(folder)
-    say(f"{folder} agrees by {after.__struct_config__.tag} from now on (before: {before.__struct_config__.tag})")
+    say(f"{folder}: {described(after)} from now on (before: {described(before)})")
     return 0
+
+
+def described(plan: Plan) -> str:
+    """How the learners of a plan agree, in a few words."""
+    num = plan.learners.num
+    return "one learner" if num == 1 else f"{num} learners agree by {plan.sync.__struct_config__.tag}"
 
 
 def require_running(folder: Path) -> None:

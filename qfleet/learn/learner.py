@@ -30,9 +30,14 @@ class Partners(Protocol):
     """Other learners, with whom every step is agreed on."""
 
     agreement: SyncPlan
+    num: int  # of learners, our own included
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on."""
+        ...
+
+    def resize(self, num: int) -> None:
+        """Be so many learners from now on, our own included."""
         ...
 
     def update(self, batch: Batch | Sequences) -> Report:

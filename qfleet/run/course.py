@@ -12,6 +12,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Batch, Sequences
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.learn import Diverging, Members, restore
+from qfleet.learn.learner import Partners
 from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
@@ -24,7 +25,7 @@ from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import pack_tensors
 from qfleet.watch import write_file, write_json
-from qfleet.watch.wanted import take
+from qfleet.watch.wanted import Wish, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
 SOLVED = "validation interval is above until.score"
@@ -112,11 +113,20 @@ class Course:
             self.diary.warn(f"what was wanted makes no sense: {cause}")
             return
         if wanted is not None:
-            before, after = (str(sync.__struct_config__.tag) for sync in (self.line.partners.agreement, wanted))
-            self.line.partners.switch(wanted)
-            self.diary.tell("sync", f"learners agree by {after} from now on", before=before, after=after)
-            with suppress(StorageError):
-                self.diary.write_status()
+            self.agree(self.line.partners, wanted)
+
+    def agree(self, partners: Partners, wish: Wish) -> None:
+        """Agree in another way, and be as many, from the next update on."""
+        before, after = partners.agreement, wish.sync
+        partners.resize(wish.learners)
+        if after != before:
+            partners.switch(after)
+        tags = [str(sync.__struct_config__.tag) for sync in (before, after)]
+        text = f"{wish.learners} learners agree by {tags[1]} from now on"
+        self.diary.tell("sync", text, before=tags[0], after=tags[1], learners=wish.learners)
+        self.note_learners()
+        with suppress(StorageError):
+            self.diary.write_status()
 
     def note_learners(self) -> None:
         """Write down what happened among several learners; a run that lost one is not the one its seed decides."""

@@ -250,7 +250,9 @@ class Diary:
     def together(self) -> Row:
         """How several learners agree at present."""
         partners = self.line.partners
-        return {} if partners is None else {"sync": msgspec.to_builtins(partners.agreement)}
+        if partners is None:
+            return {}
+        return {"together": {"sync": msgspec.to_builtins(partners.agreement), "learners": partners.num}}
 
     def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
         """Leave word of an error; a run that had not begun again keeps what it knew before, all of it if refused."""

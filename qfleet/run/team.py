@@ -81,8 +81,8 @@ class Team:
         self.speeds = Speeds(1, balance=False)
         self.late: list[Known] = []  # priorities that came after their batch
         self.events: list[dict[str, Any]] = []
-        for number in range(1, plan.learners.num):
-            self.mates[number] = self.hire(number)
+        self.num = 1
+        self.resize(plan.learners.num)
         self.await_everybody()
 
     # Updates
@@ -177,6 +177,18 @@ class Team:
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on; what a strategy remembers begins anew."""
         self.agreement, self.stale = agreement, True
+
+    def resize(self, num: int) -> None:
+        """Be so many from now on: who is new joins when ready, who is too many leaves at once."""
+        for number in range(num, self.num):
+            if (mate := self.mates.pop(number, None)) is not None:
+                if mate in self.group:
+                    self.leave()
+                mate.end()
+                self.tell("learner_left", learner=number)
+        for number in range(self.num, num):
+            self.mates[number] = self.hire(number)
+        self.num = num
 
     def rest(self) -> None:
         """Return when nobody is learning, and rank 0 has everything that there is."""

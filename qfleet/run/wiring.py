@@ -151,7 +151,7 @@ class Line:
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
             **({} if drawn is None else {"accelerator": drawn}),
-            **({} if self.partners is None else {"sync": msgspec.json.encode(self.partners.agreement).decode()}),
+            **({} if self.partners is None else {"together": together(self.partners)}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
@@ -162,8 +162,9 @@ class Line:
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
-        if self.partners is not None and "sync" in state:
-            self.partners.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
+        if self.partners is not None and "together" in state:
+            self.partners.switch(msgspec.json.decode(state["together"]["sync"], type=SyncPlan))
+            self.partners.resize(int(state["together"]["learners"]))
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -198,6 +199,11 @@ class Line:
         if self.partners is not None:
             self.partners.close()
         self.feed.replay.close()
+
+
+def together(partners: Partners) -> State:
+    """How several learners agree, and how many they are."""
+    return {"sync": msgspec.json.encode(partners.agreement).decode(), "learners": partners.num}
 
 
 def device_rng(device: str | None) -> Array | None:

@@ -4,7 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import Sync
 from qfleet.watch.metrics import read_json, write_json
@@ -12,9 +15,16 @@ from qfleet.watch.metrics import read_json, write_json
 WANTED = "wanted.json"
 
 
-def ask(folder: Path, sync: Sync) -> None:
-    """Have the run agree in this way from its next safe point on."""
-    write_json(folder / WANTED, {"sync": msgspec.to_builtins(sync)})
+class Wish(Struct, frozen=True, forbid_unknown_fields=True):
+    """How the learners of a run shall agree, and how many they shall be."""
+
+    sync: Sync
+    learners: Positive
+
+
+def ask(folder: Path, wish: Wish) -> None:
+    """Have the run do so from its next safe point on."""
+    write_json(folder / WANTED, msgspec.to_builtins(wish))
 
 
 def is_asked(folder: Path) -> bool:
@@ -22,27 +32,29 @@ def is_asked(folder: Path) -> bool:
     return (folder / WANTED).is_file()
 
 
-def take(folder: Path) -> Sync | None:
+def take(folder: Path) -> Wish | None:
     """What is wanted, once; None if nothing is. What makes no sense is a ValueError, and gone too."""
     path = folder / WANTED
     if not path.is_file():
         return None
     try:
-        return as_sync(read_json(path).get("sync"))
+        return as_wish(read_json(path))
     finally:
         path.unlink(missing_ok=True)
 
 
-def as_sync(value: Any) -> Sync:
-    """An agreement from plain data; ValueError if it is none."""
+def as_wish(value: Any) -> Wish:
+    """A wish from plain data; ValueError if it is none."""
     try:
-        found: Sync = msgspec.convert(value, Sync)
+        return msgspec.convert(value, Wish)
     except msgspec.ValidationError as error:
         raise ValueError(f"{WANTED}: {error}") from error
-    return found
 
 
-def now(folder: Path, plan: Plan) -> Sync:
-    """How the learners of a run agree at present, as its status says."""
-    said = read_json(folder / "status.json").get("sync")
-    return plan.sync if said is None else as_sync(said)
+def now(folder: Path, plan: Plan) -> Plan:
+    """The plan with its learners as they are at present, as the run's status says."""
+    said = read_json(folder / "status.json").get("together")
+    if said is None:
+        return plan
+    found, learners = as_wish(said), plan.learners
+    return replace(plan, sync=found.sync, learners=replace(learners, num=found.learners))

@@ -12,7 +12,8 @@ from qfleet import resume, train
 from qfleet.plan import changed, make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
-from qfleet.run.team import Mate, Team
+from qfleet.run.mate import Mate
+from qfleet.run.team import Team
 from qfleet.watch import read_json, read_rows, wanted
 from tests.run.parts import SMALL
 
@@ -43,7 +44,7 @@ def saved(folder: Path) -> dict[str, Any]:
 def test_a_run_of_two_learners_repeats_and_resumes_exactly(tmp_path: Path) -> None:
     whole = train(make_plan("CartPole-v1", overrides=TWO), out=tmp_path / "whole")
     half = train(make_plan("CartPole-v1", overrides={**TWO, "until.steps": 304}), out=tmp_path / "half")
-    assert read_json(half.path / "status.json")["sync"]["type"] == "allreduce"
+    assert read_json(half.path / "status.json")["together"]["sync"]["type"] == "allreduce"
     resumed = resume(half.path, steps=600)
     one, other = saved(whole.path), saved(resumed.path)
     assert one.keys() == other.keys()
@@ -66,7 +67,7 @@ def test_how_learners_agree_is_switched_while_they_learn(
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes and not wanted.is_asked(folder):
-            wanted.ask(folder, wishes.pop(0))
+            wanted.ask(folder, wanted.Wish(wishes.pop(0), 2))
 
     more = {"runtime.type": runtime, "until.steps": 4_000, "log.every_steps": 200, "eval.every_steps": 4_000}
     plan = make_plan("CartPole-v1", overrides={**TWO, **more})
@@ -75,13 +76,38 @@ def test_how_learners_agree_is_switched_while_they_learn(
     assert told == ["server", "local", "allreduce"]
     assert [event["sync"] for event in events(found.path, "group_formed")] == ["allreduce", *told]
     status = read_json(found.path / "status.json")
-    assert status["sync"]["codec"]["type"] == "int8"
-    assert wanted.now(found.path, plan) == asked[-1]
+    assert status["together"]["sync"]["codec"]["type"] == "int8"
+    assert wanted.now(found.path, plan).sync == asked[-1]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])  # none lost, none twice
 
 
+def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    wishes, sizes = [3, 1, 2], list[int]()
+
+    def wish(row: dict[str, Any]) -> None:
+        folder = next(tmp_path.iterdir())
+        if row["kind"] == "progress" and not wanted.is_asked(folder):
+            formed = events(folder, "group_formed")
+            there = [*sizes, formed[-1]["learners"]] if formed else sizes
+            if wishes and (len(sizes) == 0 or sizes[-1] == 1 or there[-1] == sizes[-1]):
+                sizes.append(wishes.pop(0))
+                wanted.ask(folder, wanted.Wish(AllreduceSync(), sizes[-1]))
+
+    plan = make_plan(
+        "CartPole-v1", overrides={**TWO, "until.steps": 6_000, "log.every_steps": 200, "save.every_steps": 9_000}
+    )
+    found = train(plan, out=tmp_path, callbacks=[wish])
+    assert [event["learners"] for event in events(found.path, "sync")] == [3, 1, 2]
+    assert {event["learners"] for event in events(found.path, "group_formed")} == {2, 3}
+    assert [event["learner"] for event in events(found.path, "learner_left")] == [1, 2]
+    assert not events(found.path, "learner_lost")
+    assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
+    assert read_json(found.path / "status.json")["together"]["learners"] == 2
+
+
 def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
-    (tmp_path / wanted.WANTED).write_text('{"sync": {"type": "telepathy"}}')
+    (tmp_path / wanted.WANTED).write_text('{"sync": {"type": "telepathy"}, "learners": 2}')
     with pytest.raises(ValueError, match=r"wanted\.json"):
         wanted.take(tmp_path)
     assert wanted.take(tmp_path) is None

@@ -1,0 +1,98 @@
+"""`qfleet sync`: what it asks of a run, and the exact words of what it refuses."""
+
+# Messages stay on one line, as they are shown.
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from qfleet.cli import main
+from qfleet.plan import make_plan, write_plan
+from qfleet.plan.together import LocalSync, ServerSync
+from qfleet.watch import wanted, write_json
+
+WRONG = {
+    "sync x": ("no setting is given", "How learners agree (sync.*) and how many they are (learners.num) can."),
+    "sync x algo.n_step=3": (
+        "algo.n_step cannot be changed while a run goes on",
+        "How learners agree (sync.*) and how many they are (learners.num) can.",
+    ),
+    "sync alone sync.type=local": ("runs/alone has one learner", "There is nobody to agree with."),
+    "sync over sync.type=local": ("runs/over is not running", "Nobody is there to agree."),
+    "sync pair sync.type=telepathy": (
+        "sync.type=telepathy is not valid (command line)",
+        "sync.type must be one of allreduce, server, local, easgd, admm, gossip.",
+    ),
+    "sync pair sync.type=server sync.spare=2": (
+        "sync.spare=2 (command line) is not below learners.num=2 (runs/pair/run.toml)",
+        "A step is made of the gradients of all but the spare learners.",
+    ),
+}
+
+
+def make_run(name: str, learners: int, state: str = "running") -> Path:
+    folder = Path("runs") / name
+    folder.mkdir(parents=True)
+    write_plan(make_plan("CartPole-v1", overrides={"learners.num": learners}), folder / "run.toml")
+    write_json(folder / "status.json", {"state": state})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qfleet.watch.runs.is_locked", lambda path: True)  # as if somebody wrote to them
+    make_run("pair", 2)
+    make_run("alone", 1)
+    make_run("over", 2, "done")
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(command.split()) == 2
+    what, why = WRONG[command]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"error: {what}"
+    assert said[1] == f"  why: {why}"
+    assert said[2].startswith("   do: ")
+    assert not any(wanted.is_asked(folder) for folder in Path("runs").iterdir())
+
+
+def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[wanted.Wish | None] = []
+
+    def listen() -> None:
+        until = time.monotonic() + 20
+        while not heard and time.monotonic() < until:
+            if (wish := wanted.take(Path("runs/pair"))) is not None:
+                heard.append(wish)
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=listen, daemon=True)
+    thread.start()
+    assert main(["sync", "pair", "sync.type=server", "sync.max_staleness=4", "learners.num=3"]) == 0
+    thread.join(20)
+    assert heard == [wanted.Wish(ServerSync(max_staleness=4), 3)]
+    assert capsys.readouterr().out == (
+        "runs/pair: 3 learners agree by server from now on (before: 2 learners agree by allreduce)\n"
+    )
+
+
+def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    write_json(
+        Path("runs/pair/status.json"),
+        {"state": "running", "together": {"sync": {"type": "local", "every_updates": 4}, "learners": 3}},
+    )
+    monkeypatch.setattr("qfleet.cli.agree.await_heeded", lambda folder: None)
+    assert main(["sync", "pair", "sync.outer_rate=0.7"]) == 0
+    assert wanted.take(Path("runs/pair")) == wanted.Wish(LocalSync(every_updates=4, outer_rate=0.7), 3)
+
+
+def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("qfleet.cli.agree.HEARD_SECONDS", 0.3)
+    assert main(["sync", "pair", "sync.type=local"]) == 2
+    assert "has not answered within 0.3 seconds" in capsys.readouterr().err
