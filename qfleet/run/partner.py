@@ -1,6 +1,7 @@
 """A partner: a learner in a process of its own, which keeps one set of weights with the driver's and the others."""
 
 import hashlib
+import importlib
 import os
 import signal
 import socket
@@ -109,6 +110,8 @@ class Partner:
         self.plan = msgspec.json.decode(post.plan, type=Plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, post.number).integers(2**63)))
+        if self.plan.learners.backend == "gloo":
+            importlib.import_module("torch.distributed")  # now, while nobody waits for us in a group
         self.learner = lone_learner(self.plan, post.shown, post.spec, post.torso)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None

@@ -10,7 +10,7 @@ import math
 import socket
 import time
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from torch import Tensor, nn
@@ -66,7 +66,8 @@ class Team:
         self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
         self.needs_main = b"__main__" in require_sendable((None, torso, None))
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
-        self.context, self.store = fork_server(), cast("Any", None)  # a store is only made for gloo
+        self.context = fork_server()
+        self.store = make_store(ADDRESS) if plan.learners.backend == "gloo" else None
         self.mates: dict[int, Mate] = {}
         self.group: list[Mate] = []  # by rank, from 1 on
         self.comm: Comm = NoComm()
@@ -272,7 +273,7 @@ class Team:
             self.servers = Servers(self.context, self.plan, self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        self.comm = self.by_gloo(facts) if self.plan.learners.backend == "gloo" else self.by_memory(facts)
+        self.comm = self.by_memory(facts) if self.store is None else self.by_gloo(facts)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
@@ -281,7 +282,6 @@ class Team:
 
     def by_gloo(self, facts: Facts) -> Comm:
         """Meet at a store of ours, by sockets."""
-        self.store = self.store or make_store(ADDRESS)
         facts = {**facts, "address": ADDRESS, "port": self.store.port}
         for rank, mate in enumerate(self.group, 1):
             mate.order({**facts, "rank": rank})

@@ -40,7 +40,7 @@ from qfleet.run.wiring import make_train_world
 from tests.run.parts import SMALL, Settings
 
 pytestmark = pytest.mark.timeout(110)
-LIMIT_SECONDS, LEFT_OUT = 3.0, object()
+LIMIT_SECONDS, LEFT_OUT = 3.0, object()  # until one that is stopped counts as lost
 LINE = Spec((4,), "float32", (2,))
 CONVOLUTIONS = {
     "net.torso.type": "minatar",
@@ -97,7 +97,7 @@ STRIKES = [
 
 
 def small_plan(num: int, env: str = "CartPole-v1", more: Settings | None = None) -> Plan:
-    settings = {"learners.num": num, "learners.timeout_seconds": LIMIT_SECONDS, "algo.batch_size": 32}
+    settings = {"learners.num": num, "algo.batch_size": 32}
     asked = {name: value for name, value in {**SMALL, **settings, **(more or {})}.items() if value is not LEFT_OUT}
     plan = make_plan(env, overrides=asked)
     return resolve(plan, make_train_world(plan).spec)
@@ -140,6 +140,13 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def team() -> Iterator[Team]:
     with teamed(small_plan(3)) as made:
+        yield made
+
+
+@pytest.fixture
+def hasty() -> Iterator[Team]:
+    """A team that does not wait long for anybody."""
+    with teamed(small_plan(3, more={"learners.timeout_seconds": LIMIT_SECONDS})) as made:
         yield made
 
 
@@ -221,7 +228,8 @@ def test_a_switch_with_words_still_due_loses_nobody(team: Team) -> None:
 
 
 @pytest.mark.parametrize(("sync", "how"), STRIKES)
-def test_who_is_lost_is_done_without_and_replaced(team: Team, sync: Sync, how: signal.Signals) -> None:
+def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: signal.Signals) -> None:
+    team = hasty
     team.switch(sync)
     team.update(made_up(32))
     gone, healthy = team.mates[1], team.mates[2]
@@ -255,7 +263,8 @@ def test_one_that_died_while_nobody_looked_takes_nobody_along(team: Team) -> Non
 
 @pytest.mark.parametrize("sync", [ServerSync(shards=2), ServerSync(shards=2, max_staleness=4)], ids=["step", "loose"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(team: Team, how: signal.Signals, sync: Sync) -> None:
+def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: signal.Signals, sync: Sync) -> None:
+    team = hasty
     team.switch(sync)
     team.update(made_up(32))
     team.rest()
