@@ -273,19 +273,19 @@ class Team:
             self.servers = Servers(self.context, self.plan, self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        self.comm = self.by_memory(facts) if self.store is None else self.by_gloo(facts)
+        self.comm = self.by_memory(facts) if self.store is None else self.by_gloo(facts, self.store.port)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
         self.updates, self.stale = self.learner.updates, False
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
-    def by_gloo(self, facts: Facts) -> Comm:
-        """Meet at a store of ours, by sockets."""
-        facts = {**facts, "address": ADDRESS, "port": self.store.port}
+    def by_gloo(self, facts: Facts, port: int) -> Comm:
+        """Meet at our store, by sockets."""
+        facts = {**facts, "address": ADDRESS, "port": port}
         for rank, mate in enumerate(self.group, 1):
             mate.order({**facts, "rank": rank})
-        return join_gloo(self.plan, ADDRESS, self.store.port, {**facts, "rank": 0})
+        return join_gloo(self.plan, ADDRESS, port, {**facts, "rank": 0})
 
     def by_memory(self, facts: Facts) -> Comm:
         """Meet in shared memory, handed to everybody with a line to us."""
