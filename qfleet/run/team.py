@@ -119,8 +119,9 @@ class Team:
                 self.hear(mate)
         self.balance()
         change.report.priority = joined(batch.ids, owners, change.report.priority, self.late)
-        change.report.late, self.late = self.late, []
-        return self.learner.agree(change, norm)
+        report = self.learner.agree(change, norm)
+        report.late, self.late = self.late, []
+        return report
 
     def deal(self, mate: Mate, part: Batch | Sequences, share: float) -> None:
         """Give a partner its part; one that has two already is heard first."""
