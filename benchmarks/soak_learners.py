@@ -116,7 +116,8 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
 
         def is_over(row: dict[str, Any]) -> bool:
             # The last word is had with everybody there.
-            return over.is_set() and len(teams[0].group) == plan.learners.num - 1 and look(teams[0], plan, outcome)
+            whole = bool(teams) and len(teams[0].group) == plan.learners.num - 1
+            return over.is_set() and whole and look(teams[0], outcome)
 
         thread.start()
         try:
@@ -129,7 +130,7 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
     return outcome
 
 
-def look(team: Team, plan: Plan, outcome: Outcome) -> bool:
+def look(team: Team, outcome: Outcome) -> bool:
     """Are all weights equal, and was every step made once? Asked when everybody is there."""
     if outcome.way.startswith("allreduce"):
         if not team.alike():
