@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def main() -> None:
         f"{outcome.seconds:.0f} s; an actor was back {outcome.slowest_seconds:.1f} s at most after its loss was seen "
         f"(its first rollout came in); violations: {len(outcome.wrong)}.\n"
     )
-    report.save("soak", {"settings": vars(asked), **asdict(outcome)}, text)
+    report.save("soak", {"settings": vars(asked), **vars(outcome), "blows": dict(outcome.blows)}, text)
     if asked.kills >= 200:
         report.publish("soak", "Killed and stopped at random", "scripts/bench soak")
     print(text, *outcome.wrong[:20], sep="\n")

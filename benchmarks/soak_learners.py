@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +158,11 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
         outcome.wrong.append(f"processes are left: {left}")
 
 
+def plain(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as JSON takes it; `asdict` would count a counter's pairs."""
+    return {**vars(outcome), "blows": dict(outcome.blows)}
+
+
 def main() -> None:
     """A soak for every way to agree; together they deal all blows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -182,7 +187,7 @@ def main() -> None:
         for each in found
     ]
     text = report.table(heads, rows)
-    report.save("soak_learners", {"settings": vars(asked), "soaks": [asdict(each) for each in found]}, text)
+    report.save("soak_learners", {"settings": vars(asked), "soaks": [plain(each) for each in found]}, text)
     if asked.kills >= 100:
         report.publish(
             "soak_learners",
