@@ -109,8 +109,8 @@ def test_environments_step_while_something_else_is_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_slow_environments_on_two_workers_step_at_the_same_time(tmp_path: Path) -> None:
-    """Clearly faster than one after the other; how much faster is measured by `scripts/bench speed`."""
+def test_eight_slow_environments_on_two_workers_are_twice_as_fast(tmp_path: Path) -> None:
+    """Best of three on a shared machine: at least 0.9 x workers x the speed of one."""
     env = Env(id=slow_env(tmp_path, 0.005), num=8)
 
     def speed(num: int, workers: int) -> float:
@@ -122,7 +122,9 @@ def test_slow_environments_on_two_workers_step_at_the_same_time(tmp_path: Path) 
         world.close()
         return rate
 
-    assert max(speed(8, 2) / speed(1, 0) for _ in range(3)) > 1.5
+    ratio = max(speed(8, 2) / (2 * speed(1, 0)) for _ in range(3))
+    print(f"ratio {ratio:.3f}")
+    assert ratio >= 0.9
 
 
 # ---- What is asked of users.
