@@ -198,7 +198,8 @@ class Diary:
 
     def note_fault(self, fault: Row) -> None:
         """An environment failed and is made anew; that one is given up is worth a word on the screen."""
-        self.events.event("env_fault", env_steps=self.steps, **fault)
+        fields = {"fault" if name == "kind" else name: value for name, value in fault.items()}
+        self.events.event("env_fault", env_steps=self.steps, **fields)
         if fault["quarantined"]:
             lanes = ", ".join(map(str, fault["quarantined"]))
             self.warn(f"environment {lanes} failed more often than env.rebuilds and is given up: {fault['what']}")

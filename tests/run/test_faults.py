@@ -23,6 +23,7 @@ from qfleet.save.files import RealFiles
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
 
+BREAKING = "qfleet.envs.toys:toys/Breaking-v0"
 NO_LIMIT: Settings = {"optim.clip_norm": None, "optim.learning_rate": 1e30}
 
 
@@ -43,6 +44,29 @@ def assert_finite(run: Path) -> None:
 
 
 # Environments
+
+
+@pytest.mark.parametrize(
+    "runtime", [{}, {"runtime.type": "processes", "actors.num": 1, "runtime.threads": 1}], ids=["inline", "processes"]
+)
+def test_a_failing_world_of_a_worker_is_an_event_and_the_run_goes_on(runtime: Settings, tmp_path: Path) -> None:
+    toy: Settings = {"env.options": {"every": 5}, "env.workers": 2, "env.rebuilds": 1000}
+    run = train(small({**toy, **runtime}, BREAKING), out=tmp_path).path
+    assert status(run)["state"] == "done"
+    found = events(run, "env_fault")
+    assert found
+    assert {row["fault"] for row in found} == {"raised"}
+    assert all(len(row["lanes"]) == 1 and "the toy broke" in row["what"] for row in found)
+    assert "ZeroDivisionError" in found[0]["cause"]
+
+
+def test_a_world_that_is_given_up_is_said_once(tmp_path: Path) -> None:
+    toy: Settings = {"env.options": {"every": 9}, "env.workers": 1, "env.rebuilds": 1}
+    run = train(small(toy, BREAKING), out=tmp_path).path
+    given_up = [row for row in events(run, "env_fault") if row["quarantined"]]
+    assert given_up
+    texts = [row["text"] for row in events(run, "warning") if "failed more often than env.rebuilds" in row["text"]]
+    assert len(texts) == len(set(texts)) == len(given_up)
 
 
 @pytest.mark.parametrize(("field", "word"), [("obs", "observation"), ("reward", "reward")])
