@@ -17,6 +17,7 @@ from qfleet.plan.together import ServerSync
 from qfleet.replay import make_cut
 from qfleet.run.partner import lone_learner
 from qfleet.run.processes import fork_server
+from qfleet.run.quarters import OwnQuarters
 from qfleet.run.server import Servers
 from qfleet.run.team import Team
 
@@ -51,7 +52,7 @@ def samples_per_second(learners: int, seconds: float) -> float:
     plan = plan_of(learners, 64, threads=2 if learners == 1 else 1)
     torch.set_num_threads(plan.runtime.threads or 1)
     learner, batch = lone_learner(plan, SPEC, SPEC, None), batch_of(64)
-    team = Team(plan, SPEC, SPEC, make_cut(plan.algo), learner) if learners > 1 else None
+    team = Team(plan, learner, OwnQuarters(plan, SPEC, SPEC, make_cut(plan.algo))) if learners > 1 else None
     try:
         step = learner.update if team is None else team.update
         for _ in range(3):

@@ -31,6 +31,7 @@ from qfleet.plan.together import (
     TopKCodec,
 )
 from qfleet.run.partner import lone_learner
+from qfleet.sync.buckets import Buckets
 from qfleet.sync.group import GroupComm, make_gloo
 from qfleet.sync.make import make_average
 
@@ -133,6 +134,8 @@ def acts(comm: GroupComm, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[
         "small": lambda: comm.sum(small),
         "raw": lambda: comm.group.allreduce([raw]).wait(),
     }
+    if shapes == NETS["6.7 MB"]:
+        found["update, in buckets"] = in_buckets(comm)
     compute = computing(shapes)
     for name, average in averages.items():
         found[name] = lambda average=average: average(values)  # type: ignore[misc]
@@ -147,6 +150,13 @@ def computing(shapes: list[tuple[int, ...]]) -> Callable[[], object]:
         return lambda: learner.propose(batch)
     weight, values = torch.randn(shapes[0], requires_grad=True), torch.randn(32, shapes[0][1])
     return lambda: torch.autograd.grad((values @ weight.T).square().mean(), weight)
+
+
+def in_buckets(comm: GroupComm) -> Callable[[], object]:
+    """An update whose sums are begun while it computes."""
+    learner, batch = lone_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
+    buckets = Buckets(comm, learner.parameters, AllreduceSync().bucket_bytes)
+    return lambda: buckets.sums(learner.propose(batch, 1.0, buckets.ready).gradients)
 
 
 def silent(kind: str, **fields: Any) -> None:
@@ -187,6 +197,7 @@ def line(link: str, megabits: int, ranks: int, net: str, found: dict[str, float]
         f"{model * 1e3:,.0f} ({found['none'] / model - 1:+.0%})",
         ", ".join(f"{name} {seconds * 1e3:,.0f}" for name, seconds in codecs.items()),
         f"{updates['none']:.2f}",
+        f"{1.0 / found['update, in buckets']:.2f}" if "update, in buckets" in found else "",
         f"{updates[best]:.2f} ({best})",
         updates[best] / updates["none"],
     )
@@ -224,6 +235,7 @@ def main() -> None:
         "model, ms (ours beside it)",
         "codecs, ms",
         "updates/s in float32",
+        "in buckets",
         "updates/s by the best codec",
         "ratio",
     )

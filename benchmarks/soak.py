@@ -26,7 +26,8 @@ from qfleet.watch import read_rows
 N_STEP, DISCOUNT = 3, 0.9
 HUNG_SECONDS, STEP_SECONDS = 3.0, 1.5
 REPLACED_SECONDS = 5.0
-STEPS_PER_BLOW = 2_000
+BATCHES_BETWEEN, LEARNED_SECONDS = 20, 60.0  # a run that learns makes so many in less than that
+MANY_BLOWS = 30  # of which every role gets some
 ROLES = ("actor", "env", "replay")
 SETTINGS: dict[str, Any] = {
     "runtime.type": "processes",
@@ -103,9 +104,18 @@ class Chaos:
         self.left, self.rng, self.outcome, self.pause_seconds = blows, random.Random(seed), outcome, pause_seconds
         self.over = threading.Event()
 
+    def learned(self) -> None:
+        """Return when the run has learned from some more batches, or does not seem to."""
+        until, enough = time.monotonic() + LEARNED_SECONDS, self.outcome.batches + BATCHES_BETWEEN
+        while self.outcome.batches < enough and time.monotonic() < until and not self.over.wait(0.05):
+            pass
+
     def run(self) -> None:
-        """Until all blows are dealt."""
+        """Until all blows are dealt: every second one, on average, to a run that has come to itself again."""
+        self.learned()
         while self.left and not self.over.wait(self.rng.uniform(*self.pause_seconds)):
+            if self.rng.random() < 0.5:
+                self.learned()
             found = {role: pids for role, pids in victims().items() if pids}
             role = self.rng.choice([role for role in ROLES if role in found] or [""])
             if role:
@@ -169,6 +179,11 @@ def judge(run: Run, outcome: Outcome) -> None:
     outcome.slowest_seconds = max((row["seconds"] for row in events if row["kind"] == "actor_back"), default=0.0)
     if outcome.slowest_seconds > REPLACED_SECONDS:
         outcome.wrong.append(f"an actor was back only after {outcome.slowest_seconds:.1f} s")
+    total, hit = sum(outcome.blows.values()), {blow.split()[1] for blow in outcome.blows}
+    if total >= MANY_BLOWS and hit != set(ROLES):
+        outcome.wrong.append(f"only {sorted(hit)} were hit")
+    if outcome.batches < total:
+        outcome.wrong.append(f"{outcome.batches} batches between {total} blows")
     left = [pid for pids in victims().values() for pid in pids]
     if left:
         outcome.wrong.append(f"{len(left)} processes are left")

@@ -20,6 +20,7 @@ from qfleet import Run, train
 from qfleet.data import Batch, Report, Sequences
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
+from qfleet.run.audit import check_history
 from qfleet.run.team import Team
 from qfleet.watch import read_rows
 
@@ -42,6 +43,7 @@ SETTINGS: dict[str, Any] = {
     "net.torso.type": "mlp",
     "net.torso.sizes": (32,),
     "log.every_steps": 200,
+    "log.history": True,
     "eval.episodes": 0,
     "eval.test_episodes": 0,
     "until.steps": 10**9,
@@ -54,7 +56,8 @@ class Outcome:
 
     way: str
     blows: Counter[str] = field(default_factory=Counter)
-    updates: int = 0
+    made: int = 0  # updates, as they were seen to be made
+    updates: int = 0  # as the run counts them
     longest_seconds: float = 0.0
     lost: int = 0
     groups: int = 0
@@ -75,6 +78,8 @@ def victims() -> dict[str, list[int]]:
 def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> None:
     """Hit somebody now and then, until all blows are dealt."""
     rng, dealt = random.Random(seed), 0
+    while not outcome.made and not over.wait(0.05):
+        pass  # it has not begun to learn
     while dealt < blows and not over.wait(rng.uniform(0.5, 3.0)):
         if found := victims():
             role, number = rng.choice(sorted(found)), rng.choice([signal.SIGKILL, signal.SIGSTOP])
@@ -96,6 +101,7 @@ def watched(outcome: Outcome) -> Iterator[list[Team]]:
         begun, before = time.monotonic(), team.learner.updates
         found = update(team, batch)
         outcome.longest_seconds = max(outcome.longest_seconds, time.monotonic() - begun)
+        outcome.made += 1
         if team.learner.updates != before + 1:
             outcome.wrong.append(f"an update counted {team.learner.updates - before} times")
         return found
@@ -152,6 +158,9 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
     allowed = int((status["env_steps"] - plan.algo.learn_start_steps) * updates_per_step(plan))
     if outcome.updates != allowed:
         outcome.wrong.append(f"{outcome.updates} updates, not {allowed}")
+    outcome.wrong += [f"{found.rule}: {found.text}" for found in check_history(run.path / "history")]
+    if outcome.made != outcome.updates:
+        outcome.wrong.append(f"{outcome.made} updates were made, {outcome.updates} counted")
     if outcome.longest_seconds > LONGEST_SECONDS:
         outcome.wrong.append(f"an update took {outcome.longest_seconds:.1f} s")
     if left := victims():

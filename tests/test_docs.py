@@ -183,7 +183,7 @@ def test_every_axis_is_in_the_table_of_algorithms() -> None:
 def test_what_is_said_not_to_exist_does_not() -> None:
     status = (ROOT / "README.md").read_text("utf-8").partition("## Status")[2]
     missing = status.partition("not yet:")[2].partition(".")[0]
-    assert "learners on several machines" in missing
+    assert "nodes that come while a run goes on" in missing
     assert index().choices["runtime"].names == ["inline", "processes", "ray"]
     there = ("distributional", "noisy", "recurrent", "n-step", "population", *algorithm_presets())
     assert not [word for word in there if word in missing]

@@ -10,6 +10,7 @@ from qfleet.act.crowd import Crowd
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
 from qfleet.data import Array, Board, Channel, Rollout, State, Step, Stopwatch, Tick, World, split_actions
+from qfleet.data.cargo import COLUMNS
 from qfleet.data.saved import (
     FLAGS,
     FLOATS,
@@ -214,16 +215,16 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     if len(parts) == 1:
         return parts[0]
     worker, incarnation, sequence = parts[0].source
-    columns = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
     together = {
         name: None if getattr(parts[0], name) is None else np.concatenate([getattr(part, name) for part in parts])
-        for name in columns
+        for name in COLUMNS
     }
     return Rollout(
         **together,  # type: ignore[arg-type]
         source=(worker, incarnation, sequence // len(parts)),
         version=min(part.version for part in parts),
         finished=tuple(episode for part in parts for episode in part.finished),
+        ends=tuple(row for row, part in enumerate(parts) for _ in part.finished),
     )
 
 
@@ -243,7 +244,7 @@ def acting(
             yield Tick(busy=True)
             with watch.env:
                 rollout, finished = actor.receive()
-            rollout.finished = tuple(finished)
+            rollout.finished, rollout.ends = tuple(finished), (0,) * len(finished)
             parts.append(rollout)
             if len(parts) < rows:
                 yield Tick(busy=True)

@@ -24,6 +24,7 @@ def rollout_parts(rollout: Rollout) -> Parts:
     arrays = present(rollout, COLUMNS)
     arrays["returns"] = np.array([episode[0] for episode in rollout.finished], np.float64)
     arrays["lengths"] = np.array([episode[1] for episode in rollout.finished], np.int64)
+    arrays["ends"] = np.array(rollout.ends, np.int64)
     return {"kind": "rollout", "source": list(rollout.source), "version": rollout.version}, arrays
 
 
@@ -38,8 +39,11 @@ def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS if name in arrays}
     if len(arrays["returns"]) > arrays["last"].size:
         raise ValueError(f"{len(arrays['returns'])} episodes cannot end in {arrays['last'].size} steps")
-    finished = zip(arrays["returns"].tolist(), arrays["lengths"].tolist(), strict=True)
-    return Rollout(**columns, source=(source[0], source[1], source[2]), version=version, finished=tuple(finished))
+    if len(arrays["ends"]):
+        require_range("ends", arrays["ends"], len(arrays["last"]))
+    columns["finished"] = tuple(zip(arrays["returns"].tolist(), arrays["lengths"].tolist(), strict=True))
+    columns["ends"] = tuple(arrays["ends"].tolist())
+    return Rollout(**columns, source=(source[0], source[1], source[2]), version=version)
 
 
 def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
@@ -144,6 +148,7 @@ def rollout_forms(spec: Spec, lanes: int) -> dict[str, Form]:
         "value": ("float32", (*row, 2)),
         "returns": ("float64", ("K",)),
         "lengths": ("int64", ("K",)),
+        "ends": ("int64", ("K",)),
     }
     masks: dict[str, Form] = {"mask": ("bool", (*row, spec.num_actions))} if spec.masked else {}
     return forms | masks | ({"state": ("float32", (*row, *spec.state))} if spec.state else {})

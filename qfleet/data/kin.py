@@ -30,18 +30,22 @@ def hidden_main(hide: bool = True) -> Iterator[None]:
 def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
     """Let the kernel end this process when its parent ends, however that happens; `parent` is its id if it is known.
 
-    A child of multiprocessing's fork server ends with the server, and that with whoever started it: it waits until
-    nobody holds its pipe any more, so its own children must not.
+    A child of multiprocessing's fork server ends with the server, and that with whoever started it.
     """
-    server: Any = forkserver._forkserver
-    if getattr(server, "_forkserver_alive_fd", None) is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
+    let_go_of_server()
     parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:  # it went before the call
         os.kill(os.getpid(), how)
+
+
+def let_go_of_server() -> None:
+    """A fork server waits until nobody holds its pipe any more, so its own children must not."""
+    server: Any = forkserver._forkserver
+    if getattr(server, "_forkserver_alive_fd", None) is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
 
 
 def bound_log() -> None:

@@ -62,6 +62,7 @@ class Rollout:
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
     value: Array | None = None  # [T, B, 2] float32, what the policy expected: of its action, of the best one
     finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended in it
+    ends: tuple[int, ...] = ()  # the row in which each of these ended: rows do not tell of truncations
 
 
 def count_steps(rollout: Rollout) -> int:

@@ -44,7 +44,7 @@ class Child:
             self.process = launched(work, args, needs_main(task))
         self.line.setblocking(False)
         # When nobody closes the world: multiprocessing would ask a stopped process to end, and wait for ever.
-        self._finalizer = util.Finalize(self, _end, (self.process,), exitpriority=10)
+        self._finalizer = util.Finalize(self, end_group, (self.process,), exitpriority=10)
 
     def go(self, now: float) -> None:
         """Have the worker do what its slab says."""
@@ -147,9 +147,9 @@ def scouted(task: Task, seed: int, log: str) -> Spec:
     text = bytes(desk.view).split(b"\0", 1)[0]
     code = process.exitcode
     how = f"was not done after {START_SECONDS:.0f} s" if code is None else ending(process)
-    _end(process)
+    end_group(process)
     desk.close()
-    if code != 0:
+    if code != 0 or not text:  # an environment may leave by os._exit(0), before anything was seen
         raise _never_seen(task.env.id, how) from Elsewhere(text.decode(errors="replace"))
     found = msgspec.json.decode(text, type=Finding)
     if found.error is not None:
@@ -184,7 +184,8 @@ def _never_seen(name: str, how: str) -> EnvError:
     )
 
 
-def _end(process: BaseProcess) -> None:
+def end_group(process: BaseProcess) -> None:
+    """End a process at once, and what it has started."""
     if process.exitcode is None:
         process.kill()
     if process.pid:  # the group of nobody would be our own

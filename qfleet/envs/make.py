@@ -39,8 +39,8 @@ def make_world(
 ) -> World:
     """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds.
 
-    What environments in processes of their own print goes to files in the folder `logs`, or nowhere. A world that is
-    to draw stays in this process.
+    What environments in processes of their own print goes to files in the folder `logs`, or beside it if it is a log
+    itself, or nowhere. A world that is to draw stays in this process.
     """
     num = num or env.num
     if make is None and is_atari(env.id):

@@ -12,9 +12,11 @@ import numpy as np
 
 from qfleet.data import Array, Spec, Step
 from qfleet.envs.child import Child
+from qfleet.envs.reaper import Reaper
 from qfleet.envs.seats import Task
 from qfleet.envs.slab import DONE, WRONG
 
+CLOSE_SECONDS = 2.0  # what environments may take to be closed, all of them together
 _SLICE_SECONDS = 0.25  # how long to wait before looking at logs again
 # One more look before a silent worker is ended: it may have been this process that was stopped.
 _GRACE_SECONDS = 0.1
@@ -34,6 +36,11 @@ class Fault:
     cause: str  # a traceback, if there is one
     seconds: float  # from the order to the moment it was seen that it failed
     quarantined: tuple[int, ...] = ()
+
+
+def log_file(logs: Path, worker: int) -> Path:
+    """A worker's log: `worker_0.log` in a folder, or `actor-1-worker-0.log` beside the log `actor-1.log`."""
+    return logs / f"worker_{worker}.log" if logs.is_dir() else logs.with_stem(f"{logs.stem}-worker-{worker}")
 
 
 class Staff:
@@ -56,6 +63,7 @@ class Staff:
         bounds = [num * worker // workers for worker in range(workers + 1)]
         self.lanes = [range(first, after) for first, after in pairwise(bounds)]
         self.children: list[Child | None] = [None] * workers
+        self._reaper = Reaper()
         self.faults: list[Fault] = []  # seen, but not yet taken
         self._weighed_at = clock()
         self._heavy: set[int] = set()
@@ -63,8 +71,9 @@ class Staff:
 
     def hire(self, worker: int) -> None:
         """Start a worker's process; `listen` will hear when it is ready."""
-        log = os.devnull if self._logs is None else str(self._logs / f"worker_{worker}.log")
-        self.children[worker] = Child(self._task, self._spec, len(self.lanes[worker]), log, self._clock())
+        log = os.devnull if self._logs is None else str(log_file(self._logs, worker))
+        child = self.children[worker] = Child(self._task, self._spec, len(self.lanes[worker]), log, self._clock())
+        self._reaper.watch(child.process.pid)
         self._attend()
 
     def ready(self) -> Array:
@@ -125,9 +134,11 @@ class Staff:
         self._attend()
         for child in present:
             child.leave()
-        until = self._clock() + 2.0
+        until = self._clock() + CLOSE_SECONDS
         for child in present:
-            child.end(max(0.0, until - self._clock()) if child.state == "idle" else 0.0)
+            # A step that is under way may end in time; who has not even begun has nothing to close.
+            self._end(child, max(0.0, until - self._clock()) if child.state in ("idle", "busy") else 0.0)
+        self._reaper.close()
 
     def expire(self) -> None:
         """End those that were silent for too long."""
@@ -203,5 +214,10 @@ class Staff:
         guilty = tuple(lanes) if at is None else (lanes[at],)
         where = f"worker {worker}" if at is None else f"worker {worker}, at lane {guilty[0]},"
         text, seconds = cause or child.last_words(), self._clock() - child.since
-        child.end()
+        self._end(child)
         self.faults.append(Fault(kind, worker, tuple(lanes), guilty, f"{where} {what}", text, seconds))
+
+    def _end(self, child: Child, patience: float = 0.0) -> None:
+        pid = child.process.pid  # a process that was ended does not tell it any more
+        child.end(patience)
+        self._reaper.forget(pid)

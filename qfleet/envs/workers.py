@@ -62,6 +62,7 @@ class Workers:
         self._shaky = np.zeros(num, bool)  # lanes with a fault not long ago
         self._gone = np.ones(num, bool)  # lanes that have no environment to step
         self._faults: deque[Fault] = deque(maxlen=_KEPT_FAULTS)
+        self._last_fault: Fault | None = None  # kept when the others are taken: it may end the run later
         self._last = blank(self.spec, num)
         self._sent: Array | None = None  # actions
         self._command = np.zeros(num, np.int8)
@@ -200,7 +201,8 @@ class Workers:
                 self._shaky[lane] = True
         given_up = tuple(int(lane) for lane in np.flatnonzero(self.quarantined & ~before))
         lanes = tuple(lane for lane in fault.lanes if not before[lane])
-        self._faults.append(replace(fault, lanes=lanes, quarantined=given_up, what=f"{self._name}, {fault.what}"))
+        self._last_fault = replace(fault, lanes=lanes, quarantined=given_up, what=f"{self._name}, {fault.what}")
+        self._faults.append(self._last_fault)
 
     def _due(self) -> Array:
         now = self._clock()
@@ -256,9 +258,9 @@ class Workers:
             raise RuntimeError("a step is under way: call receive() first")
 
     def _raise_if_hopeless(self) -> None:
-        if not self.quarantined.all():
+        fault = self._last_fault
+        if fault is None or not self.quarantined.all():
             return
-        fault = self._faults[-1]
         # Python's own traceback says most at its end, that of a crash at its beginning.
         lines = fault.cause.strip().splitlines()
         shown = "\n".join(lines[-_SHOWN_LINES:] if fault.kind == "raised" else lines[:_SHOWN_LINES])

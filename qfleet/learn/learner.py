@@ -4,6 +4,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
 from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
+from qfleet.nets.gradients import Ready
 from qfleet.nets.normalize import LIMIT
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
@@ -56,8 +58,16 @@ class Partners(Protocol):
         """What happened among them since this was last asked."""
         ...
 
+    def settle(self, folder: Path) -> None:
+        """The run's folder is here."""
+        ...
+
     def doubts(self) -> list[str]:
         """Why a run that goes on from a checkpoint is not the one that its seed decides."""
+        ...
+
+    def chances(self) -> list[str]:
+        """Why no seed decides what this run becomes, even if it is never interrupted."""
         ...
 
     def close(self) -> None:
@@ -149,9 +159,13 @@ class Learner:
             return self.update_alone(batch)
         return self.moved(finite_report(marks.tolist(), priority))
 
-    def propose(self, batch: Batch | Sequences, share: float = 1.0) -> Change:
-        """What this batch asks for, before several learners agree; it counts by `share`, its part of all batches."""
-        loss, priority, value, gradients = self.look(batch)
+    def propose(self, batch: Batch | Sequences, share: float = 1.0, ready: Ready | None = None) -> Change:
+        """What this batch asks for, before several learners agree; it counts by `share`, its part of all batches.
+
+        `ready` hears of gradients as they are computed, if that happens in one piece.
+        """
+        heard = ready if ready is None or share == 1.0 else lambda at, gradient: ready(at, gradient * share)
+        loss, priority, value, gradients = self.look(batch, heard)
         marks = numbers(loss, value)
         if not all(map(math.isfinite, marks)):
             gradients[0].fill_(math.nan)  # so that everybody skips this update
@@ -187,11 +201,11 @@ class Learner:
         clip_gradients(gradients, found.stats["gradient_norm"], self.clip_norm)
         return Change(gradients, found)
 
-    def look(self, batch: Batch | Sequences) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def look(self, batch: Batch | Sequences, ready: Ready | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], mean value [] and gradients of a batch, whole or part by part."""
         num = min(self.accumulate, len(batch.ids))
         if num == 1:
-            loss, priority, values, gradients = self.differentiate(self.tensors(batch))
+            loss, priority, values, gradients = self.differentiate(self.tensors(batch), ready)
             return loss, priority, values.mean(), gradients
         return self.look_at_parts([part(batch, at, num) for at in range(num)])
 
@@ -206,14 +220,14 @@ class Learner:
             sums = found if not sums else list(torch._foreach_add(sums, found))
         return sums[0], priority, sums[1], sums[2:]
 
-    def differentiate(self, batch: Tensors) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def differentiate(self, batch: Tensors, ready: Ready | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of the loss by every parameter."""
         head, rule, view, online, aim = self.head, self.rule, self.view, self.online, self.aim
         if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, Steps):
             loss, priority, values, slope = td_slope(head, rule, view, online, aim, batch)
-            return loss, priority, values, online.gradients(slope)
+            return loss, priority, values, online.gradients(slope, ready)
         loss, priority, values = td_loss(head, rule, view, online, aim, batch)
-        return loss, priority, values, gradients_of(loss, self.parameters)
+        return loss, priority, values, gradients_of(loss, self.parameters, ready)
 
     def apply(self, change: Change) -> Report:
         """Make the step."""

@@ -9,6 +9,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from qfleet.nets.gradients import Ready
 from qfleet.nets.heads import Plain
 from qfleet.nets.layers import Dense, Relu
 from qfleet.nets.qnet import QNet
@@ -57,24 +58,26 @@ class Chain:
                 values = values.relu_()
         return inputs, values
 
-    def gradients(self, slope: Tensor) -> list[Tensor]:  # [N, A]
-        """By every weight and bias in order, from those by the outputs of the last pass; once per pass."""
+    def gradients(self, slope: Tensor, ready: Ready | None = None) -> list[Tensor]:  # [N, A]
+        """By every weight and bias in order, from those by the outputs of the last pass; once per pass.
+
+        `ready` hears of each as soon as it is known.
+        """
         if not self.inputs:
             raise ValueError("no pass has been made that wants gradients")
-        found: list[Tensor] = []
+        found = Found(2 * (len(self.layers) + len(self.convolutions)), ready)
         for at in range(len(self.layers) - 1, -1, -1):
             values = self.inputs[at]
-            found += (slope.sum(0), slope.t().mm(values))
+            found.add(slope.sum(0), slope.t().mm(values))
             if at or self.convolutions:
                 slope = torch.ops.aten.threshold_backward(slope.mm(self.layers[at][0]), values, 0)
         if self.convolutions:
-            found += self.back(torch.empty_like(self.maps[-1]).copy_(slope.view(self.maps[-1].shape)))
+            self.back(torch.empty_like(self.maps[-1]).copy_(slope.view(self.maps[-1].shape)), found)
         self.maps, self.inputs = [], []
-        return found[::-1]
+        return found.tensors[::-1]
 
-    def back(self, slope: Tensor) -> list[Tensor]:  # [N, C, H, W]
+    def back(self, slope: Tensor, found: "Found") -> None:  # [N, C, H, W]
         """Gradients by the convolutions' biases and weights, last ones first, from those by the last one's output."""
-        found: list[Tensor] = []
         for at in range(len(self.convolutions) - 1, -1, -1):
             weight, _, stride = self.convolutions[at]
             shape = ([len(weight)], stride, (0, 0), (1, 1), False, (0, 0), 1)  # no padding, dilation or groups
@@ -84,8 +87,22 @@ class Chain:
             )
             if at:
                 slope = torch.ops.aten.threshold_backward(slope, self.maps[at], 0)
-            found += (by_bias, by_weight)
-        return found
+            found.add(by_bias, by_weight)
+
+
+class Found:
+    """Gradients as they are found, from the last parameter to the first of `num`."""
+
+    def __init__(self, num: int, ready: Ready | None) -> None:
+        self.num, self.ready = num, ready
+        self.tensors: list[Tensor] = []
+
+    def add(self, *gradients: Tensor) -> None:
+        """Some more."""
+        for gradient in gradients:
+            self.tensors.append(gradient)
+            if self.ready is not None:
+                self.ready(self.num - len(self.tensors), gradient)
 
 
 class Network(Protocol):

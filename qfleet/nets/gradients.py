@@ -3,8 +3,9 @@
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,26 @@ from torch.autograd.graph import _engine_run_backward
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # mallopt's own numbers
 KEEP_BYTES, LARGE_BYTES = 512 << 20, 128 << 20
+Ready = Callable[[int, Tensor], None]  # an input's number, and the gradient by it
 CHOSEN_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 
 
-def gradients_of(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """d loss / d inputs; zeros for what the loss does not depend on. `torch.autograd.grad` without its checks."""
+def gradients_of(loss: Tensor, inputs: Sequence[Tensor], ready: Ready | None = None) -> list[Tensor]:
+    """d loss / d inputs; zeros for what the loss does not depend on. `torch.autograd.grad` without its checks.
+
+    `ready` hears of each one that is not zero as soon as it is known.
+    """
     seed = (torch.ones_like(loss),)
-    found = _engine_run_backward(
-        (loss,), seed, False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
-    )
+    hooks: list[Any] = []
+    if ready is not None:
+        hooks = [own.register_hook(partial(ready, at)) for at, own in enumerate(inputs)]  # type: ignore[no-untyped-call]
+    try:
+        found = _engine_run_backward(
+            (loss,), seed, False, False, tuple(inputs), allow_unreachable=True, accumulate_grad=False
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
     pairs = zip(found, inputs, strict=True)
     return [torch.zeros_like(own) if gradient is None else gradient for gradient, own in pairs]
 

@@ -27,6 +27,7 @@ from qfleet.plan.schema import (
     SequencesView,
     SoftmaxExplore,
 )
+from qfleet.plan.together import ServerSync
 
 
 def _memory(plan: Plan) -> bool:
@@ -80,6 +81,14 @@ def _unjudged(plan: Plan) -> bool:
 
 def _alone(plan: Plan) -> bool:
     return plan.population.num == 1
+
+
+def _in_step(plan: Plan) -> bool:
+    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness == 0
+
+
+def _loose(plan: Plan) -> bool:
+    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness != 0
 
 
 def _together(plan: Plan) -> bool:
@@ -284,11 +293,11 @@ PAIRS: tuple[Pair, ...] = (
         "Leave learners.num or population.num at 1.",
     ),
     Pair(
-        "learners.num",
+        "learners.backend",
         "runtime.type",
-        lambda plan: _together(plan) and isinstance(plan.runtime, Ray),
-        "Learners live in processes of the machine that the run was started on.",
-        "Use runtime.type=processes or inline, or leave learners.num at 1.",
+        lambda plan: _together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, Ray),
+        "Learners on Ray may be on different nodes, which share no memory.",
+        "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
     Pair(
         "learners.num",
@@ -359,6 +368,14 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.tau", _fresh, "Without replay there is no target network."),
     ("sync.type", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
     ("sync.codec.type", lambda plan: not _together(plan), "With learners.num=1 nothing is sent."),
+    ("learners.backend", lambda plan: not _together(plan), "With learners.num=1 there is nobody to reach."),
+    ("learners.balance", lambda plan: not _together(plan), "With learners.num=1 there is nothing to share."),
+    ("learners.restarts", lambda plan: not _together(plan), "With learners.num=1 nobody can be lost."),
+    ("learners.timeout_seconds", lambda plan: not _together(plan), "With learners.num=1 nobody is waited for."),
+    ("sync.window", _in_step, "Without staleness a step is made of one gradient of everybody: see sync.max_staleness."),
+    ("sync.window_seconds", _in_step, "Without staleness everybody is waited for: see sync.max_staleness."),
+    ("sync.slow_down", _in_step, "Without staleness no gradient is old: see sync.max_staleness."),
+    ("sync.spare", _loose, "With staleness nobody is waited for: sync.spare goes with sync.max_staleness=0."),
     ("population.every_steps", _alone, "With population.num=1 there is nobody to take weights from."),
     ("population.spread", _alone, "With population.num=1 there is one learning rate, optim.learning_rate."),
 )

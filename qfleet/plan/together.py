@@ -10,13 +10,13 @@ from qfleet.plan.part import Count, Fraction, Part, Positive, Rate
 class Learners(Part):
     """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
 
-    They reach each other by shared memory, or through sockets (`backend=gloo`). One that does not answer for
-    `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without it. With
-    `balance` shares follow the learners' speed, which no seed decides.
+    They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case). One that does
+    not answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without
+    it. With `balance` shares follow the learners' speed, which no seed decides.
     """
 
     num: Positive = 1
-    backend: Literal["shared", "gloo"] = "shared"
+    backend: Literal["shared", "gloo"] | None = None
     balance: bool = False
     timeout_seconds: Rate = 20.0
     restarts: Count = 5
@@ -82,9 +82,13 @@ class Coded(Part):
 
 
 class AllreduceSync(Coded, tag="allreduce"):
-    """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch."""
+    """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch.
+
+    Through sockets and without a codec they go in buckets of `bucket_bytes`, each as soon as it is computed.
+    """
 
     reduce: Literal["mean", "sum"] = "mean"
+    bucket_bytes: Positive = 1 << 20
 
 
 class ServerSync(Coded, tag="server"):

@@ -108,6 +108,7 @@ def train(
             teller(course.diary)(text)
         course.keeper.require_space()
         course.doubt(unpromised(plan.runtime.device))
+        course.doubt([] if course.line.partners is None else course.line.partners.chances())
         course.begin()
         return course.line.notes
 
@@ -157,7 +158,7 @@ def resume(
         world = make_train_world(plan, env)
 
     def begin(course: Course) -> list[str]:
-        lost = course.load(strict=strict)
+        lost = course.come_back(strict=strict)
         write_plan(plan, folder / "run.toml")
         course.diary.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
         if plan.save.replay == "none":

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
 
+from qfleet.run.gradients import check_gradients
 from qfleet.run.history import Record, read_history
 from qfleet.run.lives import Violation, check_lives
 
@@ -35,7 +36,7 @@ def check_history(folder: Path) -> list[Violation]:
 def check_records(records: Iterable[Record]) -> list[Violation]:
     """The same for records in memory; those of one role are in order."""
     audit = Audit()
-    by_role: dict[str, list[Record]] = {"actor": [], "learner": [], "supervisor": []}
+    by_role: dict[str, list[Record]] = {"actor": [], "learner": [], "supervisor": [], "team": []}
     for record in records:
         by_role[record["role"]].append(record)
     # What was sent and published is known before what was accepted and loaded is judged.
@@ -43,7 +44,8 @@ def check_records(records: Iterable[Record]) -> list[Violation]:
     audit.read_learner(by_role["learner"])
     audit.read_actors(by_role["actor"], [record["at"] for record in by_role["learner"] if record["op"] == "opened"])
     last = max((record["at"] for record in (*by_role["learner"], *by_role["supervisor"])), default=0.0)
-    return audit.found + check_lives(by_role["supervisor"], by_role["actor"], last)
+    lives = check_lives(by_role["supervisor"], by_role["actor"], last)
+    return audit.found + lives + check_gradients(by_role["team"])
 
 
 @dataclass

@@ -48,8 +48,9 @@ def conduct(
             status = diary.write_status(*course.complete())
         except BaseException as error:
             log.exception("the run ended with an error")
-            refused = isinstance(error, UsageError | KeyboardInterrupt)
-            status = diary.write_failure(failure(error), begun=course.keeper.last is not None, refused=refused)
+            refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
+            status = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
+            status = diary.write_failure(ended, begun=course.keeper.last is not None, refused=refused)
             raise
         finally:
             if watcher is not None:
@@ -76,6 +77,8 @@ def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) ->
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
     if isinstance(line.actor, Fleet):
         line.actor.settle(diary.folder, events)
+    if line.partners is not None:
+        line.partners.settle(diary.folder)
     return Course(line, Judge(line.plan, env), keeper, diary, asked)
 
 

@@ -16,7 +16,7 @@ from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
 from qfleet.run.book import Book
 from qfleet.run.times import Times
-from qfleet.run.wiring import Line
+from qfleet.run.wiring import Line, ReplayLost
 from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_json
 
 LIVE_SECONDS = 0.25
@@ -55,6 +55,7 @@ class Diary:
         self.watcher, self.callbacks, self.clock = watcher, list(callbacks), clock
         self.rows, self.events = RowLog(folder / "metrics.jsonl"), EventLog(folder / "events.jsonl")
         self.warnings: list[str] = []
+        self.kept_out: Row = {}  # the last share that a filter told
         self.stop_asked = False  # by a callback
         self.failed_writes = 0  # in a row
         self.live_at = self.status_at = 0.0
@@ -202,7 +203,9 @@ class Diary:
         self.events.event("env_fault", env_steps=self.steps, **fields)
         if fault["quarantined"]:
             lanes = ", ".join(map(str, fault["quarantined"]))
-            self.warn(f"environment {lanes} failed more often than env.rebuilds and is given up: {fault['what']}")
+            whose = f"actor {fault['actor']}, " if "actor" in fault else ""  # each counts its own environments
+            what = f"failed more often than env.rebuilds and is given up: {fault['what']}"
+            self.warn(f"{whose}environment {lanes} {what}")
 
     def note_learner(self, event: Row) -> None:
         """Somebody came, left or was lost among the learners; the last is worth a word on the screen."""
@@ -244,9 +247,11 @@ class Diary:
         return status
 
     def filtered(self) -> Row:
-        """The share of items that the replay kept out, if it does so."""
-        filter = self.line.feed.replay.filter
-        return {} if filter is None else {"filtered": filter.share}
+        """The share of items that the replay kept out, if it does so; as last heard if its process is gone."""
+        if (filter := self.line.feed.replay.filter) is not None:
+            with suppress(ReplayLost):
+                self.kept_out = {"filtered": filter.share}
+        return self.kept_out
 
     def together(self) -> Row:
         """How several learners agree at present."""

@@ -8,6 +8,7 @@ site's business.
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from qfleet.act import Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Rollout, Spec, State, count_steps
+from qfleet.data.cargo import COLUMNS, present
 from qfleet.data.saved import saved_value
 from qfleet.errors import EnvError
 from qfleet.plan.places import num_senders
@@ -25,7 +27,7 @@ from qfleet.run.supervisor import Fault, Supervisor
 from qfleet.run.wiring import Learning, stream
 
 TEND_SECONDS = 0.05
-SUPERVISE = 107  # the purpose of random numbers that spread restarts
+SUPERVISE = 108  # the purpose of random numbers that spread restarts
 LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 
 # What actors count of themselves, over all incarnations.
@@ -52,6 +54,10 @@ class Hand(Protocol):
 
     def troubles(self) -> list[dict[str, Any]]:
         """What went wrong in its environments since this was last asked."""
+        ...
+
+    def ask(self) -> None:
+        """Ask it to end, without waiting."""
         ...
 
     def end(self) -> None:
@@ -183,8 +189,8 @@ class Fleet:
                 "See logs/actor-*.log in the run's folder.",
             )
 
-    def lose(self, fault: Fault) -> None:
-        """An actor is gone: take in what it had handed over, and let nothing span the gap."""
+    def lose(self, fault: Fault, seen: str = "") -> None:
+        """An actor is gone: take in what it had handed over, and let nothing span the gap. `seen` is why, if known."""
         worker, hand = fault.worker, self.hands.pop(fault.worker)
         hand.end()
         before = self.feed.steps
@@ -195,7 +201,7 @@ class Fleet:
         self.lost_at[worker] = self.clock()
         self.feed.seal(worker)
         self.note_bounds("sealed", worker=worker)
-        self.last_words = hand.last_words() or self.last_words
+        self.last_words = seen or hand.last_words()  # that it was ended here is not why
         hand.close()
         self.history.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
         if fault.delay_seconds is None:
@@ -227,8 +233,8 @@ class Fleet:
             try:
                 rollout = self.accepted(self.hands[worker].get())
             except ValueError as nonsense:
-                self.last_words = f"it handed over what makes no sense: {nonsense}"
-                self.lose(self.supervisor.fail(worker, self.clock(), "senseless"))
+                seen = f"it handed over what makes no sense: {nonsense}"
+                self.lose(self.supervisor.fail(worker, self.clock(), "senseless"), seen)
                 continue
             if rollout is not None:
                 self.next = (worker + 1) % self.workers
@@ -296,7 +302,9 @@ class Fleet:
         return self.ledger.incarnations
 
     def dismiss(self) -> None:
-        """End everyone."""
+        """End everyone, side by side."""
+        for hand in self.hands.values():
+            hand.ask()
         for hand in self.hands.values():
             hand.end()
         for hand in self.hands.values():
@@ -344,6 +352,6 @@ def cut_to(rollout: Rollout, room: int) -> Rollout:
         return rollout
     made = np.cumsum((~rollout.last).sum(1))
     rows = int(np.searchsorted(made, room)) + 1
-    columns = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
-    kept = {name: None if (column := getattr(rollout, name)) is None else column[:rows] for name in columns}
-    return Rollout(**kept, source=rollout.source, version=rollout.version, finished=rollout.finished)  # type: ignore[arg-type]
+    kept: dict[str, Any] = {name: array[:rows] for name, array in present(rollout, COLUMNS).items()}
+    told = [(episode, row) for episode, row in zip(rollout.finished, rollout.ends, strict=True) if row < rows]
+    return replace(rollout, **kept, finished=tuple(pair[0] for pair in told), ends=tuple(pair[1] for pair in told))

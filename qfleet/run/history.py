@@ -38,7 +38,16 @@ supervisor
     started     worker, incarnation
     dead        worker, incarnation
     hung        worker, incarnation
+    senseless   worker, incarnation. It handed over what cannot be.
     quarantined worker
+team (several learners with one set of weights; written by rank 0, whose own number is 0)
+    formed      group (1 for the first), learners (their numbers, without 0), updates (made so far), in_step (True: all
+                make the same update at the same time), exact (True: no gradient is left out)
+    dealt       group, update (the one that it is for), learner, items
+    learned     group, learner. Its word came: its gradient was used.
+    made        group (0: alone), update, own (items that rank 0 learned from), items (of the batch), finite (False: it
+                changed nothing, and the number is used again)
+    held        group, versions (steps, by shard), taken (gradients, by shard). When everybody is at rest.
 """
 
 import os
@@ -79,6 +88,13 @@ OPERATIONS: dict[str, dict[str, str]] = {
         "hung": "worker incarnation",
         "senseless": "worker incarnation",
         "quarantined": "worker",
+    },
+    "team": {
+        "formed": "group learners updates in_step exact",
+        "dealt": "group update learner items",
+        "learned": "group learner",
+        "made": "group update own items finite",
+        "held": "group versions taken",
     },
 }
 NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items() for op, words in ops.items()}

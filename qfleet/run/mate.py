@@ -1,35 +1,66 @@
-"""A partner's process, as the driver sees it: every order is owed one word, and no wait is without a limit."""
+"""A partner as the driver sees it: every order is owed one word, and no wait is without a limit."""
 
 import time
 from collections import deque
-from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import send_handle
+from typing import Protocol
 
 from qfleet.data import Array
 from qfleet.data.wire import Arrays, Facts, Parts
-from qfleet.run.partner import PartnerPost, Talk
 from qfleet.sync.comm import CommLost
 
-START_SECONDS, END_SECONDS, LISTEN_SECONDS = 120.0, 0.5, 0.2
+START_SECONDS, LISTEN_SECONDS = 120.0, 0.2
+
+
+class Gone(CommLost):
+    """This partner is gone, or does not answer."""
+
+
+class Talk(Protocol):
+    """The driver's end of what connects it with a partner; whoever is gone is a `CommLost`."""
+
+    def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Hand a parcel over."""
+        ...
+
+    def hear(self, limit_seconds: float) -> Parts | None:
+        """What was said, within the limit; None if nothing was."""
+        ...
+
+    def waits(self, limit_seconds: float) -> bool:
+        """Has something been said that was not heard yet, or is somebody gone?"""
+        ...
+
+
+class Life(Protocol):
+    """A partner's process."""
+
+    def is_alive(self) -> bool:
+        """Is it there?"""
+        ...
+
+    def end(self) -> None:
+        """It is not needed, or not to be relied upon."""
+        ...
 
 
 class Mate:
     """One partner."""
 
-    def __init__(self, process: BaseProcess, post: PartnerPost, talk: Talk, now: float) -> None:
-        self.process, self.post, self.talk, self.since = process, post, talk, now
+    def __init__(self, number: int, talk: Talk, life: Life, now: float) -> None:
+        self.number, self.talk, self.life, self.since = number, talk, life, now
         self.ready = False
         self.owed = 0  # words that are due for orders given
         self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet
 
     def listen(self, now: float) -> None:
         """Is it ready by now? One that is gone, or takes too long to start, is lost."""
-        if not self.process.is_alive():
-            raise CommLost("its process is gone")
-        if not self.ready:
-            self.ready = self.talk.hear(0.0) is not None
-            if not self.ready and now - self.since > START_SECONDS:
-                raise CommLost("it did not start")
+        if not self.ready and (parts := self.heard(0.0)) is not None:
+            self.ready = True
+            require_well(parts)
+        if not self.life.is_alive():
+            raise Gone("its process is gone")
+        if not self.ready and now - self.since > START_SECONDS:
+            raise Gone("it did not start")
 
     def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Tell it to do something."""
@@ -47,15 +78,21 @@ class Mate:
         """Whatever it says next, within the limit."""
         until = time.monotonic() + limit_seconds
         while True:
-            if (parts := self.talk.hear(LISTEN_SECONDS)) is not None:
+            if (parts := self.heard(LISTEN_SECONDS)) is not None:
                 self.owed -= 1
-                if parts[0].get("kind") == "failed":
-                    raise CommLost(str(parts[0].get("what")))
+                require_well(parts)
                 return parts
-            if not self.process.is_alive():
-                raise CommLost("its process is gone")
+            if not self.life.is_alive():
+                raise Gone("its process is gone")
             if time.monotonic() > until:
-                raise CommLost("it does not answer")
+                raise Gone("it does not answer")
+
+    def heard(self, limit_seconds: float) -> Parts | None:
+        """What it has said within the limit, if anything."""
+        try:
+            return self.talk.hear(limit_seconds)
+        except CommLost as cause:
+            raise Gone(str(cause)) from cause
 
     def settle(self, limit_seconds: float) -> None:
         """Hear every word that is due, whatever it is: afterwards orders and words are in step again."""
@@ -64,18 +101,8 @@ class Mate:
             self.word(max(0.0, until - time.monotonic()))
         self.dealt.clear()
 
-    def hand(self, *handles: int) -> None:
-        """Hand descriptors over."""
-        try:
-            for handle in handles:
-                send_handle(self.talk.bell, handle, self.process.pid)
-        except OSError as error:
-            raise CommLost(str(error)) from error
 
-    def end(self) -> None:
-        """It is not needed, or not to be relied upon."""
-        self.process.kill()
-        self.process.join(END_SECONDS)
-        self.talk.bell.close()
-        self.post.orders.close()
-        self.post.answers.close()
+def require_well(parts: Parts) -> None:
+    """A partner whose word is that it failed is as good as gone."""
+    if parts[0].get("kind") == "failed":
+        raise Gone(str(parts[0].get("what")))

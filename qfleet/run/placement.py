@@ -121,18 +121,23 @@ def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
         return plan, []
     try:
         found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
+        if not found:
+            raise no_such_device(runtime.inference_device)
         chosen, note = found[0], listed(found)
-    except IndexError:
-        raise UsageError(
-            f"runtime.inference_device={runtime.inference_device} cannot be used",
-            f"Networks can run on {', '.join(devices())} here.",
-            "Leave it out to have the device chosen for you.",
-        ) from None
     except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
         chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
         note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"
     runtime = msgspec.structs.replace(runtime, inference=chosen.inference, inference_device=chosen.device)
     return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {note}"]
+
+
+def no_such_device(device: str | None) -> UsageError:
+    """The plan names a device that networks cannot run on here."""
+    return UsageError(
+        f"runtime.inference_device={device} cannot be used",
+        f"Networks can run on {', '.join(devices())} here.",
+        "Leave it out to have the device chosen for you.",
+    )
 
 
 def listed(found: Iterable[Place]) -> str:

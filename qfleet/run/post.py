@@ -78,7 +78,7 @@ def serve(post: Post) -> None:
     """The life of an actor's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))  # so that environments are closed
+    signal.signal(signal.SIGTERM, leave)
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
     with logging_to(post.log):
         try:
@@ -88,6 +88,12 @@ def serve(post: Post) -> None:
             raise
 
 
+def leave(number: int, frame: object) -> None:
+    """Asked to end: environments are closed first, and asking again does not disturb that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
+
+
 def act(post: Post) -> None:
     """Act until told to stop, or until nobody is left to act for."""
     torch.set_num_threads(1)
@@ -95,8 +101,8 @@ def act(post: Post) -> None:
     if isinstance(plan.runtime, Inline):
         raise TypeError("an actor with a process of its own has no place in an inline run")
     device, members = board.device, range(plan.population.num)
-    logs = None if post.log is None else Path(post.log).parent
-    with closing(make_own_world(plan, post.worker, post.incarnation, post.make, logs)) as world:
+    log = None if post.log is None else Path(post.log)
+    with closing(make_own_world(plan, post.worker, post.incarnation, post.make, log)) as world:
         policy = one_policy([make_policy(plan, world.spec, device, post.torso, member) for member in members])
         who = {"worker": post.worker, "incarnation": post.incarnation}
         actor = make_actor(plan, world, policy, post.explore, **who, elapsed=lambda: board.numbers()["env_steps"])

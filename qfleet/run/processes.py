@@ -1,6 +1,8 @@
 """Actors in processes of their own on this machine, joined to the learner by shared memory."""
 
 import multiprocessing
+import os
+import signal
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -17,8 +19,10 @@ from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.data.kin import hidden_main
 from qfleet.data.wire import lz4_block
+from qfleet.envs import is_native
+from qfleet.envs.staff import CLOSE_SECONDS
 from qfleet.errors import UsageError
-from qfleet.plan.places import num_senders
+from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Replay
 from qfleet.run.board import Board, layout_of
@@ -30,13 +34,15 @@ from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts
 
 GAUGES = ("progress", "waits", *COUNTS)
 END_SECONDS = 0.5
+CLOSING_SECONDS = CLOSE_SECONDS + 2 * END_SECONDS  # for an actor whose environments have processes of their own
 USAGE = 2  # exit code of what another try cannot mend
 
 
 class ProcessHand:
     """One actor's process."""
 
-    def __init__(self, process: BaseProcess, post: Post, words: Connection) -> None:
+    def __init__(self, process: BaseProcess, post: Post, words: Connection, patience: float = END_SECONDS) -> None:
+        self.patience = patience  # seconds that it may take to end, once it was asked to
         self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
         self.words, self.heard = words, list[dict[str, Any]]()
         self.last: LastWords | None = None
@@ -53,10 +59,17 @@ class ProcessHand:
         """The oldest rollout in its ring."""
         return self.belt.get()
 
+    def ask(self) -> None:
+        """Ask it to end; a stopped process would not hear, so it goes on for that."""
+        if self.process.is_alive() and self.process.pid is not None:
+            self.process.terminate()
+            with suppress(OSError):
+                os.kill(self.process.pid, signal.SIGCONT)
+
     def end(self) -> None:
-        """Ask, then kill: a stopped process does not hear."""
-        self.process.terminate()
-        self.process.join(END_SECONDS)
+        """Ask, then kill."""
+        self.ask()
+        self.process.join(self.patience)
         if self.process.is_alive():
             self.process.kill()
             self.process.join(END_SECONDS)
@@ -117,6 +130,7 @@ class ProcessSite:
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
         self.context = fork_server()
+        self.patience = CLOSING_SECONDS if has_workers(plan, make) else END_SECONDS
 
     def hire(self, worker: int, incarnation: int) -> ProcessHand:
         """Start one with a belt of its own: what an old incarnation still writes, nobody reads."""
@@ -134,7 +148,7 @@ class ProcessSite:
         with hidden_main(not self.needs_main):
             process.start()
         theirs.close()
-        return ProcessHand(process, post, mine)
+        return ProcessHand(process, post, mine, self.patience)
 
     def file(self, *parts: str) -> str | None:
         """A file in the run's folder, once there is one."""
@@ -156,6 +170,11 @@ class ProcessSite:
         """Free the board."""
         self.board.close()
         self.gauges.close()
+
+
+def has_workers(plan: Plan, make: EnvMaker | None) -> bool:
+    """Do actors step their environments in processes of their own?"""
+    return plan.env.workers > 0 or (is_central(plan) and not is_native(plan.env, make))
 
 
 def fork_server() -> ForkServerContext:

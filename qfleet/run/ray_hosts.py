@@ -58,9 +58,9 @@ class ActorHost:
 
     def act(self, orders: Orders, learner: Any) -> bytes:
         """Act until told to stop; answers with last words."""
-        # The folder of the run need not exist on this node; Ray keeps what is printed there.
+        # The folder of the run need not exist on this node; Ray keeps what is printed there, and nobody what is noted.
         if orders.log is not None and not Path(orders.log).parent.is_dir():
-            orders = replace(orders, log=None)
+            orders = replace(orders, log=None, history=None)
         with nullcontext() if orders.log is None else logging_to(orders.log):
             try:
                 self.serve(orders, learner)
@@ -142,6 +142,10 @@ class RayHand:
     def get(self) -> Rollout | None:
         """The oldest rollout in its inbox."""
         return self.inbox.get()
+
+    def ask(self) -> None:
+        """Its next call will be answered with "stop"."""
+        self.inbox.close()
 
     def end(self) -> None:
         """Hear it no more, and end its process."""

@@ -43,7 +43,7 @@ def session(plan: Plan) -> Iterator[None]:
     runtime = plan.runtime
     if not isinstance(runtime, Ray):
         raise TypeError("not a plan for Ray")
-    cpus = runtime.learner_cpus + plan.actors.num * runtime.actor_cpus
+    cpus = runtime.learner_cpus * plan.learners.num + plan.actors.num * runtime.actor_cpus
     if ray.is_initialized():
         require_room(plan, cpus)
         yield
@@ -78,9 +78,10 @@ def require_room(plan: Plan, cpus: float) -> None:
     there = float(ray.cluster_resources().get("CPU", 0.0))
     if there + 1e-6 < cpus:
         raise UsageError(
-            f"actors.num={plan.actors.num} and the learner ask for {cpus:g} CPUs; the Ray cluster has {there:g}",
-            "An actor for which there is no CPU is never started.",
-            "Lower actors.num, or set runtime.actor_cpus to a fraction.",
+            f"actors.num={plan.actors.num} and learners.num={plan.learners.num} ask for {cpus:g} CPUs; "
+            f"the Ray cluster has {there:g}",
+            "One for which there is no CPU is never started.",
+            "Lower one of them, or set runtime.actor_cpus or runtime.learner_cpus to a fraction.",
         )
 
 

@@ -1,12 +1,12 @@
 """Which runtime a plan asks for: the line it needs, and what turns it."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.data import Stopwatch, Tick, World
+from qfleet.data import Spec, Stopwatch, Tick, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.run.fleet import Fleet
@@ -14,6 +14,9 @@ from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
 from qfleet.run.placement import settled
 from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy
+
+if TYPE_CHECKING:
+    from qfleet.run.quarters import Quarters
 
 
 class Runtime(Protocol):
@@ -40,15 +43,26 @@ def is_away(plan: Plan) -> bool:
 def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
     """The line that the plan's runtime turns, with its partners if several learners are asked for."""
     line = acting_line(plan, world, make, torso, explore)
-    if plan.learners.num > 1 and isinstance(line.learner, Learner):
+    if plan.learners.num > 1 and isinstance(line.learner, Learner) and not is_away(plan):
         from qfleet.run.team import Team  # most runs have one learner, and no time to import torch's groups
 
         try:
-            line.learner.partners = Team(plan, world.spec, line.spec, line.feed.replay.cut, line.learner, torso)
+            line.learner.partners = Team(plan, line.learner, quarters_for(plan, world.spec, line, torso))
         except BaseException:
             line.close()
             raise
     return line
+
+
+def quarters_for(plan: Plan, shown: Spec, line: Line, torso: nn.Module | None) -> "Quarters":
+    """Where the plan's other learners live."""
+    from qfleet.run.quarters import OwnQuarters
+
+    if isinstance(plan.runtime, Ray):
+        from qfleet.run.ray_team import RayQuarters
+
+        return RayQuarters(plan, shown, line.spec, torso)
+    return OwnQuarters(plan, shown, line.spec, line.feed.replay.cut, torso)
 
 
 def acting_line(

@@ -1,7 +1,7 @@
 """A parameter server as the driver and the learners see it: its shards' processes, and the ways to them."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
@@ -15,9 +15,11 @@ from torch import Tensor
 from qfleet.data import Array
 from qfleet.data.kin import hidden_main
 from qfleet.data.region import Region
+from qfleet.data.wire import Facts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
+from qfleet.run.mate import Mate
 from qfleet.run.shard_post import PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
 from qfleet.run.shares import pieces_of
 from qfleet.sync.comm import CommLost
@@ -25,6 +27,7 @@ from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 
 START_SECONDS, END_SECONDS = 120.0, 0.5
+Hand = Callable[..., None]  # a partner and descriptors for it
 
 
 class ShardPort:
@@ -118,14 +121,17 @@ class Server:
 class Servers:
     """All shards of a parameter server, begun with what a learner has."""
 
-    def __init__(self, context: ForkServerContext, plan: Plan, sync: ServerSync, learner: Learner) -> None:
-        self.limit, self.ports = plan.learners.timeout_seconds, list[ShardPort]()
-        kept, sizes = kinds_of(learner), [parameter.numel() for parameter in learner.parameters]
+    facts: Facts = {}  # noqa: RUF012  whoever joins is handed its ways
+
+    def __init__(
+        self, context: ForkServerContext, plan: Plan, sync: ServerSync, learner: Learner, hand: Hand | None = None
+    ) -> None:
+        self.limit, self.ports, self.hand = plan.learners.timeout_seconds, list[ShardPort](), hand
+        self.blocks = Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
-        self.pieces = [pieces_of(sizes, *cut) for cut in cuts_of(sum(sizes), sync.shards)]
-        self.shards = [Server(context, *told, [num for _, num in pieces], len(kept)) for pieces in self.pieces]
-        for at, tensors in enumerate(kept):
-            for row, part in zip(self.row(at), self.parts(tensors), strict=True):
+        self.shards = [Server(context, *told, pieces, self.blocks.kinds) for pieces in self.blocks.pieces()]
+        for shard, own in zip(self.shards, self.blocks.split(learner), strict=True):
+            for row, part in zip(shard.rows(), own, strict=True):
                 row[: len(part)] = part
         try:
             for shard in self.shards:
@@ -136,40 +142,27 @@ class Servers:
             self.close()
             raise
 
-    def row(self, at: int) -> list[Array]:
-        """The row of weights, or of a moment, in every shard."""
-        return [shard.rows()[at] for shard in self.shards]
-
-    def parts(self, tensors: list[Tensor]) -> list[Array]:
-        """What each shard has of them: its numbers, or of counts one for each of its parameters."""
-        if not tensors[0].dim():
-            return [np.array([float(tensors[at]) for at, _ in pieces], np.float32) for pieces in self.pieces]
-        whole = flat(tensors).numpy()
-        return np.split(whole, np.cumsum([shard.num for shard in self.shards])[:-1])
-
     def seat(self, rank: int) -> list[ShardPort]:
         """A learner's ways to all shards, in this process."""
         self.ports += [ShardPort(*shard.seat(rank, self.limit), shard.num, self.limit) for shard in self.shards]
         return self.ports
 
-    def hand(self, rank: int, give: Callable[[int, int], None]) -> None:
-        """A learner's ways to all shards, handed to another process."""
-        for shard in self.shards:
-            region, line = shard.seat(rank, self.limit)
-            with line:
-                give(region.fileno(), line.fileno())
-            region.close()
+    def invite(self, group: Sequence[Mate]) -> None:
+        """Hand everybody the ways to all shards."""
+        if self.hand is None:
+            raise ValueError("nobody can be handed anything")
+        for rank, mate in enumerate(group, 1):
+            for shard in self.shards:
+                region, line = shard.seat(rank, self.limit)
+                with line:
+                    self.hand(mate, region.fileno(), line.fileno())
+                region.close()
 
     def gather(self, learner: Learner) -> dict[str, Any]:
         """Write what the shards have into a learner; how far they are, and how stale gradients were."""
         told = [shard.ask("state", self.limit) for shard in self.shards]
-        for at, tensors in enumerate(kinds_of(learner)):
-            if tensors[0].dim():
-                place(torch.from_numpy(np.concatenate(self.row(at))), tensors)
-                continue
-            for row, pieces in zip(self.row(at), self.pieces, strict=True):
-                write(row, [tensors[which] for which, _ in pieces])
-        return {"versions": [each["version"] for each in told], "staleness": told[0]["staleness"]}
+        self.blocks.join([shard.rows() for shard in self.shards], learner)
+        return standing(told)
 
     def close(self) -> None:
         """End them."""
@@ -177,6 +170,46 @@ class Servers:
             port.close()
         for shard in self.shards:
             shard.end()
+
+
+class Blocks:
+    """How the weights of a learner and their moments are cut into a block for each shard: rows [n] for each kind."""
+
+    def __init__(self, learner: Learner, shards: int) -> None:
+        sizes = [parameter.numel() for parameter in learner.parameters]
+        self.kinds = len(kinds_of(learner))
+        self.cuts = [pieces_of(sizes, *cut) for cut in cuts_of(sum(sizes), shards)]  # which parameter, how many numbers
+
+    def pieces(self) -> list[list[int]]:
+        """How many numbers of each parameter, for every shard."""
+        return [[num for _, num in pieces] for pieces in self.cuts]
+
+    def split(self, learner: Learner) -> list[list[Array]]:
+        """For every shard its rows; of counts there is one for each parameter."""
+        rows = [self.parts(tensors) for tensors in kinds_of(learner)]
+        return [list(own) for own in zip(*rows, strict=True)]
+
+    def parts(self, tensors: list[Tensor]) -> list[Array]:
+        """What each shard has of one kind."""
+        if not tensors[0].dim():
+            return [np.array([float(tensors[at]) for at, _ in pieces], np.float32) for pieces in self.cuts]
+        whole = flat(tensors).numpy()
+        return np.split(whole, np.cumsum([sum(pieces) for pieces in self.pieces()])[:-1])
+
+    def join(self, shards: list[list[Array]], learner: Learner) -> None:
+        """The rows of all shards, written into a learner."""
+        for at, tensors in enumerate(kinds_of(learner)):
+            if tensors[0].dim():
+                place(torch.from_numpy(np.concatenate([own[at] for own in shards])), tensors)
+                continue
+            for own, pieces in zip(shards, self.cuts, strict=True):
+                write(own[at], [tensors[which] for which, _ in pieces])
+
+
+def standing(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """How far shards are, and how stale gradients were, from what each told."""
+    of_each = {"versions": [each["version"] for each in told], "taken": [each["taken"] for each in told]}
+    return {**of_each, "staleness": told[0]["staleness"]}
 
 
 def kinds_of(learner: Learner) -> list[list[Tensor]]:

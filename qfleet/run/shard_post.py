@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -74,49 +74,74 @@ def hold(post: ShardPost) -> None:
     Holding(post).run(os.getppid())
 
 
-class Holding:
-    """A block of weights, its optimiser, and whoever works with it."""
+class Block:
+    """A block of weights [n], its optimiser, and the rules for gradients that come in."""
 
-    def __init__(self, post: ShardPost) -> None:
-        self.post, self.sync = post, msgspec.json.decode(post.sync, type=ServerSync)
-        plan, weights = msgspec.json.decode(post.plan, type=Plan), torch.empty(post.num)
-        self.optimizer = make_optimizer(plan.optim, list(torch.split(weights, post.pieces)))
+    def __init__(self, plan: Plan, sync: ServerSync, pieces: list[int]) -> None:
+        self.pieces, self.sync, weights = pieces, sync, torch.empty(sum(pieces))
+        self.optimizer = make_optimizer(plan.optim, list(torch.split(weights, pieces)))
         self.kept = [self.optimizer.parameters, *self.optimizer.moments.values()]
-        self.load()
-        self.skipped = False
-        limit = self.sync.window_seconds
-        how = {"max_staleness": self.sync.max_staleness, "spare": self.sync.spare, "window": self.sync.window}
+        self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
+        self.rate = 0.0
+        limit = sync.window_seconds
+        how = {"max_staleness": sync.max_staleness, "spare": sync.spare, "window": sync.window}
         self.shard = Shard(
             weights,
             self.step,
             workers=0,
             **how,  # type: ignore[arg-type]
             window_seconds=float("inf") if limit is None else limit,
-            slow_down=self.sync.slow_down,
-            total=self.sync.reduce == "sum",
+            slow_down=sync.slow_down,
+            total=sync.reduce == "sum",
         )
-        self.desks: dict[int, Desk] = {}
-        self.asking: list[Desk] = []  # whose answer waits for a step
-        self.rate = 0.0
-        self.poll = select.poll()
-        self.poll.register(post.orders.fileno(), select.POLLIN)
 
-    def load(self) -> None:
-        """Begin with what lies in the region."""
-        for tensors, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
-            write(row, tensors)
-
-    def save(self) -> None:
-        """Write down what there is."""
-        for tensors, row in zip(self.kept, rows(self.post.state, len(self.kept), self.post.num), strict=True):
-            read(tensors, row)
+    @property
+    def waits(self) -> bool:
+        """Is an answer given only when the step was made?"""
+        return self.sync.max_staleness == 0
 
     def step(self, gradient: Tensor, factor: float) -> None:
         """The optimiser's step, unless somebody had nothing to give."""
-        self.skipped = not bool(torch.isfinite(gradient).all())
-        if not self.skipped:
-            self.optimizer.learning_rate = self.rate * factor
-            self.optimizer.step(list(torch.split(gradient, self.post.pieces)))
+        if not bool(torch.isfinite(gradient).all()):
+            self.skipped.add(self.shard.version + 1)
+            return
+        self.optimizer.learning_rate = self.rate * factor
+        self.optimizer.step(list(torch.split(gradient, self.pieces)))
+
+    def verdict(self, version: int) -> Verdict:
+        """What the step that led to a version was."""
+        return "skipped" if version in self.skipped else "applied"
+
+    def load(self, rows: list[Array]) -> None:
+        """Begin with these weights [n] and moments."""
+        for tensors, row in zip(self.kept, rows, strict=True):
+            write(row, tensors)
+
+    def counts(self) -> dict[str, Any]:
+        """How far it is, how stale gradients were, and how many were refused."""
+        shard = self.shard
+        taken = shard.staleness.total() + len(shard.waiting)
+        told = {"staleness": dict(shard.staleness), "refused": dict(shard.refused)}
+        return {"version": shard.version, "taken": taken, **told}
+
+
+class Holding:
+    """A block in a process of its own, and whoever works with it."""
+
+    def __init__(self, post: ShardPost) -> None:
+        self.post = post
+        sync, plan = msgspec.json.decode(post.sync, type=ServerSync), msgspec.json.decode(post.plan, type=Plan)
+        self.block = Block(plan, sync, post.pieces)
+        self.block.load(self.rows())
+        self.shard = self.block.shard
+        self.desks: dict[int, Desk] = {}
+        self.asking: list[Desk] = []  # whose answer waits for a step
+        self.poll = select.poll()
+        self.poll.register(post.orders.fileno(), select.POLLIN)
+
+    def rows(self) -> list[Array]:
+        """What the driver sees of us."""
+        return rows(self.post.state, len(self.block.kept), self.post.num)
 
     def run(self, parent: int) -> None:
         """Serve until the parent is gone."""
@@ -132,6 +157,8 @@ class Holding:
 
     def patience(self) -> float:
         """Milliseconds until a window closes, or somebody may have left."""
+        if self.block.waits:  # for everybody, however long that takes
+            return LISTEN_MILLISECONDS
         limit = self.shard.since + self.shard.window_seconds - time.monotonic()
         return min(LISTEN_MILLISECONDS, max(0.0, 1_000 * limit))
 
@@ -144,8 +171,8 @@ class Holding:
         if len(data) < PUSH.size:
             self.part(desk)
             return
-        sequence, version, self.rate = PUSH.unpack(data)
-        waits = self.sync.max_staleness == 0
+        sequence, version, self.block.rate = PUSH.unpack(data)
+        waits = self.block.waits
         # What is answered at once may be written over before the step is made.
         gradient = desk.gradient if waits else desk.gradient.clone()
         verdict = self.shard.push(Push((desk.rank, 0, sequence), version, gradient), time.monotonic())
@@ -159,7 +186,7 @@ class Holding:
     def tell_all(self) -> None:
         """A step was made: everybody who waited for it hears of it."""
         for desk in self.asking:
-            desk.answer("skipped" if self.skipped else "applied", self.shard.version, self.shard.weights)
+            desk.answer(self.block.verdict(self.shard.version), self.shard.version, self.shard.weights)
         self.asking.clear()
 
     def part(self, desk: Desk) -> None:
@@ -184,10 +211,9 @@ class Holding:
             self.poll.register(desk.line.fileno(), select.POLLIN)
             self.shard.enlist()
         else:
-            self.save()
-        shard = self.shard
-        counts = {"version": shard.version, "staleness": dict(shard.staleness), "refused": dict(shard.refused)}
-        self.post.orders.send_bytes(msgspec.json.encode(counts))
+            for tensors, row in zip(self.block.kept, self.rows(), strict=True):
+                read(tensors, row)
+        self.post.orders.send_bytes(msgspec.json.encode(self.block.counts()))
 
 
 @torch.no_grad()

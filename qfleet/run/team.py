@@ -1,4 +1,4 @@
-"""The team: the driver's learner as rank 0, and partners in processes of their own.
+"""The team: the driver's learner as rank 0, and partners elsewhere (`quarters`).
 
 Every update is dealt out: a part of the batch to each, gradients (or weights) agreed on by the plan's strategy, and the
 priorities joined again. Rank 0 is the truth. Whoever is lost, the others leave the group, form a new one around rank
@@ -7,72 +7,48 @@ background and join when they are ready.
 """
 
 import math
-import socket
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import Tensor, nn
+from torch import Tensor
 
-from qfleet.data import Batch, Report, Sequences, Spec
+from qfleet.data import Batch, Report, Sequences
 from qfleet.data.budget import Budget
-from qfleet.data.cargo import batch_parts, blank_batch
-from qfleet.data.kin import hidden_main
-from qfleet.data.region import Region
-from qfleet.data.wire import Facts, packed_bytes
+from qfleet.data.cargo import batch_parts
+from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.learn.parts import chosen
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, NoCodec, ServerSync
+from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync
 from qfleet.plan.together import Sync as SyncPlan
-from qfleet.replay import Cut
-from qfleet.run.mate import Mate
-from qfleet.run.partner import (
-    PartnerPost,
-    Talk,
-    join_gloo,
-    learn_beside,
-    proposed,
-    served_for,
-    share_state,
-    state_hash,
-    sync_for,
-)
-from qfleet.run.processes import fork_server, require_sendable
-from qfleet.run.remote_replay import batch_size, window
-from qfleet.run.server import Servers
-from qfleet.run.shared import Ring
+from qfleet.run.history import History, NoHistory, Notes
+from qfleet.run.mate import Gone, Mate
+from qfleet.run.partner import proposed, served_for, share_state, state_hash, sync_for
+from qfleet.run.quarters import SLOTS, Quarters, Shards
 from qfleet.run.shares import Known, Speeds, joined, owners_of, share_of
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.group import make_store
-from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
-from qfleet.sync.strategies import Sync
+from qfleet.sync.strategies import Sync, listener
 
-ADDRESS = "127.0.0.1"
 WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS = 600.0, 120.0, 5.0
-ANSWER_BYTES, SLOTS = 4096, 2
 
 
 class Team:
     """All learners of a run, to their feed as one."""
 
-    def __init__(
-        self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, learner: Learner, torso: nn.Module | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, learner: Learner, quarters: Quarters) -> None:
         require_cpu(learner)
-        self.plan, self.shown, self.spec, self.learner, self.torso = plan, shown, spec, learner, torso
-        self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
-        self.needs_main = b"__main__" in require_sendable((None, torso, None))
+        self.plan, self.learner, self.quarters = plan, learner, quarters
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
-        self.context = fork_server()
-        self.store = make_store(ADDRESS) if plan.learners.backend == "gloo" else None
         self.mates: dict[int, Mate] = {}
         self.group: list[Mate] = []  # by rank, from 1 on
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.servers: Servers | None = None
+        self.servers: Shards | None = None
+        self.history: Notes = NoHistory()
         self.agreement, self.number = plan.sync, 0  # how they agree, and how many groups there have been
         self.stale = True  # must a group be formed before the next update, whoever is there?
         self.updates = 0  # after the last one made together
@@ -82,7 +58,7 @@ class Team:
         self.speeds = Speeds(1, balance=False)
         self.late: list[Known] = []  # priorities that came after their batch
         self.events: list[dict[str, Any]] = []
-        self.num = 1
+        self.num, self.losses = 1, 0
         self.resize(plan.learners.num)
         self.await_everybody()
 
@@ -93,7 +69,7 @@ class Team:
         while True:
             try:
                 self.tend()
-                report = self.update_once(batch) if self.group else self.learner.update_alone(batch)
+                report = self.update_once(batch) if self.group else self.update_alone(batch)
             except CommLost as cause:
                 self.give_up(cause)
                 continue
@@ -101,6 +77,12 @@ class Team:
             if "reset" in report.stats and not isinstance(self.agreement, AllreduceSync):
                 self.forget()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
             return report
+
+    def update_alone(self, batch: Batch | Sequences) -> Report:
+        """By rank 0 only, because nobody else is there."""
+        report, items = self.learner.update_alone(batch), len(batch.ids)
+        self.history.note("team", "made", group=0, update=self.learner.updates, own=items, items=items, finite=True)
+        return report
 
     def update_once(self, batch: Batch | Sequences) -> Report:
         """Deal the batch out, learn, and join what everybody found."""
@@ -110,12 +92,14 @@ class Team:
         for rank, mate in enumerate(self.group, 1):
             self.deal(mate, chosen(batch, owners == rank), share_of(owners, rank, self.speeds.num))
         own, share = chosen(batch, owners == 0), share_of(owners, 0, self.speeds.num)
-        change, norm, seconds = proposed(self.learner, own, share, self.agreed)
+        number = self.number  # the group may be over when the step was made
+        change, norm, seconds = proposed(self.learner, own, share, self.agreed, listener(self.sync))
         self.finite = math.isfinite(norm)
+        self.note_made(number, len(own.ids), len(batch.ids))
         if self.group:
             self.speeds.note(0, len(own.ids), seconds)
         for mate in self.group.copy():
-            while mate.dealt and mate in self.group and (self.in_step or mate.talk.bell.poll(0)):
+            while mate.dealt and mate in self.group and (self.in_step or mate.talk.waits(0.0)):
                 self.hear(mate)
         self.balance()
         change.report.priority = joined(batch.ids, owners, change.report.priority, self.late)
@@ -130,6 +114,8 @@ class Team:
         if mate not in self.group:
             raise CommLost("the group is over")
         facts, arrays = batch_parts(part)
+        dealt = {"update": self.learner.updates + 1, "learner": mate.number, "items": len(part.ids)}
+        self.history.note("team", "dealt", group=self.number, **dealt)
         terms: Facts = {"updates": self.learner.updates, "rate": self.learner.learning_rate, "share": share}
         mate.order({**facts, **terms}, arrays)
         mate.dealt.append(part.ids)
@@ -159,19 +145,34 @@ class Team:
         """A partner's priorities. If it has none to tell the group is over; if it alone skipped, it begins anew."""
         try:
             facts, arrays = mate.answer("learned", self.patience)
+        except Gone as cause:
+            self.lose(mate, str(cause))
+            return
         except CommLost as cause:
             self.give_up(cause)
             return
         ids, finite = mate.dealt.popleft(), bool(facts["finite"])
+        self.history.note("team", "learned", group=self.number, learner=mate.number)
         if finite:
             self.late.append((ids, arrays["priority"]))
             self.speeds.note(1 + self.group.index(mate), len(ids), float(facts["seconds"]))  # type: ignore[arg-type]
         self.stale = self.stale or (self.in_step and finite != self.finite)
 
+    def note_formed(self) -> None:
+        """A group begins."""
+        sync, learners = self.agreement, [mate.number for mate in self.group]
+        how = {"in_step": self.in_step, "exact": not (isinstance(sync, ServerSync) and sync.spare)}
+        self.history.note("team", "formed", group=self.number, learners=learners, updates=self.learner.updates, **how)
+
+    def note_made(self, group: int, own: int, items: int) -> None:
+        """An update was made, if its numbers are finite."""
+        update = self.learner.updates + 1
+        self.history.note("team", "made", group=group, update=update, own=own, items=items, finite=self.finite)
+
     def balance(self) -> None:
         """Let shares follow speeds, and name who is slow."""
         for rank in self.speeds.settle() if self.group else ():
-            number = 0 if rank == 0 else self.group[rank - 1].post.number
+            number = 0 if rank == 0 else self.group[rank - 1].number
             self.tell("learner_slow", learner=number, share=round(self.speeds.shares[rank] / self.speeds.num, 3))
 
     # What the rest of a run asks of it
@@ -186,10 +187,10 @@ class Team:
             if (mate := self.mates.pop(number, None)) is not None:
                 if mate in self.group:
                     self.leave()
-                mate.end()
+                mate.life.end()
                 self.tell("learner_left", learner=number)
         for number in range(self.num, num):
-            self.mates[number] = self.hire(number)
+            self.mates[number] = self.quarters.hire(number)
         self.num = num
 
     def rest(self) -> None:
@@ -219,6 +220,12 @@ class Team:
         drawing = self.plan.net.noisy or self.plan.net.dropout > 0.0 or self.plan.learners.balance
         return [text for holds, text in (*reasons, (drawing, "partners draw anew, or share by the clock")) if holds]
 
+    def chances(self) -> list[str]:
+        """Why no seed decides what this run becomes, even if it is never interrupted."""
+        loose = f"learners that agree by {tag_of(self.agreement)} do not wait for each other"
+        reasons = ((not self.in_step, loose), (self.plan.learners.balance, "learners share by the clock"))
+        return [text for holds, text in reasons if holds]
+
     def alike(self) -> bool:
         """Does everybody in the group have the same weights, target network and moments, now that all are at rest?"""
         self.rest()
@@ -227,11 +234,17 @@ class Team:
         own = state_hash(self.learner)
         return all(mate.answer("hash", self.patience)[0]["hash"] == own for mate in self.group)
 
+    def settle(self, folder: Path) -> None:
+        """The run's folder is here: who keeps a history keeps it there."""
+        if self.plan.log.history:
+            self.history = History(folder / "history" / "team.jsonl")
+
     def close(self) -> None:
         """End everybody."""
         self.leave(gather=False)
+        self.history.close()
         for mate in self.mates.values():
-            mate.end()
+            mate.life.end()
         self.mates.clear()
 
     # Who is there
@@ -266,48 +279,28 @@ class Team:
         """A new group of rank 0 and these, who begin where rank 0 is."""
         self.leave()
         self.await_words(present)
-        if any(mate.post.number not in self.mates or not mate.ready for mate in present):
+        if any(mate.number not in self.mates or not mate.ready for mate in present):
             raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
         self.group, self.speeds = present, Speeds(size, balance=self.plan.learners.balance)
         if isinstance(self.agreement, ServerSync):
-            self.servers = Servers(self.context, self.plan, self.agreement, self.learner)
+            self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        self.comm = self.by_memory(facts) if self.store is None else self.by_gloo(facts, self.store.port)
+        self.comm = self.quarters.meet(present, facts | (self.servers.facts if self.servers else {}), self.learner)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
         self.updates, self.stale = self.learner.updates, False
+        self.note_formed()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
-
-    def by_gloo(self, facts: Facts, port: int) -> Comm:
-        """Meet at our store, by sockets."""
-        facts = {**facts, "address": ADDRESS, "port": port}
-        for rank, mate in enumerate(self.group, 1):
-            mate.order({**facts, "rank": rank})
-        return join_gloo(self.plan, ADDRESS, port, {**facts, "rank": 0})
-
-    def by_memory(self, facts: Facts) -> Comm:
-        """Meet in shared memory, handed to everybody with a line to us."""
-        size, slot = 1 + len(self.group), slot_bytes_for(sum(weight.nbytes for weight in self.learner.parameters))
-        region, lines = Region(region_bytes(size, slot)), list[socket.socket]()
-        for rank, mate in enumerate(self.group, 1):
-            mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
-            mine, theirs = socket.socketpair()
-            lines.append(mine)
-            with theirs:
-                mate.hand(region.fileno(), theirs.fileno())
-        limit = self.plan.learners.timeout_seconds
-        return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
 
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
         if self.servers is None or not isinstance(self.agreement, ServerSync):
             return sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step, self.tell)
         ports = self.servers.seat(0)
-        for rank, mate in enumerate(self.group, 1):
-            self.servers.hand(rank, mate.hand)
+        self.servers.invite(self.group)
         return served_for(self.agreement, self.plan.seed, self.learner, ports, 0, self.tell)
 
     def require_alike(self, present: list[Mate]) -> None:
@@ -315,12 +308,14 @@ class Team:
         own = state_hash(self.learner)
         for mate in present:
             if mate.answer("formed", self.patience)[0]["hash"] != own:
-                raise RuntimeError(f"learner {mate.post.number} did not begin with the same weights")
+                raise RuntimeError(f"learner {mate.number} did not begin with the same weights")
 
     def gather(self) -> None:
         """What the shards have, written into rank 0's learner; how stale gradients were is told."""
         if self.servers is not None:
-            self.tell("server", **self.servers.gather(self.learner))
+            held = self.servers.gather(self.learner)
+            self.tell("server", **held)
+            self.history.note("team", "held", group=self.number, versions=held["versions"], taken=held["taken"])
 
     def leave(self, *, gather: bool = True) -> None:
         """The group is over; what shards have is taken along if nothing of ours may be among it twice."""
@@ -335,12 +330,13 @@ class Team:
 
     def give_up(self, cause: CommLost) -> None:
         """Somebody is lost: the group is over, and whoever does not say so in time is lost too."""
-        group = self.group
+        if not self.group:
+            return  # it was over before, and whoever was lost has been charged for
+        group, before = self.group, self.losses
         self.leave()
-        before = len(self.mates)
         self.await_words(group, str(cause))
         self.look_around()
-        if len(self.mates) == before and not self.budget.charge(time.monotonic()):
+        if self.losses == before and not self.budget.charge(time.monotonic()):
             self.tell("learners_given_up", what=str(cause))
             for mate in list(self.mates.values()):
                 self.lose(mate, str(cause), again=False)
@@ -355,29 +351,18 @@ class Team:
 
     def lose(self, mate: Mate, what: str, *, again: bool = True) -> None:
         """End a partner and start another one in its place, if that is allowed."""
-        number = mate.post.number
+        number = mate.number
         if self.mates.get(number) is not mate:
             return
-        mate.end()
+        self.losses += 1
+        mate.life.end()
         del self.mates[number]
         if mate in self.group:
             self.leave()
         again = again and self.budget.charge(time.monotonic())
         self.tell("learner_lost", learner=number, what=what, replaced=again)
         if again:
-            self.mates[number] = self.hire(number)
-
-    def hire(self, number: int) -> Mate:
-        """Start a partner's process."""
-        bell, theirs = self.context.Pipe()
-        rings = (Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES))
-        plan = msgspec.json.encode(self.plan)
-        post = PartnerPost(plan, self.shown, self.spec, number, *rings, theirs, self.torso)
-        process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
-        with hidden_main(not self.needs_main):
-            process.start()
-        theirs.close()
-        return Mate(process, post, Talk(post.orders, post.answers, bell), time.monotonic())
+            self.mates[number] = self.quarters.hire(number)
 
     def await_everybody(self) -> None:
         """At the start everybody is waited for: a run begins with as many learners as it was asked for."""
@@ -385,13 +370,15 @@ class Team:
         while time.monotonic() < until and not all(mate.ready for mate in self.mates.values()):
             for mate in list(self.mates.values()):
                 if not mate.ready:
-                    with suppress(OSError):
-                        mate.talk.bell.poll(0.05)
+                    mate.talk.waits(0.05)
             self.look_around()
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Something worth writing down."""
         self.events.append({"kind": kind, **fields})
+        if kind == "codec_given_up" and isinstance(self.agreement, Coded):
+            # For good: the next group does not compress either.
+            self.agreement = msgspec.structs.replace(self.agreement, codec=NoCodec())
 
 
 def tag_of(agreement: SyncPlan) -> str:

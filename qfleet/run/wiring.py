@@ -226,7 +226,7 @@ def make_policy(
     """A policy with fresh weights; a torso of the user's own is copied, so that theirs stays as it is."""
     try:
         net = fresh_net(plan, spec, torso, 0, member)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if torso is None:
             raise
         raise UsageError(

@@ -41,6 +41,8 @@ class Average:
         if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
             return Exact().mean(values, self.comm)[1]
         wanted = values if self.error is None else values + self.error
+        if not bool(torch.isfinite(wanted).all()):
+            wanted = torch.full_like(wanted, torch.nan)  # no codec leaves all of it out: everybody hears of it
         own, mean = self.codec.mean(wanted, self.comm)
         if not bool(torch.isfinite(mean).all()):
             self.codec.forget()  # what was left out before is kept: one bad vector shall not spoil all that follow

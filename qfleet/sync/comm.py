@@ -5,6 +5,8 @@ the others; the values given are then as they were, or worthless: the caller beg
 """
 
 import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -21,6 +23,11 @@ class Comm(Protocol):
     rank: int
     size: int
     sent_bytes: int  # by this learner so far, before whatever the carrier adds
+    overlaps: bool  # does a sum that was begun go on while this learner computes?
+
+    def begin(self, values: Tensor) -> Callable[[], None]:
+        """Begin a sum; what is answered returns when it is done. Everybody begins the same ones in the same order."""
+        ...
 
     def sum(self, values: Tensor) -> None:  # [...]
         """In place the sum over all ranks, the same bits everywhere."""
@@ -63,7 +70,22 @@ class Meeting:
         return found
 
 
-class ThreadComm:
+class AtOnce(ABC):
+    """A carrier that has nothing else to do while it sums."""
+
+    overlaps = False
+
+    @abstractmethod
+    def sum(self, values: Tensor) -> None:
+        """In place the sum over all ranks."""
+
+    def begin(self, values: Tensor) -> Callable[[], None]:
+        """It is done when this returns."""
+        self.sum(values)
+        return lambda: None
+
+
+class ThreadComm(AtOnce):
     """Learners as threads of one process: for tests, and the reference for every other carrier."""
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
@@ -99,7 +121,7 @@ class ThreadComm:
         self.meeting.barrier.abort()
 
 
-class NoComm:
+class NoComm(AtOnce):
     """A learner alone."""
 
     rank, size = 0, 1

@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from qfleet.errors import UsageError
-from qfleet.sync.comm import CommLost
+from qfleet.sync.comm import AtOnce, CommLost
 
 STORE_SECONDS, BACKLOG = 60.0, 128
 
 
 class GroupComm:
     """A process group of torch's, with a time limit for every operation."""
+
+    overlaps = True
 
     def __init__(self, group: Any, rank: int, size: int, limit_seconds: float) -> None:
         self.group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
@@ -33,6 +35,15 @@ class GroupComm:
             begin().wait(self.limit)
         except RuntimeError as error:
             raise CommLost(str(error).splitlines()[0]) from error
+
+    def begin(self, values: Tensor) -> Callable[[], None]:
+        """Begin a sum, which goes on in threads of the group's own."""
+        started = list[Any]()
+        try:
+            started.append(self.group.allreduce([values]))
+        except RuntimeError as error:
+            raise CommLost(str(error).splitlines()[0]) from error
+        return lambda: self.done(started.pop, values)
 
     def sum(self, values: Tensor) -> None:
         """In place the sum over all ranks."""
@@ -108,7 +119,7 @@ def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, lim
     return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size, limit_seconds)
 
 
-class MpiComm:
+class MpiComm(AtOnce):
     """MPI by mpi4py, for clusters that have it. MPI itself knows no time limits: a lost rank ends the job."""
 
     def __init__(self, world: Any) -> None:

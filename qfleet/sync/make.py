@@ -24,6 +24,7 @@ from qfleet.plan.together import (
 from qfleet.plan.together import Codec as CodecPlan
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.sync.average import Average, Tell
+from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import Comm, NoComm
 from qfleet.sync.served import Clip, Port, Served
@@ -45,8 +46,10 @@ def make_sync(
         return Gossip(step, comm, weights)
     average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, tell)
     match plan:
-        case AllreduceSync(reduce=reduce):
-            return Allreduce(step, average, total=reduce == "sum")
+        case AllreduceSync(reduce=reduce, bucket_bytes=most):
+            streams = comm.overlaps and isinstance(plan.codec, NoCodec)
+            buckets = Buckets(comm, weights, most) if streams else None
+            return Allreduce(step, average, total=reduce == "sum", buckets=buckets)
         case LocalSync(every_updates=every, outer_rate=rate, outer_momentum=momentum):
             outer = {"outer_rate": rate, "outer_momentum": momentum}
             return Local(step, average, weights, moments, every=every, **outer)  # type: ignore[arg-type]

@@ -63,12 +63,23 @@ class Served:
             begin, end = self.cuts[at]
             self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate())
         verdicts = self.pull()
+        self.keep_error(left_out, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
         self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]
         if self.pending:
-            self.average.error = left_out  # nothing came through
             raise Refused
         self.pending = list(range(len(self.ports)))
         return math.nan if "skipped" in verdicts.values() else norm
+
+    def keep_error(self, before: Tensor | None, taken: Sequence[int]) -> None:
+        """Where a shard has taken nothing, what was left out before is still all that is left out."""
+        after = self.average.error
+        if after is None or len(taken) == len(self.ports):
+            return
+        kept = torch.zeros_like(after) if before is None else before.clone()
+        for at in taken:
+            begin, end = self.cuts[at]
+            kept[begin:end] = after[begin:end]
+        self.average.error = kept
 
     def pull(self) -> dict[int, Verdict]:
         """Take everybody's answer; what became of our gradient in each shard."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from qfleet.data.region import Region
-from qfleet.sync.comm import CommLost
+from qfleet.sync.comm import AtOnce, CommLost
 
 WORD, ALIGN = b".", 64
 
 
-class SharedComm:
+class SharedComm(AtOnce):
     """One rank's end. Rank 0 has a line to every other rank, in their order; each of those has one to rank 0."""
 
     def __init__(

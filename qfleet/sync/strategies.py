@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from qfleet.sync.average import Average
+from qfleet.sync.buckets import Buckets
 from qfleet.sync.comm import Comm
 
+Ready = Callable[[int, Tensor], None]  # a parameter's number, and its gradient
 Step = Callable[[list[Tensor]], float]  # one's own optimiser: clips, steps, and answers the gradient's norm
 
 
@@ -37,13 +39,22 @@ class Solo:
 
 
 class Allreduce:
-    """x <- x - eta mean(g): one learner with all batches. Moments stay equal, because all see the same gradient."""
+    """x <- x - eta mean(g): one learner with all batches. Moments stay equal, because all see the same gradient.
 
-    def __init__(self, step: Step, average: Average, *, total: bool = False) -> None:
+    With `buckets` sums are begun while gradients are still being computed; a codec needs the whole vector instead.
+    """
+
+    def __init__(self, step: Step, average: Average, *, total: bool = False, buckets: Buckets | None = None) -> None:
         self.own, self.average, self.factor = step, average, average.comm.size if total else 1
+        self.buckets = buckets
 
     def step(self, gradients: list[Tensor]) -> float:
         """Average, then step."""
+        if self.buckets is not None:
+            sums = self.buckets.sums(gradients)
+            torch._foreach_mul_(sums, self.factor / self.average.comm.size)
+            pairs = zip(sums, gradients, strict=True)
+            return self.own([laid_out(total.view(own.shape), own) for total, own in pairs])
         mean = self.average(flat(gradients))
         return self.own(unflat(mean * self.factor if self.factor > 1 else mean, gradients))
 
@@ -176,6 +187,11 @@ class Gossip:
 
 
 # What strategies share
+
+
+def listener(sync: Sync | None) -> Ready | None:
+    """Who wants to know of gradients as they are computed, if anybody."""
+    return sync.buckets.ready if isinstance(sync, Allreduce) and sync.buckets is not None else None
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:  # -> [D]

@@ -58,6 +58,7 @@ def make_rollout(spec: Spec, rows: int = 3, lanes: int = 2, seed: int = 0, *, va
         state=filled(rng, "float32", rows, lanes, *spec.state) if spec.state else None,
         value=filled(rng, "float32", rows, lanes, 2) if values else None,
         finished=((1.5, 3), (-2.0, 1)),
+        ends=(0, rows - 1),
     )
 
 
@@ -98,7 +99,7 @@ def same(one: Any, other: Any) -> bool:
 @given(SPECS, st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
 def test_a_rollout_comes_back(spec: Spec, rows: int, lanes: int, values: bool, squeezed: bool) -> None:
     rollout = make_rollout(spec, rows, lanes, values=values)
-    rollout = replace(rollout, finished=rollout.finished[: rows * lanes])
+    rollout = replace(rollout, finished=rollout.finished[: rows * lanes], ends=rollout.ends[: rows * lanes])
     parcel = pack_rollout(rollout, compress=("obs",) if squeezed else ())
     assert same(unpack_rollout(parcel, spec, lanes, limit_bytes=LIMIT), rollout)
 
@@ -106,7 +107,8 @@ def test_a_rollout_comes_back(spec: Spec, rows: int, lanes: int, values: bool, s
 @given(SPECS, st.integers(1, 4), st.integers(1, 3))
 def test_the_room_for_a_rollout_is_enough_for_the_largest(spec: Spec, rows: int, lanes: int) -> None:
     finished = ((1e300, 2**60),) * (rows * lanes)
-    rollout = replace(make_rollout(spec, rows, lanes), finished=finished, source=(2**62,) * 3, version=2**62)
+    largest = {"finished": finished, "ends": (rows - 1,) * len(finished), "source": (2**62,) * 3, "version": 2**62}
+    rollout = replace(make_rollout(spec, rows, lanes), **largest)
     room = rollout_bytes(spec, lanes, rows)
     assert pack(*rollout_parts(rollout), memoryview(bytearray(room))) == room
 
@@ -137,7 +139,9 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "source": ("description", {"source": (1, 2)}),
     "negative source": ("description", {"source": (1, -2, 3)}),
     "version": ("description", {"version": "new"}),
-    "episodes": ("episodes", {"finished": ((1.0, 1),) * 7}),
+    "episodes": ("episodes", {"finished": ((1.0, 1),) * 7, "ends": (0,) * 7}),
+    "an end nowhere": ("ends", {"ends": (0, 3)}),
+    "an end missing": ("ends", {"ends": (0,)}),
 }
 
 
@@ -154,7 +158,7 @@ def test_what_nobody_asked_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\['mask'\] not expected"):
         as_rollout(rollout_parts(make_rollout(PLAIN)), bare, 2)
     with pytest.raises(ValueError, match="empty"):
-        as_rollout(rollout_parts(replace(make_rollout(PLAIN, rows=0), finished=())), PLAIN, 2)
+        as_rollout(rollout_parts(replace(make_rollout(PLAIN, rows=0), finished=(), ends=())), PLAIN, 2)
     with pytest.raises(ValueError, match="description"):
         as_rollout(({"kind": "Batch", "source": [1, 2, 3], "version": 0}, {}), PLAIN, 2)
     with pytest.raises(ValueError, match="kind is missing"):

@@ -125,6 +125,13 @@ def test_what_an_environment_prints_is_kept_up_to_a_limit(tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
+def test_workers_logs_are_put_beside_the_log_of_whoever_has_them(tmp_path: Path) -> None:
+    with world_of("Leaking", 2, 2, every=1, fault="flood", logs=tmp_path / "actor-1.log") as world:
+        Record(world).run(10)
+        sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+        assert sizes == {"actor-1-worker-0.log": LOG_BYTES, "actor-1-worker-1.log": LOG_BYTES}
+
+
 def test_a_log_that_grows_within_one_step_is_cut(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(
         "import os\nfrom qfleet.envs.toys import Traced\nclass Endless(Traced):\n    def step(self, action):\n"
@@ -196,6 +203,17 @@ def test_a_hang_is_mended_by_more_time() -> None:
         with pytest.raises(EnvError) as caught:
             Record(world).run(100)
         assert "raise env.step_timeout_seconds" in caught.value.fix
+
+
+def test_a_leak_that_is_the_last_lanes_end_says_so() -> None:
+    with world_of("Leaking", every=1, rebuilds=0, worker_memory_gib=0.01, num=2, workers=1) as world:
+        record = Record(world)
+        with pytest.raises(EnvError) as caught:  # its last step was good, and its fault was taken with it
+            record.run(1_000_000)
+        assert [fault.kind for fault in record.faults] == ["leaked"]
+    assert "beyond env.worker_memory_gib" in caught.value.what
+    assert "raise env.worker_memory_gib" in caught.value.fix
+    assert caught.value.exit_code == 4
 
 
 @pytest.mark.parametrize("at", [0, 2])
@@ -301,6 +319,36 @@ def test_children_end_with_a_parent_that_is_killed(fault: str) -> None:
         parent.kill()
     assert gone_within(pids, 5)
     assert set(os.listdir(SHARED)) <= before
+
+
+KENNEL = """
+import subprocess
+from pathlib import Path
+from qfleet.envs.toys import Hanging
+class Kennel(Hanging):
+    def reset(self, **settings):
+        dog = subprocess.Popen(["sleep", "1000"])
+        (Path(__file__).parent / f"{dog.pid}.dog").touch()
+        return super().reset(**settings)
+"""
+
+
+@pytest.mark.chaos
+def test_what_environments_started_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "kennel.py").write_text(KENNEL)
+    script = PARENT.replace("qfleet.envs.toys:toys/Hanging-v0", f"{tmp_path / 'kennel.py'}:Kennel")
+    command = [sys.executable, "-c", script, "hard", "wait"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline()
+        dogs = [int(file.stem) for file in tmp_path.glob("*.dog")]
+        try:
+            assert sum(map(alive, dogs)) >= 3
+            parent.kill()
+            assert gone_within(dogs, 5)
+        finally:
+            for pid in filter(alive, dogs):
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_world_that_nobody_closed_does_not_keep_its_process() -> None:

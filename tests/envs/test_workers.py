@@ -98,6 +98,18 @@ def slow_env(tmp_path: Path, seconds: float) -> str:
     return f"{tmp_path / 'slow.py'}:Slow"
 
 
+def test_a_step_that_is_under_way_ends_before_its_environment_is_closed(tmp_path: Path) -> None:
+    name, marked = slow_env(tmp_path, 0.3), str(tmp_path / "closed")
+    with (tmp_path / "slow.py").open("a") as file:
+        file.write(f"    def close(self):\n        open({marked!r}, 'w').close()\n")
+    world = make_world(Env(id=name, num=1, workers=1), seed=SEED, stream=TRAIN)
+    world.reset()
+    (tmp_path / "closed").unlink()  # that of the copy whose spaces were looked at
+    world.send(np.zeros(1, np.int64))
+    world.close()
+    assert (tmp_path / "closed").exists()
+
+
 def test_environments_step_while_something_else_is_done(tmp_path: Path) -> None:
     world = make_world(Env(id=slow_env(tmp_path, 0.3), num=2, workers=2), seed=SEED, stream=TRAIN)
     world.reset()
@@ -209,6 +221,17 @@ def test_what_cannot_be_begun_is_said_at_once(env: Env, kind: type[Exception], s
         make_world(env, seed=1, stream=TRAIN)
     if kind is EnvError:
         assert "in _fail" in str(caught.value.__cause__)
+
+
+def test_an_environment_that_leaves_in_its_first_reset_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import os\nfrom qfleet.envs.toys import Traced\nclass Leaving(Traced):\n"
+        "    def reset(self, *, seed=None, options=None):\n        os._exit(0)\n"
+    )
+    env = Env(id=f"{tmp_path / 'leaving.py'}:Leaving", workers=1)
+    with pytest.raises(EnvError, match="left with exit code 0 when the first copy was made and reset") as caught:
+        make_world(env, seed=1, stream=TRAIN)
+    assert caught.value.exit_code == 4
 
 
 def test_workers_do_not_load_torch() -> None:

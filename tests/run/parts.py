@@ -2,6 +2,7 @@
 
 import hashlib
 import warnings
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 import qfleet.envs.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
 from qfleet.plan import make_plan
+from qfleet.run.mate import Mate
+from qfleet.run.quarters import OwnProcess
 from qfleet.watch import read_json, read_rows, without_clock
 
 Settings = dict[str, Any]
@@ -60,6 +63,13 @@ PONG: Settings = {
     "replay.capacity": 200,
     "until.steps": 150,
 }
+
+
+def process_of(mate: Mate) -> BaseProcess:
+    """A partner's process on this machine."""
+    if not isinstance(mate.life, OwnProcess):
+        raise TypeError("it lives elsewhere")
+    return mate.life.process
 
 
 def small(changes: Settings | None = None, env_id: str = "CartPole-v1") -> Plan:

@@ -18,6 +18,9 @@ from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.run import course, memory
 from qfleet.run.course import Course
+from qfleet.run.diary import Diary
+from qfleet.run.resolve import resolve
+from qfleet.run.wiring import make_line, make_train_world
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from tests.run.conftest import Reference
@@ -67,6 +70,21 @@ def test_a_world_that_is_given_up_is_said_once(tmp_path: Path) -> None:
     assert given_up
     texts = [row["text"] for row in events(run, "warning") if "failed more often than env.rebuilds" in row["text"]]
     assert len(texts) == len(set(texts)) == len(given_up)
+
+
+def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -> None:
+    plan = small()
+    world = make_train_world(plan)
+    diary = Diary(make_line(resolve(plan, world.spec), world), tmp_path)
+    fault = {"kind": "died", "lanes": [0], "quarantined": [0], "what": "worker 0, at lane 0, left with exit code 7"}
+    for who in ({"actor": 0}, {"actor": 1}, {"actor": 1}, {}):
+        diary.note_fault({**who, **fault})
+    assert [text.partition(" failed")[0] for text in diary.warnings] == [
+        "actor 0, environment 0",
+        "actor 1, environment 0",
+        "environment 0",
+    ]
+    diary.close()
 
 
 @pytest.mark.parametrize(("field", "word"), [("obs", "observation"), ("reward", "reward")])

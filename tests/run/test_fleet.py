@@ -11,11 +11,13 @@ import pytest
 
 from qfleet import Plan
 from qfleet.act import acting, make_explorer
+from qfleet.act.actor import joined
 from qfleet.data import Rollout, Tick, count_steps
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
+from qfleet.run import wiring
 from qfleet.run.carriers import Queue, Shelf
-from qfleet.run.fleet import COUNTS, Fleet, cut_to
+from qfleet.run.fleet import COUNTS, SUPERVISE, Fleet, cut_to
 from qfleet.run.overlapped import Overlapped
 from qfleet.run.resolve import resolve
 from qfleet.run.supervisor import Supervisor
@@ -59,6 +61,9 @@ class Puppet:
 
     def troubles(self) -> list[dict[str, Any]]:
         return []
+
+    def ask(self) -> None:
+        pass
 
     def end(self) -> None:
         self.lives, self.ended = False, True
@@ -179,6 +184,27 @@ def test_cutting_keeps_whole_rows() -> None:
     assert rows == [1, 1, 2, 3, 3, 4, 4]
 
 
+def test_episodes_of_rows_that_were_cut_off_are_not_told() -> None:
+    ones = np.ones((4, 1), np.float32)
+    rows = [
+        Rollout(
+            *(ones[:1], ones[:1].astype(np.int64), ones[:1], ones[:1], np.array([[last]], np.bool_), (0, 0, row), 1),
+            finished=finished,
+        )
+        # The last row of all was truncated: nothing but its number says where its episode ended.
+        for row, (last, finished) in enumerate([(0, ((1.0, 1),)), (1, ()), (0, ((2.0, 2),)), (1, ()), (0, ((3.0, 3),))])
+    ]
+    whole = joined(rows)
+    assert [len(cut_to(whole, room).finished) for room in (1, 2, 3)] == [1, 2, 3]
+    assert cut_to(whole, 2).finished == ((1.0, 1), (2.0, 2))
+    assert cut_to(cut_to(whole, 2), 1).finished == ((1.0, 1),)
+
+
+def test_every_purpose_of_random_numbers_has_a_number_of_its_own() -> None:
+    purposes = [number for name, number in vars(wiring).items() if name.isupper() and type(number) is int]
+    assert len({*purposes, SUPERVISE}) == len(purposes) + 1 >= 8
+
+
 def test_versions_only_rise_even_after_going_back() -> None:
     line, fleet, theatre, _ = make_theatre()
     runtime = Overlapped(line, fleet)
@@ -229,7 +255,9 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     assert [(row["kind"], row["worker"]) for row in told] == [("actor_lost", 1), ("actor_back", 1)]
     assert told[0]["cause"] == how
     assert 0 < told[1]["seconds"] < 1
-    assert "fell" in told[0]["words"]
+    # What the fleet saw itself counts for more than how the process says that it ended.
+    nonsense = "it handed over what makes no sense: an action that there is not"
+    assert told[0]["words"] == (nonsense if how == "senseless" else "the puppet fell")
     assert line.steps == fleet.ledger.total_steps
     assert owed(line) == 0
 

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import qfleet.envs.toys as toys
+from qfleet.act import Policy
+from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, Processes
 from qfleet.run.placement import Costs, measure, places, settled
@@ -65,6 +67,22 @@ def test_it_is_measured_written_down_and_told() -> None:
     assert chosen.runtime.inference_device == "cpu" or torch.cuda.is_available()
     assert "steps/s expected" in notes[0]
     assert settled(chosen, world, lambda device: make_policy(plan, world.spec, device)) == (chosen, [])
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    plan = plan_of(**{"runtime.inference_device": "xpu"})
+    world = make_train_world(plan)
+    with pytest.raises(UsageError, match=r"runtime\.inference_device=xpu cannot be used"):
+        settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+
+
+def test_a_network_that_fails_is_not_taken_for_a_missing_device() -> None:
+    def broken(device: torch.device) -> Policy:
+        raise IndexError("the torso looked too far")
+
+    plan = plan_of()
+    with pytest.raises(IndexError, match="the torso looked too far"):
+        settled(plan, make_train_world(plan), broken)
 
 
 def test_an_environment_that_fails_is_left_to_the_actors() -> None:

@@ -246,6 +246,41 @@ def test_an_actor_cannot_flood_the_disk(tmp_path: Path) -> None:
     assert max(sizes) == LOG_BYTES  # 8 MB were printed, by one more than by the other
 
 
+def test_the_workers_of_each_actor_write_to_logs_of_their_own(tmp_path: Path) -> None:
+    more = {"env.workers": 1, "until.steps": 200, "runtime.hung_seconds": 60}
+    run = train(plan_of("toys/Random-v0", **more), out=tmp_path, env=make_chatty)
+    assert run.status["state"] == "done"
+    sizes = {log.name: log.stat().st_size for log in (run.path / "logs").glob("*worker*")}
+    assert sizes.keys() == {"actor-0-worker-0.log", "actor-1-worker-0.log"}
+    assert any(sizes.values())  # one may have made all steps before the other began
+
+
+SLOW_TO_CLOSE = """
+import os, time
+from pathlib import Path
+from qfleet.envs.toys import Random
+class Slow(Random):
+    def __init__(self):
+        super().__init__()
+        self.name = f"{os.getpid()}-{id(self)}"
+        (Path(__file__).parent / "made" / self.name).touch()
+    def close(self):
+        time.sleep(0.5)
+        (Path(__file__).parent / "closed" / self.name).touch()
+"""
+
+
+def test_environments_of_workers_have_the_time_to_be_closed(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_TO_CLOSE)
+    for name in ("made", "closed"):
+        (tmp_path / name).mkdir()
+    more = {"actors.num": 1, "env.num": 2, "env.workers": 1, "until.steps": 100, "runtime.hung_seconds": 60}
+    run = train(plan_of(f"{tmp_path / 'slow.py'}:Slow", **more), out=tmp_path / "runs")
+    assert run.status["state"] == "done"
+    assert len(os.listdir(tmp_path / "made")) >= 2
+    assert set(os.listdir(tmp_path / "made")) == set(os.listdir(tmp_path / "closed"))
+
+
 UNGUARDED = """
 from qfleet import train
 from qfleet.plan import make_plan

@@ -130,6 +130,18 @@ def test_as_many_updates_as_inline(begin: Any, tmp_path: Path, reference: Any) -
     assert not alive(seen)
 
 
+def test_two_learners_on_ray_make_as_many_updates_as_one(begin: Any, tmp_path: Path) -> None:
+    halves = {"runtime.learner_cpus": 0.5, "runtime.actor_cpus": 0.5}
+    process = begin({**RAY, **halves, "learners.num": 2, "sync.type": "server", "sync.shards": 2})
+    seen = wait_for(lambda: acting(process.pid) and set(family(process.pid)))
+    ended(process)
+    run = tmp_path / "run0"
+    assert status(run)["updates"] == updates_due(run) > 0
+    assert [row["learners"] for row in events(run, "group_formed")] == [2]
+    assert status(run)["together"]["sync"]["shards"] == 2
+    wait_for(lambda: not alive(seen), 10)
+
+
 def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a" * 40)
@@ -143,8 +155,9 @@ def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_pa
         try:
             address = cluster.stdout.readline().strip()
             refused = begin({**RAY, "runtime.address": address}, RAY_AUTH_TOKEN="b" * 40)
-            first = begin({**RAY, "runtime.address": address})
+            first = begin({**RAY, "runtime.address": address, "learners.num": 2, "runtime.learner_cpus": 0.5})
             ended(first)
+            assert [row["learners"] for row in events(tmp_path / "run1", "group_formed")] == [2]
             assert status(tmp_path / "run1")["updates"] == updates_due(tmp_path / "run1") > 0
             assert "refused the token" in ended(refused, 2)[1]
             second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})

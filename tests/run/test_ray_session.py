@@ -110,3 +110,13 @@ class TestWithRay:
         site = RaySite(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match=r"qfleet\.run\.ray"):
             site.hire(0, 0)
+
+    def test_without_the_runs_folder_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        from qfleet.run.ray_hosts import ActorHost, Orders
+
+        seen: list[Orders] = []
+        monkeypatch.setattr(ActorHost, "serve", lambda self, orders, learner: seen.append(orders))
+        run = tmp_path / "elsewhere"
+        files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
+        assert ActorHost().act(Orders(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
+        assert [(orders.log, orders.history) for orders in seen] == [(None, None)]

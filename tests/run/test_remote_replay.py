@@ -1,21 +1,25 @@
 """A replay in a process of its own, asked directly: what it answers, and what happens when it does not."""
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from qfleet import resume, train
+from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Processes
 from qfleet.run.processes import fork_server
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.resolve import resolve
 from qfleet.run.wiring import ReplayLost, make_train_world
-from tests.run.parts import SMALL
+from tests.run.parts import SMALL, status
 
 pytestmark = pytest.mark.timeout(110)
 
@@ -51,3 +55,49 @@ def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: Remo
     assert not replay.budget.charge(5.0)
     replay.start()
     assert len(replay) == 0
+
+
+def kill_replay(row: dict[str, Any] | None = None) -> None:
+    for child in multiprocessing.active_children():
+        if child.name == "qfleet-replay" and child.pid is not None:
+            os.kill(child.pid, signal.SIGKILL)
+
+
+REMOTE: dict[str, Any] = {
+    **SMALL,
+    "runtime.type": "processes",
+    "runtime.replay_process": True,
+    "replay.filter.type": "duplicates",
+    "runtime.hung_seconds": 5,
+}
+
+
+def test_a_replay_that_is_lost_too_often_ends_the_run_with_a_word(tmp_path: Path) -> None:
+    plan = make_plan("CartPole-v1", overrides={**REMOTE, "runtime.restarts": 0, "until.steps": 100_000})
+    with pytest.raises(EnvError, match=r"more often than runtime\.restarts allows"):
+        train(plan, out=tmp_path, callbacks=[kill_replay])
+    found = status(next(tmp_path.iterdir()))
+    assert (found["state"], found["exit_code"]) == ("failed", 4)
+    assert "more often than runtime.restarts allows" in found["reason"]
+
+
+def test_a_replay_that_is_lost_while_a_run_comes_back_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan("CartPole-v1", overrides={**REMOTE, "until.steps": 400})
+    run = train(plan, out=tmp_path)
+    rest, blows = RemoteReplay.rest, [1]
+
+    def struck(replay: RemoteReplay) -> None:
+        if blows:
+            blows.pop()
+            kill_replay()
+            assert replay.process is not None
+            replay.process.join(10)
+        rest(replay)
+
+    monkeypatch.setattr(RemoteReplay, "rest", struck)
+    again = resume(run.path, steps=800)
+    assert not blows
+    assert again.status["state"] == "done"
+    assert again.status["env_steps"] >= 800

@@ -25,6 +25,7 @@ from qfleet.plan.together import (
     GossipSync,
     Int8Codec,
     LocalSync,
+    NoCodec,
     PowerSgdCodec,
     ServerSync,
     SignCodec,
@@ -34,10 +35,13 @@ from qfleet.plan.together import (
 )
 from qfleet.replay import make_cut
 from qfleet.run.partner import lone_learner
+from qfleet.run.quarters import OwnQuarters
 from qfleet.run.resolve import resolve
+from qfleet.run.server import Servers
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
-from tests.run.parts import SMALL, Settings
+from qfleet.sync.comm import CommLost
+from tests.run.parts import SMALL, Settings, process_of
 
 pytestmark = pytest.mark.timeout(110)
 LIMIT_SECONDS, LEFT_OUT = 3.0, object()  # until one that is stopped counts as lost
@@ -113,7 +117,7 @@ def alone(plan: Plan) -> Learner:
 
 @contextmanager
 def teamed(plan: Plan) -> Iterator[Team]:
-    team = Team(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo), alone(plan))
+    team = Team(plan, alone(plan), OwnQuarters(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo)))
     try:
         yield team
     finally:
@@ -175,10 +179,13 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
         ("CartPole-v1", {}),
         ("MinAtar/Breakout-v0", CONVOLUTIONS),  # weights laid out otherwise
         ("CartPole-v1", {"learners.backend": "gloo"}),
+        ("CartPole-v1", {"learners.backend": "gloo", "sync.bucket_bytes": 200}),
+        ("MinAtar/Breakout-v0", {**CONVOLUTIONS, "learners.backend": "gloo", "sync.bucket_bytes": 20_000}),
+        ("CartPole-v1", {"learners.backend": "gloo", "sync.bucket_bytes": 200, "net.dueling": True}),
         ("CartPole-v1", {"sync.type": "server", "sync.shards": 2, "optim.clip_norm": None}),
         ("CartPole-v1", {"sync.type": "local", "sync.every_updates": 1, "optim.type": "sgd"}),
     ],
-    ids=["allreduce", "convolutions", "gloo", "server", "local"],
+    ids=["allreduce", "convolutions", "gloo", "buckets", "buckets of convolutions", "autograd", "server", "local"],
 )
 def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) -> None:
     plan = small_plan(3, env, more)
@@ -233,7 +240,7 @@ def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: 
     team.switch(sync)
     team.update(made_up(32))
     gone, healthy = team.mates[1], team.mates[2]
-    strike(gone.process.pid, how)
+    strike(process_of(gone).pid, how)
     begun, made = time.monotonic(), 1
     while team.mates[1] is gone:
         team.update(made_up(32, made))
@@ -242,7 +249,7 @@ def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: 
     assert team.learner.updates == made
     assert lost(team) == [1]
     assert team.mates[2] is healthy
-    assert not gone.process.is_alive()
+    assert not gone.life.is_alive()
     until(lambda: len(team.group) == 2 or not team.update(made_up(32, 2)))
     report = team.update(made_up(32, 3))
     team.rest()
@@ -252,7 +259,7 @@ def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: 
 def test_one_that_died_while_nobody_looked_takes_nobody_along(team: Team) -> None:
     team.update(made_up(32))
     healthy = team.mates[2]
-    strike(team.mates[1].process.pid, signal.SIGKILL)
+    strike(process_of(team.mates[1]).pid, signal.SIGKILL)
     time.sleep(1.0)
     begun = time.monotonic()
     team.update(made_up(32, 1))
@@ -268,7 +275,7 @@ def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: 
     team.switch(sync)
     team.update(made_up(32))
     team.rest()
-    assert team.servers is not None
+    assert isinstance(team.servers, Servers)
     strike(team.servers.shards[1].process.pid, how)
     for seed in range(4):
         team.update(made_up(32, seed))
@@ -281,12 +288,70 @@ def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: 
 
 def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
     with teamed(small_plan(2, more={"learners.restarts": 0})) as team:
-        strike(team.mates[1].process.pid, signal.SIGKILL)
+        strike(process_of(team.mates[1]).pid, signal.SIGKILL)
         team.update(made_up(32))
         report = team.update(made_up(32, 1))
         assert team.learner.updates == 2
         assert not team.mates
         assert np.isfinite(report.priority).all()
+
+
+@pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(max_staleness=None)], ids=["step", "loose"])
+def test_each_loss_is_charged_once(sync: Sync) -> None:
+    more = {"learners.restarts": 2, "learners.timeout_seconds": LIMIT_SECONDS}
+    with teamed(small_plan(3, more=more)) as team:
+        team.switch(sync)
+        replaced: list[bool] = []
+        while len(replaced) < 3:
+            until(lambda: len(team.group) == 2 or not team.update(made_up(32)))
+            strike(process_of(team.mates[1]).pid, signal.SIGKILL)
+            seen = len(replaced)
+            while len(replaced) == seen:
+                team.update(made_up(32, 1))
+                replaced += [row["replaced"] for row in team.take_events() if row["kind"] == "learner_lost"]
+        assert replaced == [True, True, False]
+        assert list(team.mates) == [2]  # who was well is kept
+
+
+def test_a_group_that_fails_again_and_again_is_given_up_and_rank_0_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with teamed(small_plan(2, more={"learners.restarts": 1})) as team:
+        team.update(made_up(32))
+
+        def fail(*_: Any) -> float:
+            raise CommLost("the link is down")
+
+        monkeypatch.setattr(team, "agreed", fail)
+        team.update(made_up(32, 1))
+        kinds = [event["kind"] for event in team.take_events()]
+        assert kinds.count("learners_given_up") == 1
+        assert not team.mates
+        assert team.learner.updates == 2
+
+
+def test_a_partner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(2, more={"learners.restarts": 0})
+    spec = spec_of(plan)
+    quarters = OwnQuarters(plan, spec, spec, make_cut(plan.algo))
+    quarters.shown = None  # type: ignore[assignment]  nobody can make a network for that
+    team = Team(plan, alone(plan), quarters)
+    try:
+        team.update(made_up(32))
+        (lost,) = [event for event in team.take_events() if event["kind"] == "learner_lost"]
+        assert "AttributeError" in lost["what"]
+    finally:
+        team.close()
+
+
+def test_a_codec_that_was_given_up_stays_so_in_the_next_group() -> None:
+    misled = {"sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
+    with teamed(small_plan(2, more=misled)) as team:
+        for seed in range(4):
+            team.update(made_up(32, seed))
+        assert "codec_given_up" in [event["kind"] for event in team.take_events()]
+        team.leave()
+        team.update(made_up(32))
+        assert isinstance(team.agreement, AllreduceSync)
+        assert isinstance(team.agreement.codec, NoCodec)
 
 
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(shards=2), LocalSync(every_updates=1)], ids=str)

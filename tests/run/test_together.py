@@ -1,6 +1,7 @@
 """Runs with several learners: from the plan to the last checkpoint, switched on the way, stopped and resumed."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from qfleet import resume, train
 from qfleet.plan import changed, make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
+from qfleet.run.audit import check_history
 from qfleet.run.mate import Mate
-from qfleet.run.team import Team
+from qfleet.run.quarters import OwnQuarters
 from qfleet.watch import read_json, read_rows, wanted
-from tests.run.parts import SMALL
+from tests.run.parts import SMALL, process_of
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.timeout_seconds": 5.0, "until.steps": 600}
@@ -70,7 +72,7 @@ def test_how_learners_agree_is_switched_while_they_learn(
             wanted.ask(folder, wanted.Wish(wishes.pop(0), 2))
 
     more = {"runtime.type": runtime, "until.steps": 4_000, "log.every_steps": 200, "eval.every_steps": 4_000}
-    plan = make_plan("CartPole-v1", overrides={**TWO, **more})
+    plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
     found = train(plan, out=tmp_path, callbacks=[wish])
     told = [event["after"] for event in events(found.path, "sync")]
     assert told == ["server", "local", "allreduce"]
@@ -79,6 +81,48 @@ def test_how_learners_agree_is_switched_while_they_learn(
     assert status["together"]["sync"]["codec"]["type"] == "int8"
     assert wanted.now(found.path, plan).sync == asked[-1]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])  # none lost, none twice
+    assert len(read_rows(found.path / "history" / "team.jsonl")) > 1_000
+    assert check_history(found.path / "history") == []
+
+
+def test_a_switch_outlives_a_roll_back_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    wishes = [LocalSync(every_updates=4)]
+
+    def wish(row: dict[str, Any]) -> bool:
+        folder = next(tmp_path.iterdir())
+        if row["kind"] == "progress" and wishes:
+            wanted.ask(folder, wanted.Wish(wishes.pop(), 3))
+            return False
+        return row["kind"] == "progress" and bool(events(folder, "sync"))
+
+    # Far apart: without a commit of its own the switch would be in no checkpoint.
+    more = {"save.every_steps": 10**6, "save.every_seconds": 10**6, "until.steps": 10**6, "log.every_steps": 100}
+    plan = make_plan("CartPole-v1", overrides={**TWO, **more})
+    found = train(plan, out=tmp_path, callbacks=[wish])
+    assert not found.status["exact"]  # when it was asked for is no seed's doing
+    newest = sorted((found.path / "checkpoints").iterdir())
+    assert len(newest) >= 2
+    shutil.rmtree(newest[-1])  # as if the run had been killed right after the switch
+    again = resume(found.path, steps=found.status["env_steps"])
+    assert again.status["together"]["sync"]["type"] == "local"
+    assert again.status["together"]["learners"] == 3
+
+
+@pytest.mark.parametrize(
+    ("more", "exact"),
+    [
+        ({}, True),
+        ({"sync.type": "server"}, True),
+        ({"sync.type": "server", "sync.max_staleness": 2}, False),
+        ({"sync.type": "server", "sync.spare": 1}, False),
+        ({"learners.balance": True}, False),
+    ],
+    ids=["allreduce", "server", "loose", "spare", "balance"],
+)
+def test_a_run_says_whether_its_seed_decides_it(tmp_path: Path, more: dict[str, Any], exact: bool) -> None:
+    found = train(make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 120}), out=tmp_path)
+    assert found.status["exact"] is exact
 
 
 def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,21 +167,22 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mates: list[Mate] = []
-    hire = Team.hire
+    hire = OwnQuarters.hire
 
-    def watched(team: Team, number: int) -> Mate:
-        mates.append(hire(team, number))
+    def watched(quarters: OwnQuarters, number: int) -> Mate:
+        mates.append(hire(quarters, number))
         return mates[-1]
 
     def strike(row: dict[str, Any]) -> None:
-        if row["kind"] == "progress" and len(mates) == 1 and mates[0].process.pid is not None:
-            os.kill(mates[0].process.pid, signal.SIGKILL)
+        if row["kind"] == "progress" and len(mates) == 1:
+            os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
 
-    monkeypatch.setattr(Team, "hire", watched)
-    plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200})
+    monkeypatch.setattr(OwnQuarters, "hire", watched)
+    plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200, "log.history": True})
     found = train(plan, out=tmp_path, callbacks=[strike])
+    assert check_history(found.path / "history") == []
     (lost,) = events(found.path, "learner_lost")
     assert lost["learner"] == 1
     assert lost["replaced"]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
-    assert all(not mate.process.is_alive() for mate in mates)  # nobody is left behind
+    assert all(not mate.life.is_alive() for mate in mates)  # nobody is left behind

@@ -65,6 +65,9 @@ class SimHand:
     def troubles(self) -> list[dict[str, Any]]:
         return []
 
+    def ask(self) -> None:
+        pass
+
     def end(self) -> None:
         self.actor.alive = False
 

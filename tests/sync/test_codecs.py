@@ -1,5 +1,6 @@
 """Codecs: what comes through, how many bytes it takes, and that error feedback loses nothing."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -33,8 +34,8 @@ CODECS: dict[str, Callable[[], Codec]] = {
 # Bytes per number that a codec may send at most.
 BYTES = {
     "exact": 8.0,  # the tests compute in float64
-    "fp16": 2.0,
-    "bf16": 2.0,
+    "fp16": 2.001,  # and a scale
+    "bf16": 2.001,
     "int8": 1.2,
     "sign": 0.2,
     "ternary": 0.35,
@@ -59,6 +60,31 @@ def test_everybody_gets_the_same_mean_for_so_many_bytes(name: str) -> None:
     assert all(sent <= BYTES[name] * NUM for _, _, sent in found)
     if name != "power":  # there what came through is the mean's own approximation
         assert torch.allclose(torch.stack([own for own, _, _ in found]).mean(0), found[0][1], atol=1e-12)
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "exact"])
+def test_what_is_not_finite_reaches_everybody_and_stays_with_nobody(name: str, bad: float) -> None:
+    def act(comm: ThreadComm) -> list[bool]:
+        average, finite = Average(comm, CODECS[name]()), []
+        for at in range(4):
+            values = vector(10 * at + comm.rank)
+            if at == 1 and comm.rank == 1:
+                values[17] = bad
+            finite.append(bool(torch.isfinite(average(values)).all()))
+        assert average.error is not None
+        return [*finite, bool(torch.isfinite(average.error).all())]
+
+    assert together(2, act) == [[True, False, True, True, True]] * 2
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+def test_a_huge_number_comes_through_at_once(name: str) -> None:
+    values = vector(0)
+    values[3] = 1e8
+    average = Average(NoComm(), CODECS[name]())
+    assert float(average(values)[3]) == pytest.approx(1e8, rel=0.01)
+    assert abs(float(average(torch.zeros(NUM).double())[3])) < 1e6  # and is not sent again and again
 
 
 def test_top_k_of_all_and_none_are_bit_equal() -> None:

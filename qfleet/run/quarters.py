@@ -1,0 +1,160 @@
+"""Where partners and shards live, and how they are reached: here, in processes of this machine."""
+
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import send_handle
+from typing import Any, Protocol
+
+import msgspec
+from torch import nn
+
+from qfleet.data import Spec
+from qfleet.data.cargo import batch_parts, blank_batch
+from qfleet.data.kin import hidden_main
+from qfleet.data.region import Region
+from qfleet.data.wire import Facts, packed_bytes
+from qfleet.learn import Learner
+from qfleet.plan.schema import Plan
+from qfleet.plan.together import ServerSync
+from qfleet.replay import Cut
+from qfleet.run.mate import Mate
+from qfleet.run.partner import Orders, join_gloo
+from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
+from qfleet.run.processes import fork_server, require_sendable
+from qfleet.run.remote_replay import batch_size, window
+from qfleet.run.server import Servers
+from qfleet.run.shared import Ring
+from qfleet.sync.comm import Comm, CommLost
+from qfleet.sync.group import make_store
+from qfleet.sync.served import Port
+from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
+
+ADDRESS = "127.0.0.1"
+ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time
+
+
+class Shards(Protocol):
+    """A parameter server, as rank 0 sees it."""
+
+    facts: Facts  # what an order to join says of it
+
+    def seat(self, rank: int) -> Sequence[Port]:
+        """Our own ways to all shards."""
+        ...
+
+    def invite(self, group: Sequence[Mate]) -> None:
+        """Let these, in the order of ranks from 1 on, have theirs."""
+        ...
+
+    def gather(self, learner: Learner) -> dict[str, Any]:
+        """Write what the shards have into a learner; how far they are, and how stale gradients were."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Quarters(Protocol):
+    """Where partners and shards live."""
+
+    def hire(self, number: int) -> Mate:
+        """Start a partner."""
+        ...
+
+    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+        """Order these, in the order of ranks from 1 on, to form a group, and join it as rank 0."""
+        ...
+
+    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+        """Start a parameter server that begins with what a learner has."""
+        ...
+
+
+class OwnProcess:
+    """A partner's process."""
+
+    def __init__(self, process: BaseProcess, post: PartnerPost, bell: Any) -> None:
+        self.process, self.post, self.bell = process, post, bell
+
+    def is_alive(self) -> bool:
+        """Is it there?"""
+        return self.process.is_alive()
+
+    def hand(self, *handles: int) -> None:
+        """Hand descriptors over."""
+        try:
+            for handle in handles:
+                send_handle(self.bell, handle, self.process.pid)
+        except OSError as error:
+            raise CommLost(str(error)) from error
+
+    def end(self) -> None:
+        """Kill it, and let go of what connected us."""
+        self.process.kill()
+        self.process.join(END_SECONDS)
+        self.bell.close()
+        self.post.into.close()
+        self.post.out.close()
+
+
+class OwnQuarters:
+    """Processes of this machine, which share memory with this one or meet at a store on loopback."""
+
+    def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, torso: nn.Module | None = None) -> None:
+        self.plan, self.shown, self.spec, self.torso = plan, shown, spec, torso
+        self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
+        self.needs_main = b"__main__" in require_sendable((None, torso, None))
+        self.context: ForkServerContext = fork_server()
+        self.store = make_store(ADDRESS) if plan.learners.backend == "gloo" else None
+        self.lives: dict[int, OwnProcess] = {}  # the newest of each number
+
+    def hire(self, number: int) -> Mate:
+        """Start a partner's process."""
+        bell, theirs = self.context.Pipe()
+        into, out = Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES)
+        orders = Orders(msgspec.json.encode(self.plan), self.shown, self.spec, number, self.torso)
+        post = PartnerPost(orders, into, out, theirs)
+        process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
+        with hidden_main(not self.needs_main):
+            process.start()
+        theirs.close()
+        self.lives[number] = OwnProcess(process, post, bell)
+        return Mate(number, RingTalk(into, out, bell), self.lives[number], time.monotonic())
+
+    def hand(self, mate: Mate, *handles: int) -> None:
+        """Hand descriptors to a partner."""
+        self.lives[mate.number].hand(*handles)
+
+    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+        """By the plan's backend."""
+        if self.store is None:
+            return self.by_memory(group, facts, slot_bytes_for(sum(weight.nbytes for weight in learner.parameters)))
+        return by_gloo(self.plan, group, {**facts, "address": ADDRESS, "port": self.store.port})
+
+    def by_memory(self, group: Sequence[Mate], facts: Facts, slot: int) -> Comm:
+        """Meet in shared memory, handed to everybody with a line to us."""
+        size = 1 + len(group)
+        region, lines = Region(region_bytes(size, slot)), list[socket.socket]()
+        for rank, mate in enumerate(group, 1):
+            mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
+            mine, theirs = socket.socketpair()
+            lines.append(mine)
+            with theirs:
+                self.hand(mate, region.fileno(), theirs.fileno())
+        limit = self.plan.learners.timeout_seconds
+        return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
+
+    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+        """A process for each shard."""
+        return Servers(self.context, self.plan, agreement, learner, self.hand)
+
+
+def by_gloo(plan: Plan, group: Sequence[Mate], facts: Facts, own: str | None = None) -> Comm:
+    """Order these to meet at the store that the facts name, and join as rank 0."""
+    for rank, mate in enumerate(group, 1):
+        mate.order({**facts, "rank": rank})
+    return join_gloo(plan, {**facts, "rank": 0}, own)
