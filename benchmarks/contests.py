@@ -110,6 +110,7 @@ SMALL = (
 )
 # The peer learns by single steps and the plain maximum: so do we here. One core learns, the other acts.
 GRID = (
+    "runtime.compile=true",
     "runtime.type=processes",
     "runtime.threads=1",
     "env.num=8",

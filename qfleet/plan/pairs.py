@@ -27,7 +27,7 @@ from qfleet.plan.schema import (
     SequencesView,
     SoftmaxExplore,
 )
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Coded, NoCodec, ServerSync
 
 
 def _memory(plan: Plan) -> bool:
@@ -298,6 +298,34 @@ PAIRS: tuple[Pair, ...] = (
         lambda plan: _together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, Ray),
         "Learners on Ray may be on different nodes, which share no memory.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
+    ),
+    Pair(
+        "learners.backend",
+        "runtime.type",
+        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.runtime, Ray),
+        "Learners on Ray are processes that Ray starts, and meet by gloo.",
+        "Leave learners.backend out, or use runtime.type=processes or inline.",
+    ),
+    Pair(
+        "learners.backend",
+        "sync.type",
+        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.sync, ServerSync),
+        "A parameter server's shards live in processes that qfleet starts, and compute on a CPU.",
+        "Use sync.type=allreduce, or leave learners.backend out.",
+    ),
+    Pair(
+        "learners.backend",
+        "runtime.device",
+        lambda plan: plan.learners.backend == "nccl" and not str(plan.runtime.device).startswith("cuda"),
+        "NCCL connects accelerators.",
+        "Add runtime.device=cuda, or use learners.backend=gloo.",
+    ),
+    Pair(
+        "learners.backend",
+        "sync.codec.type",
+        lambda plan: plan.learners.backend == "nccl" and isinstance(plan.sync, Coded) and plan.sync.codec != NoCodec(),
+        "Codecs compute on a CPU.",
+        "Leave sync.codec.type out, or use learners.backend=gloo.",
     ),
     Pair(
         "learners.num",

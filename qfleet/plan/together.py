@@ -10,13 +10,14 @@ from qfleet.plan.part import Count, Fraction, Part, Positive, Rate
 class Learners(Part):
     """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
 
-    They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case). One that does
-    not answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without
-    it. With `balance` shares follow the learners' speed, which no seed decides.
+    They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case); with `nccl`
+    each has an accelerator of its own, with `mpi` they are the processes that mpirun has started. One that does not
+    answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without it.
+    With `balance` shares follow the learners' speed, which no seed decides.
     """
 
     num: Positive = 1
-    backend: Literal["shared", "gloo"] | None = None
+    backend: Literal["shared", "gloo", "nccl", "mpi"] | None = None
     balance: bool = False
     timeout_seconds: Rate = 20.0
     restarts: Count = 5

@@ -25,7 +25,7 @@ from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
-from qfleet.run.runtime import is_away, line_for
+from qfleet.run.runtime import is_away, line_for, stand_by
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
@@ -98,6 +98,8 @@ def train(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         own = (env, torso, explore)
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
+    if stand_by(plan, env, torso):
+        raise SystemExit(0)
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -154,6 +156,8 @@ def resume(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         own = (env, torso, explore)
         return ray.resume(plan, own, folder=folder, steps=steps, trust_env=trust_env, strict=strict, **heard)
+    if stand_by(plan, env, torso):
+        raise SystemExit(0)
     with threads(plan):
         world = make_train_world(plan, env)
 

@@ -22,7 +22,7 @@ from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.wiring import LAYERS, SYNC, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.group import make_gloo
+from qfleet.sync.group import make_gloo, make_nccl
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.served import Port, Refused
 from qfleet.sync.strategies import Ready, Step, Sync, flat, listener, place
@@ -70,7 +70,7 @@ class Partner:
 
     def __init__(self, orders: Orders, ways: Callable[[Plan], Ways], say: Say) -> None:
         self.spec, self.say = orders.spec, say
-        self.plan = msgspec.json.decode(orders.plan, type=Plan)
+        self.plan = placed(msgspec.json.decode(orders.plan, type=Plan), orders.number)
         self.ways = ways(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, orders.number).integers(2**63)))
@@ -136,11 +136,21 @@ def lone_learner(plan: Plan, shown: Spec, spec: Spec, torso: nn.Module | None) -
     return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, shown, torso, 0))
 
 
-def join_gloo(plan: Plan, facts: Facts, own: str | None = None) -> Comm:
-    """The group that an order names, by sockets; `own` is this machine's address, if it is not the driver's."""
+def join_group(plan: Plan, facts: Facts, own: str | None = None) -> Comm:
+    """The group that an order names, by sockets or NCCL; `own` is this machine's address, if not the driver's."""
     rank, size, number, port = (int(facts[name]) for name in ("rank", "size", "number", "port"))  # type: ignore[arg-type]
     how: dict[str, Any] = {"number": number, "limit_seconds": plan.learners.timeout_seconds}
+    if plan.learners.backend == "nccl":
+        return make_nccl(str(facts["address"]), port, rank, size, **how)
     return make_gloo(str(facts["address"]), port, rank, size, **how, own=own)
+
+
+def placed(plan: Plan, number: int) -> Plan:
+    """The plan of learner `number`: by NCCL everybody has an accelerator of its own."""
+    if plan.learners.backend != "nccl":
+        return plan
+    device = f"cuda:{number % max(1, torch.cuda.device_count())}"
+    return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, device=device))
 
 
 def share_state(learner: Learner, comm: Comm) -> None:
@@ -152,7 +162,7 @@ def share_state(learner: Learner, comm: Comm) -> None:
 
 def state_hash(learner: Learner) -> str:
     """Equal for learners that are equal."""
-    return hashlib.sha256(flat(learner.everything()).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(flat(learner.everything()).cpu().numpy().tobytes()).hexdigest()
 
 
 def proposed(

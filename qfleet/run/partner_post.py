@@ -17,7 +17,7 @@ from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
-from qfleet.run.partner import Orders, Partner, join_gloo
+from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS, logging_to
 from qfleet.run.server import ShardPort
 from qfleet.run.shard_post import pair_bytes
@@ -103,13 +103,13 @@ class HandedWays:
     def __init__(self, plan: Plan, bell: Connection) -> None:
         self.plan, self.bell = plan, bell
         self.ports: list[ShardPort] = []
-        if plan.learners.backend == "gloo":
+        if plan.learners.backend in ("gloo", "nccl"):
             importlib.import_module("torch.distributed")  # now, while nobody waits for us in a group
 
     def join(self, facts: Facts) -> Comm:
         """The group that an order names."""
         if int(facts["port"]) > 0:  # type: ignore[arg-type]
-            return join_gloo(self.plan, facts)
+            return join_group(self.plan, facts)
         size, slot = int(facts["size"]), int(facts["slot_bytes"])  # type: ignore[arg-type]
         region, line = self.handed(region_bytes(size, slot))
         how = {"slot_bytes": slot, "limit_seconds": self.plan.learners.timeout_seconds}

@@ -21,7 +21,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.replay import Cut
 from qfleet.run.mate import Mate
-from qfleet.run.partner import Orders, join_gloo
+from qfleet.run.partner import Orders, join_group
 from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
 from qfleet.run.processes import fork_server, require_sendable
 from qfleet.run.remote_replay import batch_size, window
@@ -47,6 +47,10 @@ class Shards(Protocol):
 
     def invite(self, group: Sequence[Mate]) -> None:
         """Let these, in the order of ranks from 1 on, have theirs."""
+        ...
+
+    def release(self) -> None:
+        """No step is coming for a while: whoever waits for one goes on without."""
         ...
 
     def gather(self, learner: Learner) -> dict[str, Any]:
@@ -109,7 +113,7 @@ class OwnQuarters:
         self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
         self.needs_main = b"__main__" in require_sendable((None, torso, None))
         self.context: ForkServerContext = fork_server()
-        self.store = make_store(ADDRESS) if plan.learners.backend == "gloo" else None
+        self.store = make_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
         self.lives: dict[int, OwnProcess] = {}  # the newest of each number
 
     def hire(self, number: int) -> Mate:
@@ -133,7 +137,7 @@ class OwnQuarters:
         """By the plan's backend."""
         if self.store is None:
             return self.by_memory(group, facts, slot_bytes_for(sum(weight.nbytes for weight in learner.parameters)))
-        return by_gloo(self.plan, group, {**facts, "address": ADDRESS, "port": self.store.port})
+        return by_sockets(self.plan, group, {**facts, "address": ADDRESS, "port": self.store.port})
 
     def by_memory(self, group: Sequence[Mate], facts: Facts, slot: int) -> Comm:
         """Meet in shared memory, handed to everybody with a line to us."""
@@ -153,8 +157,8 @@ class OwnQuarters:
         return Servers(self.context, self.plan, agreement, learner, self.hand)
 
 
-def by_gloo(plan: Plan, group: Sequence[Mate], facts: Facts, own: str | None = None) -> Comm:
+def by_sockets(plan: Plan, group: Sequence[Mate], facts: Facts, own: str | None = None) -> Comm:
     """Order these to meet at the store that the facts name, and join as rank 0."""
     for rank, mate in enumerate(group, 1):
         mate.order({**facts, "rank": rank})
-    return join_gloo(plan, {**facts, "rank": 0}, own)
+    return join_group(plan, {**facts, "rank": 0}, own)

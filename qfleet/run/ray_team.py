@@ -25,9 +25,9 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Ray
 from qfleet.plan.together import ServerSync
 from qfleet.run.mate import Mate
-from qfleet.run.partner import Orders, Partner, join_gloo
+from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS
-from qfleet.run.quarters import Shards, by_gloo
+from qfleet.run.quarters import Shards, by_sockets
 from qfleet.run.ray_mail import TABLE_BYTES
 from qfleet.run.server import Blocks, standing
 from qfleet.run.shard_post import VERDICTS, Block, read
@@ -96,7 +96,7 @@ class RayWays:
 
     def join(self, facts: Facts) -> Comm:
         """The group that an order names."""
-        return join_gloo(self.plan, facts, ray.util.get_node_ip_address())
+        return join_group(self.plan, facts, ray.util.get_node_ip_address())
 
     def seats(self, agreement: ServerSync, learner: Learner, facts: Facts) -> Sequence[Port]:
         """The ways to the shards that an order names."""
@@ -180,7 +180,7 @@ class RayQuarters:
 
     def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
         """By sockets, at our store."""
-        return by_gloo(self.plan, group, {**facts, "address": self.address, "port": self.store.port}, self.address)
+        return by_sockets(self.plan, group, {**facts, "address": self.address, "port": self.store.port}, self.address)
 
     def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
         """A process for each shard."""
@@ -198,7 +198,7 @@ class ShardHost:
         agreement = msgspec.json.decode(sync, type=ServerSync)
         self.block = Block(msgspec.json.decode(plan, type=Plan), agreement, pieces)
         self.block.load(rows_in(state))
-        self.changed = threading.Condition()
+        self.changed, self.releases = threading.Condition(), 0
         if agreement.window_seconds is not None:
             threading.Thread(target=self.tick, daemon=True).start()
 
@@ -228,11 +228,19 @@ class ShardHost:
                 verdict = block.verdict(made)
                 self.changed.notify_all()
             elif verdict == "waiting" and block.waits:
-                if not self.changed.wait_for(lambda: shard.version >= made, limit_seconds):
+                before = self.releases
+                if not self.changed.wait_for(lambda: shard.version >= made or self.releases > before, limit_seconds):
                     return b""
-                verdict = block.verdict(made)
+                verdict = block.verdict(made) if shard.version >= made else "stale"
             facts: Facts = {"verdict": VERDICTS.index(verdict), "version": shard.version}
             return to_bytes(facts, {"0": shard.weights.numpy()})
+
+    def release(self) -> None:
+        """Nobody waits for a step any more."""
+        with self.changed:
+            self.block.shard.release()
+            self.releases += 1
+            self.changed.notify_all()
 
     def state(self) -> tuple[bytes, bytes]:
         """Everything it holds, and how things stand."""
@@ -312,6 +320,10 @@ class RayShards:
     def invite(self, group: Sequence[Mate]) -> None:
         """They find the shards by name; each is waited for."""
         self.all("enlist", len(group))
+
+    def release(self) -> None:
+        """Whoever waits for a step goes on without."""
+        self.all("release")
 
     def gather(self, learner: Learner) -> dict[str, Any]:
         """Write what the shards have into a learner; how far they are, and how stale gradients were."""

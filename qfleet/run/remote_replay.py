@@ -22,10 +22,11 @@ from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_ste
 from qfleet.data.budget import Budget
 from qfleet.data.cargo import as_batch, batch_parts, blank_batch, priority_parts, rollout_bytes, rollout_parts
 from qfleet.data.kin import hidden_main
+from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.plan.schema import GrowingBatch, Plan, Processes
 from qfleet.replay import ALL, Cut, Fold, Span, make_replay
-from qfleet.run.replay_post import ReplayPost, keep, shared_store, store_region
+from qfleet.run.replay_post import WORDS_BYTES, ReplayPost, keep, shared_store, store_region
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
@@ -59,7 +60,9 @@ class RemoteReplay:
         self.end()
         self.orders, self.answers = Ring(ORDERS, order_bytes(self.plan, self.spec)), Ring(ANSWERS, self.answer_bytes())
         self.calls, theirs = self.context.Pipe()
-        post = ReplayPost(msgspec.json.encode(self.plan), self.spec, self.region, self.orders, self.answers, theirs)
+        self.words = Region(WORDS_BYTES)
+        parts = (self.region, self.orders, self.answers, theirs, self.words)
+        post = ReplayPost(msgspec.json.encode(self.plan), self.spec, *parts)
         self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
         with hidden_main():
             self.process.start()
@@ -88,7 +91,7 @@ class RemoteReplay:
             return
         self.process.kill()
         self.process.join(END_SECONDS)
-        for part in (self.orders, self.answers, self.calls):
+        for part in (self.orders, self.answers, self.calls, self.words):
             part.close()
         self.process = None
 
@@ -98,11 +101,20 @@ class RemoteReplay:
         limit = time.monotonic() + patience
         while (found := ready()) is None or found is False:
             if self.process is None or not self.process.is_alive():
-                raise ReplayLost("the replay's process has died")
+                raise ReplayLost(self.last_words())
             if time.monotonic() > limit:
                 raise ReplayLost(f"the replay's process did not answer for {patience:g} s")
             time.sleep(NAP_SECONDS)
         return found
+
+    def last_words(self) -> str:
+        """How the process ended, as far as it could say."""
+        said = bytes(self.words.view).rstrip(b"\0").decode(errors="replace")
+        if said or self.process is None:
+            return f"the replay's process has died: {said or 'it was ended'}"
+        self.process.join(END_SECONDS)  # its end is told a moment after that of its pipe
+        code = self.process.exitcode
+        return f"the replay's process has died{'' if code is None else f' with exit code {code}'}"
 
     def order(self, facts: Facts, arrays: dict[str, Array] | None = None) -> None:
         """Something to be done, in its turn."""
@@ -119,7 +131,7 @@ class RemoteReplay:
             with self.limit():
                 answer = self.calls.recv_bytes()
         except (EOFError, OSError):
-            raise ReplayLost("the replay's process has died") from None
+            raise ReplayLost(self.last_words()) from None
         self.begun = True
         return unpack_state(msgspec.msgpack.decode(answer, type=dict[str, bytes]))
 

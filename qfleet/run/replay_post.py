@@ -18,11 +18,13 @@ from qfleet.data.wire import Parts
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
+from qfleet.run.post import logging_to
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import SAMPLE, stream
 from qfleet.save import pack_state, unpack_state
 
 NAP_SECONDS = 0.0002
+WORDS_BYTES = 1_000
 CALL_SECONDS = 60.0  # a call's content follows its order at once
 LINE = 128
 
@@ -37,6 +39,7 @@ class ReplayPost:
     orders: Ring
     answers: Ring
     calls: Connection
+    words: Region  # what went wrong, in words
 
 
 def columns_of(store: Store) -> dict[str, Array]:
@@ -69,7 +72,13 @@ def keep(post: ReplayPost) -> None:
     """The life of a replay's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Keeping(post).run(os.getppid())
+    with logging_to(None):
+        try:
+            Keeping(post).run(os.getppid())
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES]
+            post.words.view[: len(said)] = said
+            raise
 
 
 class Keeping:

@@ -40,6 +40,18 @@ def is_away(plan: Plan) -> bool:
     return not is_there()
 
 
+def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None) -> bool:
+    """If this process is another learner of a run that MPI has started, be that, and answer True when it is over."""
+    if plan.learners.backend != "mpi" or plan.learners.num == 1:
+        return False
+    from qfleet.run import mpi_team
+
+    if not mpi_team.is_partner(plan):
+        return False
+    mpi_team.learn_beside(make, torso)
+    return True
+
+
 def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
     """The line that the plan's runtime turns, with its partners if several learners are asked for."""
     line = acting_line(plan, world, make, torso, explore)
@@ -58,6 +70,10 @@ def quarters_for(plan: Plan, shown: Spec, line: Line, torso: nn.Module | None) -
     """Where the plan's other learners live."""
     from qfleet.run.quarters import OwnQuarters
 
+    if plan.learners.backend == "mpi":
+        from qfleet.run.mpi_team import MpiQuarters
+
+        return MpiQuarters(plan)
     if isinstance(plan.runtime, Ray):
         from qfleet.run.ray_team import RayQuarters
 

@@ -20,7 +20,7 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.run.mate import Mate
-from qfleet.run.shard_post import PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
+from qfleet.run.shard_post import FAILED, PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
 from qfleet.run.shares import pieces_of
 from qfleet.sync.comm import CommLost
 from qfleet.sync.shard import Verdict, cuts_of
@@ -86,7 +86,10 @@ class Server:
         """What it says within the limit."""
         try:
             if self.orders.poll(limit_seconds):
-                return self.orders.recv_bytes(1 << 16)
+                word = self.orders.recv_bytes(1 << 16)
+                if word.startswith(FAILED):
+                    raise CommLost(f"a server's shard has failed: {word[1:].decode(errors='replace')}")
+                return word
         except (OSError, EOFError) as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
         raise CommLost("a server's shard does not answer")
@@ -157,6 +160,11 @@ class Servers:
                 with line:
                     self.hand(mate, region.fileno(), line.fileno())
                 region.close()
+
+    def release(self) -> None:
+        """Whoever waits for a step goes on without."""
+        for shard in self.shards:
+            shard.ask("release", self.limit)
 
     def gather(self, learner: Learner) -> dict[str, Any]:
         """Write what the shards have into a learner; how far they are, and how stale gradients were."""

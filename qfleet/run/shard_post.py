@@ -26,12 +26,13 @@ from qfleet.data.region import Region, region_of
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
+from qfleet.run.post import logging_to
 from qfleet.sync.shard import Push, Shard, Verdict
 from qfleet.sync.strategies import flat, place
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-READY, LISTEN_MILLISECONDS = b"+", 500
+READY, FAILED, WORDS_BYTES, LISTEN_MILLISECONDS = b"+", b"-", 1_000, 500
 
 
 @dataclass
@@ -71,7 +72,12 @@ def hold(post: ShardPost) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    Holding(post).run(os.getppid())
+    with logging_to(None):
+        try:
+            Holding(post).run(os.getppid())
+        except Exception as error:
+            post.orders.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES])
+            raise
 
 
 class Block:
@@ -189,6 +195,13 @@ class Holding:
             desk.answer(self.block.verdict(self.shard.version), self.shard.version, self.shard.weights)
         self.asking.clear()
 
+    def release(self) -> None:
+        """Nobody waits for a step any more."""
+        self.shard.release()
+        for desk in self.asking:
+            desk.answer("stale", self.shard.version, self.shard.weights)
+        self.asking.clear()
+
     def part(self, desk: Desk) -> None:
         """A learner is gone."""
         self.poll.unregister(desk.line.fileno())
@@ -201,7 +214,7 @@ class Holding:
             self.tell_all()
 
     def obey(self, order: str) -> None:
-        """What the driver wants: a learner seated, or the state shown."""
+        """What the driver wants: a learner seated, those who wait released, or the state shown."""
         word, _, rest = order.partition(" ")
         if word == "seat":
             memory, line = recv_handle(self.post.orders), recv_handle(self.post.orders)
@@ -210,6 +223,8 @@ class Holding:
             self.desks[desk.line.fileno()] = desk
             self.poll.register(desk.line.fileno(), select.POLLIN)
             self.shard.enlist()
+        elif word == "release":
+            self.release()
         else:
             for tensors, row in zip(self.block.kept, self.rows(), strict=True):
                 read(tensors, row)

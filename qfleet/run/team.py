@@ -33,14 +33,14 @@ from qfleet.run.shares import Known, Speeds, joined, owners_of, share_of
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.strategies import Sync, listener
 
-WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS = 600.0, 120.0, 5.0
+WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
 
 
 class Team:
     """All learners of a run, to their feed as one."""
 
     def __init__(self, plan: Plan, learner: Learner, quarters: Quarters) -> None:
-        require_cpu(learner)
+        require_place(plan, learner)
         self.plan, self.learner, self.quarters = plan, learner, quarters
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
         self.mates: dict[int, Mate] = {}
@@ -195,13 +195,22 @@ class Team:
 
     def rest(self) -> None:
         """Return when nobody is learning, and rank 0 has everything that there is."""
-        for mate in self.group.copy():
-            while mate.dealt and mate in self.group:
-                self.hear(mate)
         try:
+            for mate in self.group.copy():
+                while mate.dealt and mate in self.group:
+                    self.release(mate)
+                    self.hear(mate)
             self.gather()
         except CommLost as cause:
             self.give_up(cause)
+
+    def release(self, mate: Mate) -> None:
+        """One that was slow may wait for a step of ours, which does not come now: let it go on without."""
+        sync, until = self.agreement, time.monotonic() + self.patience
+        if self.servers is None or not isinstance(sync, ServerSync) or not sync.spare:
+            return
+        while not mate.talk.waits(RELEASE_SECONDS) and mate.life.is_alive() and time.monotonic() < until:
+            self.servers.release()
 
     def forget(self) -> None:
         """Rank 0's weights were replaced: what anybody else has, or is about to say, is of no use."""
@@ -386,11 +395,11 @@ def tag_of(agreement: SyncPlan) -> str:
     return str(agreement.__struct_config__.tag)
 
 
-def require_cpu(learner: Learner) -> None:
-    """Groups, codecs and shards compute on the CPU so far."""
-    if learner.device.type != "cpu":
+def require_place(plan: Plan, learner: Learner) -> None:
+    """Only NCCL connects accelerators; codecs and shards compute on a CPU."""
+    if learner.device.type != "cpu" and plan.learners.backend != "nccl":
         raise UsageError(
             f"learners.num does not go with runtime.device={learner.device.type}",
-            "Several learners agree on a CPU only.",
-            "Set runtime.device=cpu, or leave learners.num at 1.",
+            "Learners with accelerators agree by NCCL.",
+            "Add learners.backend=nccl, or set runtime.device=cpu.",
         )

@@ -98,6 +98,11 @@ class Shard:
         self.waiting, self.since = [], float("inf")
         return True
 
+    def release(self) -> None:
+        """No step is coming for a while: what waits for one is done without."""
+        self.refused["stale"] += len(self.waiting)
+        self.waiting, self.since = [], float("inf")
+
     def leave(self, worker: int, now: float) -> None:
         """A worker is gone for now: nobody waits for it."""
         self.workers -= 1

@@ -34,6 +34,30 @@ PAIRED = [
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
     Refused(
+        "learners.num=2 learners.backend=mpi runtime.type=ray",
+        "learners.backend=mpi (command line) does not go with runtime.type=ray (command line)",
+        "Learners on Ray are processes that Ray starts, and meet by gloo.",
+        "Leave learners.backend out, or use runtime.type=processes or inline.",
+    ),
+    Refused(
+        "learners.num=2 learners.backend=mpi sync.type=server",
+        "learners.backend=mpi (command line) does not go with sync.type=server (command line)",
+        "A parameter server's shards live in processes that qfleet starts, and compute on a CPU.",
+        "Use sync.type=allreduce, or leave learners.backend out.",
+    ),
+    Refused(
+        "learners.num=2 learners.backend=nccl",
+        "learners.backend=nccl (command line) does not go with runtime.device=none (default)",
+        "NCCL connects accelerators.",
+        "Add runtime.device=cuda, or use learners.backend=gloo.",
+    ),
+    Refused(
+        "learners.num=2 learners.backend=nccl runtime.device=cuda sync.codec.type=fp16",
+        "learners.backend=nccl (command line) does not go with sync.codec.type=fp16 (command line)",
+        "Codecs compute on a CPU.",
+        "Leave sync.codec.type out, or use learners.backend=gloo.",
+    ),
+    Refused(
         "learners.num=2 replay.on_device=true",
         "learners.num=2 (command line) does not go with replay.on_device=true (command line)",
         "Only the learner beside the replay sees its mirror.",

@@ -57,6 +57,21 @@ def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: Remo
     assert len(replay) == 0
 
 
+def test_one_that_fails_says_why_and_not_on_the_screen(replay: RemoteReplay, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(replay) == 0
+    replay.order({"kind": "nonsense"})
+    with pytest.raises(ReplayLost, match="has died: KeyError: 'nonsense'"):
+        replay.rest()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_that_is_killed_is_said_to_be(replay: RemoteReplay) -> None:
+    assert len(replay) == 0
+    kill_replay()
+    with pytest.raises(ReplayLost, match="has died with exit code -9"):
+        replay.rest()
+
+
 def kill_replay(row: dict[str, Any] | None = None) -> None:
     for child in multiprocessing.active_children():
         if child.name == "qfleet-replay" and child.pid is not None:

@@ -224,6 +224,26 @@ def test_everybody_agrees_in_every_way_one_after_the_other(team: Team) -> None:
     assert team.number == len((*APART, *ALIKE))  # a new group for each
 
 
+def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: Team) -> None:
+    """The slow one has the newest weights by the time it pushes, and waits for a step that nobody makes."""
+    team.switch(ServerSync(spare=1))
+    team.update(made_up(32))
+    team.rest()
+    slow = team.mates[2]
+    for rounds in range(3):
+        strike(process_of(slow).pid, signal.SIGSTOP)
+        for seed in range(2):  # both are made without it
+            team.update(made_up(32, seed))
+        strike(process_of(slow).pid, signal.SIGCONT)
+        begun = time.monotonic()
+        team.rest()
+        assert time.monotonic() - begun < 5, rounds
+        assert slow in team.group
+    assert not lost(team)
+    assert team.number == 1
+    assert team.learner.updates == 7
+
+
 def test_a_switch_with_words_still_due_loses_nobody(team: Team) -> None:
     for _ in range(3):
         for sync in (ServerSync(max_staleness=None), AllreduceSync()):

@@ -1,0 +1,63 @@
+"""Learners that MPI has started: the steps of learners by shared memory, and all of them end with the run."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from qfleet import train
+from qfleet.plan import make_plan
+from tests.run.parts import SMALL, Settings, checkpoints, events, status, words
+
+ROOT = Path(__file__).parents[2]
+SHORT: Settings = {"learners.num": 3, "until.steps": 140, "save.every_steps": 1_000}
+
+
+@pytest.fixture
+def mpirun() -> list[str]:
+    pytest.importorskip("mpi4py")
+    if (command := shutil.which("mpirun")) is None:
+        pytest.skip("mpirun is not installed (apt: openmpi-bin)")
+    return [command, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "3"]
+
+
+def run(mpirun: list[str], tmp_path: Path, changes: Settings) -> subprocess.CompletedProcess[str]:
+    command = [*mpirun, sys.executable, "-m", "qfleet", *words(tmp_path, changes), "--name", "run"]
+    own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
+    env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync", ["allreduce", "local", "gossip"])
+def test_learners_by_mpi_make_the_same_steps(mpirun: list[str], tmp_path: Path, sync: str) -> None:
+    changes: Settings = {**SHORT, "sync.type": sync}
+    done = run(mpirun, tmp_path, {**changes, "learners.backend": "mpi"})
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "run"
+    assert [row["learners"] for row in events(folder, "group_formed")] == [3]
+    near = train(make_plan("CartPole-v1", overrides={**SMALL, **changes}), out=tmp_path / "near")
+    assert status(folder)["updates"] == near.status["updates"] > 0
+    own, other = (load_file(checkpoints(path)[-1] / "model.safetensors") for path in (folder, near.path))
+    for name, value in own.items():
+        np.testing.assert_allclose(value, other[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_too_few_processes_are_refused(mpirun: list[str], tmp_path: Path) -> None:
+    done = run(mpirun, tmp_path, {**SHORT, "learners.num": 4, "learners.backend": "mpi"})
+    assert done.returncode != 0
+    assert "learners.num=4, but MPI has started 3 processes" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_is_refused_keeps_nobody_waiting(mpirun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("in the way")
+    done = run(mpirun, tmp_path, {**SHORT, "learners.backend": "mpi"})
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
