@@ -5,8 +5,10 @@ import statistics
 import tempfile
 from typing import Any
 
+from benchmarks import report
 from benchmarks.command import Finished, qfleet, run
 
+PAGE = report.ROOT / "docs" / "ray.md"
 BARS = {"cartpole": 0.6, "pong": 0.85}
 # Nothing is judged or saved on the way, so that acting, carrying and learning are all there is.
 PLAIN = ["eval.episodes=0", "eval.test_episodes=0", "save.every_seconds=100000", "save.every_steps=1000000000"]
@@ -45,18 +47,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--actors", type=int, default=1)
     asked = parser.parse_args()
-    print("| world | processes steps/s | ray steps/s | ratio | bar |\n| --- | --- | --- | --- | --- |")
+    rows, record = [], []
     for world in asked.worlds:
         speeds: dict[str, list[float]] = {runtime: [] for runtime in RUNTIMES}
         for number in range(asked.rounds):
             for runtime in RUNTIMES if number % 2 == 0 else reversed(RUNTIMES):
                 speeds[runtime].append(measure(world, runtime, asked.actors, asked.seconds))
-        middle = {runtime: statistics.median(values) for runtime, values in speeds.items()}
-        ratio = middle["ray"] / middle["processes"]
-        print(
-            f"| {world} | {middle['processes']:.0f} | {middle['ray']:.0f} | {ratio:.2f} | {BARS[world]:.2f} |",
-            flush=True,
-        )
+        record.append({"world": world, **speeds})
+        rows.append(line(world, speeds))
+        print(*rows[-1], sep=" | ", flush=True)
+    text = report.table(("world", "`processes`, env steps/s", "`ray`, env steps/s", "ratio", "bar", "met"), rows)
+    report.save("ray_overhead", {"settings": vars(asked), "lines": record}, text)
+    if set(asked.worlds) == set(WORLDS):
+        report.publish("ray_overhead", "What Ray costs on one machine", "scripts/bench ray_overhead", page=PAGE)
+    print(text)
+
+
+def line(world: str, speeds: dict[str, list[float]]) -> tuple[Any, ...]:
+    """A row of the table, by medians."""
+    near, far = (statistics.median(speeds[runtime]) for runtime in ("processes", "ray"))
+    ratio, bar = far / near, BARS[world]
+    return world, f"{near:,.0f}", f"{far:,.0f}", ratio, f">= {bar:g}", "yes" if ratio >= bar else "**no**"
 
 
 if __name__ == "__main__":

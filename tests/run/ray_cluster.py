@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 
 def main() -> None:
     small = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
-    port = {"port": int(sys.argv[1])} if len(sys.argv) > 1 else {}
+    port = {"gcs_server_port": int(sys.argv[1])} if len(sys.argv) > 1 else {}
     cluster = Cluster(initialize_head=True, head_node_args={**small, **port})
     second = cluster.add_node(num_cpus=2, object_store_memory=100 << 20)
     print(cluster.address, flush=True)
