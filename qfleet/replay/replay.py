@@ -186,9 +186,12 @@ class Replay:
         return [slice(*pair) for pair in pairwise(sorted(self.seams))]
 
     def spans(self) -> list[Span]:
-        """For each group of lanes the rows [begin, end) that a live or coming item needs."""
+        """For each group of lanes the rows [begin, end) that a live or coming item needs, and always the newest one.
+
+        Whether that is final decides what sealing the lane means.
+        """
         heads = self.store.heads
-        oldest = np.minimum(self.first, heads)
+        oldest = np.minimum(self.first, np.maximum(heads - 1, 0))
         live = self.at(np.arange(self.tail, self.head))
         np.minimum.at(oldest, live % self.lanes, live // self.lanes)
         oldest = np.maximum(oldest - self.spec.stack + 1, 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Sequences, Spec, State
@@ -333,6 +333,10 @@ class Windows(Yard):
                 assert all(not older.any() or older[3] == newer[3] - 1 for older, newer in pairwise(frames[0]))
 
 
+@example(
+    Case(SMALL, 2, 1, 1, 1, [0.0, 0.0], [(1, 1, "seal"), (0, 1, "restore"), (1, 1, "lose")], False, False, 0, False),
+    SequenceCut(1, 0, 1, 1),
+)  # a lane that was sealed before the checkpoint has nothing to be sealed after it
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.builds(SequenceCut, st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9)))
 def test_windows_at_different_speeds_hold_what_they_must(case: Case, cut: SequenceCut) -> None:
