@@ -177,11 +177,19 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     ("env", "more"),
     [
         ("CartPole-v1", {}),
-        ("MinAtar/Breakout-v0", CONVOLUTIONS),  # weights laid out otherwise
+        pytest.param("MinAtar/Breakout-v0", CONVOLUTIONS, marks=pytest.mark.slow),  # weights laid out otherwise
         ("CartPole-v1", {"learners.backend": "gloo"}),
         ("CartPole-v1", {"learners.backend": "gloo", "sync.bucket_bytes": 200}),
-        ("MinAtar/Breakout-v0", {**CONVOLUTIONS, "learners.backend": "gloo", "sync.bucket_bytes": 20_000}),
-        ("CartPole-v1", {"learners.backend": "gloo", "sync.bucket_bytes": 200, "net.dueling": True}),
+        pytest.param(
+            "MinAtar/Breakout-v0",
+            {**CONVOLUTIONS, "learners.backend": "gloo", "sync.bucket_bytes": 20_000},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "CartPole-v1",
+            {"learners.backend": "gloo", "sync.bucket_bytes": 200, "net.dueling": True},
+            marks=pytest.mark.slow,
+        ),
         ("CartPole-v1", {"sync.type": "server", "sync.shards": 2, "optim.clip_norm": None}),
         ("CartPole-v1", {"sync.type": "local", "sync.every_updates": 1, "optim.type": "sgd"}),
     ],
@@ -316,6 +324,7 @@ def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
         assert np.isfinite(report.priority).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(max_staleness=None)], ids=["step", "loose"])
 def test_each_loss_is_charged_once(sync: Sync) -> None:
     more = {"learners.restarts": 2, "learners.timeout_seconds": LIMIT_SECONDS}
@@ -393,7 +402,13 @@ def test_weights_that_are_replaced_reach_everybody(team: Team, sync: Sync) -> No
 
 
 @pytest.mark.parametrize(
-    "sync", [AllreduceSync(), *(AllreduceSync(codec=codec) for codec in CODECS), ServerSync(shards=2)], ids=str
+    "sync",
+    [
+        AllreduceSync(),
+        ServerSync(shards=2),
+        *(pytest.param(AllreduceSync(codec=codec), marks=pytest.mark.slow) for codec in CODECS),
+    ],
+    ids=str,
 )
 def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: Team, sync: Sync) -> None:
     team.switch(sync)

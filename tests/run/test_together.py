@@ -115,8 +115,8 @@ def test_a_switch_outlives_a_roll_back_and_a_resume(tmp_path: Path, monkeypatch:
         ({}, True),
         ({"sync.type": "server"}, True),
         ({"sync.type": "server", "sync.max_staleness": 2}, False),
-        ({"sync.type": "server", "sync.spare": 1}, False),
-        ({"learners.balance": True}, False),
+        pytest.param({"sync.type": "server", "sync.spare": 1}, False, marks=pytest.mark.slow),
+        pytest.param({"learners.balance": True}, False, marks=pytest.mark.slow),
     ],
     ids=["allreduce", "server", "loose", "spare", "balance"],
 )
