@@ -175,8 +175,9 @@ def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
 
     graph = make_fx(piece, tracing_mode="fake")(*inputs)
     # One thread: compiling must not leave processes behind. A shape environment: without one nothing is cached.
-    # Shapes and strides are the piece's key: asking for them again at every call costs a tenth of a small update.
-    settings = config.patch(compile_threads=1, size_asserts=False)
+    # Shapes and strides are the piece's key, not asked for again at every call; and no Python between its kernels: each
+    # of these takes a tenth of a small update.
+    settings = config.patch(compile_threads=1, size_asserts=False, cpp_wrapper=True)
     with settings, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         made: Piece = torch._inductor.compile(graph, list(inputs))
         return made
