@@ -32,23 +32,22 @@ class Way:
     bar: float = 1.3
 
 
+ASYNCHRONOUS = ("sync.type=server", "sync.max_staleness=none")
 ALONE = Way("one learner", ())
 WAYS = (
     Way("allreduce", ("sync.type=allreduce",)),
     Way("server, synchronous, 2 shards", ("sync.type=server", "sync.shards=2")),
     Way("server, at most 4 steps stale", ("sync.type=server", "sync.max_staleness=4"), 1.5),
-    Way("server, asynchronous", ("sync.type=server", "sync.max_staleness=none"), 1.5),
-    Way(
-        "server, asynchronous, slower when stale",
-        ("sync.type=server", "sync.max_staleness=none", "sync.slow_down=true"),
-        1.5,
-    ),
-    Way("server, window of 2", ("sync.type=server", "sync.max_staleness=none", "sync.window=2"), 1.5),
+    Way("server, asynchronous", ASYNCHRONOUS, 1.5),
+    Way("server, asynchronous, slower when stale", (*ASYNCHRONOUS, "sync.slow_down=true"), 1.5),
+    Way("server, window of 2", (*ASYNCHRONOUS, "sync.window=2"), 1.5),
     Way("local, every 8", ("sync.type=local",)),
     Way("local with an outer rate (DiLoCo)", ("sync.type=local", "sync.outer_rate=0.7")),
     Way("easgd", ("sync.type=easgd",)),
     Way("admm", ("sync.type=admm",), 1.5),
     Way("gossip", ("sync.type=gossip",)),
+    Way("bundles, allreduce", ("learners.bundles=true",)),
+    Way("bundles, server, asynchronous (Gorila)", ("learners.bundles=true", *ASYNCHRONOUS), 1.5),
     *(Way(f"allreduce, {codec}", (f"sync.codec.type={codec}",), 1.5 if codec == "top_k" else 1.3) for codec in CODECS),
     Way("allreduce, top_k by a sample", ("sync.codec.type=top_k", "sync.codec.sampled=true"), 1.5),
 )

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -33,6 +34,7 @@ class Partners(Protocol):
 
     agreement: SyncPlan
     num: int  # of learners, our own included
+    steps: int  # that they have made in environments of their own
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on."""
@@ -52,6 +54,14 @@ class Partners(Protocol):
 
     def forget(self) -> None:
         """Our own learner's weights are about to be replaced: nothing that others have is of use."""
+        ...
+
+    def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
+        """Names of files that hold what they remember, and their content; None when somebody is lost meanwhile."""
+        ...
+
+    def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
+        """Let them go on with what these files hold."""
         ...
 
     def take_events(self) -> list[dict[str, Any]]:

@@ -161,6 +161,18 @@ def apex(env_id: str) -> Settings:
     }
 
 
+def gorila(env_id: str) -> Settings:
+    """Gorila on one machine: bundles of environments, replay and learner around an asynchronous parameter server.
+
+    Source: Nair et al. 2015, in its bundled mode; 2 bundles and 2 shards stand in for 100 and 31.
+    Advice: learners.num sets how many bundles share env.num, replay.capacity and algo.batch_size.
+    """
+    bundles = {"learners.num": 2, "learners.bundles": True, "env.num": 8}
+    server = {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": None}
+    # A batch of 32 for each bundle, after four of its own steps.
+    return {**dqn(env_id), **bundles, **server, **only_atari(env_id, {"algo.batch_size": 64})}
+
+
 def r2d2(env_id: str) -> Settings:
     """A recurrent network that learns from stretches of experience with the memory they began with.
 
@@ -254,4 +266,4 @@ def decqn(env_id: str) -> Settings:
 
 
 ALGORITHMS = (dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen)
-BUNDLES = (rainbow, apex, r2d2, pqn, btr, decqn)
+BUNDLES = (rainbow, apex, gorila, r2d2, pqn, btr, decqn)

@@ -7,7 +7,7 @@ refused only when the person who starts the run wrote them, not when a preset or
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qfleet.plan.places import is_central
+from qfleet.plan.places import has_bundles, is_central
 from qfleet.plan.schema import (
     CategoricalHead,
     CountBonus,
@@ -26,6 +26,7 @@ from qfleet.plan.schema import (
     ScalarHead,
     SequencesView,
     SoftmaxExplore,
+    SteadyBatch,
 )
 from qfleet.plan.together import Coded, NoCodec, ServerSync
 
@@ -328,6 +329,34 @@ PAIRS: tuple[Pair, ...] = (
         "Leave sync.codec.type out, or use learners.backend=gloo.",
     ),
     Pair(
+        "learners.bundles",
+        "runtime.type",
+        lambda plan: has_bundles(plan) and isinstance(plan.runtime, Processes),
+        "A bundle acts in its learner's process; there are no other actors.",
+        "Use runtime.type=inline or ray, or leave learners.bundles off.",
+    ),
+    Pair(
+        "learners.bundles",
+        "actors.num",
+        lambda plan: has_bundles(plan) and plan.actors.num > 1,
+        "A bundle acts in its learner's process; there are no other actors.",
+        "Leave actors.num at 1, or learners.bundles off.",
+    ),
+    Pair(
+        "learners.bundles",
+        "learners.balance",
+        lambda plan: has_bundles(plan) and plan.learners.balance,
+        "A bundle's gradient counts by what its replay holds, not by its speed.",
+        "Leave learners.bundles or learners.balance off.",
+    ),
+    Pair(
+        "learners.bundles",
+        "steer.batch.type",
+        lambda plan: has_bundles(plan) and not isinstance(plan.steer.batch, SteadyBatch),
+        "Every bundle draws batches of its own, all of one size.",
+        "Leave learners.bundles off, or steer.batch.type out.",
+    ),
+    Pair(
         "learners.num",
         "replay.on_device",
         lambda plan: _together(plan) and _mirrors(plan),
@@ -397,6 +426,7 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("sync.type", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
     ("sync.codec.type", lambda plan: not _together(plan), "With learners.num=1 nothing is sent."),
     ("learners.backend", lambda plan: not _together(plan), "With learners.num=1 there is nobody to reach."),
+    ("learners.bundles", lambda plan: not _together(plan), "With learners.num=1 everything is in one bundle."),
     ("learners.balance", lambda plan: not _together(plan), "With learners.num=1 there is nothing to share."),
     ("learners.restarts", lambda plan: not _together(plan), "With learners.num=1 nobody can be lost."),
     ("learners.timeout_seconds", lambda plan: not _together(plan), "With learners.num=1 nobody is waited for."),

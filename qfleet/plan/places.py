@@ -2,8 +2,10 @@
 
 import re
 
+from msgspec.structs import replace
+
 from qfleet.plan.case import Case, Problem, Rule
-from qfleet.plan.schema import Inline, Plan, Ray
+from qfleet.plan.schema import Inline, Plan, Ray, Replay
 
 ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
 ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
@@ -17,6 +19,34 @@ def is_central(plan: Plan) -> bool:
 def num_senders(plan: Plan) -> int:
     """How many actors send rollouts: one, if it acts for all the others."""
     return 1 if is_central(plan) else plan.actors.num
+
+
+def has_bundles(plan: Plan) -> bool:
+    """Does every learner act and remember by itself?"""
+    return plan.learners.bundles and plan.learners.num > 1
+
+
+def bundled(plan: Plan) -> Plan:
+    """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
+    if not has_bundles(plan) or not isinstance(plan.replay, Replay):
+        return plan
+    num, algo = plan.learners.num, plan.algo
+    start = -(-algo.learn_start_steps // num)
+    return replace(
+        plan,
+        env=replace(plan.env, num=plan.env.num // num),
+        algo=replace(algo, batch_size=algo.batch_size // num, learn_start_steps=start),
+        replay=replace(plan.replay, capacity=plan.replay.capacity // num),
+    )
+
+
+def _bundles_are_equal(case: Case) -> Problem:
+    plan, num = case.plan, case.plan.learners.num
+    for path, total in (("env.num", plan.env.num), ("algo.batch_size", plan.algo.batch_size)):
+        if has_bundles(plan) and total % num:
+            what = f"{case.named(path)} is not a multiple of {case.named('learners.num')}"
+            return what, f"Set {path}={-(-total // num) * num}, or leave learners.bundles off."
+    return None
 
 
 def _someone_else_acts(case: Case) -> Problem:
@@ -52,7 +82,7 @@ def _members_share(case: Case) -> Problem:
 
 
 def _workers_have_work(case: Case) -> Problem:
-    share = case.plan.env.num // case.plan.actors.num
+    share = bundled(case.plan).env.num // case.plan.actors.num
     if case.plan.env.workers <= share:
         return None
     what = f"{case.named('env.workers')} is more than the {share} environments they would step"
@@ -76,6 +106,7 @@ def _steps_end_first(case: Case) -> Problem:
 
 PLACES: tuple[tuple[Rule, str], ...] = (
     (_someone_else_acts, "One thread turns one actor; more of them need processes of their own."),
+    (_bundles_are_equal, "Each bundle has as many environments, and as large a part of the batch, as every other."),
     (_shares_are_equal, "Each actor acts in as many environments as every other."),
     (_shares_add_up, "env.num counts the environments of all actors together."),
     (_members_share, "Each member of a population acts in as many environments of an actor as every other."),

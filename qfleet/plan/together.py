@@ -13,10 +13,12 @@ class Learners(Part):
     They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case); with `nccl`
     each has an accelerator of its own, with `mpi` they are the processes that mpirun has started. One that does not
     answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without it.
-    With `balance` shares follow the learners' speed, which no seed decides.
+    With `balance` shares follow the learners' speed, which no seed decides. With `bundles` every learner also acts and
+    remembers: an equal part of the environments, the replay and the batch is its own (Gorila, Nair et al. 2015).
     """
 
     num: Positive = 1
+    bundles: bool = False
     backend: Literal["shared", "gloo", "nccl", "mpi"] | None = None
     balance: bool = False
     timeout_seconds: Rate = 20.0

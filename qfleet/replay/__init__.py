@@ -11,7 +11,7 @@ from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import Saving
 from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
-from qfleet.replay.samplers import Prioritized, Sampler, Uniform
+from qfleet.replay.samplers import Prioritized, Sampler, Stock, Uniform
 from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows, row_bytes
 from qfleet.replay.tree import tree_levels
 
@@ -87,6 +87,7 @@ __all__ = [
     "SequenceCut",
     "Span",
     "StepCut",
+    "Stock",
     "Store",
     "Uniform",
     "frame_bytes",

@@ -19,7 +19,7 @@ from qfleet.data.saved import restore_generator, saved_count, saved_numbers, sav
 from qfleet.replay.cuts import Cut, Fold, cut_places
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.intake import admit, look_up, number, seal
-from qfleet.replay.samplers import Sampler
+from qfleet.replay.samplers import Sampler, Stock
 from qfleet.replay.store import ALL, Store, ring_rows
 
 ROWS_AT_ONCE = 64  # of a rollout; longer ones come in in parts
@@ -160,6 +160,10 @@ class Replay:
     def update(self, ids: Array, priority: Array) -> None:
         """New priorities; those of items that have left are dropped."""
         self.sampler.update(ids, priority)
+
+    def stock(self) -> Stock:
+        """What there is to draw from, right after a batch was drawn."""
+        return self.sampler.stock()
 
     def reseed(self, rng: np.random.Generator) -> None:
         """Draw by other random numbers from here on."""

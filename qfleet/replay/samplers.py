@@ -1,5 +1,6 @@
 """Samplers choose which live items are learned from. Items have serial numbers; the live ones are [tail, head)."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -7,6 +8,19 @@ import numpy as np
 from qfleet.data import Array, State
 from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
 from qfleet.replay.tree import sum_up, tree_draw, tree_fill, tree_levels, tree_set
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """What there is to draw from: items of so much mass, drawn in proportion to their part of it.
+
+    Importance weights are (items x an item's part of the mass)^-beta, over the largest of its draw, which was `top`.
+    """
+
+    items: int
+    mass: float
+    beta: float = 0.0
+    top: float = 1.0
 
 
 class Sampler(Protocol):
@@ -22,6 +36,10 @@ class Sampler(Protocol):
 
     def update(self, serials: Array, priority: Array) -> None:
         """New priorities; those of items that have left are dropped."""
+        ...
+
+    def stock(self) -> Stock:
+        """What there is to draw from, right after a draw."""
         ...
 
     def state_dict(self) -> State:
@@ -49,6 +67,10 @@ class Uniform:
 
     def update(self, serials: Array, priority: Array) -> None:
         """Priorities mean nothing here."""
+
+    def stock(self) -> Stock:
+        """Every item counts the same."""
+        return Stock(self.head - self.tail, float(self.head - self.tail))
 
     def state_dict(self) -> State:
         """Nothing of its own."""
@@ -81,6 +103,7 @@ class Prioritized:
         self.tree = np.zeros(self.levels[-1], np.float64)
         self.tail = self.head = self.draws = 0
         self.largest = 1.0
+        self.drawn, self.drawn_beta = np.zeros(0, np.int64), beta_start  # the last draw
 
     @property
     def leaves(self) -> Array:  # [capacity]
@@ -106,9 +129,10 @@ class Prioritized:
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Serial numbers by priority, and their importance weights."""
         serials, weight = np.empty(num, np.int64), np.empty(num, np.float32)
-        live = (self.tail, self.head, self.capacity)
-        tree_draw(self.tree, self.levels, rng.random(num), *live, self.beta, serials, weight)
+        live, beta = (self.tail, self.head, self.capacity), self.beta
+        tree_draw(self.tree, self.levels, rng.random(num), *live, beta, serials, weight)
         self.draws += 1
+        self.drawn, self.drawn_beta = serials, beta
         return serials, weight
 
     def update(self, serials: Array, priority: Array) -> None:
@@ -116,6 +140,14 @@ class Prioritized:
         values = np.ascontiguousarray(priority, np.float32)
         where = (self.tree, self.levels, serials, values, self.tail, self.capacity)
         self.largest = max(self.largest, tree_set(*where, self.eps, self.alpha))
+
+    def stock(self) -> Stock:
+        """The mass is the sum of all p^alpha; the largest weight belongs to the least likely item drawn."""
+        items, mass, beta = self.head - self.tail, float(self.tree[-1]), self.drawn_beta
+        if not len(self.drawn):
+            return Stock(items, mass, beta)
+        least = float(self.leaves[self.drawn % self.capacity].min())
+        return Stock(items, mass, beta, (items * least / mass) ** -beta)
 
     def state_dict(self) -> State:
         """Leaves in serial order, and the counters."""

@@ -98,7 +98,7 @@ def train(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         own = (env, torso, explore)
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
-    if stand_by(plan, env, torso):
+    if stand_by(plan, env, torso, explore):
         raise SystemExit(0)
     with threads(plan):
         world = make_train_world(plan, env)
@@ -156,7 +156,7 @@ def resume(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         own = (env, torso, explore)
         return ray.resume(plan, own, folder=folder, steps=steps, trust_env=trust_env, strict=strict, **heard)
-    if stand_by(plan, env, torso):
+    if stand_by(plan, env, torso, explore):
         raise SystemExit(0)
     with threads(plan):
         world = make_train_world(plan, env)

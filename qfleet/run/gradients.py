@@ -48,6 +48,7 @@ class GradientAudit:
     def read(self, record: Record) -> None:
         """One note."""
         read: dict[str, Callable[[Record], None]] = {
+            "began": self.began,
             "formed": self.formed,
             "dealt": self.dealt,
             "learned": self.learned,
@@ -58,6 +59,10 @@ class GradientAudit:
         later = op == "formed" or record["group"] in (now, 0)
         self.blame(not later, f"{op} in group {record['group']} after group {now} was formed")
         read[op](record)
+
+    def began(self, record: Record) -> None:
+        """The run begins, or goes on in another process, which counts groups anew."""
+        self.group, self.updates = Group(), -1
 
     def formed(self, record: Record) -> None:
         """A new group begins where rank 0 is, which may be an earlier moment that the run came back to."""

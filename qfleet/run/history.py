@@ -90,6 +90,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
         "quarantined": "worker",
     },
     "team": {
+        "began": "group",
         "formed": "group learners updates in_step exact",
         "dealt": "group update learner items",
         "learned": "group learner",

@@ -10,23 +10,18 @@ from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
-from qfleet.replay import Span, saved_spans
 from qfleet.run.older import arrays_in, completed, with_spans
+from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.run.wiring import Line
 from qfleet.save import (
     Checkpoint,
     Checkpoints,
     Link,
-    compress,
-    decompress,
     pack_state,
     pack_tensors,
     unpack_state,
-    unpack_tensors,
 )
 
-SEGMENT_BYTES = 8 * 2**20
-HEADER_BYTES = 2**16  # names, shapes and alignment in a file of tensors
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
 JUDGING = ("eval.every_steps", "eval.episodes")
@@ -90,17 +85,19 @@ class Keeper:
         yield from pack_state({"line": line.state_dict(), "book": book}).items()
         if line.plan.save.replay == "full":
             yield from self.segments()
+            yield from self.bundles()
 
     def segments(self) -> Iterator[tuple[str, bytes | Link]]:
-        """Replay rows in segments at fixed places, so that most are in an earlier checkpoint already."""
-        store = self.line.feed.replay.store
-        for span in self.line.feed.replay.spans():
-            for lanes, begin, end in cut_span(span, store.row_bytes):
-                # A group's newest row may still become a final one.
-                is_open = end == span[2]
-                name = segment_name(lanes, begin, end, is_open=is_open)
-                kept = None if is_open else self.kept(name)
-                yield name, kept or compress(pack_tensors(store.read(begin, end, lanes)))
+        """Replay rows, most of which are in an earlier checkpoint already."""
+        replay = self.line.feed.replay
+        for segment in segments_of(replay):
+            yield segment.name, self.kept(segment.name) or packed_rows(replay, segment)
+
+    def bundles(self) -> Iterator[tuple[str, bytes | Link]]:
+        """What other learners remember, each in a folder of its own; one that is lost on the way is left out."""
+        for name, read in self.line.partners.archive() if self.line.partners is not None else ():
+            if (blob := self.kept(name) or read()) is not None:
+                yield name, blob
 
     def kept(self, name: str) -> bytes | Link | None:
         """A segment as an earlier checkpoint holds it, if nothing has happened to it since.
@@ -108,6 +105,8 @@ class Keeper:
         It is written twice and linked from then on, each time to the copy of the checkpoint before the last: two
         checkpoints in a row never share a file, so one bad sector spoils one of them.
         """
+        if not is_settled(name):
+            return None
         try:
             if self.previous is not None and name in self.previous.files and (self.previous.path / name).is_file():
                 return self.previous.link(name)
@@ -141,52 +140,12 @@ class Keeper:
         if with_replay:
             replay = with_spans(state["line"]["feed"]["replay"], line.feed.replay)
             state["line"]["feed"]["replay"] = replay
-            self.restore_rows(checkpoint, replay)
-        return state["book"], line.load_state_dict(state["line"], with_replay=with_replay)
-
-    def restore_rows(self, checkpoint: Checkpoint, state: State) -> None:
-        """The replay's rows, which must be all there, in order and no larger than they can be."""
-        store = self.line.feed.replay.store
-        names = [name for name in checkpoint.files if name.startswith("replay/")]
-        parts = sorted((*segment_place(name, store.lanes), name) for name in names)
-        for lanes, at, head in saved_spans(state, store.lanes, store.rows):
-            while at < head:
-                if not parts or parts[0][:3] != (lanes.start, lanes.stop, at) or not at < parts[0][3] <= head:
-                    raise ValueError(f"replay rows from {at} on of lane {lanes.start} are missing")
-                *_, end, name = parts.pop(0)
-                limit = (end - at) * (lanes.stop - lanes.start) * store.row_bytes + HEADER_BYTES
-                store.restore(at, end, unpack_tensors(decompress(checkpoint.read(name), limit)), lanes)
-                at = end
-        if parts:
-            raise ValueError(f"{parts[0][-1]} belongs nowhere")
-
-
-def cut_span(span: Span, row_bytes: int) -> Iterator[Span]:
-    """A group's rows in segments that begin and end at fixed places, but for the first and the last."""
-    lanes, begin, head = span
-    size = segment_rows(row_bytes * (lanes.stop - lanes.start))
-    while begin < head:
-        end = min((begin // size + 1) * size, head)
-        yield lanes, begin, end
-        begin = end
-
-
-def segment_name(lanes: slice, begin: int, end: int, *, is_open: bool) -> str:
-    """A name says what is in the file for ever, unless it is open: then it is never taken from another checkpoint."""
-    place = f"{begin:012d}_{end:012d}_{lanes.start:05d}_{lanes.stop:05d}"
-    return f"replay/rows_{place}{'_open' if is_open else ''}.zst"
-
-
-def segment_place(name: str, lanes: int) -> tuple[int, int, int, int]:
-    """Lanes and rows [begin, end) of a segment; in older versions it held all lanes."""
-    begin, end, *group = (int(part) for part in name.removesuffix(".zst").removesuffix("_open").split("_")[1:])
-    first, stop = group or (0, lanes)
-    return first, stop, begin, end
-
-
-def segment_rows(bytes_per_row: int) -> int:
-    """Rows per segment: a power of two near SEGMENT_BYTES."""
-    return max(64, 1 << (max(1, SEGMENT_BYTES // bytes_per_row).bit_length() - 1))
+            names = [name for name in checkpoint.files if name.startswith("replay/")]
+            restore_rows(line.feed.replay.store, names, checkpoint.read, replay)
+        lost = line.load_state_dict(state["line"], with_replay=with_replay)
+        if line.partners is not None:
+            line.partners.adopt([name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read)
+        return state["book"], lost
 
 
 def decisive(plan: Plan) -> dict[str, Any]:

@@ -16,14 +16,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from qfleet.act import Explore
 from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.run.mate import Mate
-from qfleet.run.partner import Orders, Partner
-from qfleet.run.quarters import Shards
+from qfleet.run.partner import Partner
+from qfleet.run.quarters import Shards, orders_for
 from qfleet.run.wiring import EnvMaker, make_policy, make_train_world, policy_spec
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import MpiComm
@@ -103,7 +104,7 @@ class MpiQuarters:
         self.plan, self.world = plan, mpi().COMM_WORLD
         self.hired: set[int] = set()
 
-    def hire(self, number: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> Mate:
         """Tell a rank what the run is about."""
         if number in self.hired or number >= self.world.Get_size():
             raise UsageError(
@@ -179,7 +180,7 @@ def dismiss_all() -> None:
             dismiss(MpiTalk(world, rank))
 
 
-def learn_beside(make: EnvMaker | None, torso: nn.Module | None) -> None:
+def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
     """The life of a rank that is not the first, from the beginning of a run to its end."""
     world = mpi().COMM_WORLD
     talk = MpiTalk(world, 0)
@@ -189,11 +190,14 @@ def learn_beside(make: EnvMaker | None, torso: nn.Module | None) -> None:
     plan = msgspec.json.decode(parts[1]["plan"].tobytes(), type=Plan)
     shown = make_train_world(plan, make).spec
     spec = policy_spec(shown, make_policy(plan, shown, torch.device("cpu"), torso))
-    partner = Partner(Orders(parts[1]["plan"].tobytes(), shown, spec, world.Get_rank(), torso), MpiWays, talk.say)
+    orders = orders_for(plan, shown, spec, world.Get_rank(), 0, (make, torso, explore))
+    partner = Partner(orders, MpiWays, talk.say)
     talk.say({"kind": "ready"})
+    busy = False
     while True:
-        if (parts := talk.hear(LISTEN_SECONDS)) is None:
-            continue
-        if parts[0].get("kind") == "end":
+        parts = talk.hear(0.0 if busy else LISTEN_SECONDS)
+        if parts is not None and parts[0].get("kind") == "end":
             return
-        partner.obey(parts)
+        if parts is not None:
+            partner.obey(parts)
+        busy = partner.idle()

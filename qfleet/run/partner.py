@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
+from qfleet.act import Explore
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.cargo import as_batch, fact
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
+from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.plan.together import Sync as SyncPlan
-from qfleet.run.wiring import LAYERS, SYNC, learner_net, make_fresh, make_policy, stream
+from qfleet.run.bundle import Bundle, make_bundle
+from qfleet.run.wiring import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.group import make_gloo, make_nccl
@@ -39,6 +43,10 @@ class Orders:
     spec: Spec  # what batches are of
     number: int
     torso: nn.Module | None = None
+    # For a bundle: how often the partner was replaced, and what else is the user's own.
+    incarnation: int = 0
+    make: EnvMaker | None = None
+    explore: Explore | None = None
 
 
 class Ways(Protocol):
@@ -74,7 +82,12 @@ class Partner:
         self.ways = ways(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, orders.number).integers(2**63)))
-        self.learner = lone_learner(self.plan, orders.shown, orders.spec, orders.torso)
+        self.bundle = bundle_for(self.plan, orders) if has_bundles(self.plan) else None
+        self.learner = (
+            lone_learner(self.plan, orders.shown, orders.spec, orders.torso)
+            if self.bundle is None
+            else self.bundle.learner
+        )
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
 
@@ -86,11 +99,35 @@ class Partner:
                     self.form(parts[0])
                 case "hash":
                     self.say({"kind": "hash", "hash": state_hash(self.learner)})
+                case "read" | "write" | "adopt":
+                    self.remember(parts)
                 case _:
                     self.learn(parts)
         except CommLost as cause:
             self.leave()
             self.say({"kind": "lost", "what": str(cause)})
+
+    def idle(self) -> bool:
+        """There is no order: a bundle acts meanwhile. Was there something to do?"""
+        if self.bundle is None or self.bundle.still or not self.bundle.hungry:
+            return False
+        self.bundle.walk()
+        return True
+
+    def remember(self, parts: Parts) -> None:
+        """Tell what our bundle remembers, or take it back."""
+        facts, arrays = parts
+        if self.bundle is None:
+            raise ValueError("only a bundle remembers")
+        if facts["kind"] == "read":
+            piece, more = self.bundle.read(str(facts["name"]), int(facts["at"]))  # type: ignore[arg-type]
+            self.say({"kind": "piece", "more": more}, {"bytes": np.frombuffer(piece, np.uint8)})
+        elif facts["kind"] == "write":
+            self.bundle.write(str(facts["name"]), arrays["bytes"].tobytes())
+            self.say({"kind": "written"})
+        else:
+            self.bundle.adopt()
+            self.say({"kind": "adopted", **self.bundle.news()})
 
     def leave(self) -> None:
         """The group is no more."""
@@ -109,7 +146,11 @@ class Partner:
             self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank)
         else:
             self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
-        self.say({"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)})
+        word: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
+        if self.bundle is not None:
+            self.bundle.joined()
+            word |= self.bundle.news()
+        self.say(word)
 
     def learn(self, parts: Parts) -> None:
         """Take part in an update."""
@@ -117,14 +158,31 @@ class Partner:
             raise CommLost("not in a group")
         facts, learner = parts[0], self.learner
         learner.updates, learner.learning_rate = int(facts["updates"]), float(facts["rate"])  # type: ignore[arg-type]
-        batch, share, finite = as_batch(parts, self.spec), float(facts["share"]), True  # type: ignore[arg-type]
+        batch, share = self.batch_for(parts)
+        news = {} if self.bundle is None else self.bundle.news()  # before priorities change what it holds
         change, norm, seconds = proposed(learner, batch, share, self.sync.step, listener(self.sync))
         try:
             learner.agree(change, norm)
         except NonFiniteUpdate:
             finite = False
+        else:
+            finite = True
+            if self.bundle is not None:
+                self.bundle.learned(batch, change.report.priority)
         answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, "sent_bytes": self.comm.sent_bytes}
-        self.say(answer, {"priority": change.report.priority})
+        self.say(answer | news, {"priority": change.report.priority} if self.bundle is None else None)
+
+    def batch_for(self, parts: Parts) -> tuple[Batch | Sequences, float]:
+        """What an order gives us to learn from, or has us draw, and how much it counts."""
+        if self.bundle is not None:
+            return self.bundle.draw(parts[0])
+        return as_batch(parts, self.spec), float(parts[0]["share"])  # type: ignore[arg-type]
+
+
+def bundle_for(plan: Plan, orders: Orders) -> Bundle:
+    """The environments and the replay that come with a partner."""
+    own: dict[str, Any] = {"make": orders.make, "torso": orders.torso, "explore": orders.explore}
+    return make_bundle(plan, orders.shown, orders.number, orders.incarnation, **own)
 
 
 # What driver and partners do alike

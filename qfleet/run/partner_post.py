@@ -88,10 +88,12 @@ def learn_beside(post: PartnerPost) -> None:
         try:
             partner = Partner(post.orders, lambda plan: HandedWays(plan, post.bell), talk.say)
             talk.say({"kind": "ready"})
+            busy = False
             while os.getppid() == parent:
-                if (parts := talk.hear(LISTEN_SECONDS)) is not None:
+                if (parts := talk.hear(0.0 if busy else LISTEN_SECONDS)) is not None:
                     partner.obey(parts)
                     bound_log()
+                busy = partner.idle()
         except Exception as error:
             talk.say({"kind": "failed", "what": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]})
             raise

@@ -6,20 +6,23 @@ from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from torch import nn
 
+from qfleet.act import Explore
 from qfleet.data import Spec
 from qfleet.data.cargo import batch_parts, blank_batch
 from qfleet.data.kin import hidden_main
 from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.learn import Learner
+from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.replay import Cut
+from qfleet.run.bundle import PIECE_BYTES
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Orders, join_group
 from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
@@ -27,6 +30,7 @@ from qfleet.run.processes import fork_server, require_sendable
 from qfleet.run.remote_replay import batch_size, window
 from qfleet.run.server import Servers
 from qfleet.run.shared import Ring
+from qfleet.run.wiring import EnvMaker
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import make_store
 from qfleet.sync.served import Port
@@ -34,6 +38,11 @@ from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
 
 ADDRESS = "127.0.0.1"
 ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time
+
+
+# The user's own environment maker, torso and exploration.
+Own: TypeAlias = tuple[EnvMaker | None, nn.Module | None, Explore | None]
+NOTHING_OWN: Own = (None, None, None)
 
 
 class Shards(Protocol):
@@ -65,8 +74,8 @@ class Shards(Protocol):
 class Quarters(Protocol):
     """Where partners and shards live."""
 
-    def hire(self, number: int) -> Mate:
-        """Start a partner."""
+    def hire(self, number: int, incarnation: int) -> Mate:
+        """Start a partner, in place of as many before it."""
         ...
 
     def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
@@ -76,6 +85,13 @@ class Quarters(Protocol):
     def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
         """Start a parameter server that begins with what a learner has."""
         ...
+
+
+def orders_for(plan: Plan, shown: Spec, spec: Spec, number: int, incarnation: int, own: Own) -> Orders:
+    """What a partner is told; of what is the user's own, only what it has a use for."""
+    make, torso, explore = own
+    beside = {"incarnation": incarnation, "make": make, "explore": explore} if has_bundles(plan) else {}
+    return Orders(msgspec.json.encode(plan), shown, spec, number, torso, **beside)  # type: ignore[arg-type]
 
 
 class OwnProcess:
@@ -108,19 +124,19 @@ class OwnProcess:
 class OwnQuarters:
     """Processes of this machine, which share memory with this one or meet at a store on loopback."""
 
-    def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, torso: nn.Module | None = None) -> None:
-        self.plan, self.shown, self.spec, self.torso = plan, shown, spec, torso
-        self.slot_bytes = packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut)))) + ANSWER_BYTES
-        self.needs_main = b"__main__" in require_sendable((None, torso, None))
+    def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, own: Own = NOTHING_OWN) -> None:
+        self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
+        self.order_bytes, self.word_bytes = parcel_bytes(plan, spec, cut)
+        self.needs_main = b"__main__" in require_sendable(own if has_bundles(plan) else (None, own[1], None))
         self.context: ForkServerContext = fork_server()
         self.store = make_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
         self.lives: dict[int, OwnProcess] = {}  # the newest of each number
 
-    def hire(self, number: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> Mate:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
-        into, out = Ring(SLOTS, self.slot_bytes), Ring(SLOTS, 4 * batch_size(self.plan) + ANSWER_BYTES)
-        orders = Orders(msgspec.json.encode(self.plan), self.shown, self.spec, number, self.torso)
+        into, out = Ring(SLOTS, self.order_bytes), Ring(SLOTS, self.word_bytes)
+        orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
         post = PartnerPost(orders, into, out, theirs)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
@@ -155,6 +171,15 @@ class OwnQuarters:
     def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
         """A process for each shard."""
         return Servers(self.context, self.plan, agreement, learner, self.hand)
+
+
+def parcel_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
+    """The most that an order and its word need: a batch and its priorities, or pieces of a bundle's memory."""
+    if has_bundles(plan):
+        return PIECE_BYTES + ANSWER_BYTES, PIECE_BYTES + ANSWER_BYTES
+    items = batch_size(plan)
+    batch = packed_bytes(*batch_parts(blank_batch(spec, items, *window(cut))))
+    return batch + ANSWER_BYTES, 4 * items + ANSWER_BYTES
 
 
 def by_sockets(plan: Plan, group: Sequence[Mate], facts: Facts, own: str | None = None) -> Comm:

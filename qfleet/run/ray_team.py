@@ -17,7 +17,7 @@ import numpy as np
 import ray
 import torch
 from ray.exceptions import GetTimeoutError, RayError
-from torch import Tensor, nn
+from torch import Tensor
 
 from qfleet.data import Array, Spec
 from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
@@ -27,7 +27,7 @@ from qfleet.plan.together import ServerSync
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS
-from qfleet.run.quarters import Shards, by_sockets
+from qfleet.run.quarters import NOTHING_OWN, Own, Shards, by_sockets, orders_for
 from qfleet.run.ray_mail import TABLE_BYTES
 from qfleet.run.server import Blocks, standing
 from qfleet.run.shard_post import VERDICTS, Block, read
@@ -163,19 +163,19 @@ class RayLife:
 class RayQuarters:
     """Any node that has room."""
 
-    def __init__(self, plan: Plan, shown: Spec, spec: Spec, torso: nn.Module | None = None) -> None:
-        self.plan, self.shown, self.spec, self.torso = plan, shown, spec, torso
+    def __init__(self, plan: Plan, shown: Spec, spec: Spec, own: Own = NOTHING_OWN) -> None:
+        self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
         self.address = ray.util.get_node_ip_address()
         self.store = make_store(self.address)
 
-    def hire(self, number: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> Mate:
         """Start a partner; Ray finds a node for it."""
         runtime = cast(Ray, self.plan.runtime)
         # One thread for its life and one for orders, which are obeyed one after the other.
         options = {"num_cpus": runtime.learner_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         host = ray.remote(PartnerHost).options(**options, max_concurrency=2).remote()
         life = RayLife(host, host.live.remote())
-        orders = Orders(msgspec.json.encode(self.plan), self.shown, self.spec, number, self.torso)
+        orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
         return Mate(number, CallTalk(host, host.start.remote(orders)), life, time.monotonic())
 
     def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:

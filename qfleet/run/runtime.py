@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
-from qfleet.act import Explore
+from qfleet.act import Actor, Explore
 from qfleet.data import Spec, Stopwatch, Tick, World
 from qfleet.learn import Learner
+from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
@@ -16,7 +17,7 @@ from qfleet.run.placement import settled
 from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy
 
 if TYPE_CHECKING:
-    from qfleet.run.quarters import Quarters
+    from qfleet.run.quarters import Own, Quarters
 
 
 class Runtime(Protocol):
@@ -40,7 +41,7 @@ def is_away(plan: Plan) -> bool:
     return not is_there()
 
 
-def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None) -> bool:
+def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> bool:
     """If this process is another learner of a run that MPI has started, be that, and answer True when it is over."""
     if plan.learners.backend != "mpi" or plan.learners.num == 1:
         return False
@@ -48,7 +49,7 @@ def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None) -> bool
 
     if not mpi_team.is_partner(plan):
         return False
-    mpi_team.learn_beside(make, torso)
+    mpi_team.learn_beside(make, torso, explore)
     return True
 
 
@@ -59,14 +60,15 @@ def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module |
         from qfleet.run.team import Team  # most runs have one learner, and no time to import torch's groups
 
         try:
-            line.learner.partners = Team(plan, line.learner, quarters_for(plan, world.spec, line, torso))
+            quarters = quarters_for(plan, world.spec, line, (make, torso, explore))
+            line.learner.partners = Team(plan, line.learner, quarters, line.feed if has_bundles(plan) else None)
         except BaseException:
             line.close()
             raise
     return line
 
 
-def quarters_for(plan: Plan, shown: Spec, line: Line, torso: nn.Module | None) -> "Quarters":
+def quarters_for(plan: Plan, shown: Spec, line: Line, own: "Own") -> "Quarters":
     """Where the plan's other learners live."""
     from qfleet.run.quarters import OwnQuarters
 
@@ -77,14 +79,19 @@ def quarters_for(plan: Plan, shown: Spec, line: Line, torso: nn.Module | None) -
     if isinstance(plan.runtime, Ray):
         from qfleet.run.ray_team import RayQuarters
 
-        return RayQuarters(plan, shown, line.spec, torso)
-    return OwnQuarters(plan, shown, line.spec, line.feed.replay.cut, torso)
+        return RayQuarters(plan, shown, line.spec, own)
+    return OwnQuarters(plan, shown, line.spec, line.feed.replay.cut, own)
 
 
 def acting_line(
     plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None
 ) -> Line:
     """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
+    if has_bundles(plan):
+        line = make_line(plan, world, torso, explore)
+        if isinstance(line.actor, Actor):
+            line.actor.elapsed = lambda: line.steps  # everybody's
+        return line
     if isinstance(plan.runtime, Processes):
         from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
 

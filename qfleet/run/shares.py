@@ -1,11 +1,13 @@
 """Who learns from which items of a batch, and how much that counts. No IO. Shapes: N items."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from qfleet.data import Array
+from qfleet.replay import Stock
 
 SPEED_WEIGHT, BALANCE_UPDATES, WORTH, SLOW = 0.1, 50, 0.1, 0.6
 
@@ -60,6 +62,37 @@ class Speeds:
         slow = [rank for rank, share in enumerate(fair) if share <= SLOW < self.shares[rank]]
         self.shares = fair
         return slow
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What all bundles hold together, and the largest importance weight among their batches."""
+
+    learners: int
+    items: int
+    mass: float
+    top: float
+
+
+def lift(items: int, mass: float, own: Stock) -> float:
+    """What a bundle's importance weights are multiplied by, to be those of one replay with so much in it."""
+    return float((items * own.mass / (mass * own.items)) ** -own.beta)
+
+
+def totals_of(stocks: Sequence[Stock]) -> Totals:
+    """All bundles together."""
+    items, mass = sum(stock.items for stock in stocks), sum(stock.mass for stock in stocks)
+    return Totals(len(stocks), items, mass, max(lift(items, mass, stock) * stock.top for stock in stocks))
+
+
+def share_in(totals: Totals, own: Stock) -> float:
+    """How much a bundle's mean gradient counts beside those of the others, which are averaged.
+
+    As if items were drawn from all replays in proportion to their part of the whole mass: a bundle counts by its part
+    of the mass, and its weights, which its batch had divided by their largest, are put on the scale of all.
+    """
+    part = own.mass / totals.mass
+    return totals.learners * part * lift(totals.items, totals.mass, own) * own.top / totals.top
 
 
 Known = tuple[Array, Array]  # ids and their priorities

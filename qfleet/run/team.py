@@ -8,6 +8,8 @@ background and join when they are ready.
 
 import math
 import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,19 @@ from torch import Tensor
 
 from qfleet.data import Batch, Report, Sequences
 from qfleet.data.budget import Budget
-from qfleet.data.cargo import batch_parts
 from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
-from qfleet.learn import Learner
-from qfleet.learn.parts import chosen
+from qfleet.learn import Feed, Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync
 from qfleet.plan.together import Sync as SyncPlan
+from qfleet.run.archive import Archive, bundle_files
+from qfleet.run.dealing import Bundled, Dealing, Split, Tally
 from qfleet.run.history import History, NoHistory, Notes
 from qfleet.run.mate import Gone, Mate
 from qfleet.run.partner import proposed, served_for, share_state, state_hash, sync_for
 from qfleet.run.quarters import SLOTS, Quarters, Shards
-from qfleet.run.shares import Known, Speeds, joined, owners_of, share_of
+from qfleet.run.shares import Known
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.strategies import Sync, listener
 
@@ -39,9 +41,10 @@ WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.
 class Team:
     """All learners of a run, to their feed as one."""
 
-    def __init__(self, plan: Plan, learner: Learner, quarters: Quarters) -> None:
+    def __init__(self, plan: Plan, learner: Learner, quarters: Quarters, feed: Feed | None = None) -> None:
         require_place(plan, learner)
         self.plan, self.learner, self.quarters = plan, learner, quarters
+        self.feed = feed  # our own bundle's, if every learner has one
         self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
         self.mates: dict[int, Mate] = {}
         self.group: list[Mate] = []  # by rank, from 1 on
@@ -55,10 +58,11 @@ class Team:
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
         self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
-        self.speeds = Speeds(1, balance=False)
         self.late: list[Known] = []  # priorities that came after their batch
+        self.tally = Tally()
+        self.dealing: Dealing = Split(1, self.late, balance=False)
         self.events: list[dict[str, Any]] = []
-        self.num, self.losses = 1, 0
+        self.num, self.losses, self.hired = 1, 0, Counter[int]()
         self.resize(plan.learners.num)
         self.await_everybody()
 
@@ -88,37 +92,33 @@ class Team:
         """Deal the batch out, learn, and join what everybody found."""
         if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
             self.rest()  # it also changes moments, which a server may have
-        owners = owners_of(len(batch.ids), self.speeds.shares)
+        dealing, number = self.dealing, self.number  # the group may be over when the step was made
+        own, share = dealing.begin(batch)
         for rank, mate in enumerate(self.group, 1):
-            self.deal(mate, chosen(batch, owners == rank), share_of(owners, rank, self.speeds.num))
-        own, share = chosen(batch, owners == 0), share_of(owners, 0, self.speeds.num)
-        number = self.number  # the group may be over when the step was made
+            self.deal(mate, rank)
         change, norm, seconds = proposed(self.learner, own, share, self.agreed, listener(self.sync))
         self.finite = math.isfinite(norm)
-        self.note_made(number, len(own.ids), len(batch.ids))
-        if self.group:
-            self.speeds.note(0, len(own.ids), seconds)
+        self.note_made(number, len(own.ids), dealing.items)
+        dealing.timed(0, len(own.ids), seconds)
         for mate in self.group.copy():
             while mate.dealt and mate in self.group and (self.in_step or mate.talk.waits(0.0)):
                 self.hear(mate)
         self.balance()
-        change.report.priority = joined(batch.ids, owners, change.report.priority, self.late)
         report = self.learner.agree(change, norm)
-        report.late, self.late = self.late, []
+        dealing.finish(report)
         return report
 
-    def deal(self, mate: Mate, part: Batch | Sequences, share: float) -> None:
+    def deal(self, mate: Mate, rank: int) -> None:
         """Give a partner its part; one that has two already is heard first."""
         if len(mate.dealt) == SLOTS:
             self.hear(mate)
         if mate not in self.group:
             raise CommLost("the group is over")
-        facts, arrays = batch_parts(part)
-        dealt = {"update": self.learner.updates + 1, "learner": mate.number, "items": len(part.ids)}
+        facts, arrays, ids = self.dealing.order(rank)
+        dealt = {"update": self.learner.updates + 1, "learner": mate.number, "items": len(ids)}
         self.history.note("team", "dealt", group=self.number, **dealt)
-        terms: Facts = {"updates": self.learner.updates, "rate": self.learner.learning_rate, "share": share}
-        mate.order({**facts, **terms}, arrays)
-        mate.dealt.append(part.ids)
+        mate.order({**facts, "updates": self.learner.updates, "rate": self.learner.learning_rate}, arrays)
+        mate.dealt.append(ids)
 
     def agreed(self, gradients: list[Tensor]) -> float:
         """Make the step; if somebody is lost after our own was made, it counts and the group is over."""
@@ -154,8 +154,7 @@ class Team:
         ids, finite = mate.dealt.popleft(), bool(facts["finite"])
         self.history.note("team", "learned", group=self.number, learner=mate.number)
         if finite:
-            self.late.append((ids, arrays["priority"]))
-            self.speeds.note(1 + self.group.index(mate), len(ids), float(facts["seconds"]))  # type: ignore[arg-type]
+            self.dealing.heard(1 + self.group.index(mate), ids, (facts, arrays))
         self.stale = self.stale or (self.in_step and finite != self.finite)
 
     def note_formed(self) -> None:
@@ -171,9 +170,9 @@ class Team:
 
     def balance(self) -> None:
         """Let shares follow speeds, and name who is slow."""
-        for rank in self.speeds.settle() if self.group else ():
+        for rank, share in self.dealing.slow() if self.group else ():
             number = 0 if rank == 0 else self.group[rank - 1].number
-            self.tell("learner_slow", learner=number, share=round(self.speeds.shares[rank] / self.speeds.num, 3))
+            self.tell("learner_slow", learner=number, share=round(share, 3))
 
     # What the rest of a run asks of it
 
@@ -190,8 +189,13 @@ class Team:
                 mate.life.end()
                 self.tell("learner_left", learner=number)
         for number in range(self.num, num):
-            self.mates[number] = self.quarters.hire(number)
+            self.hire(number)
         self.num = num
+
+    def hire(self, number: int) -> None:
+        """Start a partner; it joins when it is ready."""
+        self.mates[number] = self.quarters.hire(number, self.hired[number])
+        self.hired[number] += 1
 
     def rest(self) -> None:
         """Return when nobody is learning, and rank 0 has everything that there is."""
@@ -222,6 +226,34 @@ class Team:
         taken, self.events = self.events, []
         return taken
 
+    # What bundles remember
+
+    @property
+    def steps(self) -> int:
+        """Steps that other learners have made in environments of their own."""
+        return self.tally.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.tally.steps = steps
+
+    def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
+        """What every bundle remembers, in files; one that is lost meanwhile has no more of them."""
+        for mate in list(self.mates.values()) if self.feed is not None else ():
+            if mate.ready:
+                yield from Archive(mate, self.patience, self.lose).files()
+
+    def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
+        """Let bundles go on with what these files hold; one that has no whole set of them begins with nothing."""
+        if self.feed is None or not names:
+            return
+        self.await_everybody()
+        for mate in list(self.mates.values()):
+            if mate.ready and (own := bundle_files(names, mate.number)):
+                Archive(mate, self.patience, self.lose).write(own, read, self.tally)
+
+    # What is promised
+
     def doubts(self) -> list[str]:
         """Why a run that goes on from a checkpoint is not the one that its seed decides."""
         same = isinstance(self.agreement, AllreduceSync) and isinstance(self.agreement.codec, NoCodec)
@@ -247,6 +279,7 @@ class Team:
         """The run's folder is here: who keeps a history keeps it there."""
         if self.plan.log.history:
             self.history = History(folder / "history" / "team.jsonl")
+            self.history.note("team", "began", group=0)
 
     def close(self) -> None:
         """End everybody."""
@@ -291,7 +324,7 @@ class Team:
         if any(mate.number not in self.mates or not mate.ready for mate in present):
             raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
-        self.group, self.speeds = present, Speeds(size, balance=self.plan.learners.balance)
+        self.group, self.dealing = present, self.dealing_for(size)
         if isinstance(self.agreement, ServerSync):
             self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
@@ -304,6 +337,13 @@ class Team:
         self.note_formed()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
+    def dealing_for(self, size: int) -> Dealing:
+        """Who learns from what in a group of so many."""
+        if self.feed is None:
+            return Split(size, self.late, balance=self.plan.learners.balance)
+        feed = self.feed
+        return Bundled(size, self.tally, feed.replay.stock, lambda: feed.steps + self.steps)
+
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
         if self.servers is None or not isinstance(self.agreement, ServerSync):
@@ -315,9 +355,11 @@ class Team:
     def require_alike(self, present: list[Mate]) -> None:
         """Everybody has begun with the same weights, target network and moments."""
         own = state_hash(self.learner)
-        for mate in present:
-            if mate.answer("formed", self.patience)[0]["hash"] != own:
+        for rank, mate in enumerate(present, 1):
+            facts, _ = mate.answer("formed", self.patience)
+            if facts["hash"] != own:
                 raise RuntimeError(f"learner {mate.number} did not begin with the same weights")
+            self.dealing.welcome(rank, facts)
 
     def gather(self) -> None:
         """What the shards have, written into rank 0's learner; how stale gradients were is told."""
@@ -371,7 +413,7 @@ class Team:
         again = again and self.budget.charge(time.monotonic())
         self.tell("learner_lost", learner=number, what=what, replaced=again)
         if again:
-            self.mates[number] = self.quarters.hire(number)
+            self.hire(number)
 
     def await_everybody(self) -> None:
         """At the start everybody is waited for: a run begins with as many learners as it was asked for."""

@@ -31,7 +31,7 @@ from qfleet.learn import (
 from qfleet.learn.device import looking_up
 from qfleet.learn.learner import Partners
 from qfleet.nets import Implicit, QNet, make_net, set_noise
-from qfleet.plan.places import is_central, num_senders
+from qfleet.plan.places import bundled, has_bundles, is_central, num_senders
 from qfleet.plan.schema import (
     ImplicitHead,
     Inline,
@@ -117,8 +117,8 @@ class Line:
 
     @property
     def steps(self) -> int:
-        """Environment steps that came in."""
-        return self.feed.steps
+        """Environment steps that came in, those of other learners' bundles too."""
+        return self.feed.steps + (0 if self.partners is None else self.partners.steps)
 
     @property
     def forgiven(self) -> int:
@@ -165,6 +165,8 @@ class Line:
         if self.partners is not None and "together" in state:
             self.partners.switch(msgspec.json.decode(state["together"]["sync"], type=SyncPlan))
             self.partners.resize(int(state["together"]["learners"]))
+            # Before there were bundles only the driver's own steps counted.
+            self.partners.steps = int(state["together"].get("steps", 0))
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -203,7 +205,8 @@ class Line:
 
 def together(partners: Partners) -> State:
     """How several learners agree, and how many they are."""
-    return {"sync": msgspec.json.encode(partners.agreement).decode(), "learners": partners.num}
+    sync = msgspec.json.encode(partners.agreement).decode()
+    return {"sync": sync, "learners": partners.num, "steps": partners.steps}
 
 
 def device_rng(device: str | None) -> Array | None:
@@ -252,11 +255,12 @@ def join_parts(
     policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
     stored = policy_spec(spec, policies[0])
     learners = make_learners(plan, spec, stored, policies, torso)
-    replay = (remember or own_replay)(plan, stored)
+    own = bundled(plan)
+    replay = (remember or own_replay)(own, stored)
     if isinstance(plan.replay, Replay) and plan.replay.on_device:
         show_places(replay, learners, device)
     bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
-    feed = make_feed(plan, replay, learners[0], plan.env.num, bonus)
+    feed = make_feed(own, replay, learners[0], own.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else Members(learners)
     return Line(plan, stored, hire(Learning(feed, learner, one_policy(policies))), feed, learner)
 
@@ -375,7 +379,7 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
-    num = plan.env.num if isinstance(plan.runtime, Inline) else 1
+    num = bundled(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
 
 

@@ -58,6 +58,30 @@ PAIRED = [
         "Leave sync.codec.type out, or use learners.backend=gloo.",
     ),
     Refused(
+        "learners.num=2 learners.bundles=true runtime.type=processes",
+        "learners.bundles=true (command line) does not go with runtime.type=processes (command line)",
+        "A bundle acts in its learner's process; there are no other actors.",
+        "Use runtime.type=inline or ray, or leave learners.bundles off.",
+    ),
+    Refused(
+        "learners.num=2 learners.bundles=true runtime.type=ray actors.num=2",
+        "learners.bundles=true (command line) does not go with actors.num=2 (command line)",
+        "A bundle acts in its learner's process; there are no other actors.",
+        "Leave actors.num at 1, or learners.bundles off.",
+    ),
+    Refused(
+        "learners.num=2 learners.bundles=true learners.balance=true",
+        "learners.bundles=true (command line) does not go with learners.balance=true (command line)",
+        "A bundle's gradient counts by what its replay holds, not by its speed.",
+        "Leave learners.bundles or learners.balance off.",
+    ),
+    Refused(
+        "learners.num=2 learners.bundles=true steer.batch.type=grow",
+        "learners.bundles=true (command line) does not go with steer.batch.type=grow (command line)",
+        "Every bundle draws batches of its own, all of one size.",
+        "Leave learners.bundles off, or steer.batch.type out.",
+    ),
+    Refused(
         "learners.num=2 replay.on_device=true",
         "learners.num=2 (command line) does not go with replay.on_device=true (command line)",
         "Only the learner beside the replay sees its mirror.",
@@ -275,6 +299,12 @@ ALONE = [
         "learners.backend=gloo (command line) has no effect",
         "With learners.num=1 there is nobody to reach.",
         "Leave learners.backend out.",
+    ),
+    Refused(
+        "learners.bundles=true",
+        "learners.bundles=true (command line) has no effect",
+        "With learners.num=1 everything is in one bundle.",
+        "Leave learners.bundles out.",
     ),
     Refused(
         "learners.balance=true",

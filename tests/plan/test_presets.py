@@ -73,6 +73,7 @@ TRAITS = {
     "apex": "double dueling prioritized actor-priorities several-steps ladder",
     "r2d2": "double dueling prioritized actor-priorities several-steps ladder sequences lstm rescale",
     "pqn": "max fresh layer_norm",
+    "gorila": "max",
     "btr": "munchausen implicit dueling noisy spectral_norm prioritized several-steps",
     "decqn": "double decoupled prioritized several-steps",
 }

@@ -57,6 +57,9 @@ def good() -> list[Note]:
         *whole(3, 5),
         *whole(3, 6),
         held(3, [2, 2], [6, 6]),
+        note("began", 0),  # resumed by another process, which counts its groups anew
+        formed(1, [1, 2], 2),
+        *whole(1, 3),
         formed(4, [1, 2], 2),
         *whole(4, 3),
     ]

@@ -13,6 +13,7 @@ from qfleet import load, resume, train
 from qfleet.envs.toys import Random
 from qfleet.errors import UsageError
 from qfleet.run import keeper
+from qfleet.run import rows as saved_rows
 from qfleet.run.resolve import resolve
 from qfleet.run.wiring import Line, make_line, make_train_world
 from qfleet.save import Checkpoints, decompress, unpack_tensors
@@ -22,7 +23,7 @@ from tests.run.parts import PONG, Settings, checkpoints, rows, same, small, trai
 
 @pytest.mark.usefixtures("every_save")
 def test_two_checkpoints_in_a_row_share_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     run = trained(small({"replay.capacity": 1_000, "save.keep": 4}), tmp_path)
     folders = checkpoints(run.path)
     linked = 0
@@ -132,7 +133,7 @@ def everything(line: Line) -> list[bytes]:
 def test_groups_of_lanes_are_saved_and_restored_on_their_own(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     line, rng = line_at_rest(), np.random.default_rng(seed)
     store, linked = Checkpoints(tmp_path, keep=2), 0
     keeps = keeper.Keeper(store, line, {})
@@ -154,7 +155,7 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
 
 
 def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     line = line_at_rest()
     keeps = keeper.Keeper(Checkpoints(tmp_path), line, {})
     send(line, 0, 8, seed=0, end=0.0)
@@ -169,7 +170,7 @@ def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monk
 
 
 def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "segment_rows", lambda bytes_per_row: 8)
+    monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     line, store = line_at_rest(), Checkpoints(tmp_path)
     send(line, 0, 20, 0)
     send(line, 1, 5, 1)

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from qfleet.data import Batch
+from qfleet.data import Array, Batch
 from qfleet.learn.parts import chosen
-from qfleet.run.shares import Speeds, joined, owners_of, pieces_of, share_of
+from qfleet.replay import Prioritized, Stock, Uniform
+from qfleet.run.shares import Speeds, joined, owners_of, pieces_of, share_in, share_of, totals_of
 
 
 def made_up(num: int) -> Batch:
@@ -73,3 +74,49 @@ def test_a_cut_through_tensors_knows_whose_numbers_it_has() -> None:
     assert pieces_of([3, 4, 2], 0, 5) == [(0, 3), (1, 2)]
     assert pieces_of([3, 4, 2], 5, 9) == [(1, 2), (2, 2)]
     assert pieces_of([3, 4, 2], 0, 9) == [(0, 3), (1, 4), (2, 2)]
+
+
+# Bundles
+
+
+def drawn_from(priorities: Array, seed: int, beta: float) -> tuple[Prioritized, Array, Array]:
+    """A sampler with these priorities that has drawn once: which items, by what weights."""
+    sampler = Prioritized(len(priorities), alpha=1.0, beta_start=beta, beta_end=beta, eps=0.0)
+    sampler.move(0, len(priorities))
+    sampler.update(np.arange(len(priorities)), priorities.astype(np.float32))
+    return sampler, *sampler.draw(64, np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_bundles_count_as_if_their_items_were_in_one_replay(beta: float) -> None:
+    rng = np.random.default_rng(3)
+    parts = [rng.uniform(0.1, scale, num) for scale, num in ((1.0, 300), (20.0, 80), (5.0, 500))]
+    whole = np.concatenate(parts)
+    samplers = [drawn_from(part, seed, beta) for seed, part in enumerate(parts)]
+    stocks = [sampler.stock() for sampler, _, _ in samplers]
+    totals = totals_of(stocks)
+    assert totals.items == 880
+    assert totals.mass == pytest.approx(whole.sum(), rel=1e-6)
+    found = []
+    for part, stock, (_, serials, weight) in zip(parts, stocks, samplers, strict=True):
+        # What a weight is before its batch was divided by the largest, and how much the bundle counts in the mean.
+        raw = (len(part) * part / part.sum()) ** -beta
+        assert weight == pytest.approx(raw[serials] / stock.top, rel=1e-4)
+        found.append(part / part.sum() * raw / stock.top * share_in(totals, stock) / len(parts))
+    expected = whole / whole.sum() * (len(whole) * whole / whole.sum()) ** -beta
+    assert np.concatenate(found) == pytest.approx(expected / totals.top, rel=1e-5)
+    assert max(share_in(totals, stock) / (len(parts) * stock.mass / totals.mass) for stock in stocks) <= 1.0 + 1e-9
+
+
+def test_without_priorities_a_bundle_counts_by_how_many_items_it_has() -> None:
+    first, second = Uniform(), Uniform()
+    first.move(0, 100)
+    second.move(50, 350)
+    totals = totals_of([first.stock(), second.stock()])
+    assert [share_in(totals, sampler.stock()) for sampler in (first, second)] == pytest.approx([0.5, 1.5])
+
+
+def test_a_bundle_alone_counts_as_a_replay_does() -> None:
+    sampler, _, _ = drawn_from(np.random.default_rng(0).uniform(0.1, 9.0, 50), 1, 0.6)
+    assert share_in(totals_of([sampler.stock()]), sampler.stock()) == 1.0
+    assert Stock(0, 0.0) == Uniform().stock()

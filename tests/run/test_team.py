@@ -34,6 +34,7 @@ from qfleet.plan.together import (
     TopKCodec,
 )
 from qfleet.replay import make_cut
+from qfleet.run.dealing import Split
 from qfleet.run.partner import lone_learner
 from qfleet.run.quarters import OwnQuarters
 from qfleet.run.resolve import resolve
@@ -442,8 +443,8 @@ def test_a_reset_is_everybodys(sync: Sync) -> None:
 def test_a_slow_learner_gets_less_and_is_named() -> None:
     with teamed(small_plan(2, more={"learners.balance": True})) as team:
         for at in range(60):
-            if team.group:
-                team.speeds.speeds[1] = 1.0 if at > 10 else team.speeds.speeds[1]
+            if at > 10 and isinstance(team.dealing, Split):
+                team.dealing.speeds.speeds[1] = 1.0
             report = team.update(made_up(32, at))
         assert np.isfinite(report.priority).all()
         assert [event["learner"] for event in team.take_events() if event["kind"] == "learner_slow"] == [1]

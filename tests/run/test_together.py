@@ -169,8 +169,8 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     mates: list[Mate] = []
     hire = OwnQuarters.hire
 
-    def watched(quarters: OwnQuarters, number: int) -> Mate:
-        mates.append(hire(quarters, number))
+    def watched(quarters: OwnQuarters, number: int, incarnation: int) -> Mate:
+        mates.append(hire(quarters, number, incarnation))
         return mates[-1]
 
     def strike(row: dict[str, Any]) -> None:
