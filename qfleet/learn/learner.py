@@ -56,6 +56,14 @@ class Partners(Protocol):
         """Our own learner's weights are about to be replaced: nothing that others have is of use."""
         ...
 
+    def meet(self) -> None:
+        """The run begins, or begins again: whoever acts by itself acts by these weights."""
+        ...
+
+    def reseed(self, number: int) -> None:
+        """Let those who draw batches of their own draw others from here on."""
+        ...
+
     def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
         """Names of files that hold what they remember, and their content; None when somebody is lost meanwhile."""
         ...

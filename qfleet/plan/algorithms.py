@@ -266,4 +266,4 @@ def decqn(env_id: str) -> Settings:
 
 
 ALGORITHMS = (dqn, double, dueling, per, nstep, c51, qrdqn, iqn, noisy, munchausen)
-BUNDLES = (rainbow, apex, gorila, r2d2, pqn, btr, decqn)
+COMBINATIONS = (rainbow, apex, gorila, r2d2, pqn, btr, decqn)

@@ -26,7 +26,7 @@ def has_bundles(plan: Plan) -> bool:
     return plan.learners.bundles and plan.learners.num > 1
 
 
-def bundled(plan: Plan) -> Plan:
+def one_bundle(plan: Plan) -> Plan:
     """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
     if not has_bundles(plan) or not isinstance(plan.replay, Replay):
         return plan
@@ -82,7 +82,7 @@ def _members_share(case: Case) -> Problem:
 
 
 def _workers_have_work(case: Case) -> Problem:
-    share = bundled(case.plan).env.num // case.plan.actors.num
+    share = one_bundle(case.plan).env.num // case.plan.actors.num
     if case.plan.env.workers <= share:
         return None
     what = f"{case.named('env.workers')} is more than the {share} environments they would step"

@@ -11,7 +11,7 @@ from inspect import getdoc
 from typing import TypeAlias
 
 from qfleet.errors import UsageError
-from qfleet.plan.algorithms import ALGORITHMS, BUNDLES
+from qfleet.plan.algorithms import ALGORITHMS, COMBINATIONS
 from qfleet.plan.paths import nearest
 from qfleet.plan.pieces import ATARI, Settings
 from qfleet.plan.small import SMALL
@@ -237,7 +237,7 @@ def environment_presets() -> dict[str, Defaults]:
 
 def algorithm_presets() -> dict[str, Algorithm]:
     """Named algorithms, laid over the environment's defaults; the small variants come last."""
-    return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *BUNDLES, *SMALL)}
+    return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *COMBINATIONS, *SMALL)}
 
 
 def settings_of(name: str, env_id: str) -> Settings:

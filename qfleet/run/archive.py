@@ -16,6 +16,7 @@ from qfleet.run.dealing import Tally
 from qfleet.run.mate import Mate
 from qfleet.sync.comm import CommLost
 
+ADOPT_SECONDS = 600.0  # episodes are driven again, step by step
 FILE = re.compile(r"bundles/(\d+)-[0-9a-f]+/(.+)")
 Lose = Callable[[Mate, str], None]
 
@@ -48,20 +49,27 @@ class Archive:
             self.give_up(cause)
         return None if self.lost else bytes(found)
 
-    def write(self, files: dict[str, str], read: Callable[[str], bytes], tally: Tally) -> None:
-        """Give it these files, by their names there and in the checkpoint, and let it go on with them."""
+    def write(self, files: dict[str, str], read: Callable[[str], bytes], tally: Tally) -> str | None:
+        """Give it these files, by their names there and in the checkpoint, to go on with. What was lost, if so."""
         try:
+            self.hand(LIST, b"")
             for name, path in files.items():
-                data = np.frombuffer(read(path), np.uint8)
-                for begin in range(0, len(data), PIECE_BYTES):
-                    self.mate.order({"kind": "write", "name": name}, {"bytes": data[begin : begin + PIECE_BYTES]})
-                    self.mate.answer("written", self.limit_seconds)
+                self.hand(name, read(path))
             self.mate.order({"kind": "adopt"})
-            facts, _ = self.mate.answer("adopted", self.limit_seconds)
+            facts, _ = self.mate.answer("adopted", ADOPT_SECONDS)
         except CommLost as cause:
             self.give_up(cause)
-            return
+            return None
         tally.begin(facts)
+        lanes = int(facts["lost"])  # type: ignore[arg-type]
+        return f"{lanes} of its environments could not be re-driven and began new episodes" if lanes else None
+
+    def hand(self, name: str, data: bytes) -> None:
+        """Give it one file."""
+        whole = np.frombuffer(data, np.uint8)
+        for at in range(0, max(1, len(whole)), PIECE_BYTES):
+            self.mate.order({"kind": "write", "name": name, "at": at}, {"bytes": whole[at : at + PIECE_BYTES]})
+            self.mate.answer("written", self.limit_seconds)
 
     def give_up(self, cause: CommLost) -> None:
         """It is lost."""

@@ -75,6 +75,8 @@ class Course:
     def run(self) -> Ending:
         """Train until something says enough."""
         self.runtime = make_runtime(self.line, self.book.skipped_in_a_row, self.diary.watch)
+        if self.line.partners is not None:
+            self.line.partners.meet()
         self.do_due()  # an evaluation that a signal cut short comes before the next step
         while (ending := self.ending()) is None:
             self.turn(self.runtime)
@@ -134,7 +136,7 @@ class Course:
         """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
         for event in self.line.partners.take_events() if self.line.partners is not None else ():
             self.diary.note_learner(event)
-            self.book.exact = self.book.exact and event["kind"] != "learner_lost"
+            self.book.exact = self.book.exact and event["kind"] not in ("learner_lost", "bundle_inexact")
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
@@ -342,6 +344,8 @@ class Course:
         self.book.rollbacks = rollbacks
         self.book.exact = False  # where the last commit stood depends on the clock
         self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
+        if self.line.partners is not None:
+            self.line.partners.reseed(rollbacks)
         self.diary.warn(f"rolled back to step {self.steps}: {cause}")
 
     def begin(self) -> None:

@@ -83,6 +83,8 @@ class Split:
     def heard(self, rank: int, ids: Array, parts: Parts) -> None:
         """Its priorities."""
         facts, arrays = parts
+        if not facts["finite"]:
+            return
         self.late.append((ids, arrays["priority"]))
         self.timed(rank, len(ids), float(facts["seconds"]))  # type: ignore[arg-type]
 
@@ -107,12 +109,18 @@ class Tally:
         self.faults: list[dict[str, Any]] = []
 
     def count(self, facts: Facts) -> None:
-        """Take a bundle's word in."""
+        """Take a bundle's word in; it may not have drawn yet."""
+        self.finished += msgspec.json.decode(str(facts["episodes"]), type=list[tuple[float, int]])
+        self.faults += msgspec.json.decode(str(facts["faults"]), type=list[dict[str, Any]])
+        if "steps" not in facts:
+            return
         life, steps = str(facts["life"]), int(facts["steps"])  # type: ignore[arg-type]
         self.steps += steps - self.told.get(life, 0)
         self.told[life] = steps
-        self.finished += msgspec.json.decode(str(facts["episodes"]), type=list[tuple[float, int]])
-        self.faults += msgspec.json.decode(str(facts["faults"]), type=list[dict[str, Any]])
+
+    def forget(self) -> None:
+        """The run goes back: what happened since does not count."""
+        self.finished, self.faults = [], []
 
     def begin(self, facts: Facts) -> None:
         """A bundle goes on from a checkpoint: the steps it had told of by then were counted, if there were any."""
@@ -125,7 +133,7 @@ class Tally:
         return found
 
 
-class Bundled:
+class Separate:
     """Everybody learns from a batch of its own; how much it counts follows from what its replay holds."""
 
     def __init__(self, num: int, tally: Tally, stock: Callable[[], Stock], steps: Callable[[], int]) -> None:
@@ -134,15 +142,17 @@ class Bundled:
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
-        """It brings a replay."""
-        self.stocks[rank] = stock_in(facts)
+        """It may have drawn before."""
         self.tally.count(facts)
+        if "items" in facts:
+            self.stocks[rank] = stock_in(facts)
 
     def begin(self, batch: Batch | Sequences) -> tuple[Batch | Sequences, float]:
         """Rank 0's own batch is one of them."""
         self.ids, self.items = np.zeros_like(batch.ids), self.num * len(batch.ids)
         self.stocks[0] = own = self.stock()
-        self.totals = totals_of([self.stocks[rank] for rank in range(self.num)])
+        # Until its first word a bundle is taken to hold as much as rank 0 does.
+        self.totals = totals_of([self.stocks.get(rank, own) for rank in range(self.num)])
         return batch, share_in(self.totals, own)
 
     def order(self, rank: int) -> Order:

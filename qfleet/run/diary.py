@@ -208,12 +208,14 @@ class Diary:
             self.warn(f"{whose}environment {lanes} {what}")
 
     def note_learner(self, event: Row) -> None:
-        """Somebody came, left or was lost among the learners; the last is worth a word on the screen."""
+        """Somebody came, left or was lost among the learners; what is lost is worth a word on the screen."""
         kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}
         self.events.event(kind, env_steps=self.steps, **fields)
         if kind == "learner_lost":
             after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
             self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+        if kind == "bundle_inexact":
+            self.warn(f"not exact: learner {event['learner']}: {event['what']}")
 
     def endure(self, cause: StorageError) -> None:
         """A disk that says no is reported and tried again, a few times in a row."""

@@ -9,6 +9,7 @@ import msgspec
 from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
+from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
 from qfleet.run.older import arrays_in, completed, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
@@ -62,7 +63,8 @@ class Keeper:
         """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
         learner, replay = self.line.learner, self.line.feed.replay
         weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
-        rows = replay.store.rows * replay.store.lanes * replay.store.row_bytes
+        bundles = self.line.plan.learners.num if has_bundles(self.line.plan) else 1
+        rows = bundles * replay.store.rows * replay.store.lanes * replay.store.row_bytes
         self.checkpoints.require_space((self.line.plan.save.keep + 1) * (weights + rows // 20))
 
     def conditions(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Protocol
 
 from qfleet.data import Array
@@ -94,11 +95,11 @@ class Mate:
         except CommLost as cause:
             raise Gone(str(cause)) from cause
 
-    def settle(self, limit_seconds: float) -> None:
+    def settle(self, limit_seconds: float) -> Iterator[Parts]:
         """Hear every word that is due, whatever it is: afterwards orders and words are in step again."""
         until = time.monotonic() + limit_seconds
         while self.owed:
-            self.word(max(0.0, until - time.monotonic()))
+            yield self.word(max(0.0, until - time.monotonic()))
         self.dealt.clear()
 
 

@@ -197,6 +197,7 @@ def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explor
     while True:
         parts = talk.hear(0.0 if busy else LISTEN_SECONDS)
         if parts is not None and parts[0].get("kind") == "end":
+            partner.close()
             return
         if parts is not None:
             partner.obey(parts)

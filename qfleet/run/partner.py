@@ -99,7 +99,7 @@ class Partner:
                     self.form(parts[0])
                 case "hash":
                     self.say({"kind": "hash", "hash": state_hash(self.learner)})
-                case "read" | "write" | "adopt":
+                case "read" | "write" | "adopt" | "reseed":
                     self.remember(parts)
                 case _:
                     self.learn(parts)
@@ -109,10 +109,7 @@ class Partner:
 
     def idle(self) -> bool:
         """There is no order: a bundle acts meanwhile. Was there something to do?"""
-        if self.bundle is None or self.bundle.still or not self.bundle.hungry:
-            return False
-        self.bundle.walk()
-        return True
+        return self.bundle is not None and self.bundle.idle()
 
     def remember(self, parts: Parts) -> None:
         """Tell what our bundle remembers, or take it back."""
@@ -123,11 +120,14 @@ class Partner:
             piece, more = self.bundle.read(str(facts["name"]), int(facts["at"]))  # type: ignore[arg-type]
             self.say({"kind": "piece", "more": more}, {"bytes": np.frombuffer(piece, np.uint8)})
         elif facts["kind"] == "write":
-            self.bundle.write(str(facts["name"]), arrays["bytes"].tobytes())
+            self.bundle.write(str(facts["name"]), int(facts["at"]), arrays["bytes"].tobytes())  # type: ignore[arg-type]
             self.say({"kind": "written"})
+        elif facts["kind"] == "reseed":
+            self.bundle.reseed(int(facts["number"]))  # type: ignore[arg-type]
+            self.say({"kind": "reseeded"})
         else:
-            self.bundle.adopt()
-            self.say({"kind": "adopted", **self.bundle.news()})
+            lost = self.bundle.adopt()
+            self.say({"kind": "adopted", "lost": lost, **self.bundle.held, "life": self.bundle.life})
 
     def leave(self) -> None:
         """The group is no more."""
@@ -148,9 +148,11 @@ class Partner:
             self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
         word: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
         if self.bundle is not None:
-            self.bundle.joined()
+            self.bundle.joined(facts)
             word |= self.bundle.news()
         self.say(word)
+        if self.bundle is not None:
+            self.bundle.heard()
 
     def learn(self, parts: Parts) -> None:
         """Take part in an update."""
@@ -171,6 +173,14 @@ class Partner:
                 self.bundle.learned(batch, change.report.priority)
         answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, "sent_bytes": self.comm.sent_bytes}
         self.say(answer | news, {"priority": change.report.priority} if self.bundle is None else None)
+        if self.bundle is not None:
+            self.bundle.heard()
+
+    def close(self) -> None:
+        """Leave, and let go of what is ours."""
+        self.leave()
+        if self.bundle is not None:
+            self.bundle.close()
 
     def batch_for(self, parts: Parts) -> tuple[Batch | Sequences, float]:
         """What an order gives us to learn from, or has us draw, and how much it counts."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
@@ -83,6 +84,7 @@ def learn_beside(post: PartnerPost) -> None:
     """The life of a partner's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a bundle may have environment workers
     talk, parent = RingTalk(post.out, post.into, post.bell), os.getppid()
     with logging_to(None), suppress(CommLost):
         try:

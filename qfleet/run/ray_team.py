@@ -36,7 +36,8 @@ from qfleet.sync.group import make_store
 from qfleet.sync.served import Port
 from qfleet.sync.shard import Push, Verdict, cuts_of
 
-START_SECONDS, LOOK_SECONDS, TICK_SECONDS, LIFE_SECONDS = 120.0, 0.25, 0.005, 3600.0
+START_SECONDS, LOOK_SECONDS, TICK_SECONDS = 120.0, 0.25, 0.005
+LIFE_SECONDS, YIELD_SECONDS = 0.01, 0.0001
 MOST_BYTES = 1 << 32  # of a parcel
 
 
@@ -65,11 +66,14 @@ class PartnerHost:
     def __init__(self) -> None:
         self.partner: Partner | None = None
         self.words = Words()
+        self.turn = threading.Lock()  # of acting, or of obeying
 
     def live(self) -> None:
-        """Never answered: who waits for it learns of the end."""
+        """Never answered: who waits for it learns of the end. A bundle acts meanwhile."""
         while True:
-            time.sleep(LIFE_SECONDS)
+            with self.turn:
+                busy = self.partner is not None and self.partner.idle()
+            time.sleep(YIELD_SECONDS if busy else LIFE_SECONDS)
 
     def start(self, orders: Orders) -> bytes:
         """Become a partner; the answer is its first word."""
@@ -81,7 +85,8 @@ class PartnerHost:
         try:
             if self.partner is None:
                 raise ValueError("an order before the start")
-            self.partner.obey(unpack(parcel, limit_bytes=MOST_BYTES))
+            with self.turn:
+                self.partner.obey(unpack(parcel, limit_bytes=MOST_BYTES))
             return self.words.waiting.popleft()
         except Exception as error:
             return to_bytes({"kind": "failed", "what": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]}, {})

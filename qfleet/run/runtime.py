@@ -90,7 +90,7 @@ def acting_line(
     if has_bundles(plan):
         line = make_line(plan, world, torso, explore)
         if isinstance(line.actor, Actor):
-            line.actor.elapsed = lambda: line.steps  # everybody's
+            line.actor.elapsed = lambda: all_steps(line, plan.learners.num)
         return line
     if isinstance(plan.runtime, Processes):
         from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
@@ -106,6 +106,12 @@ def acting_line(
         world.close()
         return make_ray_line(plan, world.spec, (make, torso, explore))
     return make_line(plan, world, torso, explore)
+
+
+def all_steps(line: Line, bundles: int) -> int:
+    """Steps that all bundles have made; until the others have said how many, each as many as ours."""
+    told = 0 if line.partners is None else line.partners.steps
+    return line.feed.steps + told if told else line.feed.steps * bundles
 
 
 def make_runtime(line: Line, skipped: int = 0, watch: Stopwatch | None = None) -> Runtime:

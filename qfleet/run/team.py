@@ -7,8 +7,8 @@ background and join when they are ready.
 """
 
 import math
+import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.archive import Archive, bundle_files
-from qfleet.run.dealing import Bundled, Dealing, Split, Tally
+from qfleet.run.dealing import Dealing, Separate, Split, Tally
 from qfleet.run.history import History, NoHistory, Notes
 from qfleet.run.mate import Gone, Mate
 from qfleet.run.partner import proposed, served_for, share_state, state_hash, sync_for
@@ -36,6 +36,7 @@ from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.strategies import Sync, listener
 
 WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
+ADOPT_TRIES = 2
 
 
 class Team:
@@ -62,9 +63,11 @@ class Team:
         self.tally = Tally()
         self.dealing: Dealing = Split(1, self.late, balance=False)
         self.events: list[dict[str, Any]] = []
-        self.num, self.losses, self.hired = 1, 0, Counter[int]()
+        self.noted: set[tuple[int, str]] = set()  # what was told of bundles
+        self.num, self.losses, self.begun = 1, 0, False
         self.resize(plan.learners.num)
         self.await_everybody()
+        self.begun = True
 
     # Updates
 
@@ -153,8 +156,9 @@ class Team:
             return
         ids, finite = mate.dealt.popleft(), bool(facts["finite"])
         self.history.note("team", "learned", group=self.number, learner=mate.number)
-        if finite:
-            self.dealing.heard(1 + self.group.index(mate), ids, (facts, arrays))
+        self.dealing.heard(1 + self.group.index(mate), ids, (facts, arrays))
+        if facts.get("behind"):
+            self.note_inexact(mate, "it acts too slowly to keep pace")
         self.stale = self.stale or (self.in_step and finite != self.finite)
 
     def note_formed(self) -> None:
@@ -193,9 +197,9 @@ class Team:
         self.num = num
 
     def hire(self, number: int) -> None:
-        """Start a partner; it joins when it is ready."""
-        self.mates[number] = self.quarters.hire(number, self.hired[number])
-        self.hired[number] += 1
+        """Start a partner; it joins when it is ready. No seed decides those that come later: each is another one."""
+        incarnation = 1 + secrets.randbelow(2**31) if self.begun else 0
+        self.mates[number] = self.quarters.hire(number, incarnation)
 
     def rest(self) -> None:
         """Return when nobody is learning, and rank 0 has everything that there is."""
@@ -220,6 +224,7 @@ class Team:
         """Rank 0's weights were replaced: what anybody else has, or is about to say, is of no use."""
         self.leave(gather=False)
         self.late.clear()
+        self.tally.forget()
 
     def take_events(self) -> list[dict[str, Any]]:
         """What happened since this was last asked."""
@@ -237,20 +242,58 @@ class Team:
     def steps(self, steps: int) -> None:
         self.tally.steps = steps
 
+    def meet(self) -> None:
+        """Bundles act by rank 0's weights from the first step on."""
+        if self.feed is not None:
+            try:
+                self.tend()
+            except CommLost as cause:
+                self.give_up(cause)
+
     def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
         """What every bundle remembers, in files; one that is lost meanwhile has no more of them."""
-        for mate in list(self.mates.values()) if self.feed is not None else ():
+        if self.feed is None:
+            return
+        self.await_words(list(self.mates.values()))
+        for mate in list(self.mates.values()):
             if mate.ready:
                 yield from Archive(mate, self.patience, self.lose).files()
 
     def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
-        """Let bundles go on with what these files hold; one that has no whole set of them begins with nothing."""
-        if self.feed is None or not names:
+        """Let bundles go on with what these files hold; one that has no whole set of them goes on as it is."""
+        if self.feed is None:
             return
-        self.await_everybody()
-        for mate in list(self.mates.values()):
-            if mate.ready and (own := bundle_files(names, mate.number)):
-                Archive(mate, self.patience, self.lose).write(own, read, self.tally)
+        self.await_words(list(self.mates.values()))
+        for number in list(self.mates):
+            for _ in range(ADOPT_TRIES):  # one that is lost on the way is replaced
+                self.await_everybody()
+                if number not in self.mates or self.give_back(self.mates[number], names, read):
+                    break
+
+    def give_back(self, mate: Mate, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
+        """Let one bundle go on with its files: is it there afterwards?"""
+        if not (files := bundle_files(names, mate.number)):
+            self.note_inexact(mate, "the checkpoint holds nothing of its replay")
+            return True
+        what = Archive(mate, self.patience, self.lose).write(files, read, self.tally)
+        if what is not None:
+            self.note_inexact(mate, what)
+        return self.mates.get(mate.number) is mate
+
+    def reseed(self, number: int) -> None:
+        """Let bundles draw other batches from here on."""
+        for mate in list(self.mates.values()) if self.feed is not None else ():
+            try:
+                mate.order({"kind": "reseed", "number": number})
+                mate.answer("reseeded", self.patience)
+            except CommLost as cause:
+                self.lose(mate, str(cause))
+
+    def note_inexact(self, mate: Mate, what: str) -> None:
+        """Something with a bundle is not as the seed decides; told once."""
+        if (mate.number, what) not in self.noted:
+            self.noted.add((mate.number, what))
+            self.tell("bundle_inexact", learner=mate.number, what=what)
 
     # What is promised
 
@@ -329,6 +372,7 @@ class Team:
             self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
+        facts |= {"updates": self.learner.updates, "steps": self.all_steps()}
         self.comm = self.quarters.meet(present, facts | (self.servers.facts if self.servers else {}), self.learner)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
@@ -341,8 +385,11 @@ class Team:
         """Who learns from what in a group of so many."""
         if self.feed is None:
             return Split(size, self.late, balance=self.plan.learners.balance)
-        feed = self.feed
-        return Bundled(size, self.tally, feed.replay.stock, lambda: feed.steps + self.steps)
+        return Separate(size, self.tally, self.feed.replay.stock, self.all_steps)
+
+    def all_steps(self) -> int:
+        """Steps of all bundles, our own too."""
+        return self.steps + (0 if self.feed is None else self.feed.steps)
 
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
@@ -396,7 +443,9 @@ class Team:
         """Hear what these owe us; who does not speak in time is lost."""
         for mate in mates:
             try:
-                mate.settle(self.patience)
+                for facts, _ in mate.settle(self.patience):
+                    if "life" in facts:
+                        self.tally.count(facts)
             except CommLost as silence:
                 self.lose(mate, f"{cause}; {silence}" if cause else str(silence))
 

@@ -31,7 +31,7 @@ from qfleet.learn import (
 from qfleet.learn.device import looking_up
 from qfleet.learn.learner import Partners
 from qfleet.nets import Implicit, QNet, make_net, set_noise
-from qfleet.plan.places import bundled, has_bundles, is_central, num_senders
+from qfleet.plan.places import has_bundles, is_central, num_senders, one_bundle
 from qfleet.plan.schema import (
     ImplicitHead,
     Inline,
@@ -48,7 +48,7 @@ from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC = 101, 102, 103, 104, 105, 106, 107
+WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 108
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -255,7 +255,7 @@ def join_parts(
     policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
     stored = policy_spec(spec, policies[0])
     learners = make_learners(plan, spec, stored, policies, torso)
-    own = bundled(plan)
+    own = one_bundle(plan)
     replay = (remember or own_replay)(own, stored)
     if isinstance(plan.replay, Replay) and plan.replay.on_device:
         show_places(replay, learners, device)
@@ -379,7 +379,7 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
-    num = bundled(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
+    num = one_bundle(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
 
 

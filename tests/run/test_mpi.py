@@ -34,9 +34,18 @@ def run(mpirun: list[str], tmp_path: Path, changes: Settings) -> subprocess.Comp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sync", ["allreduce", "local", "gossip"])
-def test_learners_by_mpi_make_the_same_steps(mpirun: list[str], tmp_path: Path, sync: str) -> None:
-    changes: Settings = {**SHORT, "sync.type": sync}
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"sync.type": "allreduce"},
+        {"sync.type": "local"},
+        {"sync.type": "gossip"},
+        {"learners.bundles": True, "env.num": 3, "algo.batch_size": 15},
+    ],
+    ids=["allreduce", "local", "gossip", "bundles"],
+)
+def test_learners_by_mpi_make_the_same_steps(mpirun: list[str], tmp_path: Path, more: Settings) -> None:
+    changes: Settings = {**SHORT, **more}
     done = run(mpirun, tmp_path, {**changes, "learners.backend": "mpi"})
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "run"

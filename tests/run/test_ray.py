@@ -15,7 +15,7 @@ import pytest
 from qfleet import Run
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows
-from tests.run.parts import Settings, events, resumed, status, words
+from tests.run.parts import Settings, checkpoints, events, resumed, status, words
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -140,6 +140,32 @@ def test_two_learners_on_ray_make_as_many_updates_as_one(begin: Any, tmp_path: P
     assert [row["learners"] for row in events(run, "group_formed")] == [2]
     assert status(run)["together"]["sync"]["shards"] == 2
     wait_for(lambda: not alive(seen), 10)
+
+
+def test_bundles_on_ray_act_and_learn_together_and_go_on(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+    bundles: Settings = {"runtime.type": "ray", "learners.num": 2, "learners.bundles": True, "until.steps": 400}
+    process = begin({**bundles, "runtime.learner_cpus": 0.5, "log.history": True})
+    seen = wait_for(lambda: set(family(process.pid)))
+    ended(process)
+    run = tmp_path / "run0"
+    assert status(run)["env_steps"] >= 400
+    # Each makes half of the steps, with half a batch, after half of the steps before learning.
+    assert abs(status(run)["updates"] - 5 * (status(run)["env_steps"] // 2 - 20) // 8) <= 2
+    assert [row["learners"] for row in events(run, "group_formed")] == [2]
+    assert check_history(run / "history") == []
+    assert list(checkpoints(run)[-1].glob("bundles/1-*/replay/rows_*"))
+    wait_for(lambda: not alive(seen), 10)
+    again = subprocess.run(
+        [sys.executable, "-m", "qfleet", "resume", str(run), "--steps", "600", "--json"],
+        env=home,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert status(run)["env_steps"] >= 600
+    assert not events(run, "bundle_inexact")
 
 
 def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
