@@ -31,7 +31,7 @@ def steady(rows: list[dict[str, Any]]) -> float:
 def measure(world: str, runtime: str, actors: int, seconds: float) -> float:
     """One run of a fixed time."""
     with tempfile.TemporaryDirectory() as out:
-        settings = [*WORLDS[world], *PLAIN, f"runtime.type={runtime}", f"actors.num={actors}", "runtime.chunk_rows=16"]
+        settings = [*WORLDS[world], *PLAIN, f"runtime.type={runtime}", f"actors.num={actors}"]
         limits = [f"until.seconds={seconds}", "--steps", "1000000000", "--out", out, "--json"]
         done: Finished = run(qfleet("train", *settings, *limits), limit_seconds=seconds + 180)
     if done.exit_code != 0:

@@ -27,7 +27,7 @@ GRID = Grid(
     "runtimes",
     "The same plan on every runtime",
     tuple(
-        Cell("CartPole-v1", "cartpole", 475.0, (*WHOLE, *settings), f"CartPole-v1, {name}", 2 if "ray" in name else 5)
+        Cell("CartPole-v1", "cartpole", 475.0, (*WHOLE, *settings), f"CartPole-v1, {name}")
         for name, settings in WAYS.items()
     ),
     seeds=5,

@@ -460,7 +460,7 @@ class Ray(Part, tag="ray"):
     threads: Positive | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
-    chunk_rows: Positive = 16
+    chunk_rows: Positive = 8
     slots: Annotated[int, Meta(ge=2)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5

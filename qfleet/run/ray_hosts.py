@@ -32,7 +32,7 @@ from qfleet.run.wiring import EnvMaker
 
 ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0
-SHOW_SECONDS, SHOW_SHARE = 0.1, 0.05  # weights go out at most so often, and in at most this share of the time
+SHOW_SECONDS, SHOW_SHARE = 0.02, 0.05  # weights go out at most so often, and in at most this share of the time
 USAGE = UsageError.exit_code
 
 DESK: ContextVar[Desk | None] = ContextVar("desk", default=None)  # set where the course runs
@@ -74,7 +74,8 @@ class ActorHost:
         runtime = cast(Ray, msgspec.json.decode(orders.plan, type=Plan).runtime)
         mine, theirs = Pipe(duplex=False)
         squeezed = IN_FLIGHT if runtime.compress else ()
-        courier = Courier(line.send, line.fetch, window, tally, runtime.slots, lambda: waiting_words(mine), squeezed)
+        # One on its way: more of them wait at the other end, and every one that waits is acted by older weights.
+        courier = Courier(line.send, line.fetch, window, tally, 1, lambda: waiting_words(mine), squeezed)
         threading.Thread(target=courier.run, name="courier", daemon=True).start()
         post = Post(
             orders.plan,
