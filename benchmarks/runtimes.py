@@ -22,7 +22,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     "ray, two nodes": ("runtime.type=ray", "actors.num=2", f"runtime.address=127.0.0.1:{PORT}"),
 }
 # The whole budget, so that steps and updates compare; what is judged is the best checkpoint.
-WHOLE = ("until.score=none", "until.steps=20000")
+WHOLE = ("until.score=none", "until.steps=40000")
 GRID = Grid(
     "runtimes",
     "The same plan on every runtime",
@@ -34,7 +34,7 @@ GRID = Grid(
     columns=3,
     jobs=1,  # several processes each
     notes=(
-        "20,000 steps allow (20,000 - 1,000) / 4 = 4,750 updates; a run ends with the row that reaches the last. "
+        "40,000 steps allow (40,000 - 1,000) / 4 = 9,750 updates; a run ends with the row that reaches the last. "
         "Ray has two nodes of `ray.cluster_utils.Cluster` on this machine."
     ),
 )

@@ -436,7 +436,7 @@ class Processes(Part, tag="processes"):
     threads: Positive | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
-    chunk_rows: Positive = 8
+    chunk_rows: Positive = 2
     slots: Annotated[int, Meta(ge=2)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5

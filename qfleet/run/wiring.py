@@ -48,7 +48,7 @@ from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 108
+WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 109
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 

@@ -84,6 +84,7 @@ def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
     assert row["episodes"] == pytest.approx(row["env_steps"] / 6, rel=0.1)  # they last six steps in the mean
 
 
+@pytest.mark.slow
 def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> None:
     more = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
     plan = make_plan("qfleet.envs.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0})
@@ -231,7 +232,15 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
 # Together again
 
 
-@pytest.mark.parametrize("sync", [{"sync.type": "local", "sync.every_updates": 3}, {"sync.codec.type": "int8"}, GORILA])
+@pytest.mark.parametrize(
+    "sync",
+    [
+        pytest.param({"sync.type": "local", "sync.every_updates": 3}, marks=pytest.mark.slow),
+        pytest.param({"sync.codec.type": "int8"}, marks=pytest.mark.slow),
+        GORILA,
+    ],
+    ids=["local", "int8", "gorila"],
+)
 def test_a_run_of_bundles_goes_back_and_on(
     tmp_path: Path, sync: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,6 +264,7 @@ def test_a_run_of_bundles_goes_back_and_on(
     assert check_history(found.path / "history") == []
 
 
+@pytest.mark.slow
 def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
