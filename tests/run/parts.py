@@ -1,18 +1,22 @@
 """Small runs, and what is left of them on the disk."""
 
 import hashlib
+import os
+import signal
 import warnings
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 import qfleet.envs.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
 from qfleet.plan import make_plan
 from qfleet.run.mate import Mate
-from qfleet.run.quarters import OwnProcess
+from qfleet.run.quarters import OwnProcess, OwnQuarters
 from qfleet.watch import read_json, read_rows, without_clock
 
 Settings = dict[str, Any]
@@ -70,6 +74,23 @@ def process_of(mate: Mate) -> BaseProcess:
     if not isinstance(mate.life, OwnProcess):
         raise TypeError("it lives elsewhere")
     return mate.life.process
+
+
+def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Mate], Callable[[dict[str, Any]], None]]:
+    """All partners that will be hired, and a callback that kills the first of them."""
+    mates: list[Mate] = []
+    hire = OwnQuarters.hire
+
+    def watched(quarters: OwnQuarters, number: int, incarnation: int) -> Mate:
+        mates.append(hire(quarters, number, incarnation))
+        return mates[-1]
+
+    def strike(row: dict[str, Any]) -> None:
+        if row["kind"] == "progress" and len(mates) == 1:
+            os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
+
+    monkeypatch.setattr(OwnQuarters, "hire", watched)
+    return mates, strike
 
 
 def small(changes: Settings | None = None, env_id: str = "CartPole-v1") -> Plan:

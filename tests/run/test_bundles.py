@@ -1,7 +1,5 @@
 """Bundles: learners with environments and a replay of their own. Real processes."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,10 @@ from qfleet.replay import Prioritized
 from qfleet.run.archive import bundle_files
 from qfleet.run.audit import check_history
 from qfleet.run.bundle import Bundle, make_bundle
-from qfleet.run.mate import Mate
-from qfleet.run.quarters import OwnQuarters
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
 from qfleet.watch import read_rows, wanted
-from tests.run.parts import SMALL, process_of
+from tests.run.parts import SMALL, first_struck
 from tests.run.test_together import ends, events, saved
 
 pytestmark = pytest.mark.timeout(110)
@@ -95,18 +91,7 @@ def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> Non
 def test_a_bundle_killed_in_the_middle_is_replaced_and_begins_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mates: list[Mate] = []
-    hire = OwnQuarters.hire
-
-    def watched(quarters: OwnQuarters, number: int, incarnation: int) -> Mate:
-        mates.append(hire(quarters, number, incarnation))
-        return mates[-1]
-
-    def strike(row: dict[str, Any]) -> None:
-        if row["kind"] == "progress" and len(mates) == 1:
-            os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
-
-    monkeypatch.setattr(OwnQuarters, "hire", watched)
+    mates, strike = first_struck(monkeypatch)
     more = {"until.steps": 3_000, "log.every_steps": 400, "log.history": True, **PRIORITIES}
     found = train(make_plan("CartPole-v1", overrides={**TWO, **more}), out=tmp_path, callbacks=[strike])
     assert found.status["state"] == "done"

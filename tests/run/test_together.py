@@ -1,8 +1,6 @@
 """Runs with several learners: from the plan to the last checkpoint, switched on the way, stopped and resumed."""
 
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,8 @@ from qfleet.plan import changed, make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
-from qfleet.run.mate import Mate
-from qfleet.run.quarters import OwnQuarters
 from qfleet.watch import read_json, read_rows, wanted
-from tests.run.parts import SMALL, process_of
+from tests.run.parts import SMALL, first_struck
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.timeout_seconds": 5.0, "until.steps": 600}
@@ -166,18 +162,7 @@ def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
 def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mates: list[Mate] = []
-    hire = OwnQuarters.hire
-
-    def watched(quarters: OwnQuarters, number: int, incarnation: int) -> Mate:
-        mates.append(hire(quarters, number, incarnation))
-        return mates[-1]
-
-    def strike(row: dict[str, Any]) -> None:
-        if row["kind"] == "progress" and len(mates) == 1:
-            os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
-
-    monkeypatch.setattr(OwnQuarters, "hire", watched)
+    mates, strike = first_struck(monkeypatch)
     plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200, "log.history": True})
     found = train(plan, out=tmp_path, callbacks=[strike])
     assert check_history(found.path / "history") == []
