@@ -130,14 +130,14 @@ class Whole:
 
 
 def adam_paces(rate: Tensor, steps: Tensor) -> Tensor:
-    """Adam's step size and the root of its second correction for each parameter after so many steps [parameters, 2].
+    """Adam's step size and what corrects its root of squares, per parameter after so many steps [parameters, 2].
 
     In double precision: early on, 1 - beta^t is a small difference of large numbers. As exponentials, because the
     compiler keeps those; a power it would work out again for every few weights, three quarters of Adam's time.
     """
     steps = steps.double()
     first, second = (1.0 - torch.exp(steps * math.log(beta)) for beta in (BETA1, BETA2))
-    return torch.stack((rate / first, second.sqrt()), dim=1)
+    return torch.stack((rate / first, second.rsqrt()), dim=1)
 
 
 def adam(
@@ -156,8 +156,8 @@ def adam(
     square = BETA2 * square + (1.0 - BETA2) * gradient * gradient
     if decay:
         weight = weight * (1.0 - rate * decay).to(weight.dtype)
-    size, root = pace.to(weight.dtype)
-    return weight - size * mean / (square.sqrt() / root + eps), mean, square, step + 1
+    size, whole = pace.to(weight.dtype)
+    return weight - size * mean / (square.sqrt() * whole + eps), mean, square, step + 1
 
 
 def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
@@ -173,7 +173,7 @@ def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
         from torch.fx.experimental.proxy_tensor import make_fx
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    graph = make_fx(piece, tracing_mode="fake")(*inputs)
+    graph = make_fx(piece, decomposition_table=small_convolutions(), tracing_mode="fake")(*inputs)
     # One thread: compiling must not leave processes behind. A shape environment: without one nothing is cached.
     # Shapes and strides are the piece's key, not asked for again at every call; and no Python between its kernels: each
     # of these takes a tenth of a small update.
@@ -181,6 +181,46 @@ def inductor(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
     with settings, tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
         made: Piece = torch._inductor.compile(graph, list(inputs))
         return made
+
+
+def small_convolutions() -> dict[Any, Callable[..., Any]]:
+    """Convolutions of few inputs per output as patches times a matrix, which the compiler joins with their neighbours.
+
+    A library call rearranges what goes in and what comes out; for so little arithmetic that takes longer than the sums.
+    """
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Any:
+        if not is_small(x, weight, how):
+            return NotImplemented
+        rows, (high, wide) = patches(x, weight, how[0])
+        out = weight.reshape(len(weight), -1) @ rows
+        out = out if bias is None else out + bias[:, None]
+        return out.view(len(x), len(weight), high, wide)
+
+    def backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *how: Any) -> Any:
+        for_input, _, for_bias = how[-1]
+        if for_input or not is_small(x, weight, how):
+            return NotImplemented  # the first layer only: nobody asks for the gradient of an observation
+        rows, _ = patches(x, weight, how[0])
+        flat = grad.reshape(len(x), len(weight), -1)
+        found = torch.bmm(rows, flat.transpose(1, 2)).sum(0).T.reshape(weight.shape)
+        return None, found, flat.sum((0, 2)) if for_bias else None
+
+    return {torch.ops.aten.convolution.default: forward, torch.ops.aten.convolution_backward.default: backward}
+
+
+def is_small(x: Tensor, weight: Tensor, how: tuple[Any, ...]) -> bool:
+    """Whether a convolution is plain, in two dimensions, and of at most 64 inputs per output."""
+    _, padding, dilation, transposed, _, groups = how[:6]
+    plain = not transposed and groups == 1 and set(padding) == {0} and set(dilation) == {1}
+    return plain and x.dim() == 4 and weight[0].numel() <= 64
+
+
+def patches(x: Tensor, weight: Tensor, stride: Sequence[int]) -> tuple[Tensor, tuple[int, int]]:
+    """What each output looks at [N, inputs per output, high x wide], and (high, wide)."""
+    cut = x.unfold(2, weight.shape[2], stride[0]).unfold(3, weight.shape[3], stride[-1])
+    high, wide = cut.shape[2:4]
+    return cut.permute(0, 1, 4, 5, 2, 3).reshape(len(x), -1, high * wide), (high, wide)
 
 
 def captured(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:

@@ -7,10 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.data import Spec
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
-from qfleet.learn.compiled import Piece, not_whole
+from qfleet.learn.compiled import Piece, not_whole, small_convolutions
 from qfleet.nets import make_net
 from qfleet.plan.schema import (
     Adam,
@@ -26,6 +28,7 @@ from qfleet.plan.schema import (
     ImplicitHead,
     Inline,
     MaxRule,
+    MinatarTorso,
     MlpTorso,
     MunchausenRule,
     NatureTorso,
@@ -40,6 +43,7 @@ from qfleet.plan.schema import (
 )
 from tests.learn.parts import PICTURE, VECTOR, batch, same
 
+GRID = Spec((4, 10, 10), "uint8", (6,))
 SMALL = Net(torso=MlpTorso(sizes=(16, 16)))
 CAN = {
     "max, copied target": {"algo": Algo(rule=MaxRule(), target=CopyTarget(every_updates=3))},
@@ -197,12 +201,56 @@ def test_the_compiled_piece_learns_the_same_and_goes_on_bit_by_bit(name: str) ->
     assert same(again.optim_arrays(), whole.optim_arrays())
 
 
+CONVOLUTIONS = {
+    "3x3": (nn.Conv2d(4, 6, 3), True),
+    "no bias": (nn.Conv2d(4, 6, 3, bias=False), True),
+    "stride": (nn.Conv2d(3, 5, 4, stride=2), True),
+    "oblong": (nn.Conv2d(2, 3, (2, 5), stride=(1, 3)), True),
+    "padded": (nn.Conv2d(4, 6, 3, padding=1), False),
+    "dilated": (nn.Conv2d(4, 6, 3, dilation=2), False),
+    "groups": (nn.Conv2d(4, 6, 3, groups=2), False),
+    "large": (nn.Conv2d(4, 6, 5), False),
+}
+
+
+@pytest.mark.parametrize("layer, small", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
+def test_small_convolutions_are_patches_times_a_matrix(layer: nn.Conv2d, small: bool) -> None:
+    layer = layer.double()
+    x = torch.rand(3, layer.in_channels, 9, 10, dtype=torch.float64)
+    weights = list(layer.parameters())
+
+    def piece(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [weight.detach().requires_grad_() for weight in weights]
+        out = torch.func.functional_call(layer, dict(zip(dict(layer.named_parameters()), leaves, strict=True)), (x,))
+        return out, *torch.autograd.grad((out * out).sum(), leaves)
+
+    graph = make_fx(piece, decomposition_table=small_convolutions())(x, *weights)
+    for found, expected in zip(graph(x, *weights), piece(x, *weights), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert any("convolution" in str(node.target) for node in graph.graph.nodes) is not small
+
+
+def test_a_convolution_behind_another_keeps_its_gradient() -> None:
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).double()
+    x = torch.rand(2, 1, 8, 8, dtype=torch.float64)
+
+    def piece(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad((layers(x) ** 2).sum(), list(layers.parameters()))
+
+    graph = make_fx(piece, decomposition_table=small_convolutions())(x)
+    for found, expected in zip(graph(x), piece(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_convolutions_can_be_compiled_too() -> None:
-    plan = plan_of(net=Net(torso=NatureTorso(width=16)))
-    whole, steps = learner_of(plan, PICTURE, whole=True), learner_of(plan, PICTURE, whole=False)
+@pytest.mark.parametrize(
+    "torso, spec", [(NatureTorso(width=16), PICTURE), (MinatarTorso(), GRID)], ids=["nature", "minatar"]
+)
+def test_convolutions_can_be_compiled_too(torso: NatureTorso | MinatarTorso, spec: Spec) -> None:
+    plan = plan_of(net=Net(torso=torso))
+    whole, steps = learner_of(plan, spec, whole=True), learner_of(plan, spec, whole=False)
     for seed in range(3):
-        one, other = whole.update(batch(PICTURE, seed=seed)), steps.update(batch(PICTURE, seed=seed))
+        one, other = whole.update(batch(spec, seed=seed)), steps.update(batch(spec, seed=seed))
         assert one.loss == pytest.approx(other.loss, rel=1e-3)
     assert whole.whole is not None
