@@ -43,10 +43,21 @@ def sync(
         )
     before = wanted.now(folder, plan)
     after = changed(before, str(folder / "run.toml"), settings, alone=True)
+    require_ranks(before, after)
     wanted.ask(folder, wanted.Wish(after.sync, after.learners.num))
     await_heeded(folder)
     say(f"{folder}: {described(after)} from now on (before: {described(before)})")
     return 0
+
+
+def require_ranks(before: Plan, after: Plan) -> None:
+    """MPI starts processes once."""
+    if before.learners.backend == "mpi" and after.learners.num > before.learners.num:
+        raise UsageError(
+            f"learners.num={after.learners.num} cannot be had: the run has {before.learners.num}",
+            "MPI starts processes once, and one that was let go does not come back.",
+            "Start the run with as many as it shall have at most.",
+        )
 
 
 def described(plan: Plan) -> str:

@@ -6,6 +6,7 @@ from qfleet.cli.say import say
 from qfleet.errors import UsageError
 
 if TYPE_CHECKING:
+    from qfleet.plan import Plan
     from qfleet.run import Run
     from qfleet.watch.trace import Trace
 
@@ -14,6 +15,16 @@ def refuse_profile(asked: bool, why: str) -> None:
     """One run has a profile, a group has none."""
     if asked:
         raise UsageError("--profile looks at one run", why, "Leave --profile out, or train one run with it.")
+
+
+def refuse_far_profile(asked: bool, plan: "Plan") -> None:
+    """Functions are looked at in this process, which on Ray only watches."""
+    if asked and plan.runtime.__struct_config__.tag == "ray":
+        raise UsageError(
+            "--profile does not see runtime.type=ray",
+            "It looks at the functions of this process, and the run is in others.",
+            "Leave it out (the summary says where the time goes), or profile with runtime.type=processes.",
+        )
 
 
 def make_traces(asked: bool) -> "list[Trace]":

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from qfleet.cli.guard import guarded, needs_guard
 from qfleet.cli.plans import origin_rows
-from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
+from qfleet.cli.profile import keep_profile, make_traces, refuse_far_profile, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
 from qfleet.cli.words import compose_words, refuse_both, whole
 from qfleet.errors import UsageError
@@ -73,19 +73,21 @@ def train(
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
         return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
+    refuse_far_profile(profile, composed.plan)
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_guard(composed.plan):
-        return guarded(invocation.get(), out, lambda folder: _go_on(folder, out, json, quiet), to_stderr=json)
+        how = {"--json": json, "--quiet": quiet, "--profile": profile}
+        return guarded(invocation.get(), out, lambda folder: _go_on(folder, out, how), to_stderr=json)
     _introduce(composed, json, quiet)
     if num is not None:
         return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
     return _train_run(composed, out, name, from_, json=json, quiet=quiet, profile=profile)
 
 
-def _go_on(run: Path, out: str, json: bool, quiet: bool) -> list[str]:
+def _go_on(run: Path, out: str, how: dict[str, bool]) -> list[str]:
     """The words that go on with a run whose process was killed."""
-    return ["resume", str(run), "--out", out, *(["--json"] if json else []), *(["--quiet"] if quiet else [])]
+    return ["resume", str(run), "--out", out, *(word for word, asked in how.items() if asked)]
 
 
 def _train_run(
@@ -143,13 +145,10 @@ def resume(
         refuse_profile(profile, f"{path} is a group of several.")
         return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
     _refuse_jobs(at_once, f"{path} is one run.")
-    if needs_guard(read_plan(path / "run.toml")):
-        return guarded(
-            invocation.get(),
-            str(path.parent),
-            lambda folder: [*_go_on(folder, out, json, quiet), *(["--trust-env"] if trust_env else [])],
-            to_stderr=json,
-        )
+    refuse_far_profile(profile, plan := read_plan(path / "run.toml"))
+    if needs_guard(plan):
+        how = {"--json": json, "--quiet": quiet, "--profile": profile, "--trust-env": trust_env, "--strict": strict}
+        return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile)
     found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)
     return _farewell(found, traces, json, quiet)

@@ -1,6 +1,7 @@
 """Processes that do not outlive their parent, do not run its script, and do not flood its disk."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import stat
@@ -8,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LOG_BYTES = 1_000_000
+PRELOADED: list[str] = []  # by the fork server
 
 
 @contextmanager
@@ -25,6 +28,17 @@ def hidden_main(hide: bool = True) -> Iterator[None]:
         yield
     finally:
         sys.modules["__main__"] = main
+
+
+def fork_server(*modules: str) -> ForkServerContext:
+    """Starts processes quickly: before the first it imports these modules, and those that were named before.
+
+    There is one for all of this process.
+    """
+    PRELOADED.extend(name for name in modules if name not in PRELOADED)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:

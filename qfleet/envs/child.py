@@ -16,7 +16,7 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
-from qfleet.data.kin import LOG_BYTES, hidden_main
+from qfleet.data.kin import LOG_BYTES, fork_server, hidden_main
 from qfleet.data.region import Region
 from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, TELL_SIGNAL, Finding, Task, scout, work
 from qfleet.envs.slab import Slab
@@ -199,6 +199,4 @@ def end_group(process: BaseProcess) -> None:
 def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["qfleet.envs.seats"])  # so that a replacement need not import anything
-    return context
+    return fork_server("qfleet.envs.seats")  # so that a replacement need not import anything

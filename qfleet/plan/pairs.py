@@ -28,7 +28,7 @@ from qfleet.plan.schema import (
     SoftmaxExplore,
     SteadyBatch,
 )
-from qfleet.plan.together import Coded, NoCodec, ServerSync
+from qfleet.plan.together import Coded, LocalSync, NoCodec, ServerSync
 
 
 def _memory(plan: Plan) -> bool:
@@ -90,6 +90,19 @@ def _in_step(plan: Plan) -> bool:
 
 def _loose(plan: Plan) -> bool:
     return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness != 0
+
+
+def _windows(plan: Plan) -> bool:
+    return isinstance(plan.sync, ServerSync) and (plan.sync.window, plan.sync.window_seconds) != (None, None)
+
+
+def _unsupervised(plan: Plan) -> bool:
+    # Central inference of processes has workers of its own, and may be chosen when the run begins.
+    return plan.env.workers == 0 and not isinstance(plan.runtime, Processes)
+
+
+def _uncoded(plan: Plan) -> bool:
+    return isinstance(plan.sync, Coded) and plan.sync.codec == NoCodec()
 
 
 def _together(plan: Plan) -> bool:
@@ -433,6 +446,27 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("sync.window", _in_step, "Without staleness a step is made of one gradient of everybody: see sync.max_staleness."),
     ("sync.window_seconds", _in_step, "Without staleness everybody is waited for: see sync.max_staleness."),
     ("sync.slow_down", _in_step, "Without staleness no gradient is old: see sync.max_staleness."),
+    (
+        "sync.reduce",
+        lambda plan: _loose(plan) and not _windows(plan),
+        "With staleness every gradient is a step of its own: see sync.window.",
+    ),
+    ("sync.warm_rounds", _uncoded, "Without sync.codec.type every mean is exact."),
+    ("sync.check_every_rounds", _uncoded, "Without sync.codec.type there is nothing to compare."),
+    ("sync.least_cosine", _uncoded, "Without sync.codec.type there is nothing to compare."),
+    (
+        "sync.outer_momentum",
+        lambda plan: isinstance(plan.sync, LocalSync) and plan.sync.outer_rate is None,
+        "It is of the outer step, which only sync.outer_rate makes.",
+    ),
+    (
+        "learners.restarts",
+        lambda plan: _together(plan) and plan.learners.backend == "mpi",
+        "MPI starts processes once: one that is lost is not replaced.",
+    ),
+    ("env.rebuilds", _unsupervised, "Environments are rebuilt in processes of their own: see env.workers."),
+    ("env.step_timeout_seconds", _unsupervised, "Steps are timed in processes of their own: see env.workers."),
+    ("env.worker_memory_gib", _unsupervised, "It is what a process of env.workers may take."),
     ("sync.spare", _loose, "With staleness nobody is waited for: sync.spare goes with sync.max_staleness=0."),
     ("population.every_steps", _alone, "With population.num=1 there is nobody to take weights from."),
     ("population.spread", _alone, "With population.num=1 there is one learning rate, optim.learning_rate."),

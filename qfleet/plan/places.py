@@ -5,7 +5,7 @@ import re
 from msgspec.structs import replace
 
 from qfleet.plan.case import Case, Problem, Rule
-from qfleet.plan.schema import Inline, Plan, Ray, Replay
+from qfleet.plan.schema import Fresh, Inline, Plan, Ray, Replay
 
 ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
 ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
@@ -98,10 +98,19 @@ def _address_is_one(case: Case) -> Problem:
 
 def _steps_end_first(case: Case) -> Problem:
     runtime, env = case.plan.runtime, case.plan.env
-    if isinstance(runtime, Inline) or not env.workers or env.step_timeout_seconds < runtime.hung_seconds:
+    supervised = env.workers or is_central(case.plan)
+    if isinstance(runtime, Inline) or not supervised or env.step_timeout_seconds < runtime.hung_seconds:
         return None
     what = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
     return what, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
+
+
+def _chunks_fit(case: Case) -> Problem:
+    runtime, replay = case.plan.runtime, case.plan.replay
+    if isinstance(runtime, Inline) or not isinstance(replay, Fresh) or runtime.chunk_rows <= replay.rows:
+        return None
+    what = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
+    return what, f"Set runtime.chunk_rows={replay.rows} or less."
 
 
 PLACES: tuple[tuple[Rule, str], ...] = (
@@ -112,5 +121,6 @@ PLACES: tuple[tuple[Rule, str], ...] = (
     (_members_share, "Each member of a population acts in as many environments of an actor as every other."),
     (_workers_have_work, "Each worker steps at least one environment."),
     (_steps_end_first, "An actor that waits for its environments would be taken for one that hangs."),
+    (_chunks_fit, "Of two blocks of fresh experience that come at once, one would be lost."),
     (_address_is_one, "The run joins the Ray cluster of this machine as a driver; ray:// would be one of its clients."),
 )

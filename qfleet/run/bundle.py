@@ -99,9 +99,11 @@ class Bundle:
     def joined(self, facts: Facts) -> None:
         """The learner has weights that rank 0 gave it, after so many updates and steps."""
         self.acts_by, self.still, self.reading = None, False, False
-        if self.late:
+        updates, steps = int(facts["updates"]), int(facts["steps"])  # type: ignore[arg-type]
+        # Not late, and yet nothing learned: the run goes on from a checkpoint that has nothing of ours.
+        if self.late or (updates and not self.feed.gate.updates):
             self.late = False
-            self.catch_up(int(facts["updates"]), int(facts["steps"]))  # type: ignore[arg-type]
+            self.catch_up(updates, steps)
 
     def catch_up(self, updates: int, steps: int) -> None:
         """Be as far as the others in everything that changes with updates and steps; nobody waits for a full replay."""

@@ -13,7 +13,7 @@ from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
 from qfleet.run.older import arrays_in, completed, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
-from qfleet.run.wiring import Line
+from qfleet.run.wiring import Line, together
 from qfleet.save import (
     Checkpoint,
     Checkpoints,
@@ -35,18 +35,22 @@ class Keeper:
         self.checkpoints, self.line, self.versions = checkpoints, line, versions
         self.last: Checkpoint | None = None
         self.previous: Checkpoint | None = None  # the one before the last
-        self.book: State = {}  # as it stands in the last checkpoint
+        self.told: State = {}  # by the last checkpoint
 
     def save(self, step: int, book: State, meta: dict[str, Any]) -> Checkpoint:
         """Commit everything as it is now, unless that is done already."""
         again = self.last is not None and self.last.step == step
-        if again and self.last is not None and self.book == book:
+        if again and self.last is not None and self.told == self.tells(book):
             return self.last
         new = self.checkpoints.commit(step, self.blobs(book), {**self.identity(), **meta})
         # Only now: `blobs` reads from the last checkpoint and the one before it while the new one is written.
         self.previous = self.previous if again else self.last
-        self.last, self.book = new, book
+        self.last, self.told = new, self.tells(book)
         return new
+
+    def tells(self, book: State) -> State:
+        """What can be another one although no step was made: the book, and how learners agree."""
+        return {"book": book} if self.line.partners is None else {"book": book, **together(self.line.partners)}
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint says about itself, so that it is not read as something else."""
@@ -70,13 +74,14 @@ class Keeper:
     def conditions(self) -> dict[str, Any]:
         """What bit-equal numbers depend on besides the plan."""
         runtime = self.line.plan.runtime
-        return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": runtime.threads}
+        numbers = {"precision": runtime.precision, "compile": runtime.compile}
+        return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": runtime.threads, **numbers}
 
     def changed_conditions(self) -> list[str]:
         """What is no longer as it was when the last checkpoint was written."""
         before = self.last.meta["conditions"] if self.last is not None else {}
         return [
-            f"{name} {before.get(name)} -> {now}" for name, now in self.conditions().items() if before.get(name) != now
+            f"{name} {before[name]} -> {now}" for name, now in self.conditions().items() if before.get(name, now) != now
         ]
 
     def blobs(self, book: State) -> Iterator[tuple[str, bytes | Link]]:
@@ -126,10 +131,10 @@ class Keeper:
             # Its bytes are those that were written: what does not fit is something on this side, and it stays in place.
             raise UsageError(
                 f"{checkpoint.path.name} does not fit this run's network or environment: {error}",
-                "The checkpoint is whole, so the torso or the environment is not the one it was trained with.",
-                "Resume with the torso and environment of the beginning; the checkpoint was not touched.",
+                "The checkpoint is whole, so the torso, the environment or runtime.* is not what it was trained with.",
+                "Resume with those of the beginning; the checkpoint was not touched.",
             ) from error
-        self.last, self.previous, self.book = checkpoint, None, book
+        self.last, self.previous, self.told = checkpoint, None, self.tells(book)
         return book, lost
 
     def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Protocol
 
 from qfleet.data import Array
@@ -59,9 +60,17 @@ class Mate:
             self.ready = True
             require_well(parts)
         if not self.life.is_alive():
-            raise Gone("its process is gone")
+            raise Gone(self.last_words())
         if not self.ready and now - self.since > START_SECONDS:
             raise Gone("it did not start")
+
+    def last_words(self) -> str:
+        """Why it is gone: one that fails between orders says so unasked."""
+        with suppress(CommLost):
+            while (parts := self.talk.hear(0.0)) is not None:
+                if parts[0].get("kind") == "failed":
+                    return str(parts[0].get("what"))
+        return "its process is gone"
 
     def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Tell it to do something."""

@@ -100,6 +100,8 @@ class Rank:
 class MpiQuarters:
     """The ranks that MPI has started."""
 
+    replaces = False
+
     def __init__(self, plan: Plan) -> None:
         self.plan, self.world = plan, mpi().COMM_WORLD
         self.hired: set[int] = set()

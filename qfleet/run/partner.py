@@ -90,6 +90,7 @@ class Partner:
         )
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
+        self.given_up: Facts = {}  # that our codec was, if we judge alone
 
     def obey(self, parts: Parts) -> None:
         """Join a group, learn, or tell what we have; if the others are lost on the way, say so."""
@@ -133,7 +134,7 @@ class Partner:
         """The group is no more."""
         self.comm.close()
         self.ways.leave()
-        self.comm, self.sync = NoComm(), None
+        self.comm, self.sync, self.given_up = NoComm(), None, {}
 
     def form(self, facts: Facts) -> None:
         """Join the others, and begin where rank 0 is."""
@@ -143,7 +144,7 @@ class Partner:
         agreement, own = msgspec.json.decode(str(facts["sync"]), type=SyncPlan), self.learner
         if isinstance(agreement, ServerSync):
             ports = self.ways.seats(agreement, own, facts)
-            self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank)
+            self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank, self.note)
         else:
             self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
         word: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
@@ -171,10 +172,15 @@ class Partner:
             finite = True
             if self.bundle is not None:
                 self.bundle.learned(batch, change.report.priority)
-        answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, "sent_bytes": self.comm.sent_bytes}
+        answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, **self.given_up}
         self.say(answer | news, {"priority": change.report.priority} if self.bundle is None else None)
         if self.bundle is not None:
             self.bundle.heard()
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Of what our codec tells, rank 0 must know when it is given up: nobody else sees our gradients."""
+        if kind == "codec_given_up":
+            self.given_up = {"given_up": fields["cosine"]}
 
     def close(self) -> None:
         """Leave, and let go of what is ours."""

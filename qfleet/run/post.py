@@ -195,8 +195,9 @@ def words_of(error: BaseException) -> LastWords:
     """What an error has to say to the driver."""
     trace = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
     if isinstance(error, QfleetError):
-        return LastWords(error.what, error.why, error.fix, error.exit_code, trace)
-    return LastWords(f"{type(error).__name__}: {error}", "", "", 1, trace)
+        what, why, fix = (text[:MOST_CHARACTERS] for text in (error.what, error.why, error.fix))
+        return LastWords(what, why, fix, error.exit_code, trace)
+    return LastWords(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS], "", "", 1, trace)
 
 
 @contextmanager

@@ -1,11 +1,9 @@
 """Actors in processes of their own on this machine, joined to the learner by shared memory."""
 
-import multiprocessing
 import os
 import signal
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
-from qfleet.data.kin import hidden_main
+from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.wire import lz4_block
 from qfleet.envs import is_native
 from qfleet.envs.staff import CLOSE_SECONDS
@@ -30,7 +28,7 @@ from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.shared import Belt, Gauges
-from qfleet.run.wiring import EnvMaker, Learning, Line, join_parts
+from qfleet.run.wiring import ROLES, EnvMaker, Learning, Line, join_parts
 
 GAUGES = ("progress", "waits", *COUNTS)
 END_SECONDS = 0.5
@@ -129,7 +127,7 @@ class ProcessSite:
         self.board, self.gauges = Board(layout_of(weights), device=device), Gauges(GAUGES, num_senders(plan))
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
-        self.context = fork_server()
+        self.context = fork_server(ROLES)
         self.patience = CLOSING_SECONDS if has_workers(plan, make) else END_SECONDS
 
     def hire(self, worker: int, incarnation: int) -> ProcessHand:
@@ -177,13 +175,6 @@ def has_workers(plan: Plan, make: EnvMaker | None) -> bool:
     return plan.env.workers > 0 or (is_central(plan) and not is_native(plan.env, make))
 
 
-def fork_server() -> ForkServerContext:
-    """Starts processes quickly: it has imported everything, and has no threads yet."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["qfleet.run.post"])
-    return context
-
-
 def require_sendable(own: tuple[Any, ...]) -> bytes:
     """What is given as Python objects must be something that another process can be given: answers what it is sent."""
     sent = b""
@@ -216,9 +207,14 @@ def make_process_line(
     made: list[RemoteReplay] = []
 
     def remember(plan: Plan, stored: Spec) -> Replay:
-        made.append(RemoteReplay(plan, stored, fork_server(), runtime))
+        made.append(RemoteReplay(plan, stored, fork_server(ROLES), runtime))
         return cast("Replay", made[0])  # it has every method that a feed with a gate calls
 
-    line = join_parts(plan, spec, hire, torso, remember)
+    try:
+        line = join_parts(plan, spec, hire, torso, remember)
+    except BaseException:
+        for replay in made:
+            replay.close()
+        raise
     line.remote = made[0]
     return line

@@ -14,7 +14,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.data import Spec
 from qfleet.data.cargo import batch_parts, blank_batch
-from qfleet.data.kin import hidden_main
+from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.learn import Learner
@@ -26,11 +26,11 @@ from qfleet.run.bundle import PIECE_BYTES
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Orders, join_group
 from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
-from qfleet.run.processes import fork_server, require_sendable
+from qfleet.run.processes import require_sendable
 from qfleet.run.remote_replay import batch_size, window
 from qfleet.run.server import Servers
 from qfleet.run.shared import Ring
-from qfleet.run.wiring import EnvMaker
+from qfleet.run.wiring import ROLES, EnvMaker
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import make_store
 from qfleet.sync.served import Port
@@ -73,6 +73,8 @@ class Shards(Protocol):
 
 class Quarters(Protocol):
     """Where partners and shards live."""
+
+    replaces: bool  # can another one come for one that is lost?
 
     def hire(self, number: int, incarnation: int) -> Mate:
         """Start a partner, in place of as many before it."""
@@ -124,11 +126,13 @@ class OwnProcess:
 class OwnQuarters:
     """Processes of this machine, which share memory with this one or meet at a store on loopback."""
 
+    replaces = True
+
     def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, own: Own = NOTHING_OWN) -> None:
         self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
         self.order_bytes, self.word_bytes = parcel_bytes(plan, spec, cut)
         self.needs_main = b"__main__" in require_sendable(own if has_bundles(plan) else (None, own[1], None))
-        self.context: ForkServerContext = fork_server()
+        self.context: ForkServerContext = fork_server(ROLES)
         self.store = make_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
         self.lives: dict[int, OwnProcess] = {}  # the newest of each number
 

@@ -4,7 +4,7 @@ The process that was called only starts them, passes signals on and shows what i
 with it, and everything that the job has started.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from qfleet.run.ray_session import session
 
 LOOK_SECONDS = 0.25
 START_SECONDS = 120.0
-TELL_SECONDS = 10.0
+TELL_SECONDS, FAIL_SECONDS = 10.0, 60.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
@@ -86,7 +86,7 @@ def train(
         line.close()
     origin = None if source is None else str(source.absolute())
     task = Task(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)
-    return follow(task, own, watcher, callbacks)
+    return follow(task, own, watcher, callbacks, line.notes)
 
 
 def resume(
@@ -105,9 +105,11 @@ def resume(
     return follow(task, own, watcher, callbacks)
 
 
-def follow(task: Task, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback]) -> api.Run:
+def follow(
+    task: Task, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback], notes: Sequence[str] = ()
+) -> api.Run:
     """Have a course run on Ray, and show what it tells."""
-    hear = Hearing(watcher if watcher is not None else interactive_watcher(), list(callbacks))
+    hear = Hearing(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
     with session(task.plan):
         host = place(task.plan)
         try:
@@ -169,9 +171,19 @@ def watched(host: Any, course: Any, hear: Hearing, asked: Asked) -> Result:
         if over:
             return last_of(host, course, hear)
         if ray.wait([call], timeout=0)[0]:
-            if hear.take(ray.get(call, timeout=TELL_SECONDS)):
+            if shown(host, course, hear, ray.get(call, timeout=TELL_SECONDS)):
                 tell(host.halt.remote())
             call = None
+
+
+def shown(host: Any, course: Any, hear: Hearing, news: bytes) -> bool:
+    """Pass news on: does a callback want the run to end? If one raises, the run fails before we do."""
+    try:
+        return hear.take(news)
+    except Exception as error:
+        tell(host.fail.remote(f"{type(error).__name__}: {error}"))
+        ray.wait([course], timeout=FAIL_SECONDS)
+        raise
 
 
 def tell(call: Any) -> bool:

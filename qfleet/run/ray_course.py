@@ -88,6 +88,10 @@ class CourseHost:
         """A callback has had enough."""
         self.relay.stop_asked = True
 
+    def fail(self, what: str) -> None:
+        """A callback raised: the course ends as it would beside it."""
+        self.relay.failure = what
+
     def news(self, heard: int) -> bytes:
         """What happened since the driver had heard so much."""
         return self.relay.since(heard)

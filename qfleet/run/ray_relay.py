@@ -1,7 +1,7 @@
 """What a course tells, passed on to a driver in another process: kept until the driver says that it has heard it."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ class Relay:
         self.every_seconds = LIVE_SECONDS
         self.first, self.items, self.snapshot = 0, list[Item](), dict[str, Any]()
         self.stop_asked = False
+        self.failure = ""  # of a callback, in the driver
         self.lock = threading.Lock()
 
     def keep(self, kind: str, row: Mapping[str, Any]) -> None:
@@ -63,7 +64,9 @@ class Relay:
         self.keep("stop", status)
 
     def call(self, row: Row) -> bool:
-        """A row for callbacks; the answer is what the driver's had to say to an earlier one."""
+        """A row for callbacks; the answer is what the driver's had to say to an earlier one, or its failure."""
+        if self.failure:
+            raise RuntimeError(self.failure)
         self.keep("call", row)
         return self.stop_asked
 
@@ -78,8 +81,9 @@ class Relay:
 class Hearing:
     """The driver's side: shows each item once."""
 
-    def __init__(self, watcher: Watcher | None, callbacks: list[Callback]) -> None:
+    def __init__(self, watcher: Watcher | None, callbacks: list[Callback], notes: Sequence[str] = ()) -> None:
         self.watcher, self.callbacks = watcher, callbacks
+        self.notes = list(notes)  # what was told before there was a course
         self.heard, self.run, self.ended = 0, "", False
 
     def take(self, message: bytes) -> bool:
@@ -97,7 +101,9 @@ class Hearing:
         if item.kind == "call":
             answers = [callback(item.row) for callback in self.callbacks]
             return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
-        self.run = str(item.row.get("run", "")) if item.kind == "start" else self.run
+        if item.kind == "start":
+            self.run = str(item.row.get("run", ""))
+            item.row["notes"] = [*self.notes, *item.row.get("notes", ())]
         self.ended = self.ended or item.kind == "stop"
         if self.watcher is not None:
             tell: dict[str, Callable[[Mapping[str, Any]], None]] = {

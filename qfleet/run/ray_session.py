@@ -23,6 +23,7 @@ from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import AuthenticationError, RayError
 
 from qfleet.errors import StorageError, UsageError
+from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run import ray_reaper
 from qfleet.run.ray_reaper import children
@@ -43,7 +44,8 @@ def session(plan: Plan) -> Iterator[None]:
     runtime = plan.runtime
     if not isinstance(runtime, Ray):
         raise TypeError("not a plan for Ray")
-    cpus = runtime.learner_cpus * plan.learners.num + plan.actors.num * runtime.actor_cpus
+    actors = 0 if has_bundles(plan) else plan.actors.num  # bundles act themselves
+    cpus = runtime.learner_cpus * plan.learners.num + actors * runtime.actor_cpus
     if ray.is_initialized():
         require_room(plan, cpus)
         yield

@@ -168,6 +168,8 @@ class RayLife:
 class RayQuarters:
     """Any node that has room."""
 
+    replaces = True
+
     def __init__(self, plan: Plan, shown: Spec, spec: Spec, own: Own = NOTHING_OWN) -> None:
         self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
         self.address = ray.util.get_node_ip_address()
@@ -233,12 +235,21 @@ class ShardHost:
                 verdict = block.verdict(made)
                 self.changed.notify_all()
             elif verdict == "waiting" and block.waits:
-                before = self.releases
-                if not self.changed.wait_for(lambda: shard.version >= made or self.releases > before, limit_seconds):
+                verdict = self.awaited(made, rank, limit_seconds)
+                if verdict == "waiting":
                     return b""
-                verdict = block.verdict(made) if shard.version >= made else "stale"
             facts: Facts = {"verdict": VERDICTS.index(verdict), "version": shard.version}
             return to_bytes(facts, {"0": shard.weights.numpy()})
+
+    def awaited(self, made: int, rank: int, limit_seconds: float) -> Verdict:
+        """What became of a gradient that waits for the step to version `made`; still waiting after the limit."""
+        block, shard, before = self.block, self.block.shard, self.releases
+        limit = min(limit_seconds, block.hold_seconds) if rank else limit_seconds
+        if not self.changed.wait_for(lambda: shard.version >= made or self.releases > before, limit):
+            if limit == limit_seconds:
+                return "waiting"
+            shard.excuse(rank)
+        return block.verdict(made) if shard.version >= made else "stale"
 
     def release(self) -> None:
         """Nobody waits for a step any more."""
@@ -297,7 +308,7 @@ class RayShards:
     def __init__(self, plan: Plan, sync: ServerSync, learner: Learner) -> None:
         self.limit, self.blocks = plan.learners.timeout_seconds, Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
-        names = [f"qfleet-shard-{secrets.token_hex(8)}" for _ in range(sync.shards)]
+        names = [f"qfleet-shard-{secrets.token_hex(8)}" for _ in self.blocks.cuts]
         self.facts: Facts = {"shards": list(names)}
         # They wait more than they compute. A thread for each learner that waits, and some for the driver.
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD", "max_restarts": 0}

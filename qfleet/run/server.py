@@ -1,6 +1,7 @@
 """A parameter server as the driver and the learners see it: its shards' processes, and the ways to them."""
 
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -69,6 +70,7 @@ class Server:
         self.num, self.kinds = sum(pieces), kinds
         self.state = Region(4 * self.num * kinds)
         self.orders, self.theirs = context.Pipe()
+        self.owes = False  # a word for an order: one that comes too late would be taken for another's
         post = ShardPost(plan, sync, self.state, pieces, self.theirs)
         self.process: BaseProcess = context.Process(target=hold, args=(post,), name="qfleet-shard", daemon=True)
 
@@ -96,6 +98,9 @@ class Server:
 
     def ask(self, order: str, limit_seconds: float, handles: tuple[int, ...] = ()) -> dict[str, Any]:
         """Give an order and hear how things stand."""
+        if self.owes:
+            raise CommLost("a server's shard has not answered before")
+        self.owes = True
         try:
             self.orders.send_bytes(order.encode())
             for handle in handles:
@@ -103,6 +108,7 @@ class Server:
         except OSError as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
         found: dict[str, Any] = msgspec.json.decode(self.word(limit_seconds))
+        self.owes = False
         return found
 
     def seat(self, rank: int, limit_seconds: float) -> tuple[Region, socket.socket]:
@@ -215,9 +221,10 @@ class Blocks:
 
 
 def standing(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How far shards are, and how stale gradients were, from what each told."""
+    """How far shards are, how stale blocks of gradients were, and how many were refused, from what each told."""
     of_each = {"versions": [each["version"] for each in told], "taken": [each["taken"] for each in told]}
-    return {**of_each, "staleness": told[0]["staleness"]}
+    of_all = {kind: sum((Counter(each[kind]) for each in told), Counter()) for kind in ("staleness", "refused")}
+    return {**of_each, **{kind: dict(counts) for kind, counts in of_all.items()}}
 
 
 def kinds_of(learner: Learner) -> list[list[Tensor]]:

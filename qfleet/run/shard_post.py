@@ -89,6 +89,8 @@ class Block:
         self.kept = [self.optimizer.parameters, *self.optimizer.moments.values()]
         self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
         self.rate = 0.0
+        # With spare learners one that is behind may wait for a step while rank 0 judges, or waits for experience.
+        self.hold_seconds = plan.learners.timeout_seconds / 2 if sync.spare else float("inf")
         limit = sync.window_seconds
         how = {"max_staleness": sync.max_staleness, "spare": sync.spare, "window": sync.window}
         self.shard = Shard(
@@ -160,6 +162,7 @@ class Holding:
                     self.take(self.desks[fd])
             if self.shard.tend(time.monotonic()):
                 self.tell_all()
+            self.excuse(time.monotonic())
 
     def patience(self) -> float:
         """Milliseconds until a window closes, or somebody may have left."""
@@ -201,6 +204,15 @@ class Holding:
         for desk in self.asking:
             desk.answer("stale", self.shard.version, self.shard.weights)
         self.asking.clear()
+
+    def excuse(self, now: float) -> None:
+        """Who has waited for long, and not for others but for rank 0, goes on without."""
+        if now - self.shard.since < self.block.hold_seconds:
+            return
+        for desk in [desk for desk in self.asking if desk.rank]:
+            self.shard.excuse(desk.rank)
+            self.asking.remove(desk)
+            desk.answer("stale", self.shard.version, self.shard.weights)
 
     def part(self, desk: Desk) -> None:
         """A learner is gone."""

@@ -62,6 +62,8 @@ class Supervisor:
         start_seconds: float = 60.0,
         incarnations: Sequence[int] | None = None,
     ) -> None:
+        # Long enough for one that never moves to fail as often as it may, and once more.
+        window_seconds = max(window_seconds, (restarts + 1) * (max(hung_seconds, start_seconds) + largest_delay))
         self.hung_seconds, self.restarts, self.window_seconds = hung_seconds, restarts, window_seconds
         self.first_delay, self.largest_delay, self.rng = first_delay, largest_delay, rng
         self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds

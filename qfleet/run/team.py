@@ -53,7 +53,8 @@ class Team:
         self.sync: Sync | None = None
         self.servers: Shards | None = None
         self.history: Notes = NoHistory()
-        self.agreement, self.number = plan.sync, 0  # how they agree, and how many groups there have been
+        self.agreement, self.number = plan.sync, 0  # how the next group agrees, and how many there have been
+        self.formed = plan.sync  # how this group does
         self.stale = True  # must a group be formed before the next update, whoever is there?
         self.updates = 0  # after the last one made together
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
@@ -159,11 +160,13 @@ class Team:
         self.dealing.heard(1 + self.group.index(mate), ids, (facts, arrays))
         if facts.get("behind"):
             self.note_inexact(mate, "it acts too slowly to keep pace")
+        if "given_up" in facts:
+            self.tell("codec_given_up", learner=mate.number, cosine=facts["given_up"])
         self.stale = self.stale or (self.in_step and finite != self.finite)
 
     def note_formed(self) -> None:
         """A group begins."""
-        sync, learners = self.agreement, [mate.number for mate in self.group]
+        sync, learners = self.formed, [mate.number for mate in self.group]
         how = {"in_step": self.in_step, "exact": not (isinstance(sync, ServerSync) and sync.spare)}
         self.history.note("team", "formed", group=self.number, learners=learners, updates=self.learner.updates, **how)
 
@@ -214,7 +217,7 @@ class Team:
 
     def release(self, mate: Mate) -> None:
         """One that was slow may wait for a step of ours, which does not come now: let it go on without."""
-        sync, until = self.agreement, time.monotonic() + self.patience
+        sync, until = self.formed, time.monotonic() + self.patience
         if self.servers is None or not isinstance(sync, ServerSync) or not sync.spare:
             return
         while not mate.talk.waits(RELEASE_SECONDS) and mate.life.is_alive() and time.monotonic() < until:
@@ -307,7 +310,7 @@ class Team:
     def chances(self) -> list[str]:
         """Why no seed decides what this run becomes, even if it is never interrupted."""
         loose = f"learners that agree by {tag_of(self.agreement)} do not wait for each other"
-        reasons = ((not self.in_step, loose), (self.plan.learners.balance, "learners share by the clock"))
+        reasons = ((not keeps_step(self.agreement), loose), (self.plan.learners.balance, "learners share by the clock"))
         return [text for holds, text in reasons if holds]
 
     def alike(self) -> bool:
@@ -337,8 +340,7 @@ class Team:
     @property
     def in_step(self) -> bool:
         """Does everybody make the same update at the same time?"""
-        sync = self.agreement
-        return not isinstance(sync, ServerSync) or (sync.max_staleness == 0 and sync.spare == 0)
+        return keeps_step(self.formed)
 
     @property
     def patience(self) -> float:
@@ -367,7 +369,7 @@ class Team:
         if any(mate.number not in self.mates or not mate.ready for mate in present):
             raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
-        self.group, self.dealing = present, self.dealing_for(size)
+        self.group, self.dealing, self.formed = present, self.dealing_for(size), self.agreement
         if isinstance(self.agreement, ServerSync):
             self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
@@ -459,7 +461,7 @@ class Team:
         del self.mates[number]
         if mate in self.group:
             self.leave()
-        again = again and self.budget.charge(time.monotonic())
+        again = again and self.quarters.replaces and self.budget.charge(time.monotonic())
         self.tell("learner_lost", learner=number, what=what, replaced=again)
         if again:
             self.hire(number)
@@ -477,8 +479,14 @@ class Team:
         """Something worth writing down."""
         self.events.append({"kind": kind, **fields})
         if kind == "codec_given_up" and isinstance(self.agreement, Coded):
-            # For good: the next group does not compress either.
+            # For everybody and for good: with a server each judges alone, so that all begin anew.
             self.agreement = msgspec.structs.replace(self.agreement, codec=NoCodec())
+            self.stale = self.stale or isinstance(self.agreement, ServerSync)
+
+
+def keeps_step(sync: SyncPlan) -> bool:
+    """Does everybody who agrees so make the same update at the same time?"""
+    return not isinstance(sync, ServerSync) or (sync.max_staleness == 0 and sync.spare == 0)
 
 
 def tag_of(agreement: SyncPlan) -> str:

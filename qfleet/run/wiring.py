@@ -15,6 +15,7 @@ from torch import nn
 from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
 from qfleet.data.budget import Budget
+from qfleet.data.kin import fork_server
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
@@ -38,6 +39,7 @@ from qfleet.plan.schema import (
     PeriodicReset,
     Plan,
     PrioritizedSampler,
+    Processes,
     Replay,
     SteadyBatch,
     SteadyRate,
@@ -47,6 +49,7 @@ from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 
+ROLES = "qfleet.run.post"  # imports all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
 WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 109
 
@@ -379,6 +382,8 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
+    if isinstance(plan.runtime, Processes) or plan.learners.num > 1:
+        fork_server(ROLES)  # before environments have one started that knows only what they need
     num = one_bundle(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
 

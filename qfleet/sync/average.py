@@ -24,13 +24,12 @@ class Average:
         comm: Comm,
         codec: Codec,
         *,
-        feedback: bool = True,
         warm_rounds: int = 0,
         check_every: int = 0,
         least_cosine: float = 0.0,
         tell: Tell = lambda kind, **fields: None,
     ) -> None:
-        self.comm, self.codec, self.feedback = comm, codec, feedback and not isinstance(codec, Exact)
+        self.comm, self.codec = comm, codec
         self.warm_rounds, self.check_every, self.least_cosine, self.tell = warm_rounds, check_every, least_cosine, tell
         self.rounds = 0
         self.error: Tensor | None = None
@@ -39,7 +38,8 @@ class Average:
         """The mean; exact while it warms up."""
         self.rounds += 1
         if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
-            return Exact().mean(values, self.comm)[1]
+            owed, self.error = self.error, None  # by a codec that was given up
+            return Exact().mean(values if owed is None else values + owed, self.comm)[1]
         wanted = values if self.error is None else values + self.error
         if not bool(torch.isfinite(wanted).all()):
             wanted = torch.full_like(wanted, torch.nan)  # no codec leaves all of it out: everybody hears of it
@@ -47,8 +47,7 @@ class Average:
         if not bool(torch.isfinite(mean).all()):
             self.codec.forget()  # what was left out before is kept: one bad vector shall not spoil all that follow
             return mean
-        if self.feedback:
-            self.error = wanted - own
+        self.error = wanted - own
         if self.check_every and self.rounds % self.check_every == 0:
             self.look(wanted, mean)
         return mean
@@ -62,7 +61,7 @@ class Average:
         cosine = cosine_of(true, mean)
         self.tell("codec_checked", rounds=self.rounds, cosine=round(cosine, 4), sent_bytes=self.comm.sent_bytes)
         if cosine < self.least_cosine:
-            self.codec, self.error = Exact(), None
+            self.codec = Exact()
             self.tell("codec_given_up", rounds=self.rounds, cosine=round(cosine, 4), least=self.least_cosine)
 
 

@@ -85,7 +85,7 @@ class Sign:
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Which side of zero."""
         parts = in_chunks(values, self.chunk)
-        scale = parts.abs().mean(1, keepdim=True)
+        scale = parts.abs().sum(1, keepdim=True) / filled(values, self.chunk)
         bits = pack_bits(parts >= 0)
 
         def decode(bits: Tensor, scale: Tensor) -> Tensor:
@@ -106,7 +106,9 @@ class Ternary:
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Numbers far out are clipped first, else all others become zero."""
         parts = in_chunks(values, self.chunk)
-        limit = self.clip_deviations * parts.std(1, correction=0, keepdim=True)
+        num = filled(values, self.chunk)
+        mean, square = parts.sum(1, keepdim=True) / num, (parts * parts).sum(1, keepdim=True) / num
+        limit = self.clip_deviations * (square - mean * mean).clamp(min=0.0).sqrt()
         parts = parts.clamp(-limit, limit)
         scale = largest(parts)
         kept = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32) < parts.abs() / scale
@@ -224,6 +226,12 @@ def mean_of(found: list[Tensor]) -> Tensor:
     for other in found[1:]:
         total += other
     return total / len(found)
+
+
+def filled(values: Tensor, chunk: int) -> Tensor:  # [D] -> [chunks, 1]
+    """How many numbers of each chunk are not there only to fill it up."""
+    begins = torch.arange(0, len(values), chunk, dtype=torch.float32)
+    return (len(values) - begins).clamp(max=chunk)[:, None]
 
 
 def in_chunks(values: Tensor, chunk: int) -> Tensor:  # [D] -> [C, chunk]

@@ -73,12 +73,12 @@ class Served:
     def keep_error(self, before: Tensor | None, taken: Sequence[int]) -> None:
         """Where a shard has taken nothing, what was left out before is still all that is left out."""
         after = self.average.error
-        if after is None or len(taken) == len(self.ports):
+        if (before is None and after is None) or len(taken) == len(self.ports):
             return
-        kept = torch.zeros_like(after) if before is None else before.clone()
+        kept = torch.zeros(self.cuts[-1][1]) if before is None else before.clone()
         for at in taken:
             begin, end = self.cuts[at]
-            kept[begin:end] = after[begin:end]
+            kept[begin:end] = 0.0 if after is None else after[begin:end]
         self.average.error = kept
 
     def pull(self) -> dict[int, Verdict]:

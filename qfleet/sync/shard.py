@@ -5,7 +5,7 @@ version it was computed from; its staleness is how many steps were made since. `
 step is made of one gradient of everybody (or of all but the slowest `spare`), all of the same version. With s every
 gradient is a step of its own, unless it is older than s: then it is refused, and its worker computes another. None
 takes everything (Downpour, Dean et al. 2012). With a `window` what arrived makes one step every so many gradients, or
-when the first of them has waited `window_seconds`.
+when the first of them has waited `window_seconds`; without a number, of all that came in that time.
 """
 
 from collections import Counter
@@ -81,6 +81,8 @@ class Shard:
         """Gradients that make a step."""
         if self.max_staleness == 0:
             return max(1, self.workers - self.spare)
+        if self.window is None and self.window_seconds < float("inf"):
+            return 1 << 62  # whatever comes in time
         return self.window or 1
 
     def tend(self, now: float) -> bool:
@@ -103,11 +105,20 @@ class Shard:
         self.refused["stale"] += len(self.waiting)
         self.waiting, self.since = [], float("inf")
 
+    def excuse(self, worker: int) -> None:
+        """One has waited long enough for a step: what it brought is done without."""
+        self.refused["stale"] += sum(push.source[0] == worker for push in self.waiting)
+        self.withdraw(worker)
+
     def leave(self, worker: int, now: float) -> None:
         """A worker is gone for now: nobody waits for it."""
         self.workers -= 1
-        self.waiting = [push for push in self.waiting if push.source[0] != worker]
+        self.withdraw(worker)
         self.tend(now)
+
+    def withdraw(self, worker: int) -> None:
+        """What it brought is not there any more."""
+        self.waiting = [push for push in self.waiting if push.source[0] != worker]
 
     def enlist(self) -> None:
         """One more."""
@@ -115,6 +126,10 @@ class Shard:
 
 
 def cuts_of(num: int, shards: int) -> list[tuple[int, int]]:
-    """Numbers [begin, end) of all weights in one vector for each shard: as many each, whatever tensor they are of."""
+    """Numbers [begin, end) of all weights in one vector for each shard: as many each, whatever tensor they are of.
+
+    Never more shards than numbers.
+    """
+    shards = min(shards, num)
     edges = [num * at // shards for at in range(shards + 1)]
     return list(pairwise(edges))

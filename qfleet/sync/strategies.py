@@ -17,6 +17,7 @@ from qfleet.sync.comm import Comm
 
 Ready = Callable[[int, Tensor], None]  # a parameter's number, and its gradient
 Step = Callable[[list[Tensor]], float]  # one's own optimiser: clips, steps, and answers the gradient's norm
+NOISE = 1e-6  # residuals below this part of the weights
 
 
 class Sync(Protocol):
@@ -136,6 +137,7 @@ class Admm:
     def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, rho: float) -> None:
         self.own, self.average, self.weights, self.every, self.rho = step, average, weights, every, rho
         self.consensus = flat(weights)
+        self.said = self.consensus.clone()  # x + u, of which the consensus is the mean
         self.dual = torch.zeros_like(self.consensus)
         self.steps = 0
         self.residuals = (0.0, 0.0)
@@ -152,8 +154,9 @@ class Admm:
     def meet(self) -> None:
         """Agree anew."""
         own, before, comm = flat(self.weights), self.consensus, self.average.comm
-        # As a difference from what all know, so that a codec has something small to send.
-        self.consensus = before + self.average(own + self.dual - before)
+        # As the change since the last time: what a codec leaves out of that is sent later, and counted once.
+        said, self.said = self.said, own + self.dual
+        self.consensus = before + self.average(self.said - said)
         self.dual = self.dual + own - self.consensus
         apart = ((own - self.consensus) ** 2).sum().reshape(1)
         comm.sum(apart)
@@ -163,7 +166,9 @@ class Admm:
         self.adapt(primal, moved)
 
     def adapt(self, primal: float, moved: float) -> None:
-        """A stronger tie when learners drift apart, a weaker one when the consensus runs away."""
+        """A stronger tie when learners drift apart, a weaker one when the consensus runs away; noise says nothing."""
+        if max(primal, moved) <= NOISE * float(torch.linalg.vector_norm(self.consensus)):
+            return
         factor = 2.0 if primal > 10.0 * moved else 0.5 if moved > 10.0 * primal else 1.0
         self.rho *= factor
         self.dual = self.dual / factor

@@ -29,13 +29,18 @@ WRONG = {
         "sync.spare=2 (command line) is not below learners.num=2 (runs/pair/run.toml)",
         "A step is made of the gradients of all but the spare learners.",
     ),
+    "sync ranks learners.num=3": (
+        "learners.num=3 cannot be had: the run has 2",
+        "MPI starts processes once, and one that was let go does not come back.",
+    ),
 }
 
 
-def make_run(name: str, learners: int, state: str = "running") -> Path:
+def make_run(name: str, learners: int, state: str = "running", **more: str) -> Path:
     folder = Path("runs") / name
     folder.mkdir(parents=True)
-    write_plan(make_plan("CartPole-v1", overrides={"learners.num": learners}), folder / "run.toml")
+    asked = {f"learners.{name}": value for name, value in more.items()}
+    write_plan(make_plan("CartPole-v1", overrides={"learners.num": learners, **asked}), folder / "run.toml")
     write_json(folder / "status.json", {"state": state})
     return folder
 
@@ -46,6 +51,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qfleet.watch.runs.is_locked", lambda path: True)  # as if somebody wrote to them
     make_run("pair", 2)
     make_run("alone", 1)
+    make_run("ranks", 2, backend="mpi")
     make_run("over", 2, "done")
 
 

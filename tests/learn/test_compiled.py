@@ -213,7 +213,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("layer, small", CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
+@pytest.mark.parametrize(("layer", "small"), CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
 def test_small_convolutions_are_patches_times_a_matrix(layer: nn.Conv2d, small: bool) -> None:
     layer = layer.double()
     x = torch.rand(3, layer.in_channels, 9, 10, dtype=torch.float64)
@@ -245,7 +245,7 @@ def test_a_convolution_behind_another_keeps_its_gradient() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "torso, spec", [(NatureTorso(width=16), PICTURE), (MinatarTorso(), GRID)], ids=["nature", "minatar"]
+    ("torso", "spec"), [(NatureTorso(width=16), PICTURE), (MinatarTorso(), GRID)], ids=["nature", "minatar"]
 )
 def test_convolutions_can_be_compiled_too(torso: NatureTorso | MinatarTorso, spec: Spec) -> None:
     plan = plan_of(net=Net(torso=torso))

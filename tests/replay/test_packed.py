@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.replay import Cut, Duplicates, Fold, Prioritized, Replay, SequenceCut, StepCut, Uniform
+from qfleet.replay import Cut, Duplicates, Fold, Prioritized, Replay, SequenceCut, StepCut
 from qfleet.replay.kernels import BLOCK
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 
@@ -104,7 +104,7 @@ def test_what_is_saved_is_told() -> None:
     assert saving.packed_bytes == sum(len(blob) for blob in replay.store.packed.blobs if blob is not None)
     assert saving.ratio > 50
     assert saving.unpacked_blocks > 0
-    assert min(saving.pack_seconds, saving.unpack_seconds) >= 0.0
+    assert min(saving.pack_seconds, saving.unpack_seconds) > 0.0
     assert replay.store.obs.nbytes == 0
     assert make(spec, StepCut(1), compress=False).store.saving() is None
 
@@ -128,4 +128,4 @@ def test_without_lz4_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib, "import_module", missing)
     with pytest.raises(UsageError, match="lz4 is not installed"):
         make(FRAMES, StepCut(1), compress=True)
-    assert isinstance(make(FRAMES, StepCut(1), compress=False).sampler, Prioritized | Uniform)
+    assert make(FRAMES, StepCut(1), compress=False).store.packed is None

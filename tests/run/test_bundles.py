@@ -149,13 +149,14 @@ def test_a_bundles_gradient_counts_by_what_it_holds() -> None:
     assert bundle.feed.gate.updates == 3
 
 
-def test_a_bundle_that_comes_late_is_where_the_others_are() -> None:
+@pytest.mark.parametrize("incarnation", [7, 0], ids=["late", "not in the checkpoint"])
+def test_a_bundle_that_comes_late_is_where_the_others_are(incarnation: int) -> None:
     more = {"algo.learn_start_steps": 4_000, "replay.capacity": 9_000, **PRIORITIES}
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 10_000})
-    late, first = bundle_of(plan, incarnation=7), bundle_of(plan)
-    for bundle in (late, first):
-        assert bundle.still  # it has no weights to act by
-        bundle.joined({"updates": 500, "steps": 6_000})
+    late, first = bundle_of(plan, incarnation=incarnation), bundle_of(plan)
+    assert late.still  # it has no weights to act by
+    late.joined({"updates": 500, "steps": 6_000})
+    first.joined({"updates": 0, "steps": 0})
     batch, _ = late.draw(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
     assert late.feed.steps < 50  # nobody waits for a full replay
     assert late.elapsed() == 100  # by the order's word

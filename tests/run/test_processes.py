@@ -191,6 +191,7 @@ def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
     assert run.status["state"] == "done"
     # Each block of 6 rows of one actor's 2 lanes makes 4 updates.
     assert run.status["updates"] >= 4 * (run.status["env_steps"] // 12 - 8)
+    assert check_history(run.path / "history") == []
 
 
 @pytest.mark.chaos
@@ -320,9 +321,11 @@ def test_an_environment_that_always_breaks_ends_the_run_with_its_words(tmp_path:
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"env=.* cannot be given to another process"):
-        train(plan_of("toys/Random-v0"), out=tmp_path, env=lambda: toys.Random())
-    assert not list(tmp_path.iterdir())
+    for more in ({}, {"runtime.replay_process": True}):
+        with pytest.raises(UsageError, match=r"env=.* cannot be given to another process"):
+            train(plan_of("toys/Random-v0", **more), out=tmp_path, env=lambda: toys.Random())
+        assert not list(tmp_path.iterdir())
+        assert not multiprocessing.active_children()
 
 
 class Torso(nn.Module):
@@ -412,3 +415,20 @@ def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path) -> None:
     assert set(os.listdir(SHARED)) <= before
     (run,) = (tmp_path / "runs").iterdir()
     assert resume(run, steps=read_rows(run / "metrics.jsonl")[-1]["env_steps"] + 300).status["state"] == "done"
+
+
+@pytest.mark.parametrize("more", [{}, {"env.workers": 1}], ids=["native", "workers"])
+def test_the_fork_server_has_imported_what_roles_need(more: dict[str, Any]) -> None:
+    """Whoever starts it first: otherwise every actor and replay would import torch anew."""
+    settings = {"runtime.type": "processes", **more}
+    code = f"""
+from qfleet.data.kin import fork_server
+from qfleet.plan import make_plan
+from qfleet.run.wiring import make_train_world
+world = make_train_world(make_plan("Acrobot-v1", overrides={settings!r}))
+with fork_server().Pool(1) as pool:
+    print("imported", pool.apply(eval, ("'qfleet.run.post' in __import__('sys').modules",)))
+world.close()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "imported True\n", done.stderr

@@ -143,3 +143,14 @@ def fail_often(made: Supervisor, times: int, every: float) -> list[float | None]
 
 def test_many_faults_do_not_overflow() -> None:
     assert supervisor(largest_delay=4.0).delay(5000) <= 4.0
+
+
+def test_one_that_never_moves_is_given_up_however_long_a_start_may_take() -> None:
+    made, now, faults = supervisor(1, start_seconds=120.0, restarts=5), 0.0, 0
+    while not made.quarantined:
+        made.started(0, now)
+        hung = watch(made, 0, now, now + 200.0, progress=0)
+        assert hung is not None
+        now, faults = hung + 10.0, faults + 1
+        assert faults <= 6
+    assert faults == 6

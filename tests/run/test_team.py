@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from qfleet.data import Array, Batch, Spec
+from qfleet.data.wire import Parts
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
@@ -253,6 +254,42 @@ def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: Team) 
     assert team.learner.updates == 7
 
 
+def test_one_that_is_slow_is_let_go_before_a_switch(team: Team) -> None:
+    """It waits at the server that is there, whatever comes after it."""
+    team.switch(ServerSync(spare=1))
+    team.update(made_up(32))
+    team.rest()
+    slow = team.mates[2]
+    strike(process_of(slow).pid, signal.SIGSTOP)
+    for seed in range(2):
+        team.update(made_up(32, seed))
+    strike(process_of(slow).pid, signal.SIGCONT)
+    team.switch(AllreduceSync())
+    begun = time.monotonic()
+    team.rest()
+    assert time.monotonic() - begun < 5
+    assert slow in team.group
+    team.update(made_up(32))
+    assert not lost(team)
+
+
+def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: Team) -> None:
+    """Rank 0 judges, or waits for experience, for longer than anybody is waited for."""
+    hasty.switch(ServerSync(spare=1))
+    hasty.update(made_up(32))
+    hasty.rest()
+    slow = hasty.mates[1]
+    strike(process_of(slow).pid, signal.SIGSTOP)
+    for seed in range(2):
+        hasty.update(made_up(32, seed))
+    strike(process_of(slow).pid, signal.SIGCONT)
+    time.sleep(1.5 * hasty.plan.learners.timeout_seconds)
+    hasty.update(made_up(32))
+    hasty.rest()
+    assert not lost(hasty)
+    assert hasty.number == 1
+
+
 def test_a_switch_with_words_still_due_loses_nobody(team: Team) -> None:
     for _ in range(3):
         for sync in (ServerSync(max_staleness=None), AllreduceSync()):
@@ -310,9 +347,13 @@ def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: 
         team.update(made_up(32, seed))
     team.rest()
     assert team.learner.updates == 5
-    assert not lost(team)  # it was nobody's fault among the learners
-    told = [event["versions"] for event in team.take_events() if event["kind"] == "server"]
-    assert told == [] or len(set(told[-1])) == 1 or not team.in_step
+    events = team.take_events()
+    assert "learner_lost" not in [event["kind"] for event in events]  # it was nobody's fault among the learners
+    told = [event["versions"] for event in events if event["kind"] == "server"]
+    assert team.number == 2  # all shards began anew, from what rank 0 had
+    assert len(told) >= 2
+    assert len(set(told[-1])) == 1 or not team.in_step
+    assert max(told[-1]) <= (4 if team.in_step else 4 * 3)  # counted from there
 
 
 def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
@@ -384,6 +425,42 @@ def test_a_codec_that_was_given_up_stays_so_in_the_next_group() -> None:
         assert isinstance(team.agreement.codec, NoCodec)
 
 
+@pytest.mark.parametrize("who", [0, 1])
+def test_with_a_server_a_codec_is_given_up_by_everybody(who: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    coded = {"sync.type": "server", "sync.codec.type": "top_k", "sync.check_every_rounds": 2}
+    with teamed(small_plan(2, more=coded)) as team:
+        team.update(made_up(32))
+        if who == 0:
+            team.tell("codec_given_up", cosine=-1.0)
+        else:
+            (mate,) = team.group
+            answer = mate.answer
+
+            def misled(kind: str, limit_seconds: float) -> Parts:
+                facts, arrays = answer(kind, limit_seconds)
+                return {**facts, "given_up": -1.0}, arrays
+
+            monkeypatch.setattr(mate, "answer", misled)
+            team.update(made_up(32))
+            monkeypatch.undo()
+        team.update(made_up(32))
+        assert isinstance(team.formed, ServerSync)
+        assert team.formed.codec == NoCodec()
+        assert team.number == 2
+        assert not lost(team)
+
+
+def test_a_partner_says_that_its_codec_was_given_up() -> None:
+    coded = {"sync.type": "server", "sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
+    with teamed(small_plan(2, more=coded)) as team:
+        told = list[dict[str, Any]]()
+        for seed in range(3):
+            team.update(made_up(32, seed))
+            told += [event for event in team.take_events() if event["kind"] == "codec_given_up"]
+        assert [event.get("learner") for event in told] == [None, 1]  # both judged in their second round
+        assert team.number == 2
+
+
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(shards=2), LocalSync(every_updates=1)], ids=str)
 def test_weights_that_are_replaced_reach_everybody(team: Team, sync: Sync) -> None:
     team.switch(sync)
@@ -438,6 +515,10 @@ def test_a_reset_is_everybodys(sync: Sync) -> None:
         team.update(made_up(32, 5))
         # A step from the fresh weights, not from the old ones.
         assert float((weights(team.learner) - fresh).abs().max()) < 0.1
+        if isinstance(sync, AllreduceSync):
+            assert team.alike()
+        else:  # shards and centres begin anew, with everybody at rank 0's weights
+            assert team.number == 2
 
 
 def test_a_slow_learner_gets_less_and_is_named() -> None:

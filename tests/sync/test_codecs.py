@@ -159,3 +159,13 @@ def test_it_warms_up_exactly_and_a_codec_that_misleads_is_given_up() -> None:
     for told, cosines in together(2, act):
         assert told == ["codec_checked", "codec_given_up"]
         assert [cosine > 0.99 for cosine in cosines] == [True, True, False, False, True, True]
+
+
+def test_the_last_chunk_is_as_large_as_the_others() -> None:
+    """What only fills it up does not count."""
+    values = torch.ones(1_024 + 3)
+    own, _ = Sign(1_024).mean(values, NoComm())
+    assert torch.equal(own, values)
+    loud = torch.cat([torch.zeros(64), torch.tensor([8.0, -8.0])])
+    mean = torch.stack([Ternary(64, generator(seed)).mean(loud, NoComm())[0] for seed in range(3)]).mean(0)
+    assert torch.allclose(mean, loud)  # nothing is clipped

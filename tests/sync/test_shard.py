@@ -83,6 +83,24 @@ def test_a_window_applies_what_arrived() -> None:
     assert [shard.push(push(worker, 1, 1), 6.0) for worker in range(3)] == ["waiting", "waiting", "applied"]
 
 
+def test_a_window_of_seconds_alone_takes_whatever_comes_in_time() -> None:
+    shard, weights = make(workers=2, max_staleness=None, window_seconds=5.0)
+    assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(7)] == ["waiting"] * 7
+    assert not shard.tend(4.9)
+    assert shard.tend(5.0)
+    assert weights.tolist() == [-1.0] * 3
+
+
+def test_one_that_has_waited_for_long_is_excused() -> None:
+    shard, weights = make(workers=3, spare=1)
+    assert shard.push(push(1, 0, 0), 0.0) == "waiting"
+    shard.excuse(1)
+    assert shard.refused["stale"] == 1
+    assert [shard.push(push(worker, 1, 0), 1.0) for worker in (0, 1)] == ["waiting", "applied"]
+    assert weights.tolist() == [-1.0] * 3
+    assert shard.staleness.total() == 2
+
+
 def test_a_window_counts_gradients_whoever_they_are_of() -> None:
     shard, weights = make(workers=2, max_staleness=None, window=3)
     assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(3)] == ["waiting", "waiting", "applied"]
@@ -105,3 +123,7 @@ def test_cuts_cover_everything_once_and_evenly(num: int, shards: int) -> None:
     assert cuts[-1][1] == num
     sizes = [end - begin for begin, end in cuts]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_there_are_never_more_shards_than_numbers() -> None:
+    assert cuts_of(2, 5) == [(0, 1), (1, 2)]

@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.learn.optimizer import Adam, Sgd, clip_gradients, gradient_norm
+from qfleet.plan.together import AdmmSync, Codec, EasgdSync, Int8Codec, SignCodec, TopKCodec
 from qfleet.sync.average import Average
 from qfleet.sync.codecs import Exact, TopK
 from qfleet.sync.comm import Comm, NoComm, ThreadComm
+from qfleet.sync.make import make_sync
 from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Sync, flat
 from tests.sync.parts import together
 
@@ -173,3 +175,61 @@ def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:
 
     plain = together(2, lambda comm: learn(comm, make_local(3), "adam"))
     assert torch.equal(together(2, lambda comm: learn(comm, outer, "adam"))[0], plain[0])
+
+
+@pytest.mark.parametrize("codec", [TopKCodec(share=0.34), SignCodec(), Int8Codec()], ids=["top-k", "sign", "int8"])
+def test_admm_finds_the_optimum_through_a_codec(codec: Codec) -> None:
+    """What is left out of a distance is in the next one: to add it as well would count it twice."""
+
+    def act(comm: ThreadComm) -> Tensor:
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            plan = AdmmSync(every_updates=20, rho=1.0, codec=codec, check_every_rounds=0)
+            return make_sync(plan, comm, step, weights, moments, seed=1)
+
+        _, sync = descend(comm, make, 0.1, 8_000)
+        assert isinstance(sync, Admm)
+        return sync.consensus
+
+    for consensus in together(2, act):
+        assert torch.allclose(consensus, optimum(2), atol=1e-3)
+
+
+@pytest.mark.parametrize("codec", [TopKCodec(share=0.34), Int8Codec()], ids=["top-k", "int8"])
+def test_the_elastic_centre_finds_the_optimum_through_a_codec(codec: Codec) -> None:
+    def act(comm: ThreadComm) -> Tensor:
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            plan = EasgdSync(every_updates=1, codec=codec, check_every_rounds=0)
+            return make_sync(plan, comm, step, weights, moments, seed=1)
+
+        _, sync = descend(comm, make, 0.2, 6_000, falling=True)
+        assert isinstance(sync, Easgd)
+        return sync.centre
+
+    for centre in together(2, act):
+        assert torch.allclose(centre, optimum(2), atol=3e-2)
+
+
+@pytest.mark.parametrize(("primal", "moved", "rho"), [(11.0, 1.0, 2.0), (1.0, 11.0, 0.5), (9.0, 1.0, 1.0)])
+def test_the_tie_of_admm_adapts_to_its_residuals(primal: float, moved: float, rho: float) -> None:
+    sync = Admm(lambda gradients: 0.0, Average(NoComm(), Exact()), [torch.zeros(2)], every=1, rho=1.0)
+    sync.dual = torch.ones(2)
+    sync.adapt(primal, moved)
+    assert sync.rho == rho
+    assert (sync.dual * sync.rho).tolist() == [1.0, 1.0]  # the price stays the same
+
+
+def test_the_outer_step_is_nesterovs() -> None:
+    weight = torch.zeros(1)
+
+    def step(gradients: list[Tensor]) -> float:
+        weight.add_(1.0)  # every round goes one further than the last agreement
+        return 0.0
+
+    sync = Local(step, Average(NoComm(), Exact()), [weight], [], every=1, outer_rate=0.5, outer_momentum=0.9)
+    places, velocity, expected = [], 0.0, 0.0
+    for _ in range(3):
+        sync.step([])
+        places.append(float(weight))
+        velocity = 0.9 * velocity + 1.0
+        expected += 0.5 * (1.0 + 0.9 * velocity)
+        assert places[-1] == pytest.approx(expected)
