@@ -67,12 +67,13 @@ def _drive(world: World, steps: int = _STEPS) -> list[Step]:
     rng = np.random.default_rng(0)
     seen = [world.reset()]
     for _ in range(steps):
-        world.send(_choose(world, seen[-1], rng))
+        world.send(any_allowed(world, seen[-1], rng))
         seen.append(world.receive())
     return seen
 
 
-def _choose(world: World, step: Step, rng: np.random.Generator) -> Array:
+def any_allowed(world: World, step: Step, rng: np.random.Generator) -> Array:
+    """A random action for every lane, of those that are allowed after a step."""
     score = rng.random((world.num, world.spec.num_actions))
     choice: Array = np.argmax(score if step.mask is None else score * step.mask, axis=1)
     return choice
@@ -113,7 +114,7 @@ def _speed(world: World) -> tuple[bool, str]:
     step, count, start = world.reset(), 0, time.monotonic()
     rng = np.random.default_rng(0)
     while time.monotonic() - start < _SPEED_SECONDS:
-        world.send(_choose(world, step, rng))
+        world.send(any_allowed(world, step, rng))
         step = world.receive()
         count += world.num
     return True, f"{count / (time.monotonic() - start):,.0f} steps per second in one process, {world.num} lanes"

@@ -17,6 +17,7 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import World
+from qfleet.envs.probe import any_allowed
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Plan, Processes
 
@@ -88,12 +89,11 @@ def devices() -> list[str]:
 
 def step_seconds(world: World) -> float:
     """Seconds of one step of one environment, resets included."""
-    rng = np.random.default_rng(0)
-    world.reset()
+    rng, last = np.random.default_rng(0), [world.reset()]
 
     def step() -> None:
-        world.send(rng.integers(world.spec.num_actions, size=world.num))
-        world.receive()
+        world.send(any_allowed(world, last[0], rng))
+        last[0] = world.receive()
 
     return timed(step) / world.num
 

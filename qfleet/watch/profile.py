@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from qfleet.data import STAGES
+from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
 from qfleet.watch.words import number, saving_lines
 
@@ -135,7 +136,7 @@ def _policy(plan: Plan, actors: Shares, cores: int) -> str:
 def _actor(plan: Plan, actors: Shares, cores: int) -> str:
     busy = max(BUSY, key=lambda stage: actors.get(stage, 0.0))
     where = f" (who spend {actors[busy]:.0%} of theirs on {busy})" if actors.get(busy) else ""
-    num = plan.actors.num
+    num = num_senders(plan)
     more = "more actors help, up to about {ceiling}" if num < cores else f"there are {num} on {cores} cores already"
     return "the learner waited {share} of the time for the actors" + f"{where}: {more}"
 
@@ -197,7 +198,7 @@ def profile_of(
         "advice": found.advice,
     }
     if actors:
-        profile |= {"actors": plan.actors.num, "actor_shares": rounded(theirs)}
+        profile |= {"actors": num_senders(plan), "actor_shares": rounded(theirs)}
         profile |= {"actors_busy": round(sum(theirs[stage] for stage in BUSY), 4)}
     if joules is not None:
         profile |= {"joules": round(joules, 1), "joules_per_million_steps": round(joules / max(1, env_steps) * 1e6, 1)}

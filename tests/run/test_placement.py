@@ -1,5 +1,6 @@
 """Where actions are chosen."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from qfleet.act import Policy
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, Processes
-from qfleet.run.placement import Costs, measure, places, settled
+from qfleet.run.placement import Costs, measure, places, settled, step_seconds
 from qfleet.run.wiring import make_policy, make_train_world
 from tests.run.parts import SMALL
 
@@ -92,3 +93,18 @@ def test_an_environment_that_fails_is_left_to_the_actors() -> None:
     assert isinstance(chosen.runtime, Processes)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert "not measured" in notes[0]
+
+
+class Strict(toys.Masked):
+    """Takes no action that its mask forbids."""
+
+    def step(self, action: Any) -> Any:
+        assert self._info()["action_mask"][int(action)], "forbidden"
+        return super().step(action)
+
+
+def test_only_allowed_actions_are_measured() -> None:
+    plan = plan_of()
+    with closing(make_train_world(plan, Strict)) as world:
+        assert world.spec.masked
+        assert 0 < step_seconds(world) < 1
