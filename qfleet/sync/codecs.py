@@ -230,8 +230,7 @@ def mean_of(found: list[Tensor]) -> Tensor:
 
 def filled(values: Tensor, chunk: int) -> Tensor:  # [D] -> [chunks, 1]
     """How many numbers of each chunk are not there only to fill it up."""
-    begins = torch.arange(0, len(values), chunk, dtype=torch.float32)
-    return (len(values) - begins).clamp(max=chunk)[:, None]
+    return (len(values) - torch.arange(0, len(values), chunk)).clamp(max=chunk)[:, None]
 
 
 def in_chunks(values: Tensor, chunk: int) -> Tensor:  # [D] -> [C, chunk]

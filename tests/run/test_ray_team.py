@@ -73,8 +73,9 @@ def test_three_learners_on_ray_make_the_steps_of_one(team: Any, sync: Sync) -> N
     assert team.learner.updates == before + 10
     near = 1e-3 if sync in (AllreduceSync(), ServerSync(shards=2)) else 0.1
     torch.testing.assert_close(weights(team.learner), weights(one), rtol=near, atol=near)
-    assert team.alike() or isinstance(sync, ServerSync)
-    assert not [event for event in team.take_events() if event["kind"] == "learner_lost"]
+    events = team.take_events()
+    assert team.alike() or isinstance(sync, ServerSync), events
+    assert not [event for event in events if event["kind"] == "learner_lost"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

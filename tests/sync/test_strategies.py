@@ -186,7 +186,7 @@ def test_admm_finds_the_optimum_through_a_codec(codec: Codec) -> None:
             plan = AdmmSync(every_updates=20, rho=1.0, codec=codec, check_every_rounds=0)
             return make_sync(plan, comm, step, weights, moments, seed=1)
 
-        _, sync = descend(comm, make, 0.1, 8_000)
+        _, sync = descend(comm, make, 0.1, 2_000)
         assert isinstance(sync, Admm)
         return sync.consensus
 
