@@ -98,8 +98,7 @@ def _address_is_one(case: Case) -> Problem:
 
 def _steps_end_first(case: Case) -> Problem:
     runtime, env = case.plan.runtime, case.plan.env
-    supervised = env.workers or is_central(case.plan)
-    if isinstance(runtime, Inline) or not supervised or env.step_timeout_seconds < runtime.hung_seconds:
+    if isinstance(runtime, Inline) or not env.workers or env.step_timeout_seconds < runtime.hung_seconds:
         return None
     what = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
     return what, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."

@@ -32,7 +32,8 @@ class NotedFeed:
     def take(self, expected: int) -> Batch | Sequences | None:
         """The next batch."""
         batch = self.feed.take(expected)
-        if batch is not None and isinstance(self.feed.replay, Replay):  # a remote one drew it some time ago
+        # A remote replay drew it some time ago, and ids of fresh experience are places in its block.
+        if batch is not None and isinstance(self.feed, ReplayFeed) and isinstance(self.feed.replay, Replay):
             self.history.note("learner", "sampled", ids=batch.ids[:NOTED_IDS].tolist())
         return batch
 
