@@ -273,6 +273,7 @@ def test_one_that_is_slow_is_let_go_before_a_switch(team: Team) -> None:
     assert not lost(team)
 
 
+@pytest.mark.slow
 def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: Team) -> None:
     """Rank 0 judges, or waits for experience, for longer than anybody is waited for."""
     hasty.switch(ServerSync(spare=1))

@@ -194,7 +194,10 @@ def test_admm_finds_the_optimum_through_a_codec(codec: Codec) -> None:
         assert torch.allclose(consensus, optimum(2), atol=1e-3)
 
 
-@pytest.mark.parametrize("codec", [TopKCodec(share=0.34), Int8Codec()], ids=["top-k", "int8"])
+@pytest.mark.parametrize(
+    "codec",
+    [pytest.param(TopKCodec(share=0.34), marks=pytest.mark.slow, id="top-k"), pytest.param(Int8Codec(), id="int8")],
+)
 def test_the_elastic_centre_finds_the_optimum_through_a_codec(codec: Codec) -> None:
     def act(comm: ThreadComm) -> Tensor:
         def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
