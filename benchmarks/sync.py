@@ -33,6 +33,7 @@ class Way:
 
 
 ASYNCHRONOUS = ("sync.type=server", "sync.max_staleness=none")
+SWITCHES = "[300 sync.type=server sync.max_staleness=4, 600 sync.type=local, 900 sync.type=allreduce]"
 ALONE = Way("one learner", ())
 WAYS = (
     Way("allreduce", ("sync.type=allreduce",)),
@@ -40,12 +41,13 @@ WAYS = (
     Way("server, at most 4 steps stale", ("sync.type=server", "sync.max_staleness=4"), 1.5),
     Way("server, asynchronous", ASYNCHRONOUS, 1.5),
     Way("server, asynchronous, slower when stale", (*ASYNCHRONOUS, "sync.slow_down=true"), 1.5),
-    Way("server, window of 2", (*ASYNCHRONOUS, "sync.window=2"), 1.5),
+    Way("window of 2 gradients", ("sync.type=window",), 1.5),
     Way("local, every 8", ("sync.type=local",)),
     Way("local with an outer rate (DiLoCo)", ("sync.type=local", "sync.outer_rate=0.7")),
     Way("easgd", ("sync.type=easgd",)),
     Way("admm", ("sync.type=admm",), 1.5),
     Way("gossip", ("sync.type=gossip",)),
+    Way("allreduce, server, local, allreduce", (f"learners.schedule={SWITCHES}",)),
     Way("bundles, allreduce", ("learners.bundles=true",)),
     Way("bundles, server, asynchronous (Gorila)", ("learners.bundles=true", *ASYNCHRONOUS), 1.5),
     *(Way(f"allreduce, {codec}", (f"sync.codec.type={codec}",), 1.5 if codec == "top_k" else 1.3) for codec in CODECS),

@@ -1,9 +1,10 @@
 """The whole run as frozen data."""
 
 from qfleet.plan.amounts import largest_n_step, total_updates, updates_per_step
+from qfleet.plan.change import Switch, changed, switches
 from qfleet.plan.check import check
 from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
-from qfleet.plan.layers import Composed, changed, compose, make_plan, names_code
+from qfleet.plan.layers import Composed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
@@ -12,6 +13,7 @@ __all__ = [
     "Composed",
     "Described",
     "Plan",
+    "Switch",
     "algorithm_presets",
     "changed",
     "check",
@@ -28,6 +30,7 @@ __all__ = [
     "read_plan",
     "read_toml",
     "schema",
+    "switches",
     "to_toml",
     "total_updates",
     "updates_per_step",

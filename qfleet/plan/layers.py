@@ -1,16 +1,17 @@
 """A plan from layers: defaults, the environment's defaults, a preset, a TOML file, then `path=value`; the last wins."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.plan import presets
 from qfleet.plan.case import COMMAND_LINE, PYTHON
+from qfleet.plan.change import switches
 from qfleet.plan.check import check
 from qfleet.plan.draft import Draft, Entry, entries_of, show
-from qfleet.plan.files import plain, read_toml
+from qfleet.plan.files import read_toml
 from qfleet.plan.pieces import Settings
 from qfleet.plan.schema import Plan
 
@@ -56,6 +57,7 @@ def compose(
     _refuse_code(draft, str(file))
     plan = draft.plan()
     notes = check(plan, draft.origins)
+    switches(plan)
     return Composed(plan, draft.origins, name, preset, None if file is None else str(file), notes)
 
 
@@ -63,21 +65,6 @@ def make_plan(env_id: str, preset: str | None = None, overrides: Mapping[str, An
     """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`."""
     settings = [(path, value, PYTHON) for path, value in (overrides or {}).items()]
     return compose(env_id, preset, overrides=settings, origin=PYTHON).plan
-
-
-def changed(plan: Plan, origin: str, settings: Iterable[tuple[str, Any, str]], *, alone: bool = False) -> Plan:
-    """A checked plan with other settings (path, value, where from); `origin` is where the plan came from.
-
-    `alone`: a single learner may be told how it would agree.
-    """
-    draft = Draft()
-    # Nobody asked for what goes away with a variant that is replaced.
-    draft.lay([replace(entry, asked=False) for entry in entries_of(plain(plan), origin)])
-    draft.lay([Entry(path, value, where, text=True, asked=True) for path, value, where in settings])
-    found = draft.plan()
-    if not (alone and found.learners.num == 1):
-        check(found, draft.origins)
-    return found
 
 
 def _settings(settings: Mapping[str, Any], origin: str) -> list[Entry]:

@@ -28,7 +28,7 @@ from qfleet.plan.schema import (
     SoftmaxExplore,
     SteadyBatch,
 )
-from qfleet.plan.together import Coded, LocalSync, NoCodec, ServerSync
+from qfleet.plan.together import Coded, LocalSync, NoCodec, ServerSync, Serving, SoloSync
 
 
 def _memory(plan: Plan) -> bool:
@@ -90,10 +90,6 @@ def _in_step(plan: Plan) -> bool:
 
 def _loose(plan: Plan) -> bool:
     return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness != 0
-
-
-def _windows(plan: Plan) -> bool:
-    return isinstance(plan.sync, ServerSync) and (plan.sync.window, plan.sync.window_seconds) != (None, None)
 
 
 def _unsupervised(plan: Plan) -> bool:
@@ -301,6 +297,13 @@ PAIRS: tuple[Pair, ...] = (
     ),
     Pair(
         "learners.num",
+        "sync.type",
+        lambda plan: _together(plan) and isinstance(plan.sync, SoloSync),
+        "Several learners have to agree on their weights.",
+        "Leave sync.type out for the usual way (allreduce), or learners.num at 1.",
+    ),
+    Pair(
+        "learners.num",
         "population.num",
         lambda plan: _together(plan) and not _alone(plan),
         "Several learners keep one set of weights, the members of a population each have their own.",
@@ -323,7 +326,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.backend",
         "sync.type",
-        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.sync, ServerSync),
+        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.sync, Serving),
         "A parameter server's shards live in processes that qfleet starts, and compute on a CPU.",
         "Use sync.type=allreduce, or leave learners.backend out.",
     ),
@@ -436,21 +439,20 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.type", _fresh, "Without replay there is no target network."),
     ("algo.target.every_updates", _fresh, "Without replay there is no target network."),
     ("algo.target.tau", _fresh, "Without replay there is no target network."),
-    ("sync.type", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
+    (
+        "sync.type",
+        lambda plan: not _together(plan) and not isinstance(plan.sync, SoloSync),
+        "With learners.num=1 there is nobody to agree with.",
+    ),
     ("sync.codec.type", lambda plan: not _together(plan), "With learners.num=1 nothing is sent."),
     ("learners.backend", lambda plan: not _together(plan), "With learners.num=1 there is nobody to reach."),
     ("learners.bundles", lambda plan: not _together(plan), "With learners.num=1 everything is in one bundle."),
     ("learners.balance", lambda plan: not _together(plan), "With learners.num=1 there is nothing to share."),
     ("learners.restarts", lambda plan: not _together(plan), "With learners.num=1 nobody can be lost."),
+    ("learners.schedule", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
     ("learners.timeout_seconds", lambda plan: not _together(plan), "With learners.num=1 nobody is waited for."),
-    ("sync.window", _in_step, "Without staleness a step is made of one gradient of everybody: see sync.max_staleness."),
-    ("sync.window_seconds", _in_step, "Without staleness everybody is waited for: see sync.max_staleness."),
     ("sync.slow_down", _in_step, "Without staleness no gradient is old: see sync.max_staleness."),
-    (
-        "sync.reduce",
-        lambda plan: _loose(plan) and not _windows(plan),
-        "With staleness every gradient is a step of its own: see sync.window.",
-    ),
+    ("sync.reduce", _loose, "With staleness every gradient is a step of its own: see sync.type=window."),
     ("sync.warm_rounds", _uncoded, "Without sync.codec.type every mean is exact."),
     ("sync.check_every_rounds", _uncoded, "Without sync.codec.type there is nothing to compare."),
     ("sync.least_cosine", _uncoded, "Without sync.codec.type there is nothing to compare."),

@@ -29,7 +29,7 @@ from qfleet.plan.schema import (
     SequencesView,
     SoftmaxExplore,
 )
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import ServerSync, WindowSync
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"
@@ -319,6 +319,14 @@ def _somebody_is_waited_for(case: Case) -> Problem:
     )
 
 
+def _windows_close(case: Case) -> Problem:
+    sync = case.plan.sync
+    if not isinstance(sync, WindowSync) or (sync.num_gradients, sync.window_seconds) != (None, None):
+        return None
+    both = f"{case.named('sync.num_gradients')} and {case.named('sync.window_seconds')}"
+    return f"{both} make no window", "Set one of them, such as sync.num_gradients=4 or sync.window_seconds=0.01."
+
+
 def _block_divides(case: Case) -> Problem:
     replay = case.plan.replay
     if not isinstance(replay, Fresh) or replay.minibatches <= replay.rows * case.plan.env.num:
@@ -400,6 +408,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_everyone_learns, "Every learner gets a share of each batch."),
     (_parts_have_items, "Every part that a batch is computed in has items."),
     (_somebody_is_waited_for, "A step is made of the gradients of all but the spare learners."),
+    (_windows_close, "A window closes after so many gradients, or so many seconds."),
     (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
     (_eta_matters, "It mixes the errors of a sequence into its priority."),

@@ -15,6 +15,7 @@ class Learners(Part):
     answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without it.
     With `balance` shares follow the learners' speed, which no seed decides. With `bundles` every learner also acts and
     remembers: an equal part of the environments, the replay and the batch is its own (Gorila, Nair et al. 2015).
+    `schedule` changes how they agree after so many updates: ["5000 sync.type=local", "9000 sync.type=allreduce"].
     """
 
     num: Positive = 1
@@ -23,6 +24,7 @@ class Learners(Part):
     balance: bool = False
     timeout_seconds: Rate = 20.0
     restarts: Count = 5
+    schedule: tuple[str, ...] = ()
 
 
 class NoCodec(Part, tag="none"):
@@ -84,6 +86,10 @@ class Coded(Part):
     least_cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
 
 
+class SoloSync(Part, tag="solo"):
+    """There is one learner, and nobody to agree with."""
+
+
 class AllreduceSync(Coded, tag="allreduce"):
     """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch.
 
@@ -94,22 +100,39 @@ class AllreduceSync(Coded, tag="allreduce"):
     bucket_bytes: Positive = 1 << 20
 
 
-class ServerSync(Coded, tag="server"):
+class Sharded(Coded):
     """Weights and optimiser live in `shards` processes; learners push gradients and pull weights.
 
-    With `max_staleness=0` a step is made of everybody's gradient, or of all but the slowest `spare`. With s every
-    gradient is a step of its own, and one computed from weights more than s steps old is refused and computed again;
-    with `none` none is. A `window` makes one step of so many gradients, or of those that came within `window_seconds`.
     `slow_down` divides the learning rate by a gradient's staleness (Zhang et al. 2016).
     """
 
     shards: Positive = 1
-    max_staleness: Count | None = 0
-    window: Positive | None = None
-    window_seconds: Rate | None = None
     slow_down: bool = False
-    spare: Count = 0
     reduce: Literal["mean", "sum"] = "mean"
+
+
+class ServerSync(Sharded, tag="server"):
+    """A parameter server.
+
+    With `max_staleness=0` a step is made of everybody's gradient, or of all but the slowest `spare`. With s every
+    gradient is a step of its own, and one computed from weights more than s steps old is refused and computed again;
+    with `none` none is.
+    """
+
+    max_staleness: Count | None = 0
+    spare: Count = 0
+
+
+class WindowSync(Sharded, tag="window"):
+    """A parameter server that makes one step of what arrived, every `num_gradients` or `window_seconds`.
+
+    With both, of whichever comes first; with `num_gradients=none`, of all that came in time. A gradient from weights
+    more than `max_staleness` steps old is refused and computed again.
+    """
+
+    num_gradients: Positive | None = 2
+    window_seconds: Rate | None = None
+    max_staleness: Positive | None = None
 
 
 class LocalSync(Coded, tag="local"):
@@ -141,4 +164,5 @@ class GossipSync(Part, tag="gossip"):
     """A step, then the mean with the neighbours on a ring (Lian et al. 2017)."""
 
 
-Sync = AllreduceSync | ServerSync | LocalSync | EasgdSync | AdmmSync | GossipSync
+Serving = ServerSync | WindowSync  # by a parameter server
+Sync = SoloSync | AllreduceSync | ServerSync | WindowSync | LocalSync | EasgdSync | AdmmSync | GossipSync

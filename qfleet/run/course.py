@@ -13,6 +13,8 @@ from qfleet.data import Batch, Sequences
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.learn import Diverging, Members, restore
 from qfleet.learn.learner import Partners
+from qfleet.plan import switches
+from qfleet.plan.together import Sync
 from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
@@ -45,6 +47,7 @@ class Course:
         self.history: Notes = line.actor.history if isinstance(line.actor, Fleet) else NoHistory()
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
         self.heeded_at = 0.0
+        self.switches, self.scheduled = switches(self.plan), line.learner.updates  # the updates it was looked at after
         self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
@@ -94,6 +97,7 @@ class Course:
 
     def do_due(self) -> None:
         """Rows, evaluation and saving, each when its time has come."""
+        self.follow_schedule()  # first, so that whatever is saved now has it behind it
         if self.due(self.plan.log.every_steps, self.book.logged_steps):
             self.diary.log()
         if self.plan.eval.episodes and self.due(self.plan.eval.every_steps, self.book.judged_steps):
@@ -115,20 +119,32 @@ class Course:
             self.diary.warn(f"what was wanted makes no sense: {cause}")
             return
         if wanted is not None:
-            self.agree(self.line.partners, wanted)
+            self.grant(self.line.partners, wanted)
 
-    def agree(self, partners: Partners, wish: Wish) -> None:
-        """Agree in another way, and be as many, from the next update on."""
-        before, after = partners.agreement, wish.sync
+    def grant(self, partners: Partners, wish: Wish) -> None:
+        """Agree in another way, and be as many, because somebody wants it."""
         partners.resize(wish.learners)
-        if after != before:
-            partners.switch(after)
-        tags = [str(sync.__struct_config__.tag) for sync in (before, after)]
-        text = f"{wish.learners} learners agree by {tags[1]} from now on"
-        self.diary.tell("sync", text, before=tags[0], after=tags[1], learners=wish.learners)
+        self.agree(partners, wish.sync)
         self.doubt(["learners were told to agree in another way, at a moment that no seed decides"])
         # A run that goes on from a checkpoint agrees as that one says: without this commit, as before.
         self.try_save()
+
+    def follow_schedule(self) -> None:
+        """Agree in another way, if the plan says so of as many updates as were made."""
+        before, self.scheduled = self.scheduled, self.line.learner.updates
+        due = [switch for switch in self.switches if before < switch.updates <= self.scheduled]
+        if due and self.line.partners is not None:
+            self.agree(self.line.partners, due[-1].sync)
+            self.doubt(self.line.partners.chances())
+
+    def agree(self, partners: Partners, after: Sync) -> None:
+        """Agree so from the next update on."""
+        before = partners.agreement
+        if after != before:
+            partners.switch(after)
+        tags = [str(sync.__struct_config__.tag) for sync in (before, after)]
+        text = f"{partners.num} learners agree by {tags[1]} from now on"
+        self.diary.tell("sync", text, before=tags[0], after=tags[1], learners=partners.num)
         with suppress(StorageError):
             self.diary.write_status()
 
@@ -304,6 +320,7 @@ class Course:
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
         self.tried_at, self.tried_steps = self.clock(), self.steps
+        self.scheduled = self.line.learner.updates
         self.write_best()
         self.note_inexact(int(lost.sum()))
         return int(lost.sum())

@@ -21,7 +21,7 @@ from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Partner
 from qfleet.run.quarters import Shards, orders_for
@@ -126,7 +126,7 @@ class MpiQuarters:
             mate.order({**facts, "rank": rank, "ranks": list(ranks)})
         return joined(self.world, ranks)
 
-    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> Shards:
         """Plans that ask for one are refused before."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
@@ -146,7 +146,7 @@ class MpiWays:
         """The group that an order names."""
         return joined(self.world, [int(rank) for rank in facts["ranks"]])  # type: ignore[arg-type, union-attr]
 
-    def seats(self, agreement: ServerSync, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
         """Plans that ask for a server are refused before."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 

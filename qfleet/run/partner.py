@@ -20,7 +20,7 @@ from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.bundle import Bundle, make_bundle
 from qfleet.run.wiring import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
@@ -56,7 +56,7 @@ class Ways(Protocol):
         """The group that an order names."""
         ...
 
-    def seats(self, agreement: ServerSync, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
         """The ways to all shards of the server that an order names."""
         ...
 
@@ -142,7 +142,7 @@ class Partner:
         self.comm = self.ways.join(facts)
         share_state(self.learner, self.comm)
         agreement, own = msgspec.json.decode(str(facts["sync"]), type=SyncPlan), self.learner
-        if isinstance(agreement, ServerSync):
+        if isinstance(agreement, Serving):
             ports = self.ways.seats(agreement, own, facts)
             self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank, self.note)
         else:
@@ -257,7 +257,7 @@ def silent(kind: str, **fields: Any) -> None:
 
 
 def served_for(
-    plan: ServerSync, seed: int, learner: Learner, ports: Sequence[Port], rank: int, tell: Tell = silent
+    plan: Serving, seed: int, learner: Learner, ports: Sequence[Port], rank: int, tell: Tell = silent
 ) -> Sync:
     """A parameter server's strategy for this learner."""
     who, drawn = {"rank": rank}, int(stream(seed, SYNC).integers(2**31))

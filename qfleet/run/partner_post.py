@@ -17,7 +17,7 @@ from qfleet.data.region import Region, region_of
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS, logging_to
 from qfleet.run.server import ShardPort
@@ -128,7 +128,7 @@ class HandedWays:
             handles.append(recv_handle(self.bell))
         return region_of(handles[0], num_bytes), socket.socket(fileno=handles[1])
 
-    def seats(self, agreement: ServerSync, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
         """The ways to all shards."""
         limit = self.plan.learners.timeout_seconds
         for begin, end in cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards):

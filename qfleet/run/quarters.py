@@ -20,7 +20,7 @@ from qfleet.data.wire import Facts, packed_bytes
 from qfleet.learn import Learner
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.replay import Cut
 from qfleet.run.bundle import PIECE_BYTES
 from qfleet.run.mate import Mate
@@ -84,7 +84,7 @@ class Quarters(Protocol):
         """Order these, in the order of ranks from 1 on, to form a group, and join it as rank 0."""
         ...
 
-    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> Shards:
         """Start a parameter server that begins with what a learner has."""
         ...
 
@@ -172,7 +172,7 @@ class OwnQuarters:
         limit = self.plan.learners.timeout_seconds
         return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
 
-    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> Shards:
         """A process for each shard."""
         return Servers(self.context, self.plan, agreement, learner, self.hand)
 

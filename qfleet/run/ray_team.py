@@ -23,7 +23,7 @@ from qfleet.data import Array, Spec
 from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Ray
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS
@@ -103,7 +103,7 @@ class RayWays:
         """The group that an order names."""
         return join_group(self.plan, facts, ray.util.get_node_ip_address())
 
-    def seats(self, agreement: ServerSync, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
         """The ways to the shards that an order names."""
         names, rank = cast(list[str], facts["shards"]), int(facts["rank"])  # type: ignore[arg-type]
         cuts = cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards)
@@ -189,7 +189,7 @@ class RayQuarters:
         """By sockets, at our store."""
         return by_sockets(self.plan, group, {**facts, "address": self.address, "port": self.store.port}, self.address)
 
-    def serve(self, agreement: ServerSync, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> Shards:
         """A process for each shard."""
         return RayShards(self.plan, agreement, learner)
 
@@ -202,11 +202,11 @@ class ShardHost:
 
     def __init__(self, plan: bytes, sync: bytes, pieces: list[int], state: bytes) -> None:
         torch.set_num_threads(1)
-        agreement = msgspec.json.decode(sync, type=ServerSync)
-        self.block = Block(msgspec.json.decode(plan, type=Plan), agreement, pieces)
+        decode = msgspec.json.decode
+        self.block = Block(decode(plan, type=Plan), decode(sync, type=Serving), pieces)
         self.block.load(rows_in(state))
         self.changed, self.releases = threading.Condition(), 0
-        if agreement.window_seconds is not None:
+        if self.block.shard.window_seconds < float("inf"):
             threading.Thread(target=self.tick, daemon=True).start()
 
     def tick(self) -> None:
@@ -305,7 +305,7 @@ class RayPort:
 class RayShards:
     """All shards of a parameter server, begun with what a learner has."""
 
-    def __init__(self, plan: Plan, sync: ServerSync, learner: Learner) -> None:
+    def __init__(self, plan: Plan, sync: Serving, learner: Learner) -> None:
         self.limit, self.blocks = plan.learners.timeout_seconds, Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
         names = [f"qfleet-shard-{secrets.token_hex(8)}" for _ in self.blocks.cuts]

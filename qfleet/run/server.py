@@ -19,7 +19,7 @@ from qfleet.data.region import Region
 from qfleet.data.wire import Facts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.shard_post import FAILED, PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
 from qfleet.run.shares import pieces_of
@@ -133,7 +133,7 @@ class Servers:
     facts: Facts = {}  # noqa: RUF012  whoever joins is handed its ways
 
     def __init__(
-        self, context: ForkServerContext, plan: Plan, sync: ServerSync, learner: Learner, hand: Hand | None = None
+        self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner, hand: Hand | None = None
     ) -> None:
         self.limit, self.ports, self.hand = plan.learners.timeout_seconds, list[ShardPort](), hand
         self.blocks = Blocks(learner, sync.shards)

@@ -25,9 +25,10 @@ from qfleet.data.kin import die_with_parent
 from qfleet.data.region import Region, region_of
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.together import Serving
 from qfleet.run.post import logging_to
-from qfleet.sync.shard import Push, Shard, Verdict
+from qfleet.sync.make import make_shard
+from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import flat, place
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
@@ -83,25 +84,15 @@ def hold(post: ShardPost) -> None:
 class Block:
     """A block of weights [n], its optimiser, and the rules for gradients that come in."""
 
-    def __init__(self, plan: Plan, sync: ServerSync, pieces: list[int]) -> None:
+    def __init__(self, plan: Plan, sync: Serving, pieces: list[int]) -> None:
         self.pieces, self.sync, weights = pieces, sync, torch.empty(sum(pieces))
         self.optimizer = make_optimizer(plan.optim, list(torch.split(weights, pieces)))
         self.kept = [self.optimizer.parameters, *self.optimizer.moments.values()]
         self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
         self.rate = 0.0
+        self.shard = make_shard(sync, weights, self.step)
         # With spare learners one that is behind may wait for a step while rank 0 judges, or waits for experience.
-        self.hold_seconds = plan.learners.timeout_seconds / 2 if sync.spare else float("inf")
-        limit = sync.window_seconds
-        how = {"max_staleness": sync.max_staleness, "spare": sync.spare, "window": sync.window}
-        self.shard = Shard(
-            weights,
-            self.step,
-            workers=0,
-            **how,  # type: ignore[arg-type]
-            window_seconds=float("inf") if limit is None else limit,
-            slow_down=sync.slow_down,
-            total=sync.reduce == "sum",
-        )
+        self.hold_seconds = plan.learners.timeout_seconds / 2 if self.shard.spare else float("inf")
 
     @property
     def waits(self) -> bool:
@@ -138,7 +129,7 @@ class Holding:
 
     def __init__(self, post: ShardPost) -> None:
         self.post = post
-        sync, plan = msgspec.json.decode(post.sync, type=ServerSync), msgspec.json.decode(post.plan, type=Plan)
+        sync, plan = msgspec.json.decode(post.sync, type=Serving), msgspec.json.decode(post.plan, type=Plan)
         self.block = Block(plan, sync, post.pieces)
         self.block.load(self.rows())
         self.shard = self.block.shard

@@ -23,7 +23,7 @@ from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync
+from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync, Serving
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.archive import Archive, bundle_files
 from qfleet.run.dealing import Dealing, Separate, Split, Tally
@@ -370,7 +370,7 @@ class Team:
             raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
         self.group, self.dealing, self.formed = present, self.dealing_for(size), self.agreement
-        if isinstance(self.agreement, ServerSync):
+        if isinstance(self.agreement, Serving):
             self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
@@ -395,7 +395,7 @@ class Team:
 
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""
-        if self.servers is None or not isinstance(self.agreement, ServerSync):
+        if self.servers is None or not isinstance(self.agreement, Serving):
             return sync_for(self.agreement, self.plan.seed, self.learner, self.comm, self.step, self.tell)
         ports = self.servers.seat(0)
         self.servers.invite(self.group)
@@ -481,12 +481,14 @@ class Team:
         if kind == "codec_given_up" and isinstance(self.agreement, Coded):
             # For everybody and for good: with a server each judges alone, so that all begin anew.
             self.agreement = msgspec.structs.replace(self.agreement, codec=NoCodec())
-            self.stale = self.stale or isinstance(self.agreement, ServerSync)
+            self.stale = self.stale or isinstance(self.agreement, Serving)
 
 
 def keeps_step(sync: SyncPlan) -> bool:
     """Does everybody who agrees so make the same update at the same time?"""
-    return not isinstance(sync, ServerSync) or (sync.max_staleness == 0 and sync.spare == 0)
+    if isinstance(sync, ServerSync):
+        return sync.max_staleness == 0 and sync.spare == 0
+    return not isinstance(sync, Serving)
 
 
 def tag_of(agreement: SyncPlan) -> str:

@@ -1,6 +1,7 @@
 """From the plan to a strategy and its codec."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +13,16 @@ from qfleet.plan.together import (
     Coded,
     EasgdSync,
     Fp16Codec,
+    GossipSync,
     Int8Codec,
     LocalSync,
     NoCodec,
     PowerSgdCodec,
-    ServerSync,
+    Serving,
     SignCodec,
     TernaryCodec,
     TopKCodec,
+    WindowSync,
 )
 from qfleet.plan.together import Codec as CodecPlan
 from qfleet.plan.together import Sync as SyncPlan
@@ -28,6 +31,8 @@ from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import Comm, NoComm
 from qfleet.sync.served import Clip, Port, Served
+from qfleet.sync.shard import Shard
+from qfleet.sync.shard import Step as ShardStep
 from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Sync
 
 
@@ -42,8 +47,10 @@ def make_sync(
     tell: Tell = lambda kind, **fields: None,
 ) -> Sync:
     """The strategy that a plan names, for a learner with these weights and moments whose own step this is."""
-    if not isinstance(plan, Coded):
+    if isinstance(plan, GossipSync):
         return Gossip(step, comm, weights)
+    if not isinstance(plan, Coded):
+        raise TypeError(f"no strategy for {type(plan).__name__}")
     average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, tell)
     match plan:
         case AllreduceSync(reduce=reduce, bucket_bytes=most):
@@ -61,7 +68,7 @@ def make_sync(
 
 
 def make_served(
-    plan: ServerSync,
+    plan: Serving,
     ports: Sequence[Port],
     clip: Clip,
     rate: Callable[[], float],
@@ -76,6 +83,21 @@ def make_served(
     average = make_average(plan, NoComm(), [tuple(weight.shape) for weight in weights], seed + rank, tell)
     # In a synchronous step nobody waits for the slowest `spare` learners: theirs is done without.
     return Served(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
+
+
+def make_shard(plan: Serving, weights: Tensor, step: ShardStep) -> Shard:
+    """A block of a parameter server that nobody works with yet."""
+    rules: dict[str, Any] = {
+        "max_staleness": plan.max_staleness,
+        "slow_down": plan.slow_down,
+        "total": plan.reduce == "sum",
+    }
+    if isinstance(plan, WindowSync):
+        limit = float("inf") if plan.window_seconds is None else plan.window_seconds
+        rules |= {"window": plan.num_gradients, "window_seconds": limit}
+    else:
+        rules["spare"] = plan.spare
+    return Shard(weights, step, workers=0, **rules)
 
 
 def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: int, tell: Tell) -> Average:

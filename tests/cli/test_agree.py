@@ -23,7 +23,7 @@ WRONG = {
     "sync over sync.type=local": ("runs/over is not running", "Nobody is there to agree."),
     "sync pair sync.type=telepathy": (
         "sync.type=telepathy is not valid (command line)",
-        "sync.type must be one of allreduce, server, local, easgd, admm, gossip.",
+        "sync.type must be one of solo, allreduce, server, window, local, easgd, admm, gossip.",
     ),
     "sync pair sync.type=server sync.spare=2": (
         "sync.spare=2 (command line) is not below learners.num=2 (runs/pair/run.toml)",

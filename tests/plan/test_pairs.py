@@ -1,5 +1,6 @@
 """Settings that do not go together: the exact words for every entry of the two tables, and what stays allowed."""
 
+import shlex
 from typing import NamedTuple
 
 import pytest
@@ -21,6 +22,12 @@ class Refused(NamedTuple):
 
 
 PAIRED = [
+    Refused(
+        "learners.num=2 sync.type=solo",
+        "learners.num=2 (command line) does not go with sync.type=solo (command line)",
+        "Several learners have to agree on their weights.",
+        "Leave sync.type out for the usual way (allreduce), or learners.num at 1.",
+    ),
     Refused(
         "learners.num=2 population.num=2 env.num=8",
         "learners.num=2 (command line) does not go with population.num=2 (command line)",
@@ -325,16 +332,10 @@ ALONE = [
         "Leave learners.timeout_seconds out.",
     ),
     Refused(
-        "learners.num=2 sync.type=server sync.window=4",
-        "sync.window=4 (command line) has no effect",
-        "Without staleness a step is made of one gradient of everybody: see sync.max_staleness.",
-        "Leave sync.window out.",
-    ),
-    Refused(
-        "learners.num=2 sync.type=server sync.window_seconds=1",
-        "sync.window_seconds=1.0 (command line) has no effect",
-        "Without staleness everybody is waited for: see sync.max_staleness.",
-        "Leave sync.window_seconds out.",
+        "learners.schedule='[5 sync.type=local]'",
+        "learners.schedule=[5 sync.type=local] (command line) has no effect",
+        "With learners.num=1 there is nobody to agree with.",
+        "Leave learners.schedule out.",
     ),
     Refused(
         "learners.num=2 sync.type=server sync.slow_down=true",
@@ -345,7 +346,7 @@ ALONE = [
     Refused(
         "learners.num=2 sync.type=server sync.max_staleness=4 sync.reduce=sum",
         "sync.reduce=sum (command line) has no effect",
-        "With staleness every gradient is a step of its own: see sync.window.",
+        "With staleness every gradient is a step of its own: see sync.type=window.",
         "Leave sync.reduce out.",
     ),
     Refused(
@@ -572,14 +573,14 @@ NESTED = [
 
 
 def plan_of(settings: str, preset: str | None = None) -> Plan:
-    given = [tuple(word.split("=", 1)) for word in settings.split()]
+    given = [tuple(word.split("=", 1)) for word in shlex.split(settings)]
     env_id = None if any(path == "env.id" for path, _ in given) else "X-v0"
     return compose(env_id, preset, overrides=[(path, text, COMMAND_LINE) for path, text in given]).plan
 
 
 @pytest.mark.parametrize("refused", [*PAIRED, *ALONE, *NESTED], ids=lambda refused: refused.settings)
 def test_what_is_said(refused: Refused) -> None:
-    for order in (refused.settings, " ".join(reversed(refused.settings.split()))):
+    for order in (refused.settings, shlex.join(reversed(shlex.split(refused.settings)))):
         with pytest.raises(UsageError) as caught:
             plan_of(order)
         assert (caught.value.what, caught.value.why, caught.value.fix) == refused[1:]

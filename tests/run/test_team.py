@@ -33,6 +33,7 @@ from qfleet.plan.together import (
     Sync,
     TernaryCodec,
     TopKCodec,
+    WindowSync,
 )
 from qfleet.replay import make_cut
 from qfleet.run.dealing import Split
@@ -78,8 +79,8 @@ APART: tuple[Sync, ...] = (
     ServerSync(shards=2),  # moments live in the shards: partners' own are as they were
     ServerSync(shards=2, codec=Int8Codec()),
     ServerSync(max_staleness=4),
-    ServerSync(max_staleness=None, window=2, slow_down=True),
-    ServerSync(max_staleness=None, window=3, window_seconds=0.01, reduce="sum"),
+    WindowSync(slow_down=True),
+    WindowSync(num_gradients=3, window_seconds=0.01, reduce="sum"),
     ServerSync(spare=1),
 )
 LOSSES = (

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from qfleet import resume, train
-from qfleet.plan import changed, make_plan, updates_per_step
+from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
@@ -81,6 +82,25 @@ def test_how_learners_agree_is_switched_while_they_learn(
     assert check_history(found.path / "history") == []
 
 
+def test_a_schedule_is_followed_at_its_updates_and_again_after_a_resume(tmp_path: Path) -> None:
+    entries = ("50 sync.type=local sync.every_updates=4", "90 sync.type=server", "130 sync.type=allreduce")
+    plan = make_plan("CartPole-v1", overrides={**TWO, "learners.schedule": entries, "log.history": True})
+    whole, again = (train(plan, out=tmp_path / name) for name in ("whole", "again"))
+    half = train(replace(plan, until=replace(plan.until, steps=256)), out=tmp_path / "half")  # in the first stretch
+    assert read_json(half.path / "status.json")["together"]["sync"]["type"] == "local"
+    for found in (whole, again, resume(half.path, steps=600)):
+        rows = [row for row in read_rows(found.path / "metrics.jsonl") if row["kind"] == "sync"]
+        told = [(row["after"], row["updates"]) for row in rows]
+        assert [name for name, _ in told] == ["local", "server", "allreduce"]
+        # Between two rows of the line, so not before, and at most the updates of a turn after.
+        assert all(due <= made < due + 5 for due, (_, made) in zip((50, 90, 130), told, strict=True)), told
+        assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
+        assert check_history(found.path / "history") == []
+    one, other = saved(whole.path), saved(again.path)
+    assert all(np.array_equal(one[name], other[name]) for name in one)  # its moments are the plan's, not the clock's
+    assert whole.status["exact"]
+
+
 def test_a_switch_outlives_a_roll_back_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
     wishes = [LocalSync(every_updates=4)]
@@ -151,12 +171,6 @@ def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"wanted\.json"):
         wanted.take(tmp_path)
     assert wanted.take(tmp_path) is None
-
-
-def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
-    plan = make_plan("CartPole-v1", overrides={"learners.num": 2, "sync.type": "server", "sync.shards": 3})
-    found = changed(plan, "run.toml", [("sync.type", "local", "command line")])
-    assert found.sync == LocalSync()
 
 
 def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(

@@ -13,7 +13,8 @@ from qfleet.sync.average import Average
 from qfleet.sync.codecs import Exact, TopK
 from qfleet.sync.comm import Comm, NoComm, ThreadComm
 from qfleet.sync.make import make_sync
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Sync, flat
+from qfleet.sync.shard import Push, Shard, cuts_of
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Sync, flat, place
 from tests.sync.parts import together
 
 BATCH, UPDATES = 24, 12
@@ -81,6 +82,36 @@ def test_one_local_step_at_a_time_equals_averaging_gradients(size: int) -> None:
     alone = learn(NoComm(), make_solo, "sgd", limit=None)
     for weights in together(size, lambda comm: learn(comm, make_local(1), "sgd", limit=None)):
         assert torch.allclose(weights, alone, rtol=0, atol=1e-12)
+
+
+def learn_by_shards(workers: int, shards: int, optim: str) -> Tensor:
+    """Everybody pushes its share of every batch to a synchronous server; the weights at the end."""
+    net = make_net()
+    weights = flat([parameter.detach() for parameter in net.parameters()])
+    cuts = cuts_of(len(weights), shards)
+    held = [shard_of(weights[begin:end], workers, optim) for begin, end in cuts]
+    for update in range(UPDATES):
+        place(torch.cat([shard.weights for shard in held]), [parameter.data for parameter in net.parameters()])
+        for worker in range(workers):
+            obs, goal = (part.chunk(workers)[worker] for part in batch_of(update))
+            loss = (net(obs) - goal).square().mean()
+            gradient = flat(torch.autograd.grad(loss, list(net.parameters())))
+            for shard, (begin, end) in zip(held, cuts, strict=True):
+                shard.push(Push((worker, 0, update), update, gradient[begin:end]), 0.0)
+    return torch.cat([shard.weights for shard in held])
+
+
+def shard_of(weights: Tensor, workers: int, optim: str) -> Shard:
+    block = weights.clone()
+    optimizer: Any = Adam([block], 1e-2) if optim == "adam" else Sgd([block], 1e-1, momentum=0.9)
+    return Shard(block, lambda gradient, factor: optimizer.step([gradient]), workers)
+
+
+@pytest.mark.parametrize("optim", ["adam", "sgd"])
+@pytest.mark.parametrize(("workers", "shards"), [(2, 1), (3, 2), (4, 5)])
+def test_a_synchronous_server_equals_one_learner(workers: int, shards: int, optim: str) -> None:
+    alone = learn(NoComm(), make_solo, optim, limit=None)
+    assert torch.allclose(learn_by_shards(workers, shards, optim), alone, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -164,8 +195,8 @@ def test_gossip_finds_the_optimum(size: int) -> None:
 
         return descend(comm, make, 0.2, 6_000, falling=True)[0]
 
-    for place in together(size, act):
-        assert torch.allclose(place, optimum(size), atol=2e-2)
+    for found in together(size, act):
+        assert torch.allclose(found, optimum(size), atol=2e-2)
 
 
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:

@@ -1,0 +1,58 @@
+"""Plans that are changed, by a person or by their own schedule; the words for what makes no sense."""
+
+import re
+from typing import Any
+
+import pytest
+
+from qfleet.errors import UsageError
+from qfleet.plan import Switch, changed, make_plan, switches
+from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, WindowSync
+
+TWO = {"learners.num": 2}
+
+
+def scheduled(*entries: str, **more: Any) -> list[Switch]:
+    return switches(make_plan("CartPole-v1", overrides={**TWO, **more, "learners.schedule": entries}))
+
+
+def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
+    plan = make_plan("CartPole-v1", overrides={"learners.num": 2, "sync.type": "server", "sync.shards": 3})
+    found = changed(plan, "run.toml", [("sync.type", "local", "command line")])
+    assert found.sync == LocalSync()
+
+
+def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> None:
+    found = scheduled(
+        "1_000 sync.type=server sync.max_staleness=4",
+        "2000 sync.shards=2",
+        "3000 sync.type=window sync.num_gradients=3",
+        "4000 sync.type=allreduce sync.codec.type=int8",
+    )
+    assert found == [
+        Switch(1_000, ServerSync(max_staleness=4)),
+        Switch(2_000, ServerSync(max_staleness=4, shards=2)),
+        Switch(3_000, WindowSync(num_gradients=3)),
+        Switch(4_000, AllreduceSync(codec=Int8Codec())),
+    ]
+    assert scheduled() == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "what", "why"),
+    [
+        (["9 sync.type=local", "9 sync.type=gossip"], "learners.schedule is not in order", "more updates than the one"),
+        (["sync.type=local"], "learners.schedule has an entry 'sync.type=local'", "Each entry is a number of updates"),
+        (["0 sync.type=local"], "learners.schedule has an entry '0 sync.type=local'", "Each entry is a number"),
+        (["500"], "learners.schedule has an entry '500'", "then settings of sync"),
+        ([""], "learners.schedule has an entry ''", "then settings of sync"),
+        (["5 learners.num=3"], "learners.schedule would change learners.num", r"only sync\.\* can be in it"),
+        (["5 sync.type=telepathy"], r"sync.type=telepathy .*learners.schedule", ""),
+        (["5 sync.type=local sync.shards=2"], r"sync.shards=2 has no effect \(learners.schedule\)", ""),
+        (["5 sync.type=solo"], r"sync.type=solo \(learners.schedule\)", "have to agree"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(entries: list[str], what: str, why: str) -> None:
+    with pytest.raises(UsageError, match=what) as caught:
+        scheduled(*entries)
+    assert re.search(why, caught.value.why)
