@@ -36,6 +36,7 @@ def sync(
 
     folder = find_run(run, out)
     require_running(folder)
+    await_heeded(folder)  # what somebody else has asked for comes first, and counts
     plan = read_plan(folder / "run.toml")
     if plan.learners.num == 1:
         raise UsageError(

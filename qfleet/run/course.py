@@ -27,9 +27,10 @@ from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import pack_tensors
 from qfleet.watch import write_file, write_json
-from qfleet.watch.wanted import Wish, take
+from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
+TELLING = ("learner_lost", "group_failed", "bundle_inexact")  # that no seed decides this run
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
 GAVE_UP = "no better validation score within steer.stop_patience"
@@ -117,9 +118,10 @@ class Course:
             wanted = take(self.folder)
         except (ValueError, OSError) as cause:
             self.diary.warn(f"what was wanted makes no sense: {cause}")
-            return
-        if wanted is not None:
-            self.grant(self.line.partners, wanted)
+        else:
+            if wanted is not None:
+                self.grant(self.line.partners, wanted)
+        heeded(self.folder)
 
     def grant(self, partners: Partners, wish: Wish) -> None:
         """Agree in another way, and be as many, because somebody wants it."""
@@ -152,7 +154,11 @@ class Course:
         """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
         for event in self.line.partners.take_events() if self.line.partners is not None else ():
             self.diary.note_learner(event)
-            self.book.exact = self.book.exact and event["kind"] not in ("learner_lost", "bundle_inexact")
+            self.book.exact = self.book.exact and event["kind"] not in (
+                "learner_lost",
+                "group_failed",
+                "bundle_inexact",
+            )
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""

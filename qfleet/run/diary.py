@@ -214,6 +214,8 @@ class Diary:
         if kind == "learner_lost":
             after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
             self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+        if kind == "group_failed":
+            self.warn(f"the group of learners is formed anew: {event['what']}")
         if kind == "bundle_inexact":
             self.warn(f"not exact: learner {event['learner']}: {event['what']}")
 

@@ -1,13 +1,14 @@
 """Learners that MPI has started: `mpirun -n 3 qfleet train ... learners.num=3 learners.backend=mpi`.
 
 Everybody runs the same command. Rank 0 has the run; the others find out who they are when it begins, and obey. MPI
-knows no time limits and no replacement: a process that is lost ends them all, and the run goes on from its last
-checkpoint when it is resumed.
+knows no replacement: a process that is lost, fails or does not come in time ends them all, and the run goes on from its
+last checkpoint when it is resumed.
 """
 
 import atexit
 import importlib
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -124,27 +125,27 @@ class MpiQuarters:
         ranks = [0, *(mate.number for mate in group)]
         for rank, mate in enumerate(group, 1):
             mate.order({**facts, "rank": rank, "ranks": list(ranks)})
-        return joined(self.world, ranks)
+        return joined(self.world, ranks, self.plan)
 
     def serve(self, agreement: Serving, learner: Learner) -> Shards:
         """Plans that ask for one are refused before."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
 
-def joined(world: Any, ranks: list[int]) -> Comm:
+def joined(world: Any, ranks: list[int], plan: Plan) -> Comm:
     """A group of some ranks, in this order."""
-    return MpiComm(world.Create_group(world.Get_group().Incl(ranks)))
+    return MpiComm(world.Create_group(world.Get_group().Incl(ranks)), plan.learners.timeout_seconds)
 
 
 class MpiWays:
     """A partner's ways to the others."""
 
     def __init__(self, plan: Plan) -> None:
-        self.world = mpi().COMM_WORLD
+        self.plan, self.world = plan, mpi().COMM_WORLD
 
     def join(self, facts: Facts) -> Comm:
         """The group that an order names."""
-        return joined(self.world, [int(rank) for rank in facts["ranks"]])  # type: ignore[arg-type, union-attr]
+        return joined(self.world, [int(rank) for rank in facts["ranks"]], self.plan)  # type: ignore[arg-type, union-attr]
 
     def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
         """Plans that ask for a server are refused before."""
@@ -183,8 +184,17 @@ def dismiss_all() -> None:
 
 
 def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
-    """The life of a rank that is not the first, from the beginning of a run to its end."""
+    """The life of a rank that is not the first. MPI waits for one that fails: it has to end all others itself."""
     world = mpi().COMM_WORLD
+    try:
+        live(world, make, torso, explore)
+    except BaseException:
+        traceback.print_exc()
+        world.Abort(1)
+
+
+def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
+    """From the beginning of a run to its end."""
     talk = MpiTalk(world, 0)
     parts = talk.hear(BEGIN_SECONDS)
     if parts is None or parts[0].get("kind") != "begin":

@@ -245,10 +245,15 @@ class ShardHost:
         """What became of a gradient that waits for the step to version `made`; still waiting after the limit."""
         block, shard, before = self.block, self.block.shard, self.releases
         limit = min(limit_seconds, block.hold_seconds) if rank else limit_seconds
-        if not self.changed.wait_for(lambda: shard.version >= made or self.releases > before, limit):
-            if limit == limit_seconds:
+
+        def is_over() -> bool:
+            return shard.version >= made or self.releases > before
+
+        if not self.changed.wait_for(is_over, limit):
+            if limit < limit_seconds and not shard.holds(0):
+                shard.excuse(rank)  # it waits for rank 0, not for others
+            elif not self.changed.wait_for(is_over, limit_seconds - limit):
                 return "waiting"
-            shard.excuse(rank)
         return block.verdict(made) if shard.version >= made else "stale"
 
     def release(self) -> None:
@@ -261,6 +266,7 @@ class ShardHost:
     def state(self) -> tuple[bytes, bytes]:
         """Everything it holds, and how things stand."""
         with self.changed:
+            self.block.shard.settle()
             rows = [np.zeros(sum(self.block.pieces), np.float32) for _ in self.block.kept]
             for tensors, row in zip(self.block.kept, rows, strict=True):
                 read(tensors, row)

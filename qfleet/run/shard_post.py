@@ -198,7 +198,7 @@ class Holding:
 
     def excuse(self, now: float) -> None:
         """Who has waited for long, and not for others but for rank 0, goes on without."""
-        if now - self.shard.since < self.block.hold_seconds:
+        if now - self.shard.since < self.block.hold_seconds or self.shard.holds(0):
             return
         for desk in [desk for desk in self.asking if desk.rank]:
             self.shard.excuse(desk.rank)
@@ -229,6 +229,7 @@ class Holding:
         elif word == "release":
             self.release()
         else:
+            self.shard.settle()
             for tensors, row in zip(self.block.kept, self.rows(), strict=True):
                 read(tensors, row)
         self.post.orders.send_bytes(msgspec.json.encode(self.block.counts()))

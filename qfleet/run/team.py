@@ -23,7 +23,7 @@ from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, Coded, NoCodec, ServerSync, Serving
+from qfleet.plan.together import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.archive import Archive, bundle_files
 from qfleet.run.dealing import Dealing, Separate, Split, Tally
@@ -55,8 +55,9 @@ class Team:
         self.history: Notes = NoHistory()
         self.agreement, self.number = plan.sync, 0  # how the next group agrees, and how many there have been
         self.formed = plan.sync  # how this group does
+        self.mistrusted: set[Codec] = set()  # that were given up
         self.stale = True  # must a group be formed before the next update, whoever is there?
-        self.updates = 0  # after the last one made together
+        self.updates, self.dealt_at = 0, 0.0  # after the last one made together; when the last one was dealt out
         self.made: list[float] = []  # the norm of this update's gradient, once our own step was made
         self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
@@ -97,6 +98,7 @@ class Team:
         if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
             self.rest()  # it also changes moments, which a server may have
         dealing, number = self.dealing, self.number  # the group may be over when the step was made
+        self.dealt_at = time.monotonic()
         own, share = dealing.begin(batch)
         for rank, mate in enumerate(self.group, 1):
             self.deal(mate, rank)
@@ -185,7 +187,7 @@ class Team:
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on; what a strategy remembers begins anew."""
-        self.agreement, self.stale = agreement, True
+        self.agreement, self.stale = self.trusted(agreement), True
 
     def resize(self, num: int) -> None:
         """Be so many from now on: who is new joins when ready, who is too many leaves at once."""
@@ -225,7 +227,9 @@ class Team:
 
     def forget(self) -> None:
         """Rank 0's weights were replaced: what anybody else has, or is about to say, is of no use."""
+        group = self.group
         self.leave(gather=False)
+        self.await_words(group)  # before the steps they tell of are forgotten, or set back
         self.late.clear()
         self.tally.forget()
 
@@ -366,10 +370,11 @@ class Team:
         """A new group of rank 0 and these, who begin where rank 0 is."""
         self.leave()
         self.await_words(present)
-        if any(mate.number not in self.mates or not mate.ready for mate in present):
+        if any(self.mates.get(mate.number) is not mate for mate in present):
             raise CommLost("somebody was lost before the group was formed")
         self.number, size = self.number + 1, 1 + len(present)
         self.group, self.dealing, self.formed = present, self.dealing_for(size), self.agreement
+        self.note_formed()
         if isinstance(self.agreement, Serving):
             self.servers = self.quarters.serve(self.agreement, self.learner)
         sync = msgspec.json.encode(self.agreement).decode()
@@ -380,7 +385,6 @@ class Team:
         self.sync = self.opened()
         self.require_alike(present)
         self.updates, self.stale = self.learner.updates, False
-        self.note_formed()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
     def dealing_for(self, size: int) -> Dealing:
@@ -434,18 +438,23 @@ class Team:
             return  # it was over before, and whoever was lost has been charged for
         group, before = self.group, self.losses
         self.leave()
-        self.await_words(group, str(cause))
+        # Whoever is well has heard that the group is over, or does so when what it was dealt is computed.
+        self.await_words(group, str(cause), max(self.dealt_at + self.patience, time.monotonic() + GRACE_SECONDS))
         self.look_around()
-        if self.losses == before and not self.budget.charge(time.monotonic()):
+        if self.losses > before:
+            return
+        self.tell("group_failed", what=str(cause))
+        if not self.budget.charge(time.monotonic()):
             self.tell("learners_given_up", what=str(cause))
             for mate in list(self.mates.values()):
                 self.lose(mate, str(cause), again=False)
 
-    def await_words(self, mates: list[Mate], cause: str = "") -> None:
+    def await_words(self, mates: list[Mate], cause: str = "", until: float | None = None) -> None:
         """Hear what these owe us; who does not speak in time is lost."""
+        until = time.monotonic() + self.patience if until is None else until
         for mate in mates:
             try:
-                for facts, _ in mate.settle(self.patience):
+                for facts, _ in mate.settle(max(0.0, until - time.monotonic())):
                     if "life" in facts:
                         self.tally.count(facts)
             except CommLost as silence:
@@ -478,10 +487,17 @@ class Team:
     def tell(self, kind: str, **fields: Any) -> None:
         """Something worth writing down."""
         self.events.append({"kind": kind, **fields})
-        if kind == "codec_given_up" and isinstance(self.agreement, Coded):
+        if kind == "codec_given_up" and isinstance(self.formed, Coded):
             # For everybody and for good: with a server each judges alone, so that all begin anew.
-            self.agreement = msgspec.structs.replace(self.agreement, codec=NoCodec())
-            self.stale = self.stale or isinstance(self.agreement, Serving)
+            self.mistrusted.add(self.formed.codec)
+            self.agreement = self.trusted(self.agreement)
+            self.stale = self.stale or isinstance(self.formed, Serving)
+
+    def trusted(self, agreement: SyncPlan) -> SyncPlan:
+        """The same without its codec, if that was given up before."""
+        if isinstance(agreement, Coded) and agreement.codec in self.mistrusted:
+            return msgspec.structs.replace(agreement, codec=NoCodec())
+        return agreement
 
 
 def keeps_step(sync: SyncPlan) -> bool:

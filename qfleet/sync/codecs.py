@@ -152,7 +152,9 @@ def sampled_places(rng: torch.Generator, sample_share: float = 0.01) -> Find:
         sizes, drawn = values.abs(), max(64, int(sample_share * len(values)))
         sample = sizes[torch.randint(len(values), (drawn,), generator=rng)]
         threshold = torch.quantile(sample.float(), 1.0 - num / len(values))
-        found = torch.nonzero(sizes >= threshold).flatten()[:num]
+        found = torch.nonzero(sizes >= threshold).flatten()
+        if len(found) > num:  # the sample was small: of those that pass the largest
+            found = found[largest_places(sizes[found], num)]
         if not len(found):
             return largest_places(values, num)
         # Everybody sends as many: a place that is sent anyhow fills up.

@@ -6,6 +6,8 @@ each with a number of its own in the keys of the store. Gloo adds in an order of
 
 import importlib
 import socket
+import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -16,7 +18,7 @@ from torch import Tensor
 from qfleet.errors import UsageError
 from qfleet.sync.comm import AtOnce, CommLost
 
-STORE_SECONDS, BACKLOG = 60.0, 128
+STORE_SECONDS, BACKLOG, NAP_SECONDS = 60.0, 128, 5e-5
 
 
 class GroupComm:
@@ -120,35 +122,47 @@ def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, lim
 
 
 class MpiComm(AtOnce):
-    """MPI by mpi4py, for clusters that have it. MPI itself knows no time limits: a lost rank ends the job."""
+    """MPI by mpi4py, for clusters that have it. A rank that is lost, or does not come in time, ends the job."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, limit_seconds: float) -> None:
         self.world, self.rank, self.size, self.sent_bytes = world, world.Get_rank(), world.Get_size(), 0
+        self.limit_seconds = limit_seconds
+
+    def done(self, request: Any) -> None:
+        """Wait for an operation. One that is never done cannot be taken back: nobody could form another group."""
+        until = time.monotonic() + self.limit_seconds
+        while not request.Test():
+            if time.monotonic() > until:
+                sys.stderr.write(f"rank {self.rank}: the others did not come within {self.limit_seconds:g} seconds\n")
+                self.world.Abort(1)
+            time.sleep(NAP_SECONDS)
 
     def sum(self, values: Tensor) -> None:
         """In place the sum over all ranks."""
         mpi: Any = importlib.import_module("mpi4py.MPI")
         self.sent_bytes += values.nbytes
-        self.world.Allreduce(mpi.IN_PLACE, values.numpy(), op=mpi.SUM)
+        self.done(self.world.Iallreduce(mpi.IN_PLACE, values.numpy(), op=mpi.SUM))
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Everybody's values in the order of ranks, as bytes: MPI knows no half precision."""
         self.sent_bytes += values.nbytes
         sent = values.contiguous().view(torch.uint8) if values.dim() else values.reshape(1).view(torch.uint8)
         found = torch.empty((self.size, *sent.shape), dtype=torch.uint8)
-        self.world.Allgather(sent.numpy(), found.numpy())
+        self.done(self.world.Iallgather(sent.numpy(), found.numpy()))
         return [each.view(values.dtype).view(values.shape) for each in found]
 
     def broadcast(self, values: Tensor, root: int = 0) -> None:
         """In place what the root has."""
         self.sent_bytes += values.nbytes
-        self.world.Bcast(values.numpy(), root)
+        self.done(self.world.Ibcast(values.numpy(), root))
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
         """Both at once."""
         self.sent_bytes += values.nbytes
         found = torch.empty_like(values)
-        self.world.Sendrecv(values.numpy(), to, recvbuf=found.numpy(), source=source)
+        sent, coming = self.world.Isend(values.numpy(), to), self.world.Irecv(found.numpy(), source)
+        self.done(coming)
+        self.done(sent)
         return found
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ class Shard:
         self.heard[worker] = (incarnation, sequence)
         if self.max_staleness is not None and self.version - push.version > self.max_staleness:
             return self.refuse("stale")
-        if self.max_staleness == 0 and any(other.source[0] == worker for other in self.waiting):
+        if self.max_staleness == 0 and self.holds(worker):
             return self.refuse("stale")  # of the same version: one of each is enough
         if not self.waiting:
             self.since = now
@@ -90,6 +90,10 @@ class Shard:
         late = now - self.since >= self.window_seconds and self.max_staleness != 0
         if not self.waiting or not (len(self.waiting) >= self.needed or late):
             return False
+        return self.make()
+
+    def make(self) -> bool:
+        """A step of all that waits."""
         pushes = sorted(self.waiting, key=lambda push: push.source)  # the same sum in whatever order they came
         ages = [self.version - push.version for push in pushes]
         self.staleness.update(ages)
@@ -99,6 +103,11 @@ class Shard:
         self.version += 1
         self.waiting, self.since = [], float("inf")
         return True
+
+    def settle(self) -> None:
+        """Everybody is at rest: what was taken in for a window makes a step now, so that nothing is lost with us."""
+        if self.waiting and self.max_staleness != 0:
+            self.make()
 
     def release(self) -> None:
         """No step is coming for a while: what waits for one is done without."""
@@ -113,12 +122,19 @@ class Shard:
     def leave(self, worker: int, now: float) -> None:
         """A worker is gone for now: nobody waits for it."""
         self.workers -= 1
-        self.withdraw(worker)
+        if self.max_staleness == 0:  # else it was told that what it brought is taken
+            self.withdraw(worker)
         self.tend(now)
 
     def withdraw(self, worker: int) -> None:
         """What it brought is not there any more."""
         self.waiting = [push for push in self.waiting if push.source[0] != worker]
+        if not self.waiting:
+            self.since = float("inf")
+
+    def holds(self, worker: int) -> bool:
+        """Does something of this worker's wait for a step?"""
+        return any(push.source[0] == worker for push in self.waiting)
 
     def enlist(self) -> None:
         """One more."""

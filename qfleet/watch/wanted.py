@@ -12,7 +12,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.together import Sync
 from qfleet.watch.metrics import read_json, write_json
 
-WANTED = "wanted.json"
+WANTED, TAKEN = "wanted.json", "wanted.taken.json"
 
 
 class Wish(Struct, frozen=True, forbid_unknown_fields=True):
@@ -28,19 +28,21 @@ def ask(folder: Path, wish: Wish) -> None:
 
 
 def is_asked(folder: Path) -> bool:
-    """Is something wanted that the run has not taken yet?"""
-    return (folder / WANTED).is_file()
+    """Is something wanted that the run has not done yet?"""
+    return (folder / WANTED).is_file() or (folder / TAKEN).is_file()
 
 
 def take(folder: Path) -> Wish | None:
-    """What is wanted, once; None if nothing is. What makes no sense is a ValueError, and gone too."""
-    path = folder / WANTED
-    if not path.is_file():
+    """What is wanted, once; None if nothing is. What makes no sense is a ValueError. `heeded` must follow."""
+    if not (folder / WANTED).is_file():
         return None
-    try:
-        return as_wish(read_json(path))
-    finally:
-        path.unlink(missing_ok=True)
+    (folder / WANTED).replace(folder / TAKEN)  # so that another wish may come meanwhile, and is not lost
+    return as_wish(read_json(folder / TAKEN))
+
+
+def heeded(folder: Path) -> None:
+    """What was taken is done."""
+    (folder / TAKEN).unlink(missing_ok=True)
 
 
 def as_wish(value: Any) -> Wish:

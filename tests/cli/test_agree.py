@@ -74,6 +74,7 @@ def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         while not heard and time.monotonic() < until:
             if (wish := wanted.take(Path("runs/pair"))) is not None:
                 heard.append(wish)
+                wanted.heeded(Path("runs/pair"))
             time.sleep(0.05)
 
     thread = threading.Thread(target=listen, daemon=True)

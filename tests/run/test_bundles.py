@@ -22,7 +22,7 @@ from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
 from qfleet.watch import read_rows, wanted
 from tests.run.parts import SMALL, first_struck
-from tests.run.test_together import ends, events, saved
+from tests.run.test_together import ends, events, saved, updates_due
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.bundles": True, "learners.timeout_seconds": 5.0, "until.steps": 600}
@@ -249,6 +249,9 @@ def test_a_run_of_bundles_goes_back_and_on(
     found = train(plan, out=tmp_path)
     assert found.status["state"] == "done"
     assert len(events(found.path, "rollback")) == 1
+    # What bundles did in the time that was taken back does not count: the updates that all steps allow were made.
+    part, end = one_bundle(plan), ends(found.path)
+    assert end["updates"] == pytest.approx(updates_due(part, end["env_steps"] // 2), abs=6)
     assert not events(found.path, "learner_lost")
     assert not events(found.path, "bundle_inexact")
     assert check_history(found.path / "history") == []

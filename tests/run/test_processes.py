@@ -1,5 +1,6 @@
 """Actors, and if asked the replay, in processes of their own: same counts as inline, whatever is killed."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -359,12 +360,12 @@ def test_a_run_is_resumed_and_counts_on(tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys
+import json, sys
 from qfleet import train
 from qfleet.plan import make_plan
 from tests.run.test_processes import FLEET
 if __name__ == "__main__":
-    settings = {**FLEET, "until.steps": 10**7, "runtime.replay_process": True}
+    settings = {**FLEET, "until.steps": 10**7, "runtime.replay_process": True, **json.loads(sys.argv[2])}
     train(make_plan("CartPole-v1", overrides=settings), out=sys.argv[1])
 """
 
@@ -395,17 +396,26 @@ def alive(pids: Iterable[int]) -> set[int]:
     return found
 
 
+LEARNERS: Settings = {"learners.num": 3, "sync.type": "server", "sync.shards": 2, "sync.max_staleness": 4}
+
+
 @pytest.mark.chaos
-def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "num"),
+    [({}, 5), (LEARNERS, 9)],  # driver, fork server, two actors, replay; two more learners, two shards
+    ids=["alone", "learners"],
+)
+def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Settings, num: int) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     before = set(os.listdir(SHARED))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    driver = subprocess.Popen([sys.executable, tmp_path / "script.py", tmp_path / "runs"], env=environment)
+    command = [sys.executable, tmp_path / "script.py", tmp_path / "runs", json.dumps(more)]
+    driver = subprocess.Popen(command, env=environment)
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not list(tmp_path.glob("runs/*/checkpoints/step_*[1-9]*")):
         time.sleep(0.1)
     kin = kin_of(driver.pid)
-    assert len(kin) >= 5  # driver, fork server, two actors, replay
+    assert len(kin) >= num
     driver.kill()
     driver.wait(10)
     limit = time.monotonic() + 5

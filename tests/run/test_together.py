@@ -173,6 +173,19 @@ def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
     assert wanted.take(tmp_path) is None
 
 
+def test_a_wish_is_asked_for_until_it_is_done_and_another_one_is_not_lost_meanwhile(tmp_path: Path) -> None:
+    one, other = wanted.Wish(LocalSync(), 2), wanted.Wish(AllreduceSync(), 3)
+    wanted.ask(tmp_path, one)
+    assert wanted.take(tmp_path) == one
+    assert wanted.is_asked(tmp_path)
+    wanted.ask(tmp_path, other)
+    wanted.heeded(tmp_path)
+    assert wanted.take(tmp_path) == other
+    wanted.heeded(tmp_path)
+    assert not wanted.is_asked(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,29 @@ def test_it_warms_up_exactly_and_a_codec_that_misleads_is_given_up() -> None:
         assert [cosine > 0.99 for cosine in cosines] == [True, True, False, False, True, True]
 
 
+def test_what_a_codec_had_left_out_comes_when_it_is_given_up() -> None:
+    class FirstHalf:
+        """Leaves out all the rest."""
+
+        def mean(self, values: Tensor, comm: ThreadComm) -> tuple[Tensor, Tensor]:
+            own = torch.cat([values[:2], torch.zeros(2)])
+            return own, Exact().mean(own, comm)[1]
+
+    average = Average(NoComm(), FirstHalf(), check_every=3, least_cosine=0.99)  # type: ignore[arg-type]
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    came = [average(values) for _ in range(5)]
+    assert torch.equal(sum(came, torch.zeros(4)), 5 * values)
+    assert torch.equal(came[3], torch.tensor([1.0, 2.0, 12.0, 16.0]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_too_many_above_a_sampled_threshold_the_largest_are_sent(seed: int) -> None:
+    values = torch.linspace(0.1, 1.0, 2_000)  # the largest come last
+    found = sampled_places(generator(seed))(values, 20)
+    assert len(found) == 20
+    assert len(found.unique()) < 20 or found.min() >= 1_980
+
+
 def test_the_last_chunk_is_as_large_as_the_others() -> None:
     """What only fills it up does not count."""
     values = torch.ones(1_024 + 3)

@@ -83,6 +83,34 @@ def test_a_window_applies_what_arrived() -> None:
     assert [shard.push(push(worker, 1, 1), 6.0) for worker in range(3)] == ["waiting", "waiting", "applied"]
 
 
+def test_nothing_that_a_window_took_in_is_lost_when_somebody_leaves_or_all_come_to_rest() -> None:
+    shard, weights = make(workers=2, max_staleness=None, window=3)
+    assert [shard.push(push(worker, 0, 0, 1.0 + worker), 0.0) for worker in (0, 1)] == ["waiting", "waiting"]
+    shard.leave(1, 1.0)  # it was told that its gradient is taken
+    assert len(shard.waiting) == 2
+    shard.settle()
+    assert weights.tolist() == [-1.5] * 3
+    assert (shard.version, shard.waiting, shard.since) == (1, [], float("inf"))
+    shard.settle()  # there is nothing left
+    assert shard.version == 1
+
+
+def test_what_waits_for_everybody_is_no_step_of_some() -> None:
+    shard, _ = make(workers=2)
+    shard.push(push(1, 0, 0), 5.0)
+    shard.settle()
+    assert (shard.version, shard.holds(0), shard.holds(1)) == (0, False, True)
+    shard.excuse(1)
+    assert shard.since == float("inf")  # else whoever looks at the clock would look for ever
+
+
+def test_a_sum_is_not_divided() -> None:
+    shard, weights = make(workers=2, total=True)
+    for worker in range(2):
+        shard.push(push(worker, 0, 0, 1.0 + 2 * worker), 0.0)
+    assert weights.tolist() == [-4.0] * 3
+
+
 def test_a_window_of_seconds_alone_takes_whatever_comes_in_time() -> None:
     shard, weights = make(workers=2, max_staleness=None, window_seconds=5.0)
     assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(7)] == ["waiting"] * 7
