@@ -26,8 +26,10 @@ def mpirun() -> list[str]:
     return [command, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "3"]
 
 
-def run(mpirun: list[str], tmp_path: Path, changes: Settings) -> subprocess.CompletedProcess[str]:
-    command = [*mpirun, sys.executable, "-m", "qfleet", *words(tmp_path, changes), "--name", "run"]
+def run(
+    mpirun: list[str], tmp_path: Path, changes: Settings, env_id: str = "CartPole-v1"
+) -> subprocess.CompletedProcess[str]:
+    command = [*mpirun, sys.executable, "-m", "qfleet", *words(tmp_path, changes, env_id), "--name", "run"]
     own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
     env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
@@ -70,3 +72,34 @@ def test_a_run_that_is_refused_keeps_nobody_waiting(mpirun: list[str], tmp_path:
     done = run(mpirun, tmp_path, {**SHORT, "learners.backend": "mpi"})
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
+
+
+FAILS = """
+import os
+import gymnasium as gym
+import numpy as np
+
+
+class Fails(gym.Env):
+    observation_space, action_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32), gym.spaces.Discrete(2)
+    steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 40 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+            raise RuntimeError("only here")
+        return np.zeros(1, np.float32), 0.0, self.steps % 10 == 0, False, {}
+"""
+
+
+@pytest.mark.slow
+def test_one_that_fails_ends_all(mpirun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(FAILS)
+    more = {"learners.bundles": True, "env.num": 3, "algo.batch_size": 15, "learners.timeout_seconds": 10.0}
+    done = run(mpirun, tmp_path, {**SHORT, **more, "learners.backend": "mpi"}, "fails.py:Fails")
+    assert done.returncode != 0
+    assert "only here" in done.stderr
