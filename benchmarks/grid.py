@@ -1,12 +1,14 @@
 """Learning measured on a grid of tasks, presets and seeds: runs by the command line, tables, curves, pictures.
 
 Runs are long, so a grid is made in pieces: what `benchmarks/results/NAME.json` holds already, made by the same plan,
-is kept unless `--again` is given.
+is kept unless `--again` is given; and a run that was cut short is resumed, exactly, from where it lies in `runs/bench`.
 """
 
 import argparse
+import hashlib
 import json
-import tempfile
+import re
+import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -16,7 +18,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import command, report
+from qfleet.watch import read_rows
 
+UNFINISHED = report.ROOT / "runs" / "bench"
+STEPS = "until.steps="
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
@@ -80,27 +85,44 @@ class Run:
 
 def train(cell: Cell, seed: int, extra: Sequence[str], limit_seconds: float) -> Run:
     """Train by the command line, exactly as a user does, and read score and curve from its rows."""
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        flags = ["--preset", cell.preset, "--seed", str(seed), "--json", "--out", folder]
-        asked = [*cell.settings, *extra]
-        threads = [] if any(word.startswith("runtime.threads=") for word in asked) else ["runtime.threads=1"]
-        words = [*threads, *asked]
-        done = command.run(command.qfleet("train", cell.env, *flags, *words), limit_seconds)
-    score = (done.last("eval", split="test") or (0.0, {}))[1]
-    rows = [row for _, row in done.rows if row["kind"] == "eval" and row["split"] == "validation"]
+    asked = (*cell.settings, *extra)
+    folder = unfinished(cell, seed, asked)
+    done = command.run(train_or_resume(cell, seed, asked, folder), limit_seconds)
+    judged = [row for path in folder.glob("*/metrics.jsonl") for row in read_rows(path) if row["kind"] == "eval"]
+    score: dict[str, Any] = next((row for row in judged if row["split"] == "test"), {})
+    rows = [row for row in judged if row["split"] == "validation"]
+    if done.exit_code == 0:
+        shutil.rmtree(folder)
     run = Run(
         cell.env,
         cell.preset,
         (*cell.settings, *extra),
         seed,
         *(score.get(name) for name in ("mean", "low", "high", "env_steps", "updates")),
-        seconds=round(done.seconds, 1),
+        seconds=round(max(done.seconds, score.get("seconds", 0.0)), 1),  # of all pieces, if there were several
         exit_code=done.exit_code,
         curve=[(row["env_steps"], round(row["mean"], 3)) for row in rows],
         errors=done.errors if done.exit_code else "",
     )
     print(f"{cell.name} {cell.preset} seed {seed}: {report.shown(run.mean)} after {run.env_steps} steps", flush=True)
     return run
+
+
+def unfinished(cell: Cell, seed: int, asked: Sequence[str]) -> Path:
+    """Where a run lies until it is done. A longer one begins like a shorter one, so how long it is does not matter."""
+    words = "\n".join(word for word in asked if not word.startswith(STEPS))
+    name = re.sub(r"\W+", "-", f"{cell.env}-{cell.preset}-{seed}")
+    return UNFINISHED / f"{name}-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
+
+
+def train_or_resume(cell: Cell, seed: int, asked: Sequence[str], folder: Path) -> list[str]:
+    """The command that begins a run, or goes on with one that was cut short."""
+    if begun := next(folder.glob("*/checkpoints"), None):
+        steps = [word.removeprefix(STEPS) for word in asked if word.startswith(STEPS)]
+        return command.qfleet("resume", str(begun.parent), "--json", *(["--steps", *steps] if steps else []))
+    flags = ["--preset", cell.preset, "--seed", str(seed), "--json", "--out", str(folder)]
+    threads = [] if any(word.startswith("runtime.threads=") for word in asked) else ["runtime.threads=1"]
+    return command.qfleet("train", cell.env, *flags, *threads, *asked)
 
 
 def kept(path: Path) -> dict[Any, Run]:

@@ -36,7 +36,7 @@ class Exact:
         """The true mean."""
         total = values.clone()
         comm.sum(total)
-        return values, total / comm.size
+        return values, total.div_(comm.size)
 
     def forget(self) -> None:
         """It remembers nothing."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qfleet.sync.average import Average
 from qfleet.sync.buckets import Buckets
+from qfleet.sync.codecs import Exact
 from qfleet.sync.comm import Comm
 
 Ready = Callable[[int, Tensor], None]  # a parameter's number, and its gradient
@@ -100,7 +101,7 @@ class Local:
         self.anchor = self.anchor + way
         place(self.anchor, self.weights)
         if self.moments:
-            place(exact_mean(flat(self.moments), self.average.comm), self.moments)
+            place(Exact().mean(flat(self.moments), self.average.comm)[1], self.moments)
 
 
 class Easgd:
@@ -220,10 +221,3 @@ def place(values: Tensor, into: Sequence[Tensor]) -> None:
     """A vector written into tensors."""
     for tensor, part in zip(into, unflat(values, into), strict=True):
         tensor.copy_(part)
-
-
-def exact_mean(values: Tensor, comm: Comm) -> Tensor:
-    """The mean without any codec."""
-    total = values.clone()
-    comm.sum(total)
-    return total / comm.size

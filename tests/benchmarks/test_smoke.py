@@ -300,15 +300,22 @@ def test_every_grid_is_a_sound_plan(name):
         compose(cell.env, cell.preset, overrides=[(*each.split("=", 1), "command line") for each in cell.settings])
 
 
-def test_a_grid_trains_by_the_command_line(tmp_path):
+def test_a_grid_trains_by_the_command_line_and_goes_on_with_what_was_cut_short(tmp_path, monkeypatch):
     """The real thing, as small as it gets: MinAtar's DQN for a few hundred steps."""
     from benchmarks import minatar
 
-    small = ["until.steps=300", "algo.learn_start_steps=100", "eval.episodes=1", "eval.test_episodes=1"]
-    run = grid.train(minatar.GRID.cells[0], 1, small, 120.0)
+    monkeypatch.setattr(grid, "UNFINISHED", tmp_path)
+    cell, small = minatar.GRID.cells[0], ["algo.learn_start_steps=100", "eval.test_episodes=1"]
+    small += ["eval.episodes=1", "eval.every_steps=100"]
+    asked = [*cell.settings, "until.steps=200", *small]
+    folder = grid.unfinished(cell, 1, asked)
+    assert command.run(grid.train_or_resume(cell, 1, asked, folder), 120.0).exit_code == 0
+    run = grid.train(cell, 1, ["until.steps=300", *small], 120.0)
     assert run.exit_code == 0, run.errors
     assert run.mean is not None
     assert run.updates > 0
+    assert [steps // 100 for steps, _ in run.curve] == [1, 2, 3]  # those of the first piece too
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

@@ -44,9 +44,11 @@ from qfleet.run.partner import lone_learner
 from qfleet.run.quarters import OwnQuarters
 from qfleet.run.resolve import resolve
 from qfleet.run.server import Servers
+from qfleet.run.shard_post import Block
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
 from qfleet.sync.comm import CommLost
+from qfleet.sync.shard import Push
 from tests.run.parts import SMALL, Settings, process_of
 
 pytestmark = pytest.mark.timeout(110)
@@ -515,6 +517,17 @@ def test_a_partner_says_that_its_codec_was_given_up() -> None:
             told += [event for event in team.take_events() if event["kind"] == "codec_given_up"]
         assert [event.get("learner") for event in told] == [None, 1]  # both judged in their second round
         assert team.number == 2
+
+
+def test_a_stale_gradient_makes_a_smaller_step_of_the_optimiser() -> None:
+    block = Block(
+        small_plan(2, more={"optim.type": "sgd"}), ServerSync(max_staleness=None, slow_down=True, shards=1), [3]
+    )
+    block.load([np.zeros(3, np.float32) for _ in block.kept])
+    block.rate = 0.5
+    for sequence in range(3):  # all of the first version: 0, 1 and 2 steps old
+        block.shard.push(Push((0, 0, sequence), 0, torch.ones(3)), 0.0)
+    assert block.shard.weights.tolist() == [-0.5 - 0.5 - 0.25] * 3
 
 
 def test_words_of_a_time_that_is_taken_back_are_heard_before_it_is(team: Team) -> None:

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from qfleet import resume, train
+from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
@@ -101,7 +102,32 @@ def test_a_schedule_is_followed_at_its_updates_and_again_after_a_resume(tmp_path
     assert whole.status["exact"]
 
 
-def test_a_switch_outlives_a_roll_back_and_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    looked, wishes, left = Learner.look, [LocalSync(every_updates=4)], [0]
+
+    def wish(row: dict[str, Any]) -> None:
+        folder = next(tmp_path.iterdir())
+        if row["kind"] == "progress" and wishes:
+            wanted.ask(folder, wanted.Wish(wishes.pop(), 2))
+            return
+        if row["kind"] == "progress" and not left[0] and events(folder, "sync"):
+            left[0] = 6  # batches in a row, some rows after the switch: the run goes back
+
+    def poisoned(learner: Learner, batch: Any, *more: Any) -> Any:
+        loss, *rest = looked(learner, batch, *more)
+        left[0] -= left[0] > 0
+        return (loss * float("nan") if left[0] > 0 else loss, *rest)
+
+    monkeypatch.setattr(Learner, "look", poisoned)
+    far = {"save.every_steps": 10**6, "save.every_seconds": 10**6}  # the switch is in the commit of its own
+    found = train(make_plan("CartPole-v1", overrides={**TWO, **far}), out=tmp_path, callbacks=[wish])
+    assert len(events(found.path, "rollback")) == 1
+    assert found.status["together"]["sync"]["type"] == "local"
+    assert [event["sync"] for event in events(found.path, "group_formed")] == ["allreduce", "local", "local"]
+
+
+def test_a_switch_outlives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
     wishes = [LocalSync(every_updates=4)]
 
