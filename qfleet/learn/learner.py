@@ -2,11 +2,9 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,82 +13,18 @@ from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.compiled import CannotCompile, Whole
 from qfleet.learn.device import make_carry, numbers
 from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
+from qfleet.learn.partners import Partners
 from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target import Follow, tensors
 from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
 from qfleet.nets.gradients import Ready
 from qfleet.nets.normalize import LIMIT
-from qfleet.plan.together import Sync as SyncPlan
 from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
 
 
 class NonFiniteUpdate(Exception):
     """A loss or gradient was not finite: the update was skipped, the weights are as they were."""
-
-
-class Partners(Protocol):
-    """Other learners, with whom every step is agreed on."""
-
-    agreement: SyncPlan
-    num: int  # of learners, our own included
-    steps: int  # that they have made in environments of their own
-
-    def switch(self, agreement: SyncPlan) -> None:
-        """Agree in another way from the next update on."""
-        ...
-
-    def resize(self, num: int) -> None:
-        """Be so many learners from now on, our own included."""
-        ...
-
-    def update(self, batch: Batch | Sequences) -> Report:
-        """One update that everybody has a part in."""
-        ...
-
-    def rest(self) -> None:
-        """Return when nobody is learning, and our own learner has all that there is."""
-        ...
-
-    def forget(self) -> None:
-        """Our own learner's weights are about to be replaced: nothing that others have is of use."""
-        ...
-
-    def meet(self) -> None:
-        """The run begins, or begins again: whoever acts by itself acts by these weights."""
-        ...
-
-    def reseed(self, number: int) -> None:
-        """Let those who draw batches of their own draw others from here on."""
-        ...
-
-    def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
-        """Names of files that hold what they remember, and their content; None when somebody is lost meanwhile."""
-        ...
-
-    def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
-        """Let them go on with what these files hold."""
-        ...
-
-    def take_events(self) -> list[dict[str, Any]]:
-        """What happened among them since this was last asked."""
-        ...
-
-    def settle(self, folder: Path) -> None:
-        """The run's folder is here."""
-        ...
-
-    def doubts(self) -> list[str]:
-        """Why a run that goes on from a checkpoint is not the one that its seed decides."""
-        ...
-
-    def chances(self) -> list[str]:
-        """Why no seed decides what this run becomes, even if it is never interrupted."""
-        ...
-
-    def close(self) -> None:
-        """Let them go."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

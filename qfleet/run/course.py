@@ -12,7 +12,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Batch, Sequences
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.learn import Diverging, Members, restore
-from qfleet.learn.learner import Partners
+from qfleet.learn.partners import Partners
 from qfleet.plan import switches
 from qfleet.plan.together import Sync
 from qfleet.run.diary import Diary, Ending, Row, short

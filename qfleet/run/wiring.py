@@ -30,7 +30,7 @@ from qfleet.learn import (
     rate_factors,
 )
 from qfleet.learn.device import looking_up
-from qfleet.learn.learner import Partners
+from qfleet.learn.partners import Partners
 from qfleet.nets import Implicit, QNet, make_net, set_noise
 from qfleet.plan.places import has_bundles, is_central, num_senders, one_bundle
 from qfleet.plan.schema import (

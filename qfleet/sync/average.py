@@ -35,11 +35,13 @@ class Average:
         self.error: Tensor | None = None
 
     def __call__(self, values: Tensor) -> Tensor:  # [D] -> [D]
-        """The mean; exact while it warms up."""
+        """The mean; exact while it warms up, and then written over `values`: large vectors are dear to copy."""
         self.rounds += 1
         if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
             owed, self.error = self.error, None  # by a codec that was given up
-            return Exact().mean(values if owed is None else values + owed, self.comm)[1]
+            total = values if owed is None else values.add_(owed)
+            self.comm.sum(total)
+            return total.div_(self.comm.size)
         wanted = values if self.error is None else values + self.error
         if not bool(torch.isfinite(wanted).all()):
             wanted = torch.full_like(wanted, torch.nan)  # no codec leaves all of it out: everybody hears of it

@@ -123,7 +123,7 @@ class Easgd:
         if self.steps % self.every == 0:
             own = flat(self.weights)
             apart = self.alpha * (own - self.centre)
-            self.centre = self.centre + self.average(apart) * self.average.comm.size
+            self.centre = self.centre + self.average(apart.clone()) * self.average.comm.size
             place(own - apart, self.weights)
         return norm
 
