@@ -97,7 +97,7 @@ def measure(ranks: int, net: str, rounds: int) -> dict[str, float]:
         for rank in range(ranks)
     ]
     try:
-        said, _ = children[0].communicate(timeout=900)
+        said, _ = children[0].communicate(timeout=1_800)
         found: dict[str, float] = json.loads(said.splitlines()[-1])
         return found
     finally:
