@@ -20,6 +20,7 @@ from qfleet import Run, train
 from qfleet.data import Batch, Report, Sequences
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
+from qfleet.plan.together import ServerSync
 from qfleet.run.audit import check_history
 from qfleet.run.team import Team
 from qfleet.watch import read_rows
@@ -30,6 +31,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "allreduce": {},
     "allreduce by gloo": {"learners.backend": "gloo"},
     "server": {"sync.type": "server", "sync.shards": 2},
+    "server, at most 2 steps stale": {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": 2},
     "server, asynchronous": {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": None},
     "local": {"sync.type": "local", "sync.every_updates": 2},
 }
@@ -61,6 +63,7 @@ class Outcome:
     longest_seconds: float = 0.0
     lost: int = 0
     groups: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)  # steps that blocks of gradients were behind
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
@@ -153,6 +156,11 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
     outcome.updates = status["updates"]
     outcome.lost = sum(row["kind"] == "learner_lost" for row in events)
     outcome.groups = sum(row["kind"] == "group_formed" for row in events)
+    for row in (row for row in events if row["kind"] == "server"):
+        outcome.staleness.update({int(age): num for age, num in row["staleness"].items()})
+    bound = plan.sync.max_staleness if isinstance(plan.sync, ServerSync) else None
+    if bound is not None and max(outcome.staleness, default=0) > bound:
+        outcome.wrong.append(f"a gradient was {max(outcome.staleness)} steps old, not {bound} at most")
     if status["state"] != "stopped":
         outcome.wrong.append(f"the run ended as {status['state']}: {status['reason']}")
     allowed = int((status["env_steps"] - plan.algo.learn_start_steps) * updates_per_step(plan))
@@ -169,7 +177,7 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
 
 def plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON takes it; `asdict` would count a counter's pairs."""
-    return {**vars(outcome), "blows": dict(outcome.blows)}
+    return {**vars(outcome), "blows": dict(outcome.blows), "staleness": dict(outcome.staleness)}
 
 
 def main() -> None:
@@ -183,7 +191,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             found.append(soak(way, -(-asked.kills // len(WAYS)), asked.seed + at, Path(folder)))
         print(found[-1], flush=True)
-    heads = ("how they agree", "killed or stopped", "updates", "groups formed", "longest update, s", "violations")
+    heads = (
+        "how they agree",
+        "killed or stopped",
+        "updates",
+        "groups formed",
+        "longest update, s",
+        "stalest",
+        "violations",
+    )
     rows = [
         (
             each.way,
@@ -191,6 +207,7 @@ def main() -> None:
             each.updates,
             each.groups,
             each.longest_seconds,
+            max(each.staleness, default=None),
             len(each.wrong),
         )
         for each in found
