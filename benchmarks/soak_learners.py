@@ -63,7 +63,7 @@ class Outcome:
     longest_seconds: float = 0.0
     lost: int = 0
     groups: int = 0
-    staleness: Counter[int] = field(default_factory=Counter)  # steps that blocks of gradients were behind
+    stalest: int | None = None  # by how many steps a gradient was behind that was taken in
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
@@ -156,11 +156,11 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
     outcome.updates = status["updates"]
     outcome.lost = sum(row["kind"] == "learner_lost" for row in events)
     outcome.groups = sum(row["kind"] == "group_formed" for row in events)
-    for row in (row for row in events if row["kind"] == "server"):
-        outcome.staleness.update({int(age): num for age, num in row["staleness"].items()})
+    ages = [int(age) for row in events if row["kind"] == "server" for age in row["staleness"]]
+    outcome.stalest = max(ages, default=None)
     bound = plan.sync.max_staleness if isinstance(plan.sync, ServerSync) else None
-    if bound is not None and max(outcome.staleness, default=0) > bound:
-        outcome.wrong.append(f"a gradient was {max(outcome.staleness)} steps old, not {bound} at most")
+    if bound is not None and (outcome.stalest is None or outcome.stalest > bound):
+        outcome.wrong.append(f"a gradient was {outcome.stalest} steps old, not {bound} at most")
     if status["state"] != "stopped":
         outcome.wrong.append(f"the run ended as {status['state']}: {status['reason']}")
     allowed = int((status["env_steps"] - plan.algo.learn_start_steps) * updates_per_step(plan))
@@ -177,7 +177,7 @@ def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
 
 def plain(outcome: Outcome) -> dict[str, Any]:
     """An outcome as JSON takes it; `asdict` would count a counter's pairs."""
-    return {**vars(outcome), "blows": dict(outcome.blows), "staleness": dict(outcome.staleness)}
+    return {**vars(outcome), "blows": dict(outcome.blows)}
 
 
 def main() -> None:
@@ -207,7 +207,7 @@ def main() -> None:
             each.updates,
             each.groups,
             each.longest_seconds,
-            max(each.staleness, default=None),
+            each.stalest,
             len(each.wrong),
         )
         for each in found
