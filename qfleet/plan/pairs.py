@@ -28,7 +28,7 @@ from qfleet.plan.schema import (
     SoftmaxExplore,
     SteadyBatch,
 )
-from qfleet.plan.together import Coded, LocalSync, NoCodec, ServerSync, Serving, SoloSync
+from qfleet.plan.together import AllreduceSync, Coded, LocalSync, NoCodec, ServerSync, Serving, SoloSync, sends_steps
 
 
 def _memory(plan: Plan) -> bool:
@@ -452,6 +452,11 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("learners.schedule", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
     ("learners.timeout_seconds", lambda plan: not _together(plan), "With learners.num=1 nobody is waited for."),
     ("sync.slow_down", _in_step, "Without staleness no gradient is old: see sync.max_staleness."),
+    (
+        "sync.reduce",
+        lambda plan: isinstance(plan.sync, AllreduceSync) and sends_steps(plan.sync),
+        "Steps are averaged, not gradients: see sync.send.",
+    ),
     ("sync.reduce", _loose, "With staleness every gradient is a step of its own: see sync.type=window."),
     ("sync.warm_rounds", _uncoded, "Without sync.codec.type every mean is exact."),
     ("sync.check_every_rounds", _uncoded, "Without sync.codec.type there is nothing to compare."),

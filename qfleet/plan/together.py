@@ -73,6 +73,11 @@ class PowerSgdCodec(Part, tag="power_sgd"):
 Codec = NoCodec | Fp16Codec | Bf16Codec | Int8Codec | SignCodec | TernaryCodec | TopKCodec | PowerSgdCodec
 
 
+def is_coarse(codec: Codec) -> bool:
+    """Does it leave so much out that an optimiser which divides by the size of gradients is misled?"""
+    return not isinstance(codec, NoCodec | Fp16Codec | Bf16Codec) and codec != TopKCodec(share=1.0)
+
+
 class Coded(Part):
     """What is sent through a codec.
 
@@ -93,10 +98,13 @@ class SoloSync(Part, tag="solo"):
 class AllreduceSync(Coded, tag="allreduce"):
     """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch.
 
-    Through sockets and without a codec they go in buckets of `bucket_bytes`, each as soon as it is computed.
+    Through sockets and without a codec they go in buckets of `bucket_bytes`, each as soon as it is computed. With
+    `send=steps` everybody's optimiser makes its step first, and steps are averaged (Chen et al. 2022); left open, that
+    is what coarse codecs are for.
     """
 
     reduce: Literal["mean", "sum"] = "mean"
+    send: Literal["gradients", "steps"] | None = None
     bucket_bytes: Positive = 1 << 20
 
 
@@ -156,12 +164,17 @@ class EasgdSync(Coded, tag="easgd"):
 class AdmmSync(Coded, tag="admm"):
     """Consensus ADMM (Boyd et al. 2011): a tie of strength `rho`, which adapts, to a consensus made anew at times."""
 
-    every_updates: Positive = 8
+    every_updates: Positive = 2
     rho: Rate = 0.01
 
 
 class GossipSync(Part, tag="gossip"):
     """A step, then the mean with the neighbours on a ring (Lian et al. 2017)."""
+
+
+def sends_steps(sync: AllreduceSync) -> bool:
+    """What is averaged: the optimisers' steps, or gradients?"""
+    return is_coarse(sync.codec) if sync.send is None else sync.send == "steps"
 
 
 Serving = ServerSync | WindowSync  # by a parameter server

@@ -99,7 +99,8 @@ class Partner:
                 case "form":
                     self.form(parts[0])
                 case "hash":
-                    self.say({"kind": "hash", "hash": state_hash(self.learner)})
+                    hashes = {"hash": state_hash(self.learner), "weights": state_hash(self.learner, moments=False)}
+                    self.say({"kind": "hash", **hashes})
                 case "read" | "write" | "adopt" | "reseed":
                     self.remember(parts)
                 case _:
@@ -234,9 +235,10 @@ def share_state(learner: Learner, comm: Comm) -> None:
     place(state, learner.everything())
 
 
-def state_hash(learner: Learner) -> str:
-    """Equal for learners that are equal."""
-    return hashlib.sha256(flat(learner.everything()).cpu().numpy().tobytes()).hexdigest()
+def state_hash(learner: Learner, *, moments: bool = True) -> str:
+    """Equal for learners that are equal, or have equal weights and target networks."""
+    compared = learner.everything() if moments else [*learner.online_tensors, *learner.target_tensors]
+    return hashlib.sha256(flat(compared).cpu().numpy().tobytes()).hexdigest()
 
 
 def proposed(

@@ -317,13 +317,13 @@ class Team:
         reasons = ((not keeps_step(self.agreement), loose), (self.plan.learners.balance, "learners share by the clock"))
         return [text for holds, text in reasons if holds]
 
-    def alike(self) -> bool:
+    def alike(self, *, moments: bool = True) -> bool:
         """Does everybody in the group have the same weights, target network and moments, now that all are at rest?"""
         self.rest()
         for mate in self.group:
             mate.order({"kind": "hash"})
-        own = state_hash(self.learner)
-        return all(mate.answer("hash", self.patience)[0]["hash"] == own for mate in self.group)
+        own, name = state_hash(self.learner, moments=moments), "hash" if moments else "weights"
+        return all(mate.answer("hash", self.patience)[0][name] == own for mate in self.group)
 
     def settle(self, folder: Path) -> None:
         """The run's folder is here: who keeps a history keeps it there."""

@@ -23,6 +23,8 @@ from qfleet.plan.together import (
     TernaryCodec,
     TopKCodec,
     WindowSync,
+    is_coarse,
+    sends_steps,
 )
 from qfleet.plan.together import Codec as CodecPlan
 from qfleet.plan.together import Sync as SyncPlan
@@ -33,7 +35,7 @@ from qfleet.sync.comm import Comm, NoComm
 from qfleet.sync.served import Clip, Port, Served
 from qfleet.sync.shard import Shard
 from qfleet.sync.shard import Step as ShardStep
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Sync
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Steps, Sync
 
 
 def make_sync(
@@ -53,13 +55,16 @@ def make_sync(
         raise TypeError(f"no strategy for {type(plan).__name__}")
     average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, tell)
     match plan:
+        case AllreduceSync() if sends_steps(plan):
+            return Steps(step, average, weights)
         case AllreduceSync(reduce=reduce, bucket_bytes=most):
             streams = comm.overlaps and isinstance(plan.codec, NoCodec)
             buckets = Buckets(comm, weights, most) if streams else None
             return Allreduce(step, average, total=reduce == "sum", buckets=buckets)
         case LocalSync(every_updates=every, outer_rate=rate, outer_momentum=momentum):
             outer = {"outer_rate": rate, "outer_momentum": momentum}
-            return Local(step, average, weights, moments, every=every, **outer)  # type: ignore[arg-type]
+            averaged = () if is_coarse(plan.codec) else moments
+            return Local(step, average, weights, averaged, every=every, **outer)  # type: ignore[arg-type]
         case EasgdSync(every_updates=every, pull=pull):
             return Easgd(step, average, weights, every=every, pull=pull)
         case AdmmSync(every_updates=every, rho=rho):

@@ -61,6 +61,27 @@ class Allreduce:
         return self.own(unflat(mean * self.factor if self.factor > 1 else mean, gradients))
 
 
+class Steps:
+    """x <- x + mean(C(s)), s a learner's own step (Efficient-Adam, Chen et al. 2022); moments are one's own.
+
+    What comes through of a gradient by a coarse codec is rare and large. Adam, which divides by the root of its mean
+    square, would make ten times smaller steps of one number in a hundred. Its own steps are all of a size.
+    """
+
+    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor]) -> None:
+        self.own, self.average, self.weights = step, average, weights
+
+    def step(self, gradients: list[Tensor]) -> float:
+        """One's own, then everybody's instead; nobody moves if somebody had none to make."""
+        before = flat(self.weights)
+        norm = self.own(gradients)
+        made = flat(self.weights) - before
+        way = self.average(made if math.isfinite(norm) else torch.full_like(made, math.nan))
+        finite = bool(torch.isfinite(way).all())
+        place(before + way if finite else before, self.weights)
+        return norm if finite else math.nan
+
+
 class Local:
     """Local SGD: `every` steps of one's own, then the mean of all weights; moments are averaged too.
 
@@ -131,8 +152,9 @@ class Easgd:
 class Admm:
     """Consensus ADMM (Boyd et al. 2011, section 7): `every` steps on one's own loss + rho/2 |x - z + u|^2 each.
 
-    Then z <- mean(x + u), u <- u + x - z. Residuals r = |x - z| and s = rho |z - z'| sqrt(p) say whether rho fits: ten
-    times apart, and it is doubled or halved and u rescaled. Moments are one's own; rank 0's weights are saved.
+    Then z <- mean(x + u), u <- u + x - z, and x begins at z (FedDyn, Acar et al. 2021). Residuals r = |x - z|
+    and s = rho |z - z'| sqrt(p) say whether rho fits: ten times apart, and it is doubled or halved and u rescaled.
+    Moments are one's own; rank 0's weights are saved.
     """
 
     def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, rho: float) -> None:
@@ -159,6 +181,7 @@ class Admm:
         said, self.said = self.said, own + self.dual
         self.consensus = before + self.average(self.said - said)
         self.dual = self.dual + own - self.consensus
+        place(self.consensus, self.weights)
         apart = ((own - self.consensus) ** 2).sum().reshape(1)
         comm.sum(apart)
         primal = math.sqrt(float(apart))

@@ -350,6 +350,12 @@ ALONE = [
         "Leave sync.reduce out.",
     ),
     Refused(
+        "learners.num=2 sync.codec.type=sign sync.reduce=sum",
+        "sync.reduce=sum (command line) has no effect",
+        "Steps are averaged, not gradients: see sync.send.",
+        "Leave sync.reduce out.",
+    ),
+    Refused(
         "learners.num=2 sync.warm_rounds=4",
         "sync.warm_rounds=4 (command line) has no effect",
         "Without sync.codec.type every mean is exact.",

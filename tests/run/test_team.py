@@ -72,10 +72,14 @@ CODECS = (
 )
 ALIKE: tuple[Sync, ...] = (  # after every second update everybody has the same
     LocalSync(every_updates=2),
-    LocalSync(every_updates=2, outer_rate=0.7, codec=Int8Codec()),
-    *(AllreduceSync(codec=codec, check_every_rounds=2) for codec in CODECS),
+    *(AllreduceSync(codec=codec, send="gradients", check_every_rounds=2) for codec in CODECS),
     AllreduceSync(reduce="sum"),
     AllreduceSync(),
+)
+OWN_MOMENTS: tuple[Sync, ...] = (  # but the same weights
+    LocalSync(every_updates=2, outer_rate=0.7, codec=Int8Codec()),
+    *(AllreduceSync(codec=codec, send="steps", check_every_rounds=2) for codec in CODECS),
+    AllreduceSync(send="steps"),
 )
 APART: tuple[Sync, ...] = (
     EasgdSync(every_updates=2),
@@ -224,20 +228,23 @@ def test_parts_of_different_sizes_count_by_their_items(team: Team) -> None:
         assert math.isclose(report.stats["gradient_norm"], expected.stats["gradient_norm"], rel_tol=1e-3)
 
 
-def test_everybody_agrees_in_every_way_one_after_the_other(team: Team) -> None:
-    for sync in (*APART, *ALIKE):
-        team.switch(sync)
-        before, heard = weights(team.learner).clone(), 0
-        for seed in range(4):
-            report = team.update(made_up(32, seed))
-            heard += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
-        assert team.alike() or sync in APART, sync
-        assert heard + sum(len(ids) for ids, _ in team.late) == 4 * 32, sync
-        team.late.clear()
-        assert not torch.equal(weights(team.learner), before)
-    assert not lost(team)
-    assert team.learner.updates == 4 * len((*APART, *ALIKE))
-    assert team.number == len((*APART, *ALIKE))  # a new group for each
+def test_everybody_agrees_in_every_way_one_after_the_other() -> None:
+    # Targets follow when all have met.
+    with teamed(small_plan(3, more={"algo.target.every_updates": 2})) as team:
+        ways = (*APART, *OWN_MOMENTS, *ALIKE)
+        for sync in ways:
+            team.switch(sync)
+            before, heard = weights(team.learner).clone(), 0
+            for seed in range(4):
+                report = team.update(made_up(32, seed))
+                heard += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
+            assert team.alike(moments=sync not in OWN_MOMENTS) or sync in APART, sync
+            assert heard + sum(len(ids) for ids, _ in team.late) == 4 * 32, sync
+            team.late.clear()
+            assert not torch.equal(weights(team.learner), before)
+        assert not lost(team)
+        assert team.learner.updates == 4 * len(ways)
+        assert team.number == len(ways)  # a new group for each
 
 
 def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: Team) -> None:
@@ -565,7 +572,9 @@ def test_weights_that_are_replaced_reach_everybody(team: Team, sync: Sync) -> No
     [
         AllreduceSync(),
         ServerSync(shards=2),
-        *(pytest.param(AllreduceSync(codec=codec), marks=pytest.mark.slow) for codec in CODECS),
+        AllreduceSync(send="steps"),
+        *(pytest.param(AllreduceSync(codec=codec, send="gradients"), marks=pytest.mark.slow) for codec in CODECS),
+        *(pytest.param(AllreduceSync(codec=codec, send="steps"), marks=pytest.mark.slow) for codec in CODECS),
     ],
     ids=str,
 )

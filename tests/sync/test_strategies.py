@@ -8,13 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.learn.optimizer import Adam, Sgd, clip_gradients, gradient_norm
-from qfleet.plan.together import AdmmSync, Codec, EasgdSync, Int8Codec, SignCodec, TopKCodec
+from qfleet.plan.together import (
+    AdmmSync,
+    AllreduceSync,
+    Codec,
+    EasgdSync,
+    Fp16Codec,
+    Int8Codec,
+    NoCodec,
+    SignCodec,
+    TopKCodec,
+    sends_steps,
+)
 from qfleet.sync.average import Average
 from qfleet.sync.codecs import Exact, TopK
 from qfleet.sync.comm import Comm, NoComm, ThreadComm
 from qfleet.sync.make import make_sync
 from qfleet.sync.shard import Push, Shard, cuts_of
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Sync, flat, place
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Steps, Sync, flat, place
 from tests.sync.parts import together
 
 BATCH, UPDATES = 24, 12
@@ -118,6 +129,25 @@ def test_a_synchronous_server_equals_one_learner(workers: int, shards: int, opti
 def test_weights_are_equal_whenever_learners_met(every: int) -> None:
     first, *others = together(3, lambda comm: learn(comm, make_local(every), "adam"))
     assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_steps_of_sgd_through_all_of_top_k_equal_one_learner(size: int) -> None:
+    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        return Steps(step, Average(comm, TopK(1.0)), weights)
+
+    alone = learn(NoComm(), make_solo, "sgd", limit=None)  # its step is linear in the gradient
+    for weights in together(size, lambda comm: learn(comm, make, "sgd", limit=None)):
+        assert torch.allclose(weights, alone, rtol=0, atol=1e-12)
+
+
+def test_coarse_codecs_send_steps_and_others_gradients() -> None:
+    sent = {
+        codec: sends_steps(AllreduceSync(codec=codec))
+        for codec in (NoCodec(), Fp16Codec(), TopKCodec(share=1.0), TopKCodec(), Int8Codec(), SignCodec())
+    }
+    assert list(sent.values()) == [False, False, False, True, True, True]
+    assert not sends_steps(AllreduceSync(codec=SignCodec(), send="gradients"))
 
 
 def test_all_of_top_k_is_bit_equal_to_none() -> None:
