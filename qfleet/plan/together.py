@@ -99,8 +99,8 @@ class AllreduceSync(Coded, tag="allreduce"):
     """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch.
 
     Through sockets and without a codec they go in buckets of `bucket_bytes`, each as soon as it is computed. With
-    `send=steps` everybody's optimiser makes its step first, and steps are averaged (Chen et al. 2022); left open, that
-    is what coarse codecs are for.
+    `send=steps` everybody's optimiser makes its step first, and steps are averaged (Chen et al. 2022); left open,
+    coarse codecs are given steps, all others gradients.
     """
 
     reduce: Literal["mean", "sum"] = "mean"

@@ -154,11 +154,7 @@ class Course:
         """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
         for event in self.line.partners.take_events() if self.line.partners is not None else ():
             self.diary.note_learner(event)
-            self.book.exact = self.book.exact and event["kind"] not in (
-                "learner_lost",
-                "group_failed",
-                "bundle_inexact",
-            )
+            self.book.exact = self.book.exact and event["kind"] not in TELLING
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
