@@ -60,7 +60,7 @@ def test_what_makes_no_sense_is_refused(entries: list[str], what: str, why: str)
 
 def test_a_window_that_never_closes_is_refused() -> None:
     endless = {**TWO, "sync.type": "window", "sync.num_gradients": None}
-    with pytest.raises(UsageError, match="sync.num_gradients=none .* make no window"):
+    with pytest.raises(UsageError, match=r"sync.num_gradients=none .* make no window"):
         make_plan("CartPole-v1", overrides=endless)
     assert make_plan("CartPole-v1", overrides={**endless, "sync.window_seconds": 0.01}).sync == WindowSync(
         num_gradients=None, window_seconds=0.01
