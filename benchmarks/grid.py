@@ -247,6 +247,8 @@ def fill(grid: Grid, wanted: list[Cell], given: argparse.Namespace) -> None:
     have = kept(path)
     pairs = [(cell, seed) for seed in seeds for cell in wanted if seed <= cell.most_seeds]
     missing = [(c, s) for c, s in pairs if given.again or (c.env, c.preset, (*c.settings, *extra), s) not in have]
+    for cell, seed in missing if given.again else ():
+        shutil.rmtree(unfinished(cell, seed, (*cell.settings, *extra)), ignore_errors=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         for run in pool.map(lambda pair: train(*pair, extra, grid.limit_seconds), missing):
             have[run.key] = run

@@ -38,7 +38,6 @@ def changed(plan: Plan, origin: str, settings: Iterable[tuple[str, Any, str]], *
     found = draft.plan()
     if not (alone and found.learners.num == 1):
         check(found, draft.origins)
-        switches(found)
     return found
 
 
@@ -58,11 +57,12 @@ def _read(text: str) -> tuple[int, list[tuple[str, str]]]:
     """The updates and the settings of an entry such as `5000 sync.type=local`."""
     number, *words = text.split() or [""]
     settings = [(path, value) for path, _, value in (word.partition("=") for word in words)]
-    if not number.replace("_", "").isdecimal() or int(number) < 1 or not settings:
+    updates = number.replace("_", "")
+    if not updates.isdecimal() or int(updates) < 1 or not settings:
         raise _wrong(f"has an entry '{text}'", "Each entry is a number of updates, then settings of sync.")
     if other := next((path for path, _ in settings if not path.startswith("sync.")), None):
         raise _wrong(f"would change {other}", "It says how learners agree: only sync.* can be in it.")
-    return int(number), settings
+    return int(updates), settings
 
 
 def _wrong(what: str, why: str) -> UsageError:

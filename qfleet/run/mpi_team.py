@@ -7,6 +7,7 @@ last checkpoint when it is resumed.
 
 import atexit
 import importlib
+import signal
 import time
 import traceback
 from collections.abc import Sequence
@@ -194,7 +195,8 @@ def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explor
 
 
 def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
-    """From the beginning of a run to its end."""
+    """From the beginning of a run to its end, which rank 0 decides: signals are for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     talk = MpiTalk(world, 0)
     parts = talk.hear(BEGIN_SECONDS)
     if parts is None or parts[0].get("kind") != "begin":

@@ -23,7 +23,7 @@ from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving
+from qfleet.plan.together import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.run.archive import Archive, bundle_files
 from qfleet.run.dealing import Dealing, Separate, Split, Tally
@@ -84,7 +84,7 @@ class Team:
                 continue
             self.updates = self.learner.updates
             if "reset" in report.stats and not isinstance(self.agreement, AllreduceSync):
-                self.forget()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
+                self.renounce()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
             return report
 
     def update_alone(self, batch: Batch | Sequences) -> Report:
@@ -226,12 +226,16 @@ class Team:
             self.servers.release()
 
     def forget(self) -> None:
-        """Rank 0's weights were replaced: what anybody else has, or is about to say, is of no use."""
+        """The run goes back: what anybody else has, or has told of the time since, is of no use."""
+        self.renounce()
+        self.tally.forget()
+
+    def renounce(self) -> None:
+        """Rank 0's weights were replaced: what anybody else has is of no use."""
         group = self.group
         self.leave(gather=False)
         self.await_words(group)  # before the steps they tell of are forgotten, or set back
         self.late.clear()
-        self.tally.forget()
 
     def take_events(self) -> list[dict[str, Any]]:
         """What happened since this was last asked."""
@@ -306,7 +310,8 @@ class Team:
 
     def doubts(self) -> list[str]:
         """Why a run that goes on from a checkpoint is not the one that its seed decides."""
-        same = isinstance(self.agreement, AllreduceSync) and isinstance(self.agreement.codec, NoCodec)
+        agreed = self.agreement
+        same = isinstance(agreed, AllreduceSync) and isinstance(agreed.codec, NoCodec) and not sends_steps(agreed)
         reasons = ((not same, f"learners that agree by {tag_of(self.agreement)} begin anew from the saved weights"),)
         drawing = self.plan.net.noisy or self.plan.net.dropout > 0.0 or self.plan.learners.balance
         return [text for holds, text in (*reasons, (drawing, "partners draw anew, or share by the clock")) if holds]
@@ -377,14 +382,14 @@ class Team:
         self.note_formed()
         if isinstance(self.agreement, Serving):
             self.servers = self.quarters.serve(self.agreement, self.learner)
-        sync = msgspec.json.encode(self.agreement).decode()
+        sync, self.dealt_at = msgspec.json.encode(self.agreement).decode(), time.monotonic()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
         facts |= {"updates": self.learner.updates, "steps": self.all_steps()}
         self.comm = self.quarters.meet(present, facts | (self.servers.facts if self.servers else {}), self.learner)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
-        self.updates, self.stale = self.learner.updates, False
+        self.updates, self.stale, self.dealt_at = self.learner.updates, False, time.monotonic()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
     def dealing_for(self, size: int) -> Dealing:
@@ -491,7 +496,8 @@ class Team:
             # For everybody and for good: with a server each judges alone, so that all begin anew.
             self.mistrusted.add(self.formed.codec)
             self.agreement = self.trusted(self.agreement)
-            self.stale = self.stale or isinstance(self.formed, Serving)
+            steps = isinstance(self.formed, AllreduceSync) and sends_steps(self.formed)  # and without a codec gradients
+            self.stale = self.stale or steps or isinstance(self.formed, Serving)
 
     def trusted(self, agreement: SyncPlan) -> SyncPlan:
         """The same without its codec, if that was given up before."""

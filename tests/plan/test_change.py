@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import Switch, changed, make_plan, switches
-from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, WindowSync
+from qfleet.plan.together import AllreduceSync, GossipSync, Int8Codec, LocalSync, ServerSync, WindowSync
 
 TWO = {"learners.num": 2}
 
@@ -44,6 +44,7 @@ def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> No
         (["9 sync.type=local", "9 sync.type=gossip"], "learners.schedule is not in order", "more updates than the one"),
         (["sync.type=local"], "learners.schedule has an entry 'sync.type=local'", "Each entry is a number of updates"),
         (["0 sync.type=local"], "learners.schedule has an entry '0 sync.type=local'", "Each entry is a number"),
+        (["5__ sync.type=telepathy"], r"sync.type=telepathy .*learners.schedule", ""),
         (["500"], "learners.schedule has an entry '500'", "then settings of sync"),
         ([""], "learners.schedule has an entry ''", "then settings of sync"),
         (["5 learners.num=3"], "learners.schedule would change learners.num", r"only sync\.\* can be in it"),
@@ -65,3 +66,8 @@ def test_a_window_that_never_closes_is_refused() -> None:
     assert make_plan("CartPole-v1", overrides={**endless, "sync.window_seconds": 0.01}).sync == WindowSync(
         num_gradients=None, window_seconds=0.01
     )
+
+
+def test_a_wish_is_judged_by_itself_whatever_the_schedule_was() -> None:
+    plan = make_plan("CartPole-v1", overrides={**TWO, "learners.schedule": ("300 sync.codec.type=int8",)})
+    assert changed(plan, "run.toml", [("sync.type", "gossip", "command line")]).sync == GossipSync()

@@ -159,11 +159,12 @@ def test_a_switch_outlives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ({}, True),
         ({"sync.type": "server"}, True),
+        ({"sync.send": "steps"}, True),
         ({"sync.type": "server", "sync.max_staleness": 2}, False),
         pytest.param({"sync.type": "server", "sync.spare": 1}, False, marks=pytest.mark.slow),
         pytest.param({"learners.balance": True}, False, marks=pytest.mark.slow),
     ],
-    ids=["allreduce", "server", "loose", "spare", "balance"],
+    ids=["allreduce", "server", "steps", "loose", "spare", "balance"],
 )
 def test_a_run_says_whether_its_seed_decides_it(tmp_path: Path, more: dict[str, Any], exact: bool) -> None:
     found = train(make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 120}), out=tmp_path)
@@ -227,3 +228,9 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     assert lost["replaced"]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
     assert all(not mate.life.is_alive() for mate in mates)  # nobody is left behind
+
+
+def test_moments_of_ones_own_are_a_doubt_when_a_run_goes_on(tmp_path: Path) -> None:
+    found = train(make_plan("CartPole-v1", overrides={**TWO, "sync.send": "steps", "until.steps": 120}), out=tmp_path)
+    assert found.status["exact"]
+    assert not resume(found.path, steps=200).status["exact"]  # a checkpoint has rank 0's
