@@ -97,12 +97,18 @@ class Shard:
         pushes = sorted(self.waiting, key=lambda push: push.source)  # the same sum in whatever order they came
         ages = [self.version - push.version for push in pushes]
         self.staleness.update(ages)
-        total = torch.stack([push.gradient for push in pushes]).sum(0)
         factor = 1.0 / max(1, max(ages)) if self.slow_down else 1.0
-        self.own(total if self.total else total / len(pushes), factor)
+        self.own(self.joined([push.gradient for push in pushes]), factor)
         self.version += 1
         self.waiting, self.since = [], float("inf")
         return True
+
+    def joined(self, gradients: list[Tensor]) -> Tensor:
+        """Their mean, or sum; one alone is both, and is not copied."""
+        if len(gradients) == 1:
+            return gradients[0]
+        total = torch.stack(gradients).sum(0)
+        return total if self.total else total.div_(len(gradients))
 
     def settle(self) -> None:
         """Everybody is at rest: what was taken in for a window makes a step now, so that nothing is lost with us."""
