@@ -116,7 +116,7 @@ def main() -> None:
     """Both comparisons, taking turns."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     ratios, figures = [], []
     for _ in range(given.rounds):
