@@ -271,14 +271,12 @@ def exchanged(
 def exchanged_places(comm: Comm, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
     """Send the numbers at these places."""
 
-    def restored(places: Tensor, numbers: Tensor) -> Tensor:
+    def decode(places: Tensor, numbers: Tensor) -> Tensor:
         whole = torch.zeros_like(values)
         whole[places.long()] = numbers.to(values.dtype)
         return whole
 
-    payload = (places.to(torch.int32), values[places].float())
-    everybody = zip(*(comm.gather(part) for part in payload), strict=True)
-    return restored(*payload), mean_of([restored(*parts) for parts in everybody])
+    return exchanged(comm, values, (places.to(torch.int32), values[places].float()), decode)
 
 
 def as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:

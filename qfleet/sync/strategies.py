@@ -29,17 +29,6 @@ class Sync(Protocol):
         ...
 
 
-class Solo:
-    """A learner alone."""
-
-    def __init__(self, step: Step) -> None:
-        self.own = step
-
-    def step(self, gradients: list[Tensor]) -> float:
-        """One's own."""
-        return self.own(gradients)
-
-
 class Allreduce:
     """x <- x - eta mean(g): one learner with all batches. Moments stay equal, because all see the same gradient.
 

@@ -25,7 +25,7 @@ from qfleet.sync.codecs import Exact, TopK
 from qfleet.sync.comm import Comm, NoComm, ThreadComm
 from qfleet.sync.make import make_sync
 from qfleet.sync.shard import Push, Shard, cuts_of
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Solo, Step, Steps, Sync, flat, place
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Steps, Sync, flat, place
 from tests.sync.parts import together
 
 BATCH, UPDATES = 24, 12
@@ -66,6 +66,13 @@ def learn(comm: Comm, make: Make, optim: str, limit: float | None = 0.5) -> Tens
         loss = (net(obs) - goal).square().mean()
         sync.step(list(torch.autograd.grad(loss, list(net.parameters()))))
     return flat(weights)
+
+
+class Solo:
+    """A learner alone."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
 
 
 def make_solo(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
