@@ -10,11 +10,33 @@ from typing import Any
 import pytest
 import torch
 
-from qfleet.sync.codecs import Exact, Int8
-from qfleet.sync.comm import CommLost
+from qfleet.plan.together import (
+    Bf16Codec,
+    Fp16Codec,
+    Int8Codec,
+    NoCodec,
+    PowerSgdCodec,
+    SignCodec,
+    TernaryCodec,
+    TopKCodec,
+)
+from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import GroupComm, make_gloo
+from qfleet.sync.make import make_codec
+from tests.sync.parts import together
 
 pytestmark = pytest.mark.timeout(100)
+CODECS = (
+    NoCodec(),
+    Fp16Codec(),
+    Bf16Codec(),
+    Int8Codec(chunk=32),
+    SignCodec(chunk=32),
+    TernaryCodec(chunk=32),
+    TopKCodec(share=0.1),
+    TopKCodec(share=0.1, sampled=True),
+    PowerSgdCodec(rank=1),
+)
 
 
 def free_port() -> int:
@@ -29,15 +51,20 @@ def operations(comm: GroupComm) -> dict[str, Any]:
     comm.sum(total)
     comm.broadcast(shown, 1)
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    codec = Int8(4, torch.Generator().manual_seed(comm.rank))
     return {
         "sum": total.tolist(),
         "broadcast": shown.tolist(),
         "gather": [each.tolist() for each in comm.gather(values)],
         "swap": comm.swap(values, right, left).tolist(),
-        "mean": Exact().mean(values, comm)[1].tolist(),
-        "int8": codec.mean(values, comm)[1].tolist(),
+        "coded": coded(comm),
     }
+
+
+def coded(comm: Comm) -> list[list[float]]:
+    """The mean of everybody's numbers by every codec, twice: some begin where the last time ended."""
+    values = torch.randn(96, generator=torch.Generator().manual_seed(comm.rank))
+    made = [make_codec(codec, [(8, 10), (16,)], comm.rank, 0) for codec in CODECS]
+    return [codec.mean(values, comm)[1].tolist() for codec in made for _ in range(2)]
 
 
 def live(rank: int, size: int, port: int, hung: bool, answers: Any) -> None:
@@ -79,14 +106,15 @@ def test_the_same_answers_as_between_threads() -> None:
     found = dict(enumerate(map(heard, answers)))
     for child in children:
         child.join(10)
+    near = together(3, coded)
     for rank, said in found.items():
         assert said["sum"] == [3.0, 6.0, 9.0, 12.0]
         assert said["broadcast"] == [1.0, 2.0, 3.0, 4.0]
         assert said["gather"] == [[0.0 + r, 1.0 + r, 2.0 + r, 3.0 + r] for r in range(3)]
         left = (rank - 1) % 3
         assert said["swap"] == [left + 0.0, left + 1.0, left + 2.0, left + 3.0]
-        assert said["mean"] == [1.0, 2.0, 3.0, 4.0]
-        assert said["int8"] == found[0]["int8"]
+        assert said["coded"] == found[0]["coded"]  # the same bits for everybody
+        torch.testing.assert_close(torch.tensor(said["coded"]), torch.tensor(near[rank]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
