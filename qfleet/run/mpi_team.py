@@ -8,6 +8,8 @@ last checkpoint when it is resumed.
 import atexit
 import importlib
 import signal
+import sys
+import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -19,17 +21,19 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.data import Spec
 from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
-from qfleet.errors import UsageError
+from qfleet.envs import TRAIN, make_world
+from qfleet.errors import QfleetError, UsageError
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Partner
 from qfleet.run.quarters import Shards, orders_for
-from qfleet.run.wiring import EnvMaker, make_policy, make_train_world, policy_spec
+from qfleet.run.wiring import EnvMaker, make_policy, policy_spec
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.group import MpiComm
+from qfleet.sync.group import MpiComm, end_all
 from qfleet.sync.served import Port
 
 BEGIN_SECONDS, LISTEN_SECONDS, NAP_SECONDS = 600.0, 1.0, 0.0001
@@ -134,8 +138,15 @@ class MpiQuarters:
 
 
 def joined(world: Any, ranks: list[int], plan: Plan) -> Comm:
-    """A group of some ranks, in this order."""
-    return MpiComm(world.Create_group(world.Get_group().Incl(ranks)), plan.learners.timeout_seconds)
+    """A group of some ranks, in this order. MPI knows no limit for that, so that another thread looks at the clock."""
+    limit = plan.learners.timeout_seconds
+    watchdog = threading.Timer(limit, end_all, (world, world.Get_rank(), limit))
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        return MpiComm(world.Create_group(world.Get_group().Incl(ranks)), limit)
+    finally:
+        watchdog.cancel()
 
 
 class MpiWays:
@@ -189,9 +200,19 @@ def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explor
     world = mpi().COMM_WORLD
     try:
         live(world, make, torso, explore)
+    except QfleetError as error:
+        sys.stderr.write(f"rank {world.Get_rank()}: {error}\n")
+        world.Abort(error.exit_code)
     except BaseException:
         traceback.print_exc()
         world.Abort(1)
+
+
+def shown_by(plan: Plan, make: EnvMaker | None) -> Spec:
+    """What environments of this plan show: one is made to be looked at."""
+    world = make_world(plan.env, seed=plan.seed, stream=TRAIN, num=1, make=make)
+    world.close()
+    return world.spec
 
 
 def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
@@ -202,7 +223,7 @@ def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Ex
     if parts is None or parts[0].get("kind") != "begin":
         return  # no run began, or it needs fewer of us
     plan = msgspec.json.decode(parts[1]["plan"].tobytes(), type=Plan)
-    shown = make_train_world(plan, make).spec
+    shown = shown_by(plan, make)
     spec = policy_spec(shown, make_policy(plan, shown, torch.device("cpu"), torso))
     orders = orders_for(plan, shown, spec, world.Get_rank(), 0, (make, torso, explore))
     partner = Partner(orders, MpiWays, talk.say)

@@ -133,8 +133,7 @@ class MpiComm(AtOnce):
         until = time.monotonic() + self.limit_seconds
         while not request.Test():
             if time.monotonic() > until:
-                sys.stderr.write(f"rank {self.rank}: the others did not come within {self.limit_seconds:g} seconds\n")
-                self.world.Abort(1)
+                end_all(self.world, self.rank, self.limit_seconds)
             time.sleep(NAP_SECONDS)
 
     def sum(self, values: Tensor) -> None:
@@ -166,4 +165,11 @@ class MpiComm(AtOnce):
         return found
 
     def close(self) -> None:
-        """MPI ends with the program."""
+        """Leave; an MPI has room for so many groups at a time."""
+        self.world.Free()
+
+
+def end_all(world: Any, rank: int, limit_seconds: float) -> None:
+    """Somebody did not come in time: say so, and end the job."""
+    sys.stderr.write(f"rank {rank}: the others did not come within {limit_seconds:g} seconds\n")
+    world.Abort(1)

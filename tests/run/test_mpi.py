@@ -4,14 +4,21 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from qfleet import train
+from qfleet.errors import EnvError
 from qfleet.plan import make_plan
+from qfleet.plan.schema import Plan
+from qfleet.run.mpi_team import joined, learn_beside, shown_by
 from tests.run.parts import SMALL, Settings, checkpoints, events, status, words
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +40,155 @@ def run(
     own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
     env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+
+# Without MPI
+
+
+class OneRank:
+    """A world in which groups are formed at once, or never."""
+
+    def __init__(self, *, late: bool = False) -> None:
+        self.ended, self.freed, self.code, self.late = threading.Event(), False, 0, late
+
+    def Get_rank(self) -> int:
+        return 0
+
+    def Get_size(self) -> int:
+        return 1
+
+    def Get_group(self) -> "OneRank":
+        return self
+
+    def Incl(self, ranks: list[int]) -> "OneRank":
+        return self
+
+    def Create_group(self, group: "OneRank") -> "OneRank":
+        if self.late and self.ended.wait(20):
+            raise InterruptedError
+        return self
+
+    def Free(self) -> None:
+        self.freed = True
+
+    def Abort(self, code: int) -> None:
+        self.code = code
+        self.ended.set()
+
+
+def hasty(seconds: float) -> Plan:
+    return make_plan("CartPole-v1", overrides={"learners.num": 2, "learners.timeout_seconds": seconds})
+
+
+def test_a_group_that_does_not_form_in_time_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
+    world = OneRank(late=True)
+    with pytest.raises(InterruptedError):
+        joined(world, [0, 1], hasty(0.2))
+    assert world.code == 1
+    assert "rank 0: the others did not come within 0.2 seconds" in capsys.readouterr().err
+
+
+def test_a_group_that_forms_in_time_is_let_go_when_it_is_over() -> None:
+    world = OneRank()
+    comm = joined(world, [0], hasty(0.2))
+    assert not world.ended.wait(0.5)
+    comm.close()
+    assert world.freed
+
+
+def test_a_partner_that_is_refused_says_why_in_sentences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*_: Any) -> None:
+        raise EnvError("it fails", "It is broken.", "Mend it.")
+
+    world = OneRank()
+    monkeypatch.setattr("qfleet.run.mpi_team.mpi", lambda: SimpleNamespace(COMM_WORLD=world))
+    monkeypatch.setattr("qfleet.run.mpi_team.live", refused)
+    learn_beside(None, None, None)
+    assert capsys.readouterr().err == "rank 0: it fails\nIt is broken.\nMend it.\n"
+    assert world.code == EnvError.exit_code
+
+
+def test_one_environment_is_looked_at_and_closed() -> None:
+    made, closed = list[Any](), list[Any]()
+
+    class Seen(gym.Env[Any, Any]):
+        observation_space, action_space = gym.spaces.Box(0.0, 1.0, (1,), np.float32), gym.spaces.Discrete(2)
+
+        def __init__(self) -> None:
+            made.append(self)
+
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[Any, dict[str, Any]]:
+            return np.zeros(1, np.float32), {}
+
+        def close(self) -> None:
+            closed.append(self)
+
+    spec = shown_by(make_plan("CartPole-v1", overrides={"env.num": 4}), Seen)
+    assert (spec.obs, spec.num_actions) == ((1,), 2)
+    assert len(made) == 1
+    assert closed == made
+
+
+# With MPI
+
+
+def run_script(mpirun: list[str], tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "script.py").write_text(script)
+    command = [*mpirun, sys.executable, "script.py"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+
+STOPPED = """
+import os, signal
+from qfleet.plan import make_plan
+from qfleet.run.mpi_team import joined, mpi
+
+world = mpi().COMM_WORLD
+if world.Get_rank() == 2:
+    os.kill(os.getpid(), signal.SIGSTOP)
+joined(world, [0, 1, 2], make_plan("CartPole-v1", overrides={"learners.num": 3, "learners.timeout_seconds": 3.0}))
+"""
+
+
+@pytest.mark.slow
+def test_one_that_is_stopped_while_a_group_forms_ends_all(mpirun: list[str], tmp_path: Path) -> None:
+    done = run_script(mpirun, tmp_path, STOPPED)
+    assert done.returncode != 0
+    assert "the others did not come within 3 seconds" in done.stderr
+
+
+CODED = """
+import torch
+from qfleet.plan import make_plan
+from qfleet.run.mpi_team import joined, mpi
+from qfleet.sync.codecs import Half
+
+world, plan = mpi().COMM_WORLD, make_plan("CartPole-v1")
+for _ in range(100):
+    comm = joined(world, [2, 0, 1], plan)
+    values = torch.arange(5.0) / 3 + comm.rank
+    mean = Half(torch.bfloat16).mean(values, comm)[1]
+    assert torch.allclose(mean, torch.arange(5.0) / 3 + 1.0, rtol=1e-2), mean
+    found = comm.gather(values.to(torch.bfloat16))
+    assert [each.dtype for each in found] == [torch.bfloat16] * 3
+    assert all(torch.equal(each, (torch.arange(5.0) / 3 + rank).to(torch.bfloat16)) for rank, each in enumerate(found))
+    assert comm.gather(torch.tensor(comm.rank))[2] == 2
+    comm.close()
+    assert comm.world == mpi().COMM_NULL
+print("well", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_half_precision_travels_by_mpi_and_groups_are_let_go(mpirun: list[str], tmp_path: Path) -> None:
+    done = run_script(mpirun, tmp_path, CODED)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("well") == 3
 
 
 @pytest.mark.slow
@@ -103,3 +259,4 @@ def test_one_that_fails_ends_all(mpirun: list[str], tmp_path: Path) -> None:
     done = run(mpirun, tmp_path, {**SHORT, **more, "learners.backend": "mpi"}, "fails.py:Fails")
     assert done.returncode != 0
     assert "only here" in done.stderr
+    assert "Traceback" not in done.stderr
