@@ -119,7 +119,8 @@ class Block:
     def counts(self) -> dict[str, Any]:
         """How far it is, how stale gradients were, and how many were refused."""
         shard = self.shard
-        taken = shard.staleness.total() + len(shard.waiting)
+        # One that was not finite came in too: its learner counts it among those it has computed.
+        taken = shard.staleness.total() + len(shard.waiting) + shard.refused["skipped"]
         told = {"staleness": dict(shard.staleness), "refused": dict(shard.refused)}
         return {"version": shard.version, "taken": taken, **told}
 

@@ -66,6 +66,8 @@ class Shard:
             return self.refuse("stale")
         if self.max_staleness == 0 and self.holds(worker):
             return self.refuse("stale")  # of the same version: one of each is enough
+        if self.collects and not bool(torch.isfinite(push.gradient).all()):
+            return self.refuse("skipped")  # others were told that theirs is taken: it must not spoil the step
         if not self.waiting:
             self.since = now
         self.waiting.append(push)
@@ -84,6 +86,11 @@ class Shard:
         if self.window is None and self.window_seconds < float("inf"):
             return 1 << 62  # whatever comes in time
         return self.window or 1
+
+    @property
+    def collects(self) -> bool:
+        """Is a step made of several gradients that nobody waits for?"""
+        return self.max_staleness != 0 and self.needed > 1
 
     def tend(self, now: float) -> bool:
         """Make the step if enough is there, or has waited long enough; was one made?"""

@@ -592,6 +592,24 @@ def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: Team, sync:
     assert team.learner.finite()
 
 
+def test_a_gradient_that_is_not_finite_leaves_the_others_of_its_window(team: Team, tmp_path: Path) -> None:
+    team.plan = replace(team.plan, log=replace(team.plan.log, history=True))
+    team.settle(tmp_path)
+    team.switch(WindowSync(num_gradients=3))
+    team.update(made_up(32))
+    team.rest()
+    before, bad = weights(team.learner).clone(), made_up(32)
+    bad.reward[1] = np.nan  # in the part of rank 1
+    team.update(bad)  # rank 0's own is taken
+    team.rest()
+    assert not torch.equal(weights(team.learner), before)
+    assert team.learner.finite()
+    told = [event for event in team.take_events() if event["kind"] == "server"]
+    assert (told[-1]["versions"], told[-1]["refused"]) == ([2], {"skipped": 1})
+    team.history.close()
+    assert check_history(tmp_path / "history") == []
+
+
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(), EasgdSync()], ids=str)
 def test_a_reset_is_everybodys(sync: Sync) -> None:
     resets = {"algo.reset.type": "periodic", "algo.reset.every_updates": 3, "algo.reset.keep": 0.0}

@@ -95,6 +95,18 @@ def test_nothing_that_a_window_took_in_is_lost_when_somebody_leaves_or_all_come_
     assert shard.version == 1
 
 
+def test_a_gradient_that_is_not_finite_takes_no_others_along() -> None:
+    shard, weights = make(workers=3, max_staleness=None, window=3, window_seconds=5.0)
+    assert shard.push(push(0, 0, 0, 1.0), 0.0) == "waiting"
+    assert shard.push(push(1, 0, 0, float("nan")), 1.0) == "skipped"  # only its owner hears of it
+    assert shard.push(push(2, 0, 0, 2.0), 2.0) == "waiting"
+    assert shard.push(push(0, 1, 0, 3.0), 3.0) == "applied"
+    assert weights.tolist() == [-2.0] * 3
+    assert (shard.version, shard.refused["skipped"], shard.staleness.total()) == (1, 1, 3)
+    assert shard.push(push(1, 1, 1, float("inf")), 4.0) == "skipped"
+    assert not shard.tend(100.0)  # no window was opened by it
+
+
 def test_what_waits_for_everybody_is_no_step_of_some() -> None:
     shard, _ = make(workers=2)
     shard.push(push(1, 0, 0), 5.0)
