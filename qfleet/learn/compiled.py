@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.learn.optimizer import Adam, Optimizer
+from qfleet.nets import draws
 from qfleet.plan.schema import Adam as AdamPlan
-from qfleet.plan.schema import AverageTarget, Fresh, ImplicitHead, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
+from qfleet.plan.schema import AverageTarget, Fresh, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
 from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
 
 # From tensors to (loss, gradient norm, mean value) [3] and priorities [N].
@@ -259,7 +260,7 @@ def not_whole(plan: Plan) -> str | None:
         (isinstance(net.torso, OwnTorso), "net.torso.type=own may do anything"),
         (not isinstance(net.memory, NoMemory), "a memory is unrolled row by row"),
         (isinstance(plan.algo.view, SequencesView), "algo.view.type=sequences is unrolled row by row"),
-        (net.noisy or net.dropout > 0.0 or isinstance(net.head, ImplicitHead), "its layers draw random numbers"),
+        (draws(net), "its layers draw random numbers"),
         (net.spectral_norm, "net.spectral_norm has a state of its own"),
         (net.decoupled, "net.decoupled leaves out values by a mask"),
         (not isinstance(plan.optim, AdamPlan), f"optim.type={plan.optim.__struct_config__.tag} is not adam"),

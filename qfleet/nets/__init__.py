@@ -7,7 +7,7 @@ from qfleet.nets.layers import Noisy, Style, constraints, dormant_share, set_noi
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
 from qfleet.nets.precision import Reduced
-from qfleet.nets.qnet import QNet, make_net, require_memory
+from qfleet.nets.qnet import QNet, draws, make_net, require_memory
 from qfleet.nets.rescale import shrink, stretch
 from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
 
@@ -31,6 +31,7 @@ __all__ = [
     "chain_of",
     "constraints",
     "dormant_share",
+    "draws",
     "gradients_of",
     "keep_freed_memory",
     "make_net",

@@ -24,6 +24,7 @@ from qfleet.plan.schema import (
     NatureTorso,
     Net,
     NoMemory,
+    OwnTorso,
     QuantileHead,
 )
 
@@ -85,6 +86,12 @@ def require_memory(net: QNet) -> Memory:
     if net.memory is None:
         raise ValueError("this network has no memory")
     return net.memory
+
+
+def draws(net: Net) -> bool:
+    """May a network of this plan draw random numbers while it learns? Of the user's own torso nobody knows."""
+    own = isinstance(net.torso, OwnTorso)
+    return net.noisy or net.dropout > 0.0 or isinstance(net.head, ImplicitHead) or own
 
 
 def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:

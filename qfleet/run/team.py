@@ -22,6 +22,7 @@ from qfleet.data.budget import Budget
 from qfleet.data.wire import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
+from qfleet.nets import draws
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
 from qfleet.plan.together import Sync as SyncPlan
@@ -313,7 +314,8 @@ class Team:
         agreed = self.agreement
         same = isinstance(agreed, AllreduceSync) and isinstance(agreed.codec, NoCodec) and not sends_steps(agreed)
         reasons = ((not same, f"learners that agree by {tag_of(self.agreement)} begin anew from the saved weights"),)
-        drawing = self.plan.net.noisy or self.plan.net.dropout > 0.0 or self.plan.learners.balance
+        anew = self.feed is None and draws(self.plan.net)  # a bundle's generator is in its files
+        drawing = anew or self.plan.learners.balance
         return [text for holds, text in (*reasons, (drawing, "partners draw anew, or share by the clock")) if holds]
 
     def chances(self) -> list[str]:

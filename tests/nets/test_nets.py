@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets import NATURE, Convolutions, Dueling, Mlp, Normalize, QNet, make_net
-from qfleet.plan.schema import MlpTorso, NatureTorso, Net, OwnTorso
+from qfleet.nets import NATURE, Convolutions, Dueling, Mlp, Normalize, QNet, draws, make_net
+from qfleet.plan.schema import ImplicitHead, MlpTorso, NatureTorso, Net, OwnTorso
 
 VECTOR = Spec((4,), "float32", (3,))
 PICTURE = Spec((84, 84), "uint8", (6,), stack=4)
@@ -32,6 +32,13 @@ def num_parameters(net: nn.Module) -> int:
 def test_the_nature_network_has_its_1_687_million_parameters() -> None:
     convolutions = (8 * 8 * 4 + 1) * 32 + (4 * 4 * 32 + 1) * 64 + (3 * 3 * 64 + 1) * 64
     assert num_parameters(make(PICTURE)) == convolutions + (7 * 7 * 64 + 1) * 512 + (512 + 1) * 6 == 1_687_206
+
+
+def test_a_plan_says_whether_its_network_draws() -> None:
+    torso = MlpTorso(sizes=(16,))
+    drawing = (Net(noisy=True), Net(dropout=0.1), Net(torso=torso, head=ImplicitHead()), Net(torso=OwnTorso()))
+    assert all(map(draws, drawing))
+    assert not draws(Net(torso=torso, dueling=True))
 
 
 def test_the_nature_network_on_small_pictures() -> None:

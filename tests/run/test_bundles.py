@@ -21,7 +21,7 @@ from qfleet.run.bundle import Bundle, make_bundle
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
 from qfleet.watch import read_rows, wanted
-from tests.run.parts import SMALL, first_struck
+from tests.run.parts import RANDOM, SMALL, first_struck
 from tests.run.test_together import ends, events, saved, updates_due
 
 pytestmark = pytest.mark.timeout(110)
@@ -49,7 +49,11 @@ def test_a_bundle_has_its_part_of_everything() -> None:
     assert one_bundle(make_plan("CartPole-v1")) == make_plan("CartPole-v1")
 
 
-@pytest.mark.parametrize("more", [{}, PRIORITIES], ids=["uniform", "prioritized"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, PRIORITIES, pytest.param(RANDOM, marks=pytest.mark.slow)],
+    ids=["uniform", "prioritized", "drawing"],
+)
 def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]) -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
     whole = train(plan, out=tmp_path / "whole")

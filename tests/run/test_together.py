@@ -230,6 +230,20 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     assert all(not mate.life.is_alive() for mate in mates)  # nobody is left behind
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"net.head.type": "implicit", "net.head.fractions": 4},
+        pytest.param({"net.noisy": True}, marks=pytest.mark.slow),
+    ],
+    ids=["implicit", "noisy"],
+)
+def test_partners_that_draw_are_a_doubt_when_a_run_goes_on(tmp_path: Path, more: dict[str, Any]) -> None:
+    found = train(make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 120}), out=tmp_path)
+    assert found.status["exact"]
+    assert not resume(found.path, steps=200).status["exact"]  # a checkpoint has rank 0's generator only
+
+
 def test_moments_of_ones_own_are_a_doubt_when_a_run_goes_on(tmp_path: Path) -> None:
     found = train(make_plan("CartPole-v1", overrides={**TWO, "sync.send": "steps", "until.steps": 120}), out=tmp_path)
     assert found.status["exact"]
