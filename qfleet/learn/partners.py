@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qfleet.data import Batch, Report, Sequences
+from qfleet.plan.together import Codec
 from qfleet.plan.together import Sync as SyncPlan
 
 
@@ -14,6 +15,7 @@ class Partners(Protocol):
     agreement: SyncPlan
     num: int  # of learners, our own included
     steps: int  # that they have made in environments of their own
+    mistrusted: set[Codec]  # codecs that were given up
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on."""

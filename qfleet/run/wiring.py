@@ -44,6 +44,7 @@ from qfleet.plan.schema import (
     SteadyBatch,
     SteadyRate,
 )
+from qfleet.plan.together import Codec
 from qfleet.plan.together import Sync as SyncPlan
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
@@ -166,10 +167,7 @@ class Line:
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
         if self.partners is not None and "together" in state:
-            self.partners.switch(msgspec.json.decode(state["together"]["sync"], type=SyncPlan))
-            self.partners.resize(int(state["together"]["learners"]))
-            # Before there were bundles only the driver's own steps counted.
-            self.partners.steps = int(state["together"].get("steps", 0))
+            rejoin(self.partners, state["together"])
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -207,9 +205,19 @@ class Line:
 
 
 def together(partners: Partners) -> State:
-    """How several learners agree, and how many they are."""
+    """How several learners agree, by which codecs no more, and how many they are."""
     sync = msgspec.json.encode(partners.agreement).decode()
-    return {"sync": sync, "learners": partners.num, "steps": partners.steps}
+    mistrusted = msgspec.json.encode(sorted(partners.mistrusted, key=str)).decode()
+    return {"sync": sync, "mistrusted": mistrusted, "learners": partners.num, "steps": partners.steps}
+
+
+def rejoin(partners: Partners, state: State) -> None:
+    """The same again. A run that goes back does not forget which codecs were given up; once they were not saved."""
+    partners.mistrusted |= msgspec.json.decode(state.get("mistrusted", "[]"), type=set[Codec])
+    partners.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
+    partners.resize(int(state["learners"]))
+    # Before there were bundles only the driver's own steps counted.
+    partners.steps = int(state.get("steps", 0))
 
 
 def device_rng(device: str | None) -> Array | None:

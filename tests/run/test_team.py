@@ -46,7 +46,7 @@ from qfleet.run.resolve import resolve
 from qfleet.run.server import Servers
 from qfleet.run.shard_post import Block
 from qfleet.run.team import Team
-from qfleet.run.wiring import make_train_world
+from qfleet.run.wiring import make_train_world, rejoin, together
 from qfleet.sync.comm import CommLost
 from qfleet.sync.shard import Push
 from tests.run.parts import SMALL, Settings, process_of
@@ -488,6 +488,14 @@ def test_a_codec_that_was_given_up_stays_so_in_the_next_group() -> None:
         assert team.agreement == LocalSync(codec=Int8Codec())  # nobody has found fault with that one
         team.tell("codec_given_up", cosine=-1.0)  # a late word of the group that is, not of the one to come
         assert team.agreement == LocalSync(codec=Int8Codec())
+        saved = together(team)
+    with teamed(small_plan(2, more=misled)) as resumed:
+        rejoin(resumed, {name: saved[name] for name in ("sync", "learners")})  # as it was once saved
+        assert resumed.agreement == LocalSync(codec=Int8Codec())
+        assert not resumed.mistrusted
+        rejoin(resumed, saved)
+        resumed.switch(LocalSync(codec=TopKCodec()))
+        assert resumed.agreement == LocalSync()
 
 
 @pytest.mark.parametrize("who", [0, 1])
