@@ -161,15 +161,19 @@ class OwnQuarters:
 
     def by_memory(self, group: Sequence[Mate], facts: Facts, slot: int) -> Comm:
         """Meet in shared memory, handed to everybody with a line to us."""
-        size = 1 + len(group)
+        size, limit = 1 + len(group), self.plan.learners.timeout_seconds
         region, lines = Region(region_bytes(size, slot)), list[socket.socket]()
-        for rank, mate in enumerate(group, 1):
-            mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
-            mine, theirs = socket.socketpair()
-            lines.append(mine)
-            with theirs:
-                self.hand(mate, region.fileno(), theirs.fileno())
-        limit = self.plan.learners.timeout_seconds
+        try:
+            for rank, mate in enumerate(group, 1):
+                mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
+                mine, theirs = socket.socketpair()
+                lines.append(mine)
+                with theirs:
+                    self.hand(mate, region.fileno(), theirs.fileno())
+        except BaseException:
+            for line in lines:  # who waits at the other end finds out at once
+                line.close()
+            raise
         return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
 
     def serve(self, agreement: Serving, learner: Learner) -> Shards:

@@ -34,6 +34,7 @@ from qfleet.run.partner import proposed, served_for, share_state, state_hash, sy
 from qfleet.run.quarters import SLOTS, Quarters, Shards
 from qfleet.run.shares import Known
 from qfleet.sync.comm import Comm, CommLost, NoComm
+from qfleet.sync.served import Served
 from qfleet.sync.strategies import Sync, listener
 
 WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
@@ -68,8 +69,12 @@ class Team:
         self.events: list[dict[str, Any]] = []
         self.noted: set[tuple[int, str]] = set()  # what was told of bundles
         self.num, self.losses, self.begun = 1, 0, False
-        self.resize(plan.learners.num)
-        self.await_everybody()
+        try:
+            self.resize(plan.learners.num)
+            self.await_everybody()
+        except BaseException:
+            self.close()  # nobody else knows of them
+            raise
         self.begun = True
 
     # Updates
@@ -98,6 +103,7 @@ class Team:
         """Deal the batch out, learn, and join what everybody found."""
         if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
             self.rest()  # it also changes moments, which a server may have
+        self.make_room()
         dealing, number = self.dealing, self.number  # the group may be over when the step was made
         self.dealt_at = time.monotonic()
         own, share = dealing.begin(batch)
@@ -115,17 +121,28 @@ class Team:
         dealing.finish(report)
         return report
 
+    def make_room(self) -> None:
+        """Hear who has two parts already. One that turns out to be lost is so before a part of this batch is dealt out:
+        what a server has by then is taken along, and nothing of the batch is among it when it is dealt out again.
+        """
+        for mate in self.group.copy():
+            if len(mate.dealt) == SLOTS:
+                self.hear(mate)
+            if mate not in self.group:
+                raise CommLost("the group is over")
+
     def deal(self, mate: Mate, rank: int) -> None:
-        """Give a partner its part; one that has two already is heard first."""
-        if len(mate.dealt) == SLOTS:
-            self.hear(mate)
-        if mate not in self.group:
-            raise CommLost("the group is over")
+        """Give a partner its part."""
         facts, arrays, ids = self.dealing.order(rank)
         dealt = {"update": self.learner.updates + 1, "learner": mate.number, "items": len(ids)}
         self.history.note("team", "dealt", group=self.number, **dealt)
-        mate.order({**facts, "updates": self.learner.updates, "rate": self.learner.learning_rate}, arrays)
         mate.dealt.append(ids)
+        try:
+            mate.order({**facts, "updates": self.learner.updates, "rate": self.learner.learning_rate}, arrays)
+        except CommLost:
+            if self.in_step:
+                raise
+            # Others may have pushed their part already: the batch counts, and who is gone is heard of after our step.
 
     def agreed(self, gradients: list[Tensor]) -> float:
         """Make the step; if somebody is lost after our own was made, it counts and the group is over."""
@@ -294,7 +311,8 @@ class Team:
 
     def reseed(self, number: int) -> None:
         """Let bundles draw other batches from here on."""
-        for mate in list(self.mates.values()) if self.feed is not None else ():
+        present = [mate for mate in self.mates.values() if mate.ready and self.feed is not None]
+        for mate in present:  # one that is still starting has seeds of its own
             try:
                 mate.order({"kind": "reseed", "number": number})
                 mate.answer("reseeded", self.patience)
@@ -425,6 +443,8 @@ class Team:
         """What the shards have, written into rank 0's learner; how stale gradients were is told."""
         if self.servers is not None:
             held = self.servers.gather(self.learner)
+            if isinstance(self.sync, Served):
+                self.sync.versions = list(held["versions"])  # the next gradient is of these weights
             self.tell("server", **held)
             self.history.note("team", "held", group=self.number, versions=held["versions"], taken=held["taken"])
 

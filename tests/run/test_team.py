@@ -40,6 +40,7 @@ from qfleet.plan.together import (
 from qfleet.replay import make_cut
 from qfleet.run.audit import check_history
 from qfleet.run.dealing import Split
+from qfleet.run.mate import Mate
 from qfleet.run.partner import lone_learner
 from qfleet.run.quarters import OwnQuarters
 from qfleet.run.resolve import resolve
@@ -48,6 +49,7 @@ from qfleet.run.shard_post import Block
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world, rejoin, together
 from qfleet.sync.comm import CommLost
+from qfleet.sync.served import Served
 from qfleet.sync.shard import Push
 from tests.run.parts import SMALL, Settings, process_of
 
@@ -381,6 +383,106 @@ def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
         assert team.learner.updates == 2
         assert not team.mates
         assert np.isfinite(report.priority).all()
+
+
+def taken(team: Team) -> list[int]:
+    """Gradients that shards had taken in whenever they were asked since the last time."""
+    return [max(event["taken"]) for event in team.take_events() if event["kind"] == "server"]
+
+
+def test_one_that_is_found_lost_before_its_part_is_dealt_has_nobody_learn_twice(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team.switch(ServerSync(max_staleness=None, shards=1))
+    team.update(made_up(32))
+    team.rest()
+    assert taken(team) == [3]
+    quick, slow = team.mates[1], team.mates[2]
+    strike(process_of(slow).pid, signal.SIGSTOP)
+    for seed in range(2):
+        team.update(made_up(32, seed))
+        until(lambda: not quick.dealt or quick.talk.waits(0.1))
+    hear = team.hear
+
+    def lost_meanwhile(mate: Mate) -> None:
+        if mate is slow and process_of(slow).is_alive():
+            time.sleep(0.5)  # whoever has a part of this batch has pushed its gradient
+            process_of(slow).kill()
+        hear(mate)
+
+    monkeypatch.setattr(team, "hear", lost_meanwhile)
+    team.update(made_up(32, 2))
+    assert taken(team)[0] == 3 + 2 * 2  # nothing of the batch that the next group learns from
+    assert team.learner.updates == 4
+
+
+def test_one_that_cannot_be_reached_has_nobody_learn_twice(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    team.switch(ServerSync(max_staleness=None, shards=1))
+    team.update(made_up(32))
+    team.rest()
+    gone = team.mates[2]
+    order = gone.order
+
+    def lost_meanwhile(*given: Any) -> None:
+        time.sleep(0.5)  # the other has pushed its gradient
+        process_of(gone).kill()
+        process_of(gone).join()
+        order(*given)
+
+    monkeypatch.setattr(gone, "order", lost_meanwhile)
+    team.take_events()
+    team.update(made_up(32, 1))
+    assert taken(team) == [3 + 2]  # rank 0's own and the other's, in the group that was
+    assert (team.number, team.learner.updates) == (1, 2)
+
+
+def test_one_that_dies_while_a_group_forms_keeps_nobody_waiting(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone, healthy = team.mates[2], team.mates[1]
+    order = gone.order
+
+    def lost_meanwhile(*given: Any) -> None:
+        process_of(gone).kill()
+        process_of(gone).join()
+        order(*given)
+
+    monkeypatch.setattr(gone, "order", lost_meanwhile)
+    begun = time.monotonic()
+    team.update(made_up(32))
+    assert time.monotonic() - begun < 5 < team.plan.learners.timeout_seconds
+    assert lost(team) == [2]
+    assert team.mates[1] is healthy
+
+
+def test_a_team_that_is_interrupted_while_it_gathers_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = small_plan(3)
+    quarters = OwnQuarters(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Team, "await_everybody", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Team(plan, alone(plan), quarters)
+    assert [life.is_alive() for life in quarters.lives.values()] == [False, False]
+
+
+def test_one_that_is_still_starting_is_not_asked_to_draw_anew(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(team, "feed", object())
+    for mate in team.mates.values():
+        monkeypatch.setattr(mate, "ready", False)
+    team.reseed(1)
+    assert [mate.owed for mate in team.mates.values()] == [0, 0]
+    assert not lost(team)
+
+
+def test_rank_0_has_the_versions_of_the_weights_it_gathered(team: Team) -> None:
+    team.switch(ServerSync(max_staleness=2, shards=2))
+    for seed in range(3):
+        team.update(made_up(32, seed))
+    team.rest()
+    told = [event["versions"] for event in team.take_events() if event["kind"] == "server"]
+    assert isinstance(team.sync, Served)
+    assert team.sync.versions == told[-1] == [9, 9]
 
 
 def test_one_that_is_stopped_before_a_switch_is_charged_once(hasty: Team) -> None:
