@@ -10,6 +10,7 @@ from qfleet.plan.schema import Plan, Replay
 
 COMMAND_LINE = "command line"
 PYTHON = "Python"
+SCHEDULE = "learners.schedule"  # where settings come from that a plan switches to
 
 Problem: TypeAlias = tuple[str, str] | None
 
@@ -32,7 +33,7 @@ class Case:
 
     def asked_now(self, path: str) -> bool:
         """Whether this very command asked for it."""
-        return self.origins.get(path) in (COMMAND_LINE, PYTHON)
+        return self.origins.get(path) in (COMMAND_LINE, PYTHON, SCHEDULE)
 
 
 Rule: TypeAlias = Callable[[Case], Problem]

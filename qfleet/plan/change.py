@@ -8,13 +8,13 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 
 from qfleet.errors import UsageError
+from qfleet.plan.case import SCHEDULE
 from qfleet.plan.check import check
 from qfleet.plan.draft import Draft, Entry, entries_of
 from qfleet.plan.files import plain
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import Sync
 
-SCHEDULE = "learners.schedule"
 EXAMPLE = "Write for example: learners.schedule='[5000 sync.type=local sync.every_updates=4]'"
 
 

@@ -4,14 +4,15 @@ from collections.abc import Mapping
 
 from qfleet.errors import UsageError
 from qfleet.plan.case import Case
+from qfleet.plan.idle import IDLE
 from qfleet.plan.notes import NOTES
-from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.pairs import PAIRS
 from qfleet.plan.rules import RULES
 from qfleet.plan.schema import Plan
 
 
 def _require_pairs(case: Case) -> None:
-    """Raise for the first of `pairs.PAIRS` and `pairs.IDLE` that the plan falls into."""
+    """Raise for the first of `pairs.PAIRS` and `idle.IDLE` that the plan falls into."""
     for pair in PAIRS:
         if pair.when(case.plan):
             what = f"{case.named(pair.first)} does not go with {case.named(pair.second)}"

@@ -1,7 +1,6 @@
 """Settings that do not go together: the one list of them, each with its reason and what to do.
 
-A pair is refused when both its conditions hold. `asked` lists settings that would merely have no effect: they are
-refused only when the person who starts the run wrote them, not when a preset or a default did.
+A pair is refused when both its conditions hold, wherever they came from.
 """
 
 from collections.abc import Callable
@@ -13,9 +12,7 @@ from qfleet.plan.schema import (
     CountBonus,
     DuplicatesFilter,
     ExponentialAnneal,
-    Fresh,
     GrowingBatch,
-    MaxRule,
     NoMemory,
     Plan,
     PlateauRate,
@@ -23,12 +20,11 @@ from qfleet.plan.schema import (
     Processes,
     Ray,
     Replay,
-    ScalarHead,
     SequencesView,
-    SoftmaxExplore,
     SteadyBatch,
 )
-from qfleet.plan.together import AllreduceSync, Coded, LocalSync, NoCodec, ServerSync, Serving, SoloSync, sends_steps
+from qfleet.plan.together import Coded, NoCodec, Serving, SoloSync
+from qfleet.plan.traits import is_alone, is_distribution, is_fresh, is_together
 
 
 def _memory(plan: Plan) -> bool:
@@ -37,14 +33,6 @@ def _memory(plan: Plan) -> bool:
 
 def _sequences(plan: Plan) -> bool:
     return isinstance(plan.algo.view, SequencesView)
-
-
-def _fresh(plan: Plan) -> bool:
-    return isinstance(plan.replay, Fresh)
-
-
-def _distribution(plan: Plan) -> bool:
-    return not isinstance(plan.net.head, ScalarHead)
 
 
 def _actor_priority(plan: Plan) -> bool:
@@ -80,31 +68,6 @@ def _unjudged(plan: Plan) -> bool:
     return plan.eval.episodes == 0
 
 
-def _alone(plan: Plan) -> bool:
-    return plan.population.num == 1
-
-
-def _in_step(plan: Plan) -> bool:
-    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness == 0
-
-
-def _loose(plan: Plan) -> bool:
-    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness != 0
-
-
-def _unsupervised(plan: Plan) -> bool:
-    # Central inference of processes has workers of its own, and may be chosen when the run begins.
-    return plan.env.workers == 0 and not isinstance(plan.runtime, Processes)
-
-
-def _uncoded(plan: Plan) -> bool:
-    return isinstance(plan.sync, Coded) and plan.sync.codec == NoCodec()
-
-
-def _together(plan: Plan) -> bool:
-    return plan.learners.num > 1
-
-
 BLIND = "Steering looks at validation scores, and there are none with 0 episodes."
 
 
@@ -123,7 +86,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "runtime.replay_process",
         "replay.type",
-        lambda plan: _fresh(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        lambda plan: is_fresh(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
         "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
         "Leave runtime.replay_process off, or use replay.type=buffer.",
     ),
@@ -137,49 +100,49 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "algo.view.type",
         "net.memory.type",
-        lambda plan: _sequences(plan) and not _memory(plan) and not _fresh(plan),
+        lambda plan: _sequences(plan) and not _memory(plan) and not is_fresh(plan),
         "Sequences are unrolled through a memory; without one each step can be learned from by itself.",
         "Set net.memory.type=lstm or gru, or leave algo.view.type at steps.",
     ),
     Pair(
         "net.memory.type",
         "algo.view.type",
-        lambda plan: _memory(plan) and not _sequences(plan) and not _fresh(plan),
+        lambda plan: _memory(plan) and not _sequences(plan) and not is_fresh(plan),
         "What a memory holds depends on the steps before, so it is learned from stretches of experience.",
         "Set algo.view.type=sequences, or net.memory.type=off.",
     ),
     Pair(
         "replay.type",
         "net.memory.type",
-        lambda plan: _fresh(plan) and _memory(plan),
+        lambda plan: is_fresh(plan) and _memory(plan),
         "Fresh steps are shuffled before they are learned from, which a memory cannot follow.",
         "Use the replay (replay.type=buffer, algo.view.type=sequences), or net.memory.type=off.",
     ),
     Pair(
         "replay.type",
         "algo.view.type",
-        lambda plan: _fresh(plan) and _sequences(plan),
+        lambda plan: is_fresh(plan) and _sequences(plan),
         "Fresh steps are shuffled before they are learned from.",
         "Leave algo.view.type at steps, or use replay.type=buffer.",
     ),
     Pair(
         "replay.type",
         "net.head.type",
-        lambda plan: _fresh(plan) and _distribution(plan),
+        lambda plan: is_fresh(plan) and is_distribution(plan),
         "Q(lambda) returns are numbers, not distributions.",
         "Use net.head.type=scalar, or replay.type=buffer.",
     ),
     Pair(
         "replay.type",
         "algo.rescale",
-        lambda plan: _fresh(plan) and plan.algo.rescale,
+        lambda plan: is_fresh(plan) and plan.algo.rescale,
         "Q(lambda) returns add rewards and values up, which rescaled values do not allow.",
         "Leave algo.rescale off; env.normalize=reward keeps large rewards small.",
     ),
     Pair(
         "net.decoupled",
         "net.head.type",
-        lambda plan: plan.net.decoupled and _distribution(plan),
+        lambda plan: plan.net.decoupled and is_distribution(plan),
         "A joint action is worth the mean over its dimensions; the mean of distributions is not one of them.",
         "Use net.head.type=scalar, or leave net.decoupled off.",
     ),
@@ -207,7 +170,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "algo.anneal.type",
         "replay.type",
-        lambda plan: _anneals(plan) and _fresh(plan),
+        lambda plan: _anneals(plan) and is_fresh(plan),
         "Q(lambda) returns weigh every number of steps, so there is no n to move: see replay.trace.",
         "Use replay.type=buffer, or leave algo.anneal.type off.",
     ),
@@ -221,7 +184,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "steer.batch.type",
         "replay.type",
-        lambda plan: _grows(plan) and _fresh(plan),
+        lambda plan: _grows(plan) and is_fresh(plan),
         "Fresh experience is cut into replay.minibatches parts: how large they are follows from that.",
         "Use replay.type=buffer, or leave steer.batch.type off.",
     ),
@@ -298,21 +261,21 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.num",
         "sync.type",
-        lambda plan: _together(plan) and isinstance(plan.sync, SoloSync),
+        lambda plan: is_together(plan) and isinstance(plan.sync, SoloSync),
         "Several learners have to agree on their weights.",
         "Leave sync.type out for the usual way (allreduce), or learners.num at 1.",
     ),
     Pair(
         "learners.num",
         "population.num",
-        lambda plan: _together(plan) and not _alone(plan),
+        lambda plan: is_together(plan) and not is_alone(plan),
         "Several learners keep one set of weights, the members of a population each have their own.",
         "Leave learners.num or population.num at 1.",
     ),
     Pair(
         "learners.backend",
         "runtime.type",
-        lambda plan: _together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, Ray),
+        lambda plan: is_together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, Ray),
         "Learners on Ray may be on different nodes, which share no memory.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
@@ -375,106 +338,36 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.num",
         "replay.on_device",
-        lambda plan: _together(plan) and _mirrors(plan),
+        lambda plan: is_together(plan) and _mirrors(plan),
         "Only the learner beside the replay sees its mirror.",
         "Leave replay.on_device off, or learners.num at 1.",
     ),
     Pair(
         "learners.num",
         "env.normalize",
-        lambda plan: _together(plan) and plan.env.normalize != "off",
+        lambda plan: is_together(plan) and plan.env.normalize != "off",
         "What is normalised by is only known beside the replay.",
         "Leave env.normalize off, or learners.num at 1.",
     ),
     Pair(
         "learners.num",
         "replay.type",
-        lambda plan: _together(plan) and _fresh(plan),
+        lambda plan: is_together(plan) and is_fresh(plan),
         "Fresh experience is cut into minibatches of several sizes, learned from by one learner.",
         "Use replay.type=buffer, or leave learners.num at 1.",
     ),
     Pair(
         "population.num",
         "replay.type",
-        lambda plan: not _alone(plan) and _fresh(plan),
+        lambda plan: not is_alone(plan) and is_fresh(plan),
         "Members share a replay; fresh experience is only of use to the member whose policy made it.",
         "Use replay.type=buffer, or start several runs with --seeds.",
     ),
     Pair(
         "population.num",
         "eval.episodes",
-        lambda plan: not _alone(plan) and _unjudged(plan),
+        lambda plan: not is_alone(plan) and _unjudged(plan),
         "Validation scores decide who leads, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave population.num at 1.",
     ),
-)
-
-# (setting, when it has no effect, why)
-IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
-    ("algo.loss", _distribution, "A head that describes a distribution has a loss of its own."),
-    ("net.noisy_sigma", lambda plan: not plan.net.noisy, "It is the size of the noise of net.noisy=true."),
-    (
-        "algo.rule.type",
-        lambda plan: _fresh(plan) and not isinstance(plan.algo.rule, MaxRule),
-        "Fresh experience is learned from by Q(lambda) returns, which take the best action's value.",
-    ),
-    (
-        "algo.explore.steps",
-        lambda plan: isinstance(plan.algo.explore, SoftmaxExplore) and plan.algo.explore.end is None,
-        "The temperature is constant without algo.explore.end.",
-    ),
-    (
-        "algo.explore.power",
-        lambda plan: plan.env.num == 1,
-        "A single environment explores with algo.explore.base.",
-    ),
-    (
-        "algo.bonus.bits",
-        lambda plan: isinstance(plan.algo.bonus, CountBonus) and plan.algo.bonus.grid is not None,
-        "Visits are counted by cells of algo.bonus.grid, which have no bits.",
-    ),
-    ("algo.n_step", _fresh, "Q(lambda) returns weigh every number of steps: see replay.trace."),
-    ("algo.batch_size", _fresh, "replay.minibatches says into how many parts fresh experience is cut."),
-    ("algo.learn_start_steps", _fresh, "Fresh experience is learned from as soon as it is there."),
-    ("algo.target.type", _fresh, "Without replay there is no target network."),
-    ("algo.target.every_updates", _fresh, "Without replay there is no target network."),
-    ("algo.target.tau", _fresh, "Without replay there is no target network."),
-    (
-        "sync.type",
-        lambda plan: not _together(plan) and not isinstance(plan.sync, SoloSync),
-        "With learners.num=1 there is nobody to agree with.",
-    ),
-    ("sync.codec.type", lambda plan: not _together(plan), "With learners.num=1 nothing is sent."),
-    ("learners.backend", lambda plan: not _together(plan), "With learners.num=1 there is nobody to reach."),
-    ("learners.bundles", lambda plan: not _together(plan), "With learners.num=1 everything is in one bundle."),
-    ("learners.balance", lambda plan: not _together(plan), "With learners.num=1 there is nothing to share."),
-    ("learners.restarts", lambda plan: not _together(plan), "With learners.num=1 nobody can be lost."),
-    ("learners.schedule", lambda plan: not _together(plan), "With learners.num=1 there is nobody to agree with."),
-    ("learners.timeout_seconds", lambda plan: not _together(plan), "With learners.num=1 nobody is waited for."),
-    ("sync.slow_down", _in_step, "Without staleness no gradient is old: see sync.max_staleness."),
-    (
-        "sync.reduce",
-        lambda plan: isinstance(plan.sync, AllreduceSync) and sends_steps(plan.sync),
-        "Steps are averaged, not gradients: see sync.send.",
-    ),
-    ("sync.reduce", _loose, "With staleness every gradient is a step of its own: see sync.type=window."),
-    ("sync.warm_rounds", _uncoded, "Without sync.codec.type every mean is exact."),
-    ("sync.check_every_rounds", _uncoded, "Without sync.codec.type there is nothing to compare."),
-    ("sync.least_cosine", _uncoded, "Without sync.codec.type there is nothing to compare."),
-    (
-        "sync.outer_momentum",
-        lambda plan: isinstance(plan.sync, LocalSync) and plan.sync.outer_rate is None,
-        "It is of the outer step, which only sync.outer_rate makes.",
-    ),
-    (
-        "learners.restarts",
-        lambda plan: _together(plan) and plan.learners.backend == "mpi",
-        "MPI starts processes once: one that is lost is not replaced.",
-    ),
-    ("env.rebuilds", _unsupervised, "Environments are rebuilt in processes of their own: see env.workers."),
-    ("env.step_timeout_seconds", _unsupervised, "Steps are timed in processes of their own: see env.workers."),
-    ("env.worker_memory_gib", _unsupervised, "It is what a process of env.workers may take."),
-    ("sync.spare", _loose, "With staleness nobody is waited for: sync.spare goes with sync.max_staleness=0."),
-    ("population.every_steps", _alone, "With population.num=1 there is nobody to take weights from."),
-    ("population.spread", _alone, "With population.num=1 there is one learning rate, optim.learning_rate."),
 )

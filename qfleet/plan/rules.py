@@ -9,7 +9,7 @@ import re
 
 from qfleet.plan import paths
 from qfleet.plan.amounts import item_steps, item_stride, largest_n_step, total_updates
-from qfleet.plan.case import Case, Problem, Rule
+from qfleet.plan.case import SCHEDULE, Case, Problem, Rule
 from qfleet.plan.draft import DEFAULT
 from qfleet.plan.pieces import ATARI
 from qfleet.plan.places import PLACES
@@ -209,6 +209,16 @@ def _reset_comes(case: Case) -> Problem:
     return what, f"Set {path} to {max(1, total_updates(case.plan) // 4)} or so, or raise until.steps."
 
 
+def _switches_come(case: Case) -> Problem:
+    total = total_updates(case.plan)
+    numbers = [(text.split() or [""])[0].replace("_", "") for text in case.plan.learners.schedule]
+    late = [number for number in numbers if number.isdecimal() and int(number) >= total]
+    if not late or not case.asked_now(SCHEDULE):
+        return None
+    what = f"{SCHEDULE} has an entry {late[0]} that never comes: the run makes {total} updates"
+    return what, "Leave that entry out, or raise until.steps."
+
+
 def _anneal_moves(case: Case) -> Problem:
     algo, anneal = case.plan.algo, case.plan.algo.anneal
     if not isinstance(anneal, ExponentialAnneal) or (anneal.n_step, anneal.discount) != (algo.n_step, algo.discount):
@@ -397,6 +407,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_support_is_wide, "The atoms of a categorical head stand for returns from low to high."),
     (_target_moves, "The target network would keep its first, random weights for the whole run."),
     (_reset_comes, "The first reset would come after the last update."),
+    (_switches_come, "It would come after the last update."),
     (_anneal_moves, "It would move from these values to the same values."),
     (_anneal_ends, "Annealing begins again after each reset, so algo.n_step and algo.discount would never be reached."),
     (_rate_can_fall, "The learning rate is lowered towards the floor, so it must start above it."),

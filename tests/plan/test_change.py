@@ -50,6 +50,16 @@ def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> No
         (["5 learners.num=3"], "learners.schedule would change learners.num", r"only sync\.\* can be in it"),
         (["5 sync.type=telepathy"], r"sync.type=telepathy .*learners.schedule", ""),
         (["5 sync.type=local sync.shards=2"], r"sync.shards=2 has no effect \(learners.schedule\)", ""),
+        (
+            ["5 sync.type=server sync.slow_down=true"],
+            r"slow_down=true \(learners.schedule\) has no effect",
+            "staleness",
+        ),
+        (
+            ["9_000_000 sync.type=local"],
+            "learners.schedule has an entry 9000000 that never comes",
+            "after the last update",
+        ),
         (["5 sync.type=solo"], r"sync.type=solo \(learners.schedule\)", "have to agree"),
     ],
 )

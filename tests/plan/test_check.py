@@ -45,6 +45,10 @@ FLEET = {"runtime.type": "processes", "env.num": 8}
         ({**FLEET, "actors.num": 4, "population.num": 8}, "Each member of a population"),
         ({**FLEET, "actors.num": 2, "env.workers": 5}, "Each worker steps at least one"),
         ({**FLEET, "env.workers": 2, "env.step_timeout_seconds": 60}, "An actor that waits for its environments"),
+        (
+            {**FLEET, "actors.num": 2, "runtime.inference": "central", "env.step_timeout_seconds": 60},
+            "An actor that waits for its environments",
+        ),
         ({**FLEET, "runtime.inference_device": "gpu"}, "The devices are"),
     ],
 )

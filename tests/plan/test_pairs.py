@@ -8,7 +8,8 @@ import pytest
 from qfleet.errors import UsageError
 from qfleet.plan import compose, paths
 from qfleet.plan.case import COMMAND_LINE
-from qfleet.plan.pairs import IDLE, PAIRS
+from qfleet.plan.idle import IDLE
+from qfleet.plan.pairs import PAIRS
 from qfleet.plan.schema import Plan
 
 
@@ -396,6 +397,84 @@ ALONE = [
         "env.step_timeout_seconds=2.0 (command line) has no effect",
         "Steps are timed in processes of their own: see env.workers.",
         "Leave env.step_timeout_seconds out.",
+    ),
+    Refused(
+        "runtime.type=processes runtime.inference=local env.worker_memory_gib=2",
+        "env.worker_memory_gib=2.0 (command line) has no effect",
+        "It is what a process of env.workers may take.",
+        "Leave env.worker_memory_gib out.",
+    ),
+    *(
+        Refused(
+            f"{path}={value}",
+            f"{path}={value} (command line) has no effect",
+            "With learners.num=1 there is nobody to agree with.",
+            f"Leave {path} out.",
+        )
+        for path, value in (("sync.reduce", "sum"), ("sync.send", "steps"), ("sync.bucket_bytes", "9"))
+    ),
+    *(
+        Refused(
+            f"learners.num=2 sync.type=allreduce sync.bucket_bytes=9 {more}",
+            "sync.bucket_bytes=9 (command line) has no effect",
+            "Gradients go in buckets through sockets and without a codec: see learners.backend.",
+            "Leave sync.bucket_bytes out.",
+        )
+        for more in (
+            "",
+            "learners.backend=gloo sync.codec.type=int8",
+            "learners.backend=gloo sync.send=steps",
+            "learners.backend=mpi",
+        )
+    ),
+    Refused(
+        "learners.num=2 sync.codec.type=int8 sync.check_every_rounds=0 sync.least_cosine=0.5",
+        "sync.least_cosine=0.5 (command line) has no effect",
+        "With sync.check_every_rounds=0 nothing is compared.",
+        "Leave sync.least_cosine out.",
+    ),
+    Refused(
+        "learners.num=2 sync.codec.type=top_k sync.codec.share=1 sync.codec.sampled=true",
+        "sync.codec.sampled=true (command line) has no effect",
+        "With sync.codec.share=1 every number is sent.",
+        "Leave sync.codec.sampled out.",
+    ),
+    *(
+        Refused(
+            f"learners.num=2 sync.type=window sync.num_gradients=1 {path}={value}",
+            f"{path}={value} (command line) has no effect",
+            "Every gradient is a step of its own: see sync.num_gradients.",
+            f"Leave {path} out.",
+        )
+        for path, value in (("sync.reduce", "sum"), ("sync.window_seconds", "2.0"))
+    ),
+    Refused(
+        "optim.scaling=linear",
+        "optim.scaling=linear (command line) has no effect",
+        "Without optim.base_batch the learning rate is meant for a batch of any size.",
+        "Leave optim.scaling out.",
+    ),
+    Refused(
+        "log.history=true",
+        "log.history=true (command line) has no effect",
+        "A learner that acts by itself exchanges nothing that could be written down.",
+        "Leave log.history out.",
+    ),
+    *(
+        Refused(
+            f"runtime.type=ray env.num=2 learners.num=2 learners.bundles=true runtime.{name}={value}",
+            f"runtime.{name}={value} (command line) has no effect",
+            "Learners of bundles act by themselves: there are no actors elsewhere.",
+            f"Leave runtime.{name} out.",
+        )
+        for name, value in (
+            ("chunk_rows", "3"),
+            ("slots", "3"),
+            ("hung_seconds", "90.0"),
+            ("restarts", "3"),
+            ("compress", "true"),
+            ("actor_cpus", "0.5"),
+        )
     ),
     Refused(
         "env.worker_memory_gib=2",
