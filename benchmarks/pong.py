@@ -9,7 +9,9 @@ GRID = Grid(
     (
         Cell(PONG, "pong", 18.0, (CORES, "runtime.precision=bfloat16"), "Pong 42x42, bfloat16"),
         Cell(PONG, "pong", 18.0, (CORES, "runtime.precision=float32"), "Pong 42x42, float32"),
-        Cell(PONG, "atari", None, ("runtime.threads=1", "until.steps=600_000"), "Pong 84x84, standard protocol, one core"),
+        Cell(
+            PONG, "atari", None, ("runtime.threads=1", "until.steps=600_000"), "Pong 84x84, standard protocol, one core"
+        ),
     ),
     seeds=1,
     jobs=1,

@@ -84,7 +84,9 @@ def forwarding(child: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
         asked.append(number)
         child.send_signal(number)
 
-    before: dict[int, Any] = {number: signal.signal(number, forward) for number in FORWARDED}
+    # What is ignored, as SIGHUP by nohup, does not mean the run; the child ignores it too.
+    meant = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, forward) for number in meant}
     try:
         yield asked
     finally:

@@ -1,4 +1,4 @@
-"""Where the time goes: nanoseconds per stage, added up by laps. A lap costs well under a microsecond."""
+"""Where the time goes: nanoseconds per stage, added up by laps. A lap costs a microsecond or two."""
 
 from collections.abc import Callable
 from time import monotonic_ns

@@ -170,7 +170,8 @@ def resume(
         return [f"resumed at step {course.steps}", *notes]
 
     with closing(world):
-        require_device(plan)
+        if plan.runtime.device is not None:
+            require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
         with closing(line_for(plan, world, env, torso, explore)) as line:
             conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)

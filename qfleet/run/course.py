@@ -186,6 +186,7 @@ class Course:
 
     def judge_now(self) -> None:
         """Judge the policy, and commit it if it is the best so far."""
+        self.line.rest()  # what is committed shall be what was judged, at the same step
         best, before, is_best = self.book.best, self.book.judged_steps, self.validate()
         if self.book.judged_steps == self.steps and self.book.last_eval is not None:
             self.steer(self.book.last_eval["mean"])
@@ -358,14 +359,17 @@ class Course:
                 "env.normalize=both; the batch is in debug/.",
             ) from cause
         self.load()
-        # Other batches are drawn from here on, so those that were skipped before say nothing about them.
+        self.draw_others(rollbacks)
+        self.diary.warn(f"rolled back to step {self.steps}: {cause}")
+
+    def draw_others(self, rollbacks: int) -> None:
+        """Draw other batches from here on; those that were skipped before say nothing about them."""
         self.book.skipped_in_a_row = 0
         self.book.rollbacks = rollbacks
         self.book.exact = False  # where the last commit stood depends on the clock
         self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
         if self.line.partners is not None:
             self.line.partners.reseed(rollbacks)
-        self.diary.warn(f"rolled back to step {self.steps}: {cause}")
 
     def begin(self) -> None:
         """Start acting and commit that; a replay that is lost before has nothing in it yet."""
@@ -396,9 +400,11 @@ class Course:
 
     def replace_replay(self, cause: ReplayLost) -> None:
         """Go on from the last commit with another process for the replay."""
-        steps = self.steps
+        steps, rollbacks = self.steps, self.book.rollbacks
         self.restart_replay(cause)
         self.load()
+        if rollbacks > self.book.rollbacks:  # the commit is from before them
+            self.draw_others(rollbacks)
         self.diary.events.event("replay_lost", cause=str(cause), steps_lost=steps - self.steps, env_steps=self.steps)
 
     def keep_batch(self, batch: Batch | Sequences) -> None:

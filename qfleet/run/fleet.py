@@ -41,7 +41,7 @@ class Hand(Protocol):
     """One incarnation of an actor, wherever it lives."""
 
     def alive(self) -> bool:
-        """Is it there? A hand that ended by an error that no other try can mend raises it."""
+        """Is it there?"""
         ...
 
     def progress(self) -> int:
@@ -65,7 +65,7 @@ class Hand(Protocol):
         ...
 
     def last_words(self) -> str:
-        """Why it ended, as far as it could say."""
+        """Why it ended, as far as it could say; an error that no other try can mend is raised."""
         ...
 
     def close(self) -> None:
@@ -180,7 +180,7 @@ class Fleet:
             self.troubles.extend({"actor": worker, **trouble} for trouble in hand.troubles())
             fault = self.supervisor.see(worker, now, alive=hand.alive(), progress=hand.progress())
             if fault is not None:
-                self.lose(fault)
+                self.lose(fault, silence(fault))
         self.start()
         if len(self.supervisor.quarantined) == self.workers:
             raise EnvError(
@@ -316,6 +316,11 @@ class Fleet:
         self.dismiss()
         self.site.close()
         self.history.close()
+
+
+def silence(fault: Fault) -> str:
+    """What to say of somebody who hung; the dead speak for themselves."""
+    return f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)" if fault.kind == "hung" else ""
 
 
 def make_fleet(

@@ -91,6 +91,7 @@ class Overlapped:
         """Updates until the gate shuts; then everyone may have the new weights."""
         before = self.line.learner.updates
         while (tick := next(self.learner)).busy:
+            self.fleet.tend()  # a turn may be long, and a death is to be seen within 2 s
             yield tick
         if self.line.learner.updates > before:
             with self.watch.sync:

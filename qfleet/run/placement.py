@@ -18,8 +18,9 @@ import torch
 from qfleet.act import Policy
 from qfleet.data import World
 from qfleet.envs.probe import any_allowed
-from qfleet.errors import EnvError, UsageError
+from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
+from qfleet.run.resolve import require_device
 
 # From one process to another and back, for one step of all lanes: an estimate, two wake-ups and their way.
 HANDOVER_SECONDS = 1.5e-4
@@ -73,7 +74,8 @@ def is_open(plan: Plan, place: Place) -> bool:
 def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> Costs:
     """Time one environment, and the network for the batches and devices in question."""
     looks: dict[tuple[str, int], float] = {}
-    for device in devices():
+    named = plan.runtime.inference_device if isinstance(plan.runtime, Processes) else None
+    for device in devices() if named is None else [named]:
         policy = policy_on(torch.device(device))
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
@@ -117,27 +119,20 @@ def timed(act: Callable[[], object]) -> float:
 def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> tuple[Plan, list[str]]:
     """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
     runtime = plan.runtime
-    if not isinstance(runtime, Processes) or None not in (runtime.inference, runtime.inference_device):
+    if not isinstance(runtime, Processes):
+        return plan, []
+    if runtime.inference_device is not None:
+        require_device("runtime.inference_device", runtime.inference_device)
+    if None not in (runtime.inference, runtime.inference_device):
         return plan, []
     try:
         found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
-        if not found:
-            raise no_such_device(runtime.inference_device)
         chosen, note = found[0], listed(found)
     except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
         chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
         note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"
     runtime = msgspec.structs.replace(runtime, inference=chosen.inference, inference_device=chosen.device)
     return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {note}"]
-
-
-def no_such_device(device: str | None) -> UsageError:
-    """The plan names a device that networks cannot run on here."""
-    return UsageError(
-        f"runtime.inference_device={device} cannot be used",
-        f"Networks can run on {', '.join(devices())} here.",
-        "Leave it out to have the device chosen for you.",
-    )
 
 
 def listed(found: Iterable[Place]) -> str:

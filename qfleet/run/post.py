@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -32,6 +31,8 @@ from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy,
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
 MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
+# Of each part of a message: a pipe takes up to 4,096 bytes whole or not at all, so nobody stops in the middle of one.
+MOST_BYTES = 1_200
 
 
 @dataclass
@@ -59,13 +60,12 @@ class Trouble(msgspec.Struct, tag=True):
 
 
 class LastWords(msgspec.Struct, tag=True):
-    """Why an actor ended by itself: the parts of the error, its exit code, and the traceback."""
+    """Why an actor ended by itself: the parts of the error and its exit code; its log has the traceback."""
 
     what: str
     why: str
     fix: str
     exit_code: int
-    trace: str
 
 
 def say(post: Post, words: Trouble | LastWords) -> None:
@@ -115,7 +115,7 @@ def act(post: Post) -> None:
                 show_times(post, watch)
                 bound_log()
             for fault in tick.stats.get("faults", ()):
-                say(post, Trouble({**fault, "cause": fault["cause"][-MOST_CHARACTERS:]}))
+                say(post, Trouble({**fault, "cause": shortened(fault["cause"], -2 * MOST_BYTES)}))
             if board.numbers()["stop"]:
                 return
 
@@ -193,11 +193,15 @@ def wait_for_weights(post: Post) -> None:
 
 def words_of(error: BaseException) -> LastWords:
     """What an error has to say to the driver."""
-    trace = "".join(traceback.format_exception(error))[-MOST_CHARACTERS:]
     if isinstance(error, QfleetError):
-        what, why, fix = (text[:MOST_CHARACTERS] for text in (error.what, error.why, error.fix))
-        return LastWords(what, why, fix, error.exit_code, trace)
-    return LastWords(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS], "", "", 1, trace)
+        return LastWords(shortened(error.what), shortened(error.why), shortened(error.fix), error.exit_code)
+    return LastWords(shortened(f"{type(error).__name__}: {error}"), "", "", 1)
+
+
+def shortened(text: str, most: int = MOST_BYTES) -> str:
+    """The first bytes of a text, or the last ones if `most` is negative."""
+    said = text.encode(errors="replace")
+    return (said[:most] if most > 0 else said[most:]).decode(errors="ignore")
 
 
 @contextmanager

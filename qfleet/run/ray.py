@@ -171,8 +171,10 @@ def watched(host: Any, course: Any, hear: Hearing, asked: Asked) -> Result:
         if over:
             return last_of(host, course, hear)
         if ray.wait([call], timeout=0)[0]:
-            if shown(host, course, hear, ray.get(call, timeout=TELL_SECONDS)):
-                tell(host.halt.remote())
+            # A host that has died fails this call too; the course says why.
+            with suppress(RayError):
+                if shown(host, course, hear, ray.get(call, timeout=TELL_SECONDS)):
+                    tell(host.halt.remote())
             call = None
 
 

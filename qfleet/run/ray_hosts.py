@@ -22,6 +22,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire import lz4_block
+from qfleet.envs.staff import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run.board import Layout, layout_of
@@ -33,6 +34,7 @@ from qfleet.run.wiring import EnvMaker
 ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0
 SHOW_SECONDS, SHOW_SHARE = 0.02, 0.05  # weights go out at most so often, and in at most this share of the time
+CLOSING_SECONDS = CLOSE_SECONDS + 1.0  # for an actor that was asked to end, to close its environments
 USAGE = UsageError.exit_code
 
 DESK: ContextVar[Desk | None] = ContextVar("desk", default=None)  # set where the course runs
@@ -149,8 +151,9 @@ class RayHand:
         self.inbox.close()
 
     def end(self) -> None:
-        """Hear it no more, and end its process."""
+        """Hear it no more, let it close its environments, and end its process."""
         self.inbox.close()
+        ray.wait([self.life], timeout=CLOSING_SECONDS)
         ray.kill(self.host, no_restart=True)
 
     def troubles(self) -> list[dict[str, Any]]:
@@ -191,6 +194,7 @@ class RaySite:
         self.desk, self.hearing = desk or Desk(), desk is not None
         self.lanes, self.layout = plan.env.num // plan.actors.num, layout_of(weights)
         self.flat, self.next_at = Flat(self.layout), float("-inf")
+        self.pending: tuple[int, Any] | None = None  # weights that came too soon after others
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
 
@@ -215,17 +219,21 @@ class RaySite:
         return None if self.folder is None else str(self.folder.joinpath(*parts))
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
-        """Show the newest weights, unless newer ones were shown a moment ago."""
+        """Show the newest weights; soon, if others were shown a moment ago and somebody is acting by them."""
+        self.pending = (version, weights)
+        if not any(not inbox.shut for inbox in self.desk.inboxes.values()):
+            self.next_at = float("-inf")
+        self.tell(steps)
+
+    def tell(self, steps: int) -> None:
+        """Show how many steps came in, and weights that are due."""
         self.desk.env_steps = steps
         begin = time.monotonic()
-        if self.hearing and begin >= self.next_at:
+        if self.hearing and self.pending is not None and begin >= self.next_at:
+            (version, weights), self.pending = self.pending, None
             self.desk.show(version, ray.put(self.flat.parcel(version, weights)))
             now = time.monotonic()
             self.next_at = now + max(SHOW_SECONDS, (now - begin) / SHOW_SHARE)
-
-    def tell(self, steps: int) -> None:
-        """Show how many steps came in."""
-        self.desk.env_steps = steps
 
     def keep_times(self, worker: int) -> None:
         """What the worker's last incarnation said of its time."""

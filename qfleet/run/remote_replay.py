@@ -26,8 +26,9 @@ from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.plan.schema import GrowingBatch, Plan, Processes
 from qfleet.replay import ALL, Cut, Fold, Span, make_replay
-from qfleet.run.replay_post import WORDS_BYTES, ReplayPost, keep, shared_store, store_region
+from qfleet.run.replay_post import NOTHING, WORDS_BYTES, ReplayPost, keep, shared_store, store_region
 from qfleet.run.shared import Ring
+from qfleet.run.supervisor import LOOK_SECONDS
 from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
 
@@ -50,7 +51,7 @@ class RemoteReplay:
         self._fold = self.twin.fold
         self.process: BaseProcess | None = None
         self.asked = 0  # batches asked for and not yet used
-        self.waiting: deque[Batch | Sequences] = deque()
+        self.waiting: deque[Batch | Sequences | None] = deque()
         self.start()
 
     # The process
@@ -97,14 +98,15 @@ class RemoteReplay:
 
     def wait(self, ready: Callable[[], Any]) -> Any:
         """What `ready` answers when it is something; the wait has a limit."""
-        patience = self.patience()
-        limit = time.monotonic() + patience
+        patience, waited, looked_at = self.patience(), 0.0, time.monotonic()
         while (found := ready()) is None or found is False:
             if self.process is None or not self.process.is_alive():
                 raise ReplayLost(self.last_words())
-            if time.monotonic() > limit:
+            if waited > patience:
                 raise ReplayLost(f"the replay's process did not answer for {patience:g} s")
             time.sleep(NAP_SECONDS)
+            # Whoever was stopped together with the replay must not find it hung on waking.
+            waited, looked_at = waited + min((now := time.monotonic()) - looked_at, LOOK_SECONDS), now
         return found
 
     def last_words(self) -> str:
@@ -159,7 +161,7 @@ class RemoteReplay:
     def drain(self) -> None:
         """Take batches in, so that whoever makes them has room."""
         while (parts := self.answers.get()) is not None:
-            self.waiting.append(as_batch(parts, self.spec))
+            self.waiting.append(None if parts[0].get("kind") == NOTHING else as_batch(parts, self.spec))
 
     # What a Replay does
 
@@ -183,14 +185,14 @@ class RemoteReplay:
         while self.asked < 2:
             self.order({"kind": "draw", "size": size})
             self.asked += 1
-        batch: Batch | Sequences = self.wait(self.next_batch)
+        self.wait(self.arrived)
         self.asked -= 1
-        return batch
+        return self.waiting.popleft()
 
-    def next_batch(self) -> Batch | Sequences | None:
-        """The oldest batch that has arrived."""
+    def arrived(self) -> bool:
+        """Has a batch come, or the word that there is none?"""
         self.drain()
-        return self.waiting.popleft() if self.waiting else None
+        return bool(self.waiting)
 
     def update(self, ids: Array, priority: Array) -> None:
         """New priorities, on their way."""

@@ -27,6 +27,7 @@ NAP_SECONDS = 0.0002
 WORDS_BYTES = 1_000
 CALL_SECONDS = 60.0  # a call's content follows its order at once
 LINE = 128
+NOTHING = "nothing"  # stands where a batch was asked for and there is none
 
 
 @dataclass
@@ -125,10 +126,10 @@ class Keeping:
     def draw(self, parts: Parts) -> None:
         """Cut a batch; it waits for room, as long as somebody may still make it."""
         batch = self.replay.sample(int(parts[0]["size"]))  # type: ignore[arg-type]
-        if batch is None:
-            raise ValueError("a batch was asked for while nothing was ready")
+        # Asked for ahead of its time: what was ready then may all have been pushed out since.
+        answer: Parts = ({"kind": NOTHING}, {}) if batch is None else batch_parts(batch)
         parent = os.getppid()
-        while not self.post.answers.put(*batch_parts(batch)) and os.getppid() == parent:
+        while not self.post.answers.put(*answer) and os.getppid() == parent:
             time.sleep(NAP_SECONDS)
 
     def call(self, parts: Parts) -> None:

@@ -69,19 +69,19 @@ def choose_device(plan: Plan) -> str:
     """The plan's device if this machine has it; otherwise the accelerator if there is one."""
     if plan.runtime.device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    require_device(plan)
+    require_device("runtime.device", plan.runtime.device)
     return plan.runtime.device
 
 
-def require_device(plan: Plan) -> None:
+def require_device(path: str, device: str) -> None:
     """Refuse a device that this machine does not have."""
     try:
-        torch.empty(1, device=plan.runtime.device)
+        torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(
-            f"runtime.device={plan.runtime.device} cannot be used",
+            f"{path}={device} cannot be used",
             str(error).splitlines()[0].rstrip(".") + ".",
-            "Use runtime.device=cpu, or see `qfleet doctor` for what this machine has.",
+            f"Use {path}=cpu, or see `qfleet doctor` for what this machine has.",
         ) from error
 
 

@@ -1,6 +1,6 @@
 """Supervision of workers: who is dead or hung, who is to be started and when. A state machine: `now` is passed in.
 
-The runtime asks `due(now)` whom to start, calls `started`, and every POLL_SECONDS tells what it `see`s of each worker.
+The runtime asks `due(now)` whom to start, calls `started`, and several times a second tells what it `see`s of each.
 One that fails is due again after a delay that doubles with every fault of the last `window_seconds`; one that failed
 more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9).
 """
@@ -13,7 +13,6 @@ import numpy as np
 
 from qfleet.data.budget import Budget
 
-POLL_SECONDS = 0.5  # a death is to be seen within 2 s
 # Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
 LOOK_SECONDS = 2.0
 

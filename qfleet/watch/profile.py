@@ -136,7 +136,7 @@ def _policy(plan: Plan, actors: Shares, cores: int) -> str:
 def _actor(plan: Plan, actors: Shares, cores: int) -> str:
     busy = max(BUSY, key=lambda stage: actors.get(stage, 0.0))
     where = f" (who spend {actors[busy]:.0%} of theirs on {busy})" if actors.get(busy) else ""
-    num = num_senders(plan)
+    num = plan.actors.num
     more = "more actors help, up to about {ceiling}" if num < cores else f"there are {num} on {cores} cores already"
     return "the learner waited {share} of the time for the actors" + f"{where}: {more}"
 

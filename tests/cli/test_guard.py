@@ -93,3 +93,16 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
     end = json.loads(status.read_text())
     assert end["state"] == "done"
     assert end["updates"] == (end["env_steps"] - 1_000) // 4
+
+
+def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    try:
+        with guard.forwarding(subprocess.Popen(["sleep", "9"])) as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        assert asked == [signal.SIGTERM]
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -161,3 +161,32 @@ def resumed(run: Run | Path, **more: Any) -> Run:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return resume(run.path if isinstance(run, Run) else run, **more)
+
+
+SLOW_TO_CLOSE = """
+import os, time
+from pathlib import Path
+from qfleet.envs.toys import Random
+class Slow(Random):
+    def __init__(self):
+        super().__init__()
+        self.name = f"{os.getpid()}-{id(self)}"
+        (Path(__file__).parent / "made" / self.name).touch()
+    def close(self):
+        time.sleep(0.5)
+        (Path(__file__).parent / "closed" / self.name).touch()
+"""
+
+
+def slow_to_close(folder: Path) -> tuple[str, Callable[[], set[str]]]:
+    """The id of an environment that takes its time to close, and which of those made in a run were not closed."""
+    (folder / "slow.py").write_text(SLOW_TO_CLOSE)
+    for name in ("made", "closed"):
+        (folder / name).mkdir()
+
+    def unclosed() -> set[str]:
+        made = set(os.listdir(folder / "made"))
+        assert len(made) >= 2
+        return made - set(os.listdir(folder / "closed"))
+
+    return f"{folder / 'slow.py'}:Slow", unclosed

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from qfleet import resume, train
 from qfleet.errors import UsageError
@@ -18,10 +19,11 @@ from qfleet.replay import Prioritized
 from qfleet.run.archive import bundle_files
 from qfleet.run.audit import check_history
 from qfleet.run.bundle import Bundle, make_bundle
+from qfleet.run.judge import Judge
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world
-from qfleet.watch import read_rows, wanted
-from tests.run.parts import RANDOM, SMALL, first_struck
+from qfleet.watch import read_json, read_rows, wanted
+from tests.run.parts import JUDGED, RANDOM, SMALL, first_struck
 from tests.run.test_together import ends, events, saved, updates_due
 
 pytestmark = pytest.mark.timeout(110)
@@ -280,6 +282,22 @@ def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     assert {event["learners"] for event in events(found.path, "group_formed")} == {2, 3}
     assert not events(found.path, "learner_lost")
     assert [event["learner"] for event in events(found.path, "learner_left")] == [2]
+
+
+def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, validate = list[dict[str, Any]](), Judge.validate
+
+    def noted(judge: Judge, policy: Any, **options: Any) -> Any:
+        seen.append({name: value.clone().numpy() for name, value in policy.net.state_dict().items()})
+        return validate(judge, policy, **options)
+
+    monkeypatch.setattr(Judge, "validate", noted)
+    found = train(two(**{**GORILA, **JUDGED, "until.steps": 900}), out=tmp_path)
+    best, rows = read_json(found.path / "best.json"), read_rows(found.path / "metrics.jsonl")
+    judged = [row["env_steps"] for row in rows if row["kind"] == "eval" and row["split"] == "validation"]
+    held = load_file(found.path / "checkpoints" / f"step_{best['step']:012d}" / "model.safetensors")
+    weights = seen[judged.index(best["step"])]
+    assert all(np.array_equal(held[name], value) for name, value in weights.items())
 
 
 def test_gorila_learns_asynchronously_and_goes_on_after_a_stop(tmp_path: Path) -> None:

@@ -257,9 +257,28 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     assert 0 < told[1]["seconds"] < 1
     # What the fleet saw itself counts for more than how the process says that it ended.
     nonsense = "it handed over what makes no sense: an action that there is not"
-    assert told[0]["words"] == (nonsense if how == "senseless" else "the puppet fell")
+    silence = "it did not move for 5 s (runtime.hung_seconds)"
+    assert told[0]["words"] == {"senseless": nonsense, "hung": silence, "dead": "the puppet fell"}[how]
     assert line.steps == fleet.ledger.total_steps
     assert owed(line) == 0
+
+
+def test_a_death_is_seen_in_the_middle_of_a_long_turn() -> None:
+    line, fleet, _, clock = make_theatre()
+    runtime = Overlapped(line, fleet)
+    while not line.learner.updates:
+        clock.now += 0.1
+        turn(runtime)
+    seen_at = list[int]()
+    for tick in runtime.turn():
+        if "loss" in tick.stats and not seen_at:
+            fleet.hands[1].lives = False  # type: ignore[attr-defined]
+            clock.now += 0.1
+            seen_at.append(line.learner.updates)
+        elif seen_at and 1 not in fleet.hands:
+            seen_at.append(line.learner.updates)
+            break
+    assert seen_at[1] == seen_at[0] + 1  # with the next update
 
 
 def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:

@@ -25,7 +25,7 @@ from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
 from qfleet.watch.words import time_line
-from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings
+from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings, slow_to_close
 from tests.run.variants import ANNEAL, RESET
 
 FLEET: Settings = {
@@ -259,30 +259,12 @@ def test_the_workers_of_each_actor_write_to_logs_of_their_own(tmp_path: Path) ->
     assert any(sizes.values())  # one may have made all steps before the other began
 
 
-SLOW_TO_CLOSE = """
-import os, time
-from pathlib import Path
-from qfleet.envs.toys import Random
-class Slow(Random):
-    def __init__(self):
-        super().__init__()
-        self.name = f"{os.getpid()}-{id(self)}"
-        (Path(__file__).parent / "made" / self.name).touch()
-    def close(self):
-        time.sleep(0.5)
-        (Path(__file__).parent / "closed" / self.name).touch()
-"""
-
-
 def test_environments_of_workers_have_the_time_to_be_closed(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW_TO_CLOSE)
-    for name in ("made", "closed"):
-        (tmp_path / name).mkdir()
+    env_id, unclosed = slow_to_close(tmp_path)
     more = {"actors.num": 1, "env.num": 2, "env.workers": 1, "until.steps": 100, "runtime.hung_seconds": 60}
-    run = train(plan_of(f"{tmp_path / 'slow.py'}:Slow", **more), out=tmp_path / "runs")
+    run = train(plan_of(env_id, **more), out=tmp_path / "runs")
     assert run.status["state"] == "done"
-    assert len(os.listdir(tmp_path / "made")) >= 2
-    assert set(os.listdir(tmp_path / "made")) == set(os.listdir(tmp_path / "closed"))
+    assert unclosed() == set()
 
 
 UNGUARDED = """

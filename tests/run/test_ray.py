@@ -15,7 +15,7 @@ import pytest
 from qfleet import Run
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows
-from tests.run.parts import Settings, checkpoints, events, resumed, status, words
+from tests.run.parts import Settings, checkpoints, events, resumed, slow_to_close, status, words
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -51,8 +51,8 @@ def begin(home: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subpro
     """Starts `qfleet train`, and leaves none running."""
     begun: list[subprocess.Popen[str]] = []
 
-    def start(changes: Settings, **more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "qfleet", *words(tmp_path, changes), "--name", f"run{len(begun)}"]
+    def start(changes: Settings, env_id: str = "CartPole-v1", **more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "qfleet", *words(tmp_path, changes, env_id), "--name", f"run{len(begun)}"]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         begun.append(subprocess.Popen(command, env={**home, **more}, cwd=tmp_path, text=True, **pipes))
         return begun[-1]
@@ -128,6 +128,12 @@ def test_as_many_updates_as_inline(begin: Any, tmp_path: Path, reference: Any) -
     assert status(run)["score"]["episodes"] == 2
     assert check_history(run / "history") == []
     assert not alive(seen)
+
+
+def test_environments_on_ray_have_the_time_to_be_closed(begin: Any, tmp_path: Path) -> None:
+    env_id, unclosed = slow_to_close(tmp_path)
+    ended(begin({**RAY, "until.steps": 200}, env_id))
+    assert unclosed() == set()
 
 
 def test_two_learners_on_ray_make_as_many_updates_as_one(begin: Any, tmp_path: Path) -> None:

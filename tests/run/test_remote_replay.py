@@ -72,6 +72,25 @@ def test_one_that_is_killed_is_said_to_be(replay: RemoteReplay) -> None:
         replay.rest()
 
 
+def test_who_was_stopped_together_with_it_does_not_find_it_hung(
+    replay: RemoteReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(replay) == 0
+    replay.hung_seconds = 5.0
+    jumps, clock = iter([0.0, 3600.0]), time.monotonic
+    monkeypatch.setattr("qfleet.run.remote_replay.time.monotonic", lambda: clock() + next(jumps, 3600.0))
+    answers = iter([None, None, "there"])
+    assert replay.wait(lambda: next(answers)) == "there"
+
+
+def test_one_whose_items_were_all_pushed_out_says_so(replay: RemoteReplay) -> None:
+    replay.order({"kind": "draw", "size": 4})  # ahead of its time
+    replay.asked = 2
+    replay.order({"kind": "draw", "size": 4})
+    assert replay.sample(4) is None
+    assert len(replay) == 0  # it lives
+
+
 def kill_replay(row: dict[str, Any] | None = None) -> None:
     for child in multiprocessing.active_children():
         if child.name == "qfleet-replay" and child.pid is not None:

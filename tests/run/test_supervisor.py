@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from qfleet.run.supervisor import POLL_SECONDS, Supervisor
+from qfleet.run.supervisor import Supervisor
+
+POLL_SECONDS = 0.5
 
 
 def supervisor(workers: int = 2, **options: float) -> Supervisor:

@@ -15,7 +15,7 @@ from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
 from qfleet.run.ledger import Ledger, Verdict
-from qfleet.run.supervisor import POLL_SECONDS, Fault, Supervisor
+from qfleet.run.supervisor import Fault, Supervisor
 from tests.sim.actors import Answer, SimActor
 from tests.sim.parts import GAMMA, Ring, Row, require
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.sim.simulation import Simulation
 
 TURN_SECONDS = 0.1
+POLL_SECONDS = 0.5
 UPDATES_PER_TURN = 4
 START_SECONDS = 5.0
 REPLACE_SECONDS = 5.0

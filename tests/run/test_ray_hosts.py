@@ -1,0 +1,55 @@
+"""How weights are shown to actors on Ray, without Ray: never too often, and never too late."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qfleet.data import Spec
+from qfleet.plan import make_plan
+from qfleet.plan.schema import Ray
+from qfleet.run.ray_mail import Desk, Inbox
+from tests.run.parts import SMALL
+
+SPEC = Spec((3,), "float32", (2,))
+WEIGHTS = {"a": torch.arange(6.0)}
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A site whose object store is nothing but the parcel."""
+    pytest.importorskip("ray")
+    from qfleet.run import ray_hosts
+
+    monkeypatch.setattr(ray_hosts.ray, "put", lambda parcel: parcel)
+    plan = make_plan("CartPole-v1", overrides={**SMALL, "runtime.type": "ray", "actors.num": 2})
+    assert isinstance(plan.runtime, Ray)
+    return ray_hosts.RaySite(plan, plan.runtime, SPEC, WEIGHTS, (None, None, None), Desk())
+
+
+def version(site: Any) -> int:
+    """Of the weights that an actor is shown."""
+    return int(site.desk.shown[0])
+
+
+def test_weights_that_come_too_soon_are_shown_a_moment_later(site: Any) -> None:
+    site.desk.open(Inbox(SPEC, 2, 2, 2, source=(0, 0)))
+    site.publish(1, WEIGHTS, 10)
+    site.next_at += 100.0
+    site.publish(2, WEIGHTS, 20)
+    site.publish(3, WEIGHTS, 30)
+    assert version(site) == 1
+    site.tell(31)
+    assert version(site) == 1
+    site.next_at = float("-inf")
+    site.tell(32)  # no update was made since
+    assert (version(site), site.desk.env_steps) == (3, 32)
+
+
+def test_nobody_begins_by_weights_from_before_a_run_went_back(site: Any) -> None:
+    inbox = site.desk.open(Inbox(SPEC, 2, 2, 2, source=(0, 0)))
+    site.publish(1, WEIGHTS, 10)
+    site.next_at += 100.0
+    inbox.close()  # everyone was dismissed
+    site.publish(2, WEIGHTS, 5)
+    assert version(site) == 2
