@@ -48,13 +48,13 @@ class Int8Codec(Part, tag="int8"):
 class SignCodec(Part, tag="sign"):
     """One bit per number and a size per `chunk` (Seide et al. 2014)."""
 
-    chunk: Positive = 1024
+    chunk: Positive = 256
 
 
 class TernaryCodec(Part, tag="ternary"):
     """-1, 0 or 1 times a size per `chunk`, by chance (Wen et al. 2017)."""
 
-    chunk: Positive = 1024
+    chunk: Positive = 256
 
 
 class TopKCodec(Part, tag="top_k"):

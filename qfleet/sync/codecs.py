@@ -174,36 +174,35 @@ class PowerSgd:
         self.thin: dict[int, Tensor] = {}
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """What came through is the same for everybody: the mean's own approximation."""
-        exact, parts, begin = [], [], 0
+        """Everybody's matrices in the directions that were agreed on, of which the mean is that of the true mean."""
+        exact, through, parts, begin = [], [], [], 0
         for at, shape in enumerate(self.shapes):
             end = begin + int(np.prod(shape))
             part, matrix = values[begin:end], as_matrix(values[begin:end], shape)
             if matrix is None or self.rank * sum(matrix.shape) >= matrix.numel():
                 exact.append((begin, end))
-                parts.append(part)
+                own = mean = part
             else:
-                parts.append(self.approximated(at, matrix, comm).flatten())
+                own, mean = (found.flatten() for found in self.approximated(at, matrix, comm))
+            through.append(own)
+            parts.append(mean)
             begin = end
         found = torch.cat(parts)
         self.share_exact(found, exact, comm)
-        own = found.clone()
-        for begin, end in exact:
-            own[begin:end] = values[begin:end]
-        return own, found
+        return torch.cat(through), found
 
-    def approximated(self, at: int, matrix: Tensor, comm: Comm) -> Tensor:
-        """One round of power iteration, begun where the last one ended."""
+    def approximated(self, at: int, matrix: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """One's own and the mean, by one round of power iteration, begun where the last one ended."""
         if at not in self.thin:
             self.thin[at] = torch.randn((matrix.shape[1], self.rank), generator=self.rng).to(matrix)
         left = matrix @ self.thin[at]
         comm.sum(left)
         left = torch.linalg.qr(left).Q
         right = matrix.T @ left
+        own = left @ right.T
         comm.sum(right)
         self.thin[at] = right / comm.size
-        found: Tensor = left @ self.thin[at].T
-        return found
+        return own, left @ self.thin[at].T
 
     def share_exact(self, values: Tensor, places: list[tuple[int, int]], comm: Comm) -> None:
         """The mean of what is not approximated, in one piece."""

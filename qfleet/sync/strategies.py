@@ -55,10 +55,13 @@ class Steps:
 
     What comes through of a gradient by a coarse codec is rare and large. Adam, which divides by the root of its mean
     square, would make ten times smaller steps of one number in a hundred. Its own steps are all of a size.
+
+    Learners look ahead by what the codec still owes them, so that their weights differ a little.
     """
 
     def __init__(self, step: Step, average: Average, weights: Sequence[Tensor]) -> None:
         self.own, self.average, self.weights = step, average, weights
+        self.agreed = flat(weights)
 
     def step(self, gradients: list[Tensor]) -> float:
         """One's own, then everybody's instead; nobody moves if somebody had none to make."""
@@ -66,9 +69,12 @@ class Steps:
         norm = self.own(gradients)
         made = flat(self.weights) - before
         way = self.average(made if math.isfinite(norm) else torch.full_like(made, math.nan))
-        finite = bool(torch.isfinite(way).all())
-        place(before + way if finite else before, self.weights)
-        return norm if finite else math.nan
+        if not bool(torch.isfinite(way).all()):
+            place(before, self.weights)
+            return math.nan
+        self.agreed = self.agreed + way
+        place(ahead(self.agreed, self.average), self.weights)
+        return norm
 
 
 class Local:
@@ -90,7 +96,7 @@ class Local:
     ) -> None:
         self.own, self.average, self.weights, self.moments, self.every = step, average, weights, moments, every
         self.outer_rate, self.outer_momentum = outer_rate, outer_momentum
-        self.anchor = flat(weights)
+        self.anchor = self.begun = flat(weights)
         self.velocity = torch.zeros_like(self.anchor)
         self.steps = 0
 
@@ -104,12 +110,14 @@ class Local:
 
     def meet(self) -> None:
         """Agree on the mean of the ways made since the last time: that is what a codec may shorten."""
-        way = self.average(flat(self.weights) - self.anchor)
+        way = self.average(flat(self.weights) - self.begun)
         if self.outer_rate is not None:
             self.velocity = self.outer_momentum * self.velocity + way
             way = self.outer_rate * (way + self.outer_momentum * self.velocity)
         self.anchor = self.anchor + way
-        place(self.anchor, self.weights)
+        # What the outer step makes of what is owed, nobody knows yet.
+        self.begun = ahead(self.anchor, self.average) if self.outer_rate is None else self.anchor
+        place(self.begun, self.weights)
         if self.moments:
             place(Exact().mean(flat(self.moments), self.average.comm)[1], self.moments)
 
@@ -210,6 +218,14 @@ class Gossip:
 def listener(sync: Sync | None) -> Ready | None:
     """Who wants to know of gradients as they are computed, if anybody."""
     return sync.buckets.ready if isinstance(sync, Allreduce) and sync.buckets is not None else None
+
+
+def ahead(agreed: Tensor, average: Average) -> Tensor:
+    """The agreed weights with one's own part of what the codec still owes (step-ahead error feedback, Xu et al. 2021).
+
+    A learner that does not see what it has asked for already would ask again and again until it comes, and overshoot.
+    """
+    return agreed if average.error is None else agreed + average.error / average.comm.size
 
 
 def flat(tensors: Sequence[Tensor]) -> Tensor:  # -> [D]

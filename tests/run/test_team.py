@@ -80,10 +80,11 @@ ALIKE: tuple[Sync, ...] = (  # after every second update everybody has the same
 )
 OWN_MOMENTS: tuple[Sync, ...] = (  # but the same weights
     LocalSync(every_updates=2, outer_rate=0.7, codec=Int8Codec()),
-    *(AllreduceSync(codec=codec, send="steps", check_every_rounds=2) for codec in CODECS),
     AllreduceSync(send="steps"),
 )
 APART: tuple[Sync, ...] = (
+    *(AllreduceSync(codec=codec, send="steps", check_every_rounds=2) for codec in CODECS),  # each looks ahead
+    LocalSync(every_updates=2, codec=Int8Codec()),
     EasgdSync(every_updates=2),
     AdmmSync(every_updates=2),
     GossipSync(),

@@ -247,7 +247,8 @@ def test_partners_that_draw_are_a_doubt_when_a_run_goes_on(tmp_path: Path, more:
 def test_a_codec_that_was_given_up_stays_so_after_a_resume(tmp_path: Path) -> None:
     misled = {"sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
     later = {"learners.schedule": ("60 sync.type=local sync.codec.type=top_k",)}  # it knows nothing of it
-    half = train(make_plan("CartPole-v1", overrides={**TWO, **misled, **later, "until.steps": 120}), out=tmp_path)
+    plan = make_plan("CartPole-v1", overrides={**TWO, **misled, **later})
+    half = train(replace(plan, until=replace(plan.until, steps=120)), out=tmp_path)
     assert events(half.path, "codec_given_up")
     again = resume(half.path, steps=400)
     assert again.status["together"]["sync"]["type"] == "local"

@@ -148,6 +148,46 @@ def test_steps_of_sgd_through_all_of_top_k_equal_one_learner(size: int) -> None:
         assert torch.allclose(weights, alone, rtol=0, atol=1e-12)
 
 
+def test_whoever_sends_steps_acts_as_if_all_its_own_had_come_through() -> None:
+    """Weights are the start, the mean of all steps made, less the others' part of what codecs still owe."""
+
+    def act(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
+        place, made, rng = torch.zeros(40).double(), torch.zeros(40).double(), torch.Generator().manual_seed(comm.rank)
+        own = list[Tensor]()
+
+        def step(gradients: list[Tensor]) -> float:
+            place.sub_(gradients[0])
+            own.append(-gradients[0])
+            return 1.0
+
+        sync = Steps(step, Average(comm, TopK(0.1)), [place])
+        for _ in range(9):
+            sync.step([torch.randn(40, generator=rng, dtype=torch.float64)])
+            made = made + own[-1]
+        assert sync.average.error is not None
+        return place, made, sync.average.error
+
+    found = together(3, act)
+    mean, owed = sum(made for _, made, _ in found) / 3, sum(error for *_, error in found) / 3
+    for weights, _, error in found:
+        assert torch.allclose(weights, mean - owed + error / 3, rtol=0, atol=1e-6)  # numbers travel in float32
+
+
+def test_steps_that_come_late_do_not_add_up_beyond_the_goal() -> None:
+    """One number in twenty goes through at a time: a learner that is blind to what it has asked for overshoots."""
+
+    def act(comm: ThreadComm) -> Tensor:
+        place = torch.full((20,), 5.0).double()
+        sync = Steps(stepping(Sgd([place], 0.15)), Average(comm, TopK(0.05)), [place])
+        far = list[Tensor]()
+        for _ in range(400):
+            sync.step([place.clone()])
+            far.append(place.abs().max())
+        return torch.stack(far[200:]).max()
+
+    assert max(map(float, together(2, act))) < 1e-3
+
+
 def test_coarse_codecs_send_steps_and_others_gradients() -> None:
     sent = {
         codec: sends_steps(AllreduceSync(codec=codec))
