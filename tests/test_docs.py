@@ -76,6 +76,10 @@ def shortened(words: list[str]) -> list[str]:
     if "--steps" in short:
         at = short.index("--steps")
         del short[at : at + 2]
+    if any(word.startswith("learners.schedule=") for word in short):
+        # More updates, so that every entry of the schedule comes.
+        more = {"--steps=600": "--steps=1200", "replay.samples_per_insert=1": "replay.samples_per_insert=8"}
+        return [*short, *(more.get(word, word) for word in TINY)]
     return [*short, *TINY]
 
 

@@ -246,19 +246,19 @@ def test_the_fleet_keeps_its_promises_under_faults_many_times() -> None:
 class NeverSeals(Fleet):
     """Lets windows span the gap that a lost actor leaves."""
 
-    def lose(self, fault: Fault) -> None:
+    def lose(self, fault: Fault, seen: str = "") -> None:
         feed, self.feed = self.feed, copy.copy(self.feed)
         self.feed.seal = lambda worker: 0  # type: ignore[method-assign]
-        super().lose(fault)
+        super().lose(fault, seen)
         feed.steps, self.feed = self.feed.steps, feed
 
 
 class CountsRescuedTwice(Fleet):
     """Takes what a lost actor left in once more."""
 
-    def lose(self, fault: Fault) -> None:
+    def lose(self, fault: Fault, seen: str = "") -> None:
         left = list(self.hands[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
-        super().lose(fault)
+        super().lose(fault, seen)
         for rollout in left:
             self.take_in(rollout)
 
