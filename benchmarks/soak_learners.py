@@ -89,11 +89,17 @@ def is_up(pid: int) -> bool:
 
 
 def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> None:
-    """Hit somebody now and then, until all blows are dealt."""
+    """Hit somebody now and then, until all blows are dealt; before half of them the run has learned again.
+
+    The others fall while it recovers. If all did, an update would last as long as there are blows.
+    """
     rng, dealt = random.Random(seed), 0
     while not outcome.made and not over.wait(0.05):
         pass  # it has not begun to learn
     while dealt < blows and not over.wait(rng.uniform(0.5, 3.0)):
+        made, limit = outcome.made, time.monotonic() + (2 * LONGEST_SECONDS if rng.random() < 0.5 else 0.0)
+        while outcome.made == made and time.monotonic() < limit and not over.wait(0.05):
+            pass
         if found := victims():
             role, number = rng.choice(sorted(found)), rng.choice([signal.SIGKILL, signal.SIGSTOP])
             with contextlib.suppress(ProcessLookupError):
