@@ -98,8 +98,11 @@ PICTURES = (
 )
 PRIORITIZED = ("replay.sampler.type=prioritized", "algo.n_step=3", "algo.rule.type=double", "net.dueling=true")
 FRESH = ("env.num=8", "replay.rows=128", "replay.epochs=4", "replay.minibatches=4", "log.every_steps=1024")
+# The peers and the ceilings of these two learn by single steps and the plain maximum: so do we here.
 SMALL = (
     "env.num=8",
+    "algo.rule.type=max",
+    "algo.n_step=1",
     f"algo.learn_start_steps={LEARN_START}",
     "net.torso.type=mlp",
     "net.torso.sizes=[120,84]",
@@ -108,7 +111,7 @@ SMALL = (
     "replay.samples_per_insert=32",
     "replay.capacity=50000",
 )
-# The peer learns by single steps and the plain maximum: so do we here. One core learns, the other acts.
+# One core learns, the other acts.
 GRID = (
     "runtime.compile=true",
     "runtime.type=processes",

@@ -33,6 +33,11 @@ def zeros(parameters: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(parameter) for parameter in parameters]
 
 
+def no_steps(parameters: list[Tensor]) -> Tensor:  # [parameters]
+    """The steps that each has made: one tensor, so that counting one more is one operation."""
+    return torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+
+
 class Adam:
     """Adam (Kingma and Ba 2015); weight decay is decoupled (Loshchilov and Hutter 2019)."""
 
@@ -42,8 +47,9 @@ class Adam:
         self.parameters = parameters
         self.kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
         self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.steps = no_steps(parameters)
         self.moments = {
-            "step": [torch.zeros((), device=parameter.device) for parameter in parameters],
+            "step": list(self.steps.unbind()),
             "exp_avg": zeros(parameters),
             "exp_avg_sq": zeros(parameters),
         }
@@ -51,7 +57,7 @@ class Adam:
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
         kept = self.moments
-        torch._foreach_add_(kept["step"], 1)
+        self.steps.add_(1)
         self.kernel(
             self.parameters,
             gradients,
@@ -77,8 +83,9 @@ class Radam:
     ) -> None:
         self.parameters = parameters
         self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.steps = no_steps(parameters)
         self.moments = {
-            "step": [torch.zeros((), device=parameter.device) for parameter in parameters],
+            "step": list(self.steps.unbind()),
             "exp_avg": zeros(parameters),
             "exp_avg_sq": zeros(parameters),
         }
@@ -86,13 +93,13 @@ class Radam:
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
         kept, beta1, beta2 = self.moments, 0.9, 0.999
-        torch._foreach_add_(kept["step"], 1)
+        self.steps.add_(1)
         if self.weight_decay:
             torch._foreach_mul_(self.parameters, 1.0 - self.learning_rate * self.weight_decay)
         torch._foreach_lerp_(kept["exp_avg"], gradients, 1.0 - beta1)
         torch._foreach_mul_(kept["exp_avg_sq"], beta2)
         torch._foreach_addcmul_(kept["exp_avg_sq"], gradients, gradients, 1.0 - beta2)
-        steps = torch.stack(kept["step"]).tolist()
+        steps = self.steps.tolist()
         for step in sorted(set(steps)):  # one, unless a reset let some parameters begin anew
             self.move([at for at, own in enumerate(steps) if own == step], step, beta1, beta2)
 

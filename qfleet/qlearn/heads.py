@@ -78,13 +78,17 @@ class Scalar:
         """The TD error, squared or Huber."""
         return regression(out.gather(1, action.unsqueeze(1)).squeeze(1), target, self.kind)
 
-    def slope(self, out: Tensor, action: Tensor, target: Tensor, share: Tensor) -> Tensor:  # -> [N, A]
-        """d (sum of share x loss) / d out, in the order autograd multiplies: the same bits."""
+    def slope(
+        self, out: Tensor, action: Tensor, target: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:  # -> [N], [N], [N, A]
+        """As `loss`, and d (sum of share x loss) / d out, in the order autograd multiplies: the same bits."""
         place = action.unsqueeze(1)
-        error = out.gather(1, place) - target.unsqueeze(1)
+        predicted = out.gather(1, place).squeeze(1)
+        loss, priority = regression(predicted, target, self.kind)
+        error = predicted.sub_(target)
         if self.kind == "huber":
             error.clamp_(-1.0, 1.0)
-        return torch.zeros_like(out).scatter_(1, place, error.mul_(share.unsqueeze(1)))
+        return loss, priority, torch.zeros_like(out).scatter_(1, place, error.mul_(share).unsqueeze(1))
 
 
 @dataclass(frozen=True)

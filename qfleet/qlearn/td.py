@@ -51,8 +51,8 @@ def td_slope(
     """As `td_loss`, and d loss / d outputs [N, A] by hand: for networks so small that autograd's own way is longer."""
     now, goal = outlook(head, rule, view, online, target, batch)
     now = now.detach()
-    loss, priority = view.settle(*head.loss(now, batch.action, goal), batch)
-    return loss, priority, head.values(now), head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
+    loss, priority, slope = head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
+    return *view.settle(loss, priority, batch), head.values(now), slope
 
 
 def outlook(

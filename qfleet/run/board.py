@@ -6,6 +6,7 @@ any order, and the writer may overwrite what is being read (if it publishes twic
 the copy is wrong, and the reader tries again later. The numbers beside the weights are kept in that way too.
 """
 
+import math
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
 from qfleet.data.region import Region
 from qfleet.data.wire import checksum
+from qfleet.learn.device import numbers
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member
 
@@ -218,5 +220,5 @@ def _board(layout: Layout, names: tuple[str, ...], device: str, region: Region) 
 
 def finite(tensors: Sequence[Tensor]) -> bool:
     """Is every number finite? Asked of sums, which is fast; only weights that are past help overflow one."""
-    sums = [tensor.sum().double() for tensor in tensors if tensor.is_floating_point()]
-    return not sums or bool(torch.isfinite(torch.stack(sums)).all())
+    sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
+    return not sums or all(map(math.isfinite, numbers(*sums)))
