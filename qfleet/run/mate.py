@@ -48,8 +48,8 @@ class Life(Protocol):
 class Mate:
     """One partner."""
 
-    def __init__(self, number: int, talk: Talk, life: Life, now: float) -> None:
-        self.number, self.talk, self.life, self.since = number, talk, life, now
+    def __init__(self, number: int, talk: Talk, life: Life, now: float, start_seconds: float = START_SECONDS) -> None:
+        self.number, self.talk, self.life, self.since, self.start_seconds = number, talk, life, now, start_seconds
         self.ready = False
         self.owed = 0  # words that are due for orders given
         self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet
@@ -61,7 +61,7 @@ class Mate:
             require_well(parts)
         if not self.life.is_alive():
             raise Gone(self.last_words())
-        if not self.ready and now - self.since > START_SECONDS:
+        if not self.ready and now - self.since > self.start_seconds:
             raise Gone("it did not start")
 
     def last_words(self) -> str:

@@ -38,6 +38,7 @@ from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
 
 ADDRESS = "127.0.0.1"
 ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time
+START_SECONDS = 60.0  # that a partner may take to start: it is forked with everything imported, but may build worlds
 
 
 # The user's own environment maker, torso and exploration.
@@ -147,7 +148,7 @@ class OwnQuarters:
             process.start()
         theirs.close()
         self.lives[number] = OwnProcess(process, post, bell)
-        return Mate(number, RingTalk(into, out, bell), self.lives[number], time.monotonic())
+        return Mate(number, RingTalk(into, out, bell), self.lives[number], time.monotonic(), START_SECONDS)
 
     def hand(self, mate: Mate, *handles: int) -> None:
         """Hand descriptors to a partner."""

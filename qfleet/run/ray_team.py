@@ -325,17 +325,17 @@ class RayShards:
             for name, pieces, rows in zip(names, self.blocks.pieces(), self.blocks.split(learner), strict=True)
         ]
 
-    def all(self, method: str, *arguments: Any) -> list[Any]:
+    def all(self, method: str, *arguments: Any, limit: float | None = None) -> list[Any]:
         """What every shard answers to a call."""
         try:
             calls = [getattr(shard, method).remote(*arguments) for shard in self.shards]
-            return list(ray.get(calls, timeout=START_SECONDS if method == "enlist" else self.limit))
+            return list(ray.get(calls, timeout=limit or self.limit))
         except (RayError, GetTimeoutError) as error:
             raise lost(error) from error
 
     def seat(self, rank: int) -> Sequence[Port]:
         """Our own ways to all shards."""
-        self.all("enlist", 1)
+        self.all("enlist", 1, limit=START_SECONDS)  # the first call, which waits for their processes and imports
         sizes = [sum(pieces) for pieces in self.blocks.pieces()]
         return [RayPort(shard, rank, num, self.limit) for shard, num in zip(self.shards, sizes, strict=True)]
 

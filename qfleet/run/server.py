@@ -1,6 +1,7 @@
 """A parameter server as the driver and the learners see it: its shards' processes, and the ways to them."""
 
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
@@ -27,7 +28,8 @@ from qfleet.sync.comm import CommLost
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 
-START_SECONDS, END_SECONDS = 120.0, 0.5
+# A start takes so much longer than any other answer: no more, for shards are forked with everything imported.
+START_SECONDS, END_SECONDS = 5.0, 0.5
 Hand = Callable[..., None]  # a partner and descriptors for it
 
 
@@ -145,8 +147,9 @@ class Servers:
         try:
             for shard in self.shards:
                 shard.start()
+            until = time.monotonic() + self.limit + START_SECONDS
             for shard in self.shards:
-                shard.word(START_SECONDS)
+                shard.word(max(0.0, until - time.monotonic()))
         except CommLost:
             self.close()
             raise

@@ -38,13 +38,14 @@ from qfleet.plan.together import (
     WindowSync,
 )
 from qfleet.replay import make_cut
+from qfleet.run import server
 from qfleet.run.audit import check_history
 from qfleet.run.dealing import Split
 from qfleet.run.mate import Mate
 from qfleet.run.partner import lone_learner
 from qfleet.run.quarters import OwnQuarters
 from qfleet.run.resolve import resolve
-from qfleet.run.server import Servers
+from qfleet.run.server import Server, Servers
 from qfleet.run.shard_post import Block
 from qfleet.run.team import Team
 from qfleet.run.wiring import make_train_world, rejoin, together
@@ -374,6 +375,31 @@ def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: 
     assert len(told) >= 2
     assert len(set(told[-1])) == 1 or not team.in_step
     assert max(told[-1]) <= (4 if team.in_step else 4 * 3)  # counted from there
+
+
+def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
+    hasty: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = Server.start, list[Server]()
+
+    def stopped(shard: Server) -> None:
+        start(shard)
+        started.append(shard)
+        if len(started) <= 2:  # both shards of the first server
+            strike(shard.process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Server, "start", stopped)
+    monkeypatch.setattr(server, "START_SECONDS", 1.0)
+    hasty.switch(ServerSync(shards=2))
+    begun = time.monotonic()
+    hasty.update(made_up(32))
+    assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 5  # once, however many are stopped
+    assert len(started) == 4
+    assert hasty.learner.updates == 1
+    assert not any(shard.process.is_alive() for shard in started[:2])
+    kinds = [event["kind"] for event in hasty.take_events()]
+    assert kinds.count("group_failed") == 1
+    assert "learner_lost" not in kinds
 
 
 def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
