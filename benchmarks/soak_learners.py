@@ -23,6 +23,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.together import ServerSync
 from qfleet.run.audit import check_history
 from qfleet.run.team import Team
+from qfleet.sync.strategies import Local
 from qfleet.watch import read_rows
 
 LONGEST_SECONDS = 30.0  # that an update may take, whoever is lost on the way
@@ -37,6 +38,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "local": {"sync.type": "local", "sync.every_updates": 2},
     "allreduce, top_k": {"sync.codec.type": "top_k"},
 }
+# What all learners have in common at the end. Moments live in a server's shards; local learners' targets follow weights
+# of their own; who waits for nobody has the weights of its last pull, and with top_k everybody looks ahead.
+EQUAL = {"allreduce": "all", "allreduce by gloo": "all", "server": "targets", "local": "weights"}
 SETTINGS: dict[str, Any] = {
     "learners.num": 3,
     "learners.timeout_seconds": LIMIT_SECONDS,
@@ -67,6 +71,7 @@ class Outcome:
     groups: int = 0
     stalest: int | None = None  # by how many steps a gradient was behind that was taken in
     seconds: float = 0.0
+    looked: bool = False  # at everybody's weights, after all blows
     wrong: list[str] = field(default_factory=list)
 
 
@@ -110,26 +115,39 @@ def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> No
 
 
 @contextlib.contextmanager
-def watched(outcome: Outcome) -> Iterator[list[Team]]:
-    """Takes the time of every update, and keeps the team to look at it in the end."""
-    teams, update = list[Team](), Team.update
+def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
+    """Takes the time of every update and every rest; looks at the team when all blows are dealt and it is whole."""
+    update, rest = Team.update, Team.rest
 
     def timed(team: Team, batch: Batch | Sequences) -> Report:
-        if team not in teams:
-            teams.append(team)
-        begun, before = time.monotonic(), team.learner.updates
-        found = update(team, batch)
-        outcome.longest_seconds = max(outcome.longest_seconds, time.monotonic() - begun)
+        before = team.learner.updates
+        with timing(outcome):
+            found = update(team, batch)
         outcome.made += 1
         if team.learner.updates != before + 1:
             outcome.wrong.append(f"an update counted {team.learner.updates - before} times")
+        if over.is_set() and not outcome.looked and len(team.group) == team.num - 1 and agrees(team):
+            outcome.looked = True
+            look(team, outcome)
         return found
 
-    Team.update = timed  # type: ignore[method-assign, assignment]
+    def rested(team: Team) -> None:
+        with timing(outcome):
+            rest(team)
+
+    Team.update, Team.rest = timed, rested  # type: ignore[method-assign, assignment]
     try:
-        yield teams
+        yield
     finally:
-        Team.update = update  # type: ignore[method-assign]
+        Team.update, Team.rest = update, rest  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def timing(outcome: Outcome) -> Iterator[None]:
+    """Nothing that a team does may take long, whoever is lost meanwhile."""
+    begun = time.monotonic()
+    yield
+    outcome.longest_seconds = max(outcome.longest_seconds, time.monotonic() - begun)
 
 
 def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
@@ -137,16 +155,10 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
     outcome, over, begun = Outcome(way), threading.Event(), time.monotonic()
     plan = make_plan("CartPole-v1", overrides={**SETTINGS, **WAYS[way], "seed": seed})
     thread = threading.Thread(target=strike, args=(blows, seed, outcome, over), daemon=True)
-    with watched(outcome) as teams:
-
-        def is_over(row: dict[str, Any]) -> bool:
-            # The last word is had with everybody there.
-            whole = bool(teams) and len(teams[0].group) == plan.learners.num - 1
-            return over.is_set() and whole and look(teams[0], outcome)
-
+    with watched(outcome, over):
         thread.start()
         try:
-            run = train(plan, out=out, callbacks=[is_over])
+            run = train(plan, out=out, callbacks=[lambda row: outcome.looked])
         finally:
             over.set()
             thread.join(10)
@@ -155,15 +167,19 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
     return outcome
 
 
-def look(team: Team, outcome: Outcome) -> bool:
+def agrees(team: Team) -> bool:
+    """Did everybody agree in the last update? Local learners do so in every second one."""
+    return not isinstance(team.sync, Local) or team.sync.steps % team.sync.every == 0
+
+
+def look(team: Team, outcome: Outcome) -> None:
     """Are all weights equal, and was every step made once? Asked when everybody is there."""
-    if outcome.way in ("allreduce", "allreduce by gloo"):
-        if not team.alike():
-            outcome.wrong.append("weights differ at the end")
+    if outcome.way in EQUAL and not team.alike(EQUAL[outcome.way]):
+        outcome.wrong.append("weights differ at the end")
+    if outcome.way.startswith("allreduce") and not outcome.way.endswith("top_k"):
         made = int(team.learner.optimizer.moments["step"][0])
         if made != team.learner.updates:
             outcome.wrong.append(f"{made} steps of the optimiser for {team.learner.updates} updates")
-    return True
 
 
 def judge(run: Run, plan: Plan, outcome: Outcome) -> None:

@@ -17,32 +17,23 @@ def refuse_profile(asked: bool, why: str) -> None:
         raise UsageError("--profile looks at one run", why, "Leave --profile out, or train one run with it.")
 
 
-def refuse_far_profile(asked: bool, plan: "Plan") -> None:
-    """Functions are looked at in this process, which on Ray only watches."""
-    if asked and plan.runtime.__struct_config__.tag == "ray":
-        raise UsageError(
-            "--profile does not see runtime.type=ray",
-            "It looks at the functions of this process, and the run is in others.",
-            "Leave it out (the summary says where the time goes), or profile with runtime.type=processes.",
-        )
-
-
-def make_traces(asked: bool) -> "list[Trace]":
-    """The callback that looks at functions, if somebody wants to see them."""
+def make_traces(asked: bool, plan: "Plan") -> "list[Trace]":
+    """The callback that looks at functions, if somebody wants to see them; on Ray this process only watches."""
     from qfleet.watch.trace import Trace
 
-    return [Trace()] if asked else []
+    return [Trace()] if asked and plan.runtime.__struct_config__.tag != "ray" else []
 
 
-def keep_profile(run: "Run", trace: "Trace", *, json: bool, quiet: bool) -> None:
-    """The table to the screen, and all of it into the run's folder."""
+def keep_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) -> None:
+    """The table to the screen, and all of it into the run's folder; functions too, if they were looked at."""
     from qfleet.watch import write_file, write_json
     from qfleet.watch.profile import profile_lines
 
-    profile = run.status["profile"]
+    profile, functions = run.status["profile"], run.path / "profile.txt"
     write_json(run.path / "profile.json", profile)
-    write_file(run.path / "profile.txt", trace.text().encode())
-    if not quiet:
-        for line in profile_lines(profile):
-            say(line, to_stderr=json)
-        say(f"functions  {run.path / 'profile.txt'}", to_stderr=json)
+    lines = profile_lines(profile)
+    for trace in traces:
+        write_file(functions, trace.text().encode())
+        lines.append(f"functions  {functions}")
+    for line in [] if quiet else lines:
+        say(line, to_stderr=json)

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from qfleet.cli.guard import guarded, needs_guard
 from qfleet.cli.plans import origin_rows
-from qfleet.cli.profile import keep_profile, make_traces, refuse_far_profile, refuse_profile
+from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
 from qfleet.cli.words import compose_words, refuse_both, whole
 from qfleet.errors import UsageError
@@ -73,7 +73,6 @@ def train(
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
         return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
-    refuse_far_profile(profile, composed.plan)
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_guard(composed.plan):
@@ -96,7 +95,7 @@ def _train_run(
     from qfleet.run import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
-    traces = make_traces(profile)
+    traces = make_traces(profile, composed.plan)
     run = start(
         composed.plan,
         out=out,
@@ -106,7 +105,7 @@ def _train_run(
         command=["qfleet", *invocation.get()],
         callbacks=traces,
     )
-    return _farewell(run, traces, json, quiet)
+    return _farewell(run, json, quiet, traces if profile else None)
 
 
 def _name(composed: Composed, name: str | None) -> str:
@@ -145,13 +144,12 @@ def resume(
         refuse_profile(profile, f"{path} is a group of several.")
         return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
     _refuse_jobs(at_once, f"{path} is one run.")
-    refuse_far_profile(profile, plan := read_plan(path / "run.toml"))
-    if needs_guard(plan):
+    if needs_guard(plan := read_plan(path / "run.toml")):
         how = {"--json": json, "--quiet": quiet, "--profile": profile, "--trust-env": trust_env, "--strict": strict}
         return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
-    watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile)
+    watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
     found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)
-    return _farewell(found, traces, json, quiet)
+    return _farewell(found, json, quiet, traces if profile else None)
 
 
 # --- groups ---
@@ -242,9 +240,9 @@ def _introduce(composed: Composed, json: bool, quiet: bool) -> None:
         say(f"note: {note}", to_stderr=json)
 
 
-def _farewell(run: "Run", traces: "list[Trace]", json: bool, quiet: bool) -> int:
-    if traces:
-        keep_profile(run, traces[0], json=json, quiet=quiet)
+def _farewell(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:
+    if traces is not None:  # a profile was asked for
+        keep_profile(run, traces, json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program
 

@@ -53,6 +53,10 @@ class Partners(Protocol):
         """Let them go on with what these files hold."""
         ...
 
+    def take_sent_bytes(self) -> float | None:
+        """Bytes that an update had our own learner send to others, in the mean since this was last asked."""
+        ...
+
     def take_events(self) -> list[dict[str, Any]]:
         """What happened among them since this was last asked."""
         ...

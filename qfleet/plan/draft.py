@@ -10,6 +10,9 @@ from qfleet.plan.paths import Choice, Leaf
 from qfleet.plan.schema import Plan
 
 DEFAULT = "default"
+# Sections whose variants mean the same by the same name: what a lower layer set stays when the type is changed above
+# it. Elsewhere a name is not enough, a learning rate found for rmsprop is none for sgd, so a new type starts afresh.
+CARRIED = ("runtime",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +112,17 @@ class Draft:
         self._keep(entry.path, tag, entry)
 
     def _reset(self, section: str, tag: str, entry: Entry) -> None:
-        variants = paths.index().choices[section].variants
-        old = self.values[f"{section}.type"]
-        was = paths.flatten(variants[old](), section) if old in variants else {}
-        for path in [path for path in self.values if path.startswith(f"{section}.") and path != entry.path]:
-            if path in self._asked and self.values[path] != was.get(path):
-                self._refuse_replaced(path, old, entry)
+        was, fresh = _variant(section, self.values[entry.path]), _variant(section, tag)
+        kept = {path for path in fresh if section in CARRIED and self.origins.get(path, DEFAULT) != DEFAULT}
+        gone = [path for path in self.values if path.startswith(f"{section}.") and path not in {*kept, entry.path}]
+        if lost := [path for path in gone if path in self._asked and self.values[path] != was.get(path)]:
+            self._refuse_replaced(lost, section, entry)
+        for path in gone:
             del self.values[path], self.origins[path]
             self._asked.discard(path)
-        fresh = paths.flatten(variants[tag](), section) if tag in variants else {}
-        self.values.update(fresh)
-        self.origins.update(dict.fromkeys(fresh, DEFAULT))
+        new = {path: value for path, value in fresh.items() if path not in kept}
+        self.values.update(new)
+        self.origins.update(dict.fromkeys(new, DEFAULT))
 
     def _refuse_idle(self, entry: Entry, leaves: Sequence[Leaf | Choice]) -> NoReturn:
         section, _ = next(need for need in leaves[0].needs if self.values.get(f"{need[0]}.type") != need[1])
@@ -133,11 +136,15 @@ class Draft:
             f"Add {section}.type={tags[0]}, or leave {entry.path} out.",
         )
 
-    def _refuse_replaced(self, path: str, old: str, entry: Entry) -> NoReturn:
+    def _refuse_replaced(self, lost: list[str], section: str, entry: Entry) -> NoReturn:
+        old, origin = self.values[entry.path], self.origins[lost[0]]
+        shown = ", ".join(f"{path}={show(self.values[path])}" for path in lost)
+        names = ", ".join(path.removeprefix(f"{section}.") for path in lost)
         raise UsageError(
-            f"{path}={show(self.values[path])} has no effect ({self.origins[path]})",
-            f"{entry} ({entry.origin}) replaces {old} and resets its settings.",
-            f"Leave {path} out of {self.origins[path]}, or keep {entry.path}={old}.",
+            f"{shown} {'has' if len(lost) == 1 else 'have'} no effect ({origin})",
+            f"{entry} ({entry.origin}) replaces {old} and "
+            + (f"has no {names}." if section in CARRIED else "resets its settings."),
+            f"Leave {', '.join(lost)} out of {origin}, or keep {entry.path}={old}.",
         )
 
 
@@ -159,6 +166,11 @@ def _normal(entry: Entry) -> Entry:
     if choice and choice.optional and (entry.value is None or str(entry.value).lower() == paths.NONE):
         return Entry(f"{entry.path}.type", paths.NONE, entry.origin, entry.text, entry.asked)
     return entry
+
+
+def _variant(section: str, tag: str) -> dict[str, Any]:
+    variants = paths.index().choices[section].variants
+    return paths.flatten(variants[tag](), section) if tag in variants else {}
 
 
 def _choice_of(path: str) -> bool:

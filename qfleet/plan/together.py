@@ -82,13 +82,31 @@ class Coded(Part):
     """What is sent through a codec.
 
     The first `warm_rounds` means are exact. Every `check_every_rounds` (0: never) the mean is compared with the exact
-    one; below a cosine of `least_cosine` nothing is compressed any more.
+    one; below a cosine of `least_cosine`, or if that is left open of what its codec should reach, nothing is
+    compressed any more.
     """
 
     codec: Codec = NoCodec()
     warm_rounds: Count = 0
     check_every_rounds: Count = 1_000
-    least_cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] = 0.0
+    least_cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None
+
+
+# What a codec that works stays well above, with what feedback keeps back in its way (tests/sync/test_codecs.py).
+LEAST_COSINES: dict[type[Codec], float] = {
+    Fp16Codec: 0.9,
+    Bf16Codec: 0.9,
+    Int8Codec: 0.9,
+    TernaryCodec: 0.3,
+    PowerSgdCodec: 0.1,
+    SignCodec: 0.05,
+    TopKCodec: 0.02,
+}
+
+
+def least_cosine_of(sync: Coded) -> float:
+    """Below which its codec is given up."""
+    return LEAST_COSINES.get(type(sync.codec), -1.0) if sync.least_cosine is None else sync.least_cosine
 
 
 class SoloSync(Part, tag="solo"):

@@ -46,7 +46,7 @@ class Dealing(Protocol):
         ...
 
     def slow(self) -> list[tuple[int, float]]:
-        """Ranks that have become clearly slow, with their new part of every batch."""
+        """Ranks that have become clearly slow, and their speed beside that of the fastest."""
         ...
 
 
@@ -95,8 +95,8 @@ class Split:
         self.late.clear()
 
     def slow(self) -> list[tuple[int, float]]:
-        """By their speed."""
-        return [(rank, self.speeds.shares[rank] / self.speeds.num) for rank in self.speeds.settle()]
+        """By items per second."""
+        return self.speeds.settle()
 
 
 class Tally:
@@ -138,7 +138,7 @@ class Separate:
 
     def __init__(self, num: int, tally: Tally, stock: Callable[[], Stock], steps: Callable[[], int]) -> None:
         self.num, self.tally, self.stock, self.steps = num, tally, stock, steps
-        self.stocks: dict[int, Stock] = {}
+        self.speeds, self.stocks = Speeds(num, balance=False), dict[int, Stock]()
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
@@ -162,11 +162,13 @@ class Separate:
         return {"kind": "learn", **facts, "steps": self.steps()}, {}, self.ids
 
     def timed(self, rank: int, items: int, seconds: float) -> None:
-        """Everybody has as much as the others."""
+        """Everybody has as much as the others, but who is slow is told."""
+        self.speeds.note(rank, items, seconds)
 
     def heard(self, rank: int, ids: Array, parts: Parts) -> None:
         """What it holds by now, and what happened in its environments."""
         self.welcome(rank, parts[0])
+        self.timed(rank, len(ids), float(parts[0]["seconds"]))  # type: ignore[arg-type]
 
     def finish(self, report: Report) -> None:
         """Episodes of other bundles count as our own."""
@@ -174,7 +176,7 @@ class Separate:
 
     def slow(self) -> list[tuple[int, float]]:
         """Nobody's part changes."""
-        return []
+        return self.speeds.settle()
 
 
 def stock_in(facts: Facts) -> Stock:

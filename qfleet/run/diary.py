@@ -144,6 +144,7 @@ class Diary:
             **self.line.moving(),
             policy_lag=self.lag,
             **news,
+            **({} if self.line.partners is None else {"sent_bytes": self.line.partners.take_sent_bytes()}),
             **self.times.state(),
             **self.times.take_shares(),
         )
@@ -214,6 +215,11 @@ class Diary:
         if kind == "learner_lost":
             after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
             self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+        if kind == "learner_slow":
+            self.warn(f"learner {event['learner']} is much slower than the fastest one (learners.balance)")
+        if kind == "codec_given_up":
+            found = f"what comes through points elsewhere (cosine {event['cosine']:g})"
+            self.warn(f"sync.codec is given up, nothing is compressed any more: {found}")
         if kind == "group_failed":
             self.warn(f"the group of learners is formed anew: {event['what']}")
         if kind == "bundle_inexact":

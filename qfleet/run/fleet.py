@@ -1,8 +1,8 @@
 """The fleet: many actors that live elsewhere, to the rest of a run as one that acts.
 
 It takes each rollout in once and in order (the ledger), replaces actors that die or hang (the supervisor) and seals
-their lanes, so that nothing that is learned spans the gap. Where actors live and what carries their rollouts is the
-site's business.
+their lanes, so that nothing that is learned spans the gap. One that is slow is named and not waited for. Where actors
+live and what carries their rollouts is the site's business.
 """
 
 import time
@@ -23,7 +23,7 @@ from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Inline, Plan
 from qfleet.run.history import History, NoHistory, Notes
 from qfleet.run.ledger import Ledger
-from qfleet.run.supervisor import Fault, Supervisor
+from qfleet.run.supervisor import Fault, Pace, Supervisor
 from qfleet.run.wiring import Learning, stream
 
 TEND_SECONDS = 0.05
@@ -121,7 +121,7 @@ class Fleet:
         self.history: Notes = NoHistory()
         self.keeps_history, self.opened = keeps_history, False
         self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
-        self.ledger = Ledger(workers)
+        self.ledger, self.pace = Ledger(workers), Pace()
         self.hands: dict[int, Hand] = {}
         self.next = 0  # whose turn it is to be asked first
         self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
@@ -181,6 +181,7 @@ class Fleet:
             fault = self.supervisor.see(worker, now, alive=hand.alive(), progress=hand.progress())
             if fault is not None:
                 self.lose(fault, silence(fault))
+        self.name_slow(now)
         self.start()
         if len(self.supervisor.quarantined) == self.workers:
             raise EnvError(
@@ -188,6 +189,14 @@ class Fleet:
                 f"The last one said: {self.last_words}",
                 "See logs/actor-*.log in the run's folder.",
             )
+
+    def name_slow(self, now: float) -> None:
+        """Tell of actors that bring in far less than the others; under back-pressure all are heard in turn: equal."""
+        sequences, incarnations = self.ledger.sequences, self.ledger.incarnations
+        # All rollouts are equally long. The ledger counts those of this incarnation; none yet: it is starting.
+        brought = {(worker, incarnations[worker]): sequences[worker] for worker in self.hands if sequences[worker]}
+        for (worker, incarnation), share in self.pace.see(now, brought).items():
+            self.tell("actor_slow", worker=worker, incarnation=incarnation, share=round(share, 3))
 
     def lose(self, fault: Fault, seen: str = "") -> None:
         """An actor is gone: take in what it had handed over, and let nothing span the gap. `seen` is why, if known."""

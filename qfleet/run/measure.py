@@ -86,8 +86,9 @@ def measured_choices(
     threads = choose_threads(plan, spec, usual_threads, kept, clock)
     plan = with_runtime(plan, threads=threads)
     with so_many_threads(threads):
-        precision, doubts = choose_precision(plan, spec, kept, clock)
-        whole, notes = choose_compile(with_runtime(plan, precision=precision), spec, kept, clock)
+        # Compiling goes first: it costs no digits, and what is computed in bfloat16 cannot be compiled any more.
+        whole, notes = choose_compile(plan, spec, kept, clock)
+        precision, doubts = choose_precision(with_runtime(plan, compile=whole), spec, kept, clock)
     return Choices(threads, precision, whole, (*doubts, *notes))
 
 
@@ -132,14 +133,14 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Cl
 
 
 def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tuple[Precision, tuple[str, ...]]:
-    """bfloat16 where the machine multiplies it natively and an update is clearly faster; float32 otherwise."""
+    """bfloat16 where the machine multiplies it natively and a step-by-step update is clearly faster; else float32."""
     asked, alone = plan.runtime.precision, isinstance(plan.algo.view, StepsView)
     if asked is not None:
         useless = asked == "bfloat16" and not alone
         notes = ("runtime.precision=bfloat16 has no effect: sequences are computed in float32",) if useless else ()
         return "float32" if useless else asked, notes
     worthwhile = is_long(plan) and is_measurable(plan) and not isinstance(plan.net.torso, MlpTorso)
-    if not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
+    if plan.runtime.compile or not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
         return "float32", ()
     threads = torch.get_num_threads()
     full = update_seconds(plan, spec, threads, kept, clock)

@@ -65,6 +65,9 @@ class Ways(Protocol):
         ...
 
 
+HASHED = ("all", "targets", "weights")
+
+
 class Say(Protocol):
     """A partner's word for an order."""
 
@@ -99,7 +102,7 @@ class Partner:
                 case "form":
                     self.form(parts[0])
                 case "hash":
-                    hashes = {"hash": state_hash(self.learner), "weights": state_hash(self.learner, moments=False)}
+                    hashes: Facts = {what: state_hash(self.learner, what) for what in HASHED}
                     self.say({"kind": "hash", **hashes})
                 case "read" | "write" | "adopt" | "reseed":
                     self.remember(parts)
@@ -235,9 +238,10 @@ def share_state(learner: Learner, comm: Comm) -> None:
     place(state, learner.everything())
 
 
-def state_hash(learner: Learner, *, moments: bool = True) -> str:
-    """Equal for learners that are equal, or have equal weights and target networks."""
-    compared = learner.everything() if moments else [*learner.online_tensors, *learner.target_tensors]
+def state_hash(learner: Learner, what: str = "all") -> str:
+    """Equal for learners that are equal in all, in weights and target network, or in weights."""
+    targets = learner.target_tensors if what == "targets" else []
+    compared = learner.everything() if what == "all" else [*learner.online_tensors, *targets]
     return hashlib.sha256(flat(compared).cpu().numpy().tobytes()).hexdigest()
 
 

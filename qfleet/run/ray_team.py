@@ -33,6 +33,8 @@ from qfleet.run.server import Blocks, standing
 from qfleet.run.shard_post import VERDICTS, Block, read
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import make_store
+from qfleet.sync.make import make_codec
+from qfleet.sync.packed import Packed, push_parcel, pushed
 from qfleet.sync.served import Port
 from qfleet.sync.shard import Push, Verdict, cuts_of
 
@@ -203,7 +205,11 @@ class ShardHost:
     def __init__(self, plan: bytes, sync: bytes, pieces: list[int], state: bytes) -> None:
         torch.set_num_threads(1)
         decode = msgspec.json.decode
-        self.block = Block(decode(plan, type=Plan), decode(sync, type=Serving), pieces)
+        agreement = decode(sync, type=Serving)
+        self.block, self.codec = (
+            Block(decode(plan, type=Plan), agreement, pieces),
+            make_codec(agreement.codec, [], 0, 0),
+        )
         self.block.load(rows_in(state))
         self.changed, self.releases = threading.Condition(), 0
         if self.block.shard.window_seconds < float("inf"):
@@ -226,8 +232,8 @@ class ShardHost:
 
     def push(self, rank: int, sequence: int, version: int, rate: float, parcel: bytes, limit_seconds: float) -> bytes:
         """A gradient; the answer is what became of it, and the newest weights."""
-        gradient = torch.from_numpy(rows_in(parcel)[0])
         block, shard = self.block, self.block.shard
+        gradient = pushed(parcel, self.codec, len(shard.weights), MOST_BYTES)
         with self.changed:
             block.rate, made = rate, shard.version + 1
             verdict: Verdict = shard.push(Push((rank, 0, sequence), version, gradient), time.monotonic())
@@ -290,10 +296,12 @@ class RayPort:
     def __init__(self, shard: Any, rank: int, num: int, limit_seconds: float) -> None:
         self.shard, self.rank, self.num, self.limit_seconds = shard, rank, num, limit_seconds
         self.call: Any = None
+        self.sent_bytes = 0
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float) -> None:
-        """Call it."""
-        parcel = parcel_of([gradient.numpy()])
+    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
+        """Call it, with the fewer bytes."""
+        parcel = push_parcel(gradient, packed)
+        self.sent_bytes += len(parcel)
         self.call = self.shard.push.remote(self.rank, sequence, version, rate, parcel, self.limit_seconds)
 
     def reply(self) -> tuple[Verdict, int, Tensor]:

@@ -25,6 +25,7 @@ from qfleet.run.mate import Mate
 from qfleet.run.shard_post import FAILED, PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
 from qfleet.run.shares import pieces_of
 from qfleet.sync.comm import CommLost
+from qfleet.sync.packed import Packed
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 
@@ -39,11 +40,13 @@ class ShardPort:
     def __init__(self, region: Region, line: socket.socket, num: int, limit_seconds: float) -> None:
         self.region, self.line = region, line
         self.gradient, self.weights = halves(region, num)
+        self.sent_bytes = 0
         line.settimeout(limit_seconds)
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float) -> None:
-        """Write it down and say so."""
+    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
+        """Write it down and say so. As it is: in shared memory it is sooner copied than unpacked."""
         self.gradient.copy_(gradient)
+        self.sent_bytes += gradient.nbytes
         try:
             self.line.sendall(PUSH.pack(sequence, version, rate))
         except OSError as error:

@@ -9,7 +9,8 @@ import numpy as np
 from qfleet.data import Array
 from qfleet.replay import Stock
 
-SPEED_WEIGHT, BALANCE_UPDATES, WORTH, SLOW = 0.1, 50, 0.1, 0.6
+SPEED_WEIGHT, BALANCE_UPDATES, WORTH = 0.1, 50, 0.1
+SLOW = 0.6  # of the fastest one's speed, and below
 
 
 @lru_cache(maxsize=64)
@@ -43,25 +44,32 @@ class Speeds:
         self.shares = (1.0,) * num  # by rank, the mean is 1
         self.speeds: list[float | None] = [None] * num  # items per second
         self.updates = 0
+        self.slow: set[int] = set()  # ranks that were slow when they were last looked at
 
     def note(self, rank: int, items: int, seconds: float) -> None:
         """A rank computed so many items in so many seconds."""
         now, before = items / max(seconds, 1e-9), self.speeds[rank]
         self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
 
-    def settle(self) -> list[int]:
-        """After an update: new shares if they are off by a tenth; the ranks that have become clearly slow."""
+    def settle(self) -> list[tuple[int, float]]:
+        """After an update: new shares, if they follow speeds; who has become slow, beside the fastest one's speed."""
         self.updates += 1
         known = [speed for speed in self.speeds if speed is not None]
-        if not self.balance or self.updates % BALANCE_UPDATES or len(known) < self.num:
+        if self.updates % BALANCE_UPDATES or len(known) < self.num:
             return []
+        if self.balance:
+            self.divide(known)
+        slow = {rank: speed / max(known) for rank, speed in enumerate(known) if speed <= SLOW * max(known)}
+        fresh = [(rank, part) for rank, part in slow.items() if rank not in self.slow]
+        self.slow = set(slow)
+        return fresh
+
+    def divide(self, known: list[float]) -> None:
+        """Shares by speed, if those there are are off by a tenth."""
         mean = sum(known) / self.num
         fair = tuple(speed / mean for speed in known)
-        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) < WORTH:
-            return []
-        slow = [rank for rank, share in enumerate(fair) if share <= SLOW < self.shares[rank]]
-        self.shares = fair
-        return slow
+        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) >= WORTH:
+            self.shares = fair
 
 
 @dataclass(frozen=True, slots=True)

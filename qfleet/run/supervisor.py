@@ -1,12 +1,14 @@
-"""Supervision of workers: who is dead or hung, who is to be started and when. A state machine: `now` is passed in.
+"""Supervision of workers: who is dead, hung or slow, who is to be started and when. State machines: `now` is passed in.
 
 The runtime asks `due(now)` whom to start, calls `started`, and several times a second tells what it `see`s of each.
 One that fails is due again after a delay that doubles with every fault of the last `window_seconds`; one that failed
-more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9).
+more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9). One that only
+brings in far less than the others is named by its `Pace` and left at work.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -15,7 +17,11 @@ from qfleet.data.budget import Budget
 
 # Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
 LOOK_SECONDS = 2.0
+PACE_SECONDS = 10.0  # the least time over which workers are compared
+SLOW_SHARE = 1 / 3  # of what the others bring in
+FEW_ROLLOUTS = 10  # fewer say nothing: one more or less is chance
 
+Who: TypeAlias = tuple[int, int]  # worker, incarnation
 Condition: TypeAlias = Literal["waiting", "running", "quarantined"]
 Failing: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: what it handed over makes no sense
 
@@ -146,3 +152,36 @@ class Supervisor:
         # The exponent is bounded because a float is: 2.0**1024 is an error.
         longest = min(self.largest_delay, self.first_delay * 2.0 ** min(faults - 1, 64))
         return longest * (0.5 + 0.5 * float(self.rng.random()))
+
+
+class Pace:
+    """Who brings in far less than the others, told once of each incarnation. It compares; nobody waits for it."""
+
+    def __init__(self, window_seconds: float = PACE_SECONDS) -> None:
+        self.window_seconds, self.began_at = window_seconds, float("-inf")
+        self.before: dict[Who, int] = {}  # how much each had brought in when the window began
+        self.named: set[Who] = set()
+
+    def see(self, now: float, brought: Mapping[Who, int]) -> dict[Who, float]:
+        """Who is found slow now, with its share; `brought` counts rollouts of those who were heard and are there."""
+        if now - self.began_at < self.window_seconds:
+            return {}
+        # Whoever was not heard yet when the window began was starting, which takes longer for one than for another.
+        gained = {who: count - self.before[who] for who, count in brought.items() if who in self.before}
+        if sum(gained.values()) < FEW_ROLLOUTS * len(gained):
+            return {}  # where all are slow the window lasts longer
+        self.began_at, self.before = now, dict(brought)
+        found = {who: share for who, share in stragglers(gained).items() if who not in self.named}
+        self.named = (self.named | found.keys()) & brought.keys()
+        return found
+
+
+def stragglers(brought: Mapping[Who, int]) -> dict[Who, float]:
+    """Those who brought in less than SLOW_SHARE of the median of the others, with their share of it."""
+    found = {}
+    for who, own in brought.items():
+        others = [count for other, count in brought.items() if other != who]
+        # The lower one of two in the middle: of three actors, one that is fast must not make the others slow.
+        if others and (usual := median_low(others)) >= FEW_ROLLOUTS and own < SLOW_SHARE * usual:
+            found[who] = own / usual
+    return found

@@ -33,6 +33,7 @@ from qfleet.run.mate import Gone, Mate
 from qfleet.run.partner import proposed, served_for, share_state, state_hash, sync_for
 from qfleet.run.quarters import SLOTS, Quarters, Shards
 from qfleet.run.shares import Known
+from qfleet.run.traffic import Traffic, Way
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.served import Served
 from qfleet.sync.strategies import Sync, listener
@@ -64,7 +65,7 @@ class Team:
         self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
         self.late: list[Known] = []  # priorities that came after their batch
-        self.tally = Tally()
+        self.tally, self.traffic = Tally(), Traffic()
         self.dealing: Dealing = Split(1, self.late, balance=False)
         self.events: list[dict[str, Any]] = []
         self.noted: set[tuple[int, str]] = set()  # what was told of bundles
@@ -84,14 +85,20 @@ class Team:
         while True:
             try:
                 self.tend()
+                self.traffic.begin(self.ways())
                 report = self.update_once(batch) if self.group else self.update_alone(batch)
             except CommLost as cause:
                 self.give_up(cause)
                 continue
+            self.traffic.end()
             self.updates = self.learner.updates
             if "reset" in report.stats and not isinstance(self.agreement, AllreduceSync):
                 self.renounce()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
             return report
+
+    def ways(self) -> list[Way]:
+        """From rank 0 to the others."""
+        return [self.comm, *(self.sync.ports if isinstance(self.sync, Served) else ())]
 
     def update_alone(self, batch: Batch | Sequences) -> Report:
         """By rank 0 only, because nobody else is there."""
@@ -197,9 +204,9 @@ class Team:
 
     def balance(self) -> None:
         """Let shares follow speeds, and name who is slow."""
-        for rank, share in self.dealing.slow() if self.group else ():
+        for rank, speed in self.dealing.slow() if self.group else ():
             number = 0 if rank == 0 else self.group[rank - 1].number
-            self.tell("learner_slow", learner=number, share=round(share, 3))
+            self.tell("learner_slow", learner=number, speed=round(speed, 3))
 
     # What the rest of a run asks of it
 
@@ -254,6 +261,10 @@ class Team:
         self.leave(gather=False)
         self.await_words(group)  # before the steps they tell of are forgotten, or set back
         self.late.clear()
+
+    def take_sent_bytes(self) -> float | None:
+        """What an update had us send, in bytes, since this was last asked."""
+        return self.traffic.take()
 
     def take_events(self) -> list[dict[str, Any]]:
         """What happened since this was last asked."""
@@ -342,13 +353,13 @@ class Team:
         reasons = ((not keeps_step(self.agreement), loose), (self.plan.learners.balance, "learners share by the clock"))
         return [text for holds, text in reasons if holds]
 
-    def alike(self, *, moments: bool = True) -> bool:
-        """Does everybody in the group have the same weights, target network and moments, now that all are at rest?"""
+    def alike(self, what: str = "all") -> bool:
+        """Does everybody in the group have the same weights, target network ("targets") and moments ("all")?"""
         self.rest()
         for mate in self.group:
             mate.order({"kind": "hash"})
-        own, name = state_hash(self.learner, moments=moments), "hash" if moments else "weights"
-        return all(mate.answer("hash", self.patience)[0][name] == own for mate in self.group)
+        own = state_hash(self.learner, what)
+        return all(mate.answer("hash", self.patience)[0][what] == own for mate in self.group)
 
     def settle(self, folder: Path) -> None:
         """The run's folder is here: who keeps a history keeps it there."""

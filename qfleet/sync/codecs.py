@@ -2,11 +2,11 @@
 
 A codec answers the mean over all learners of what came through of their vectors, and what came through of one's own:
 the rest is for error feedback (`average.py`). Numbers are sent in float32 or less, whatever they are computed in,
-except by `Exact`.
+except by `Exact`. Most are `Packing`: what they send can be decoded anywhere, as in a server's shard.
 """
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -26,6 +26,15 @@ class Codec(Protocol):
 
     def forget(self) -> None:
         """Begin anew: what went through was not finite."""
+        ...
+
+
+@runtime_checkable
+class Packing(Protocol):
+    """A codec that sends parts of which one's vector can be told."""
+
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:  # -> [D] float32
+        """What came through of a vector of so many numbers."""
         ...
 
 
@@ -51,8 +60,12 @@ class Half:
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Summed after decoding: sixteen bits are too few to add many numbers in. What is too large is scaled down."""
         scale = (values.abs().amax() / torch.finfo(self.kind).max).clamp_min(1.0).float().reshape(1)
-        small = (values / scale).to(self.kind)
-        return exchanged(comm, values, (small, scale), lambda small, scale: small.float() * scale)
+        return exchanged(self, comm, values, ((values / scale).to(self.kind), scale))
+
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
+        """Scaled up again."""
+        small, scale = parts
+        return small.view(self.kind).float() * scale
 
     def forget(self) -> None:
         """It remembers nothing."""
@@ -70,7 +83,12 @@ class Int8:
         scale = largest(parts) / 127.0
         drawn = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32)
         small = torch.floor(parts / scale + drawn).clamp(-127, 127).to(torch.int8)
-        return exchanged(comm, values, (small, scale), lambda small, scale: small.float() * scale)
+        return exchanged(self, comm, values, (small, scale))
+
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
+        """Every chunk by its scale."""
+        small, scale = parts
+        return (small.float() * scale).flatten()[:num]
 
     def forget(self) -> None:
         """It remembers nothing."""
@@ -86,12 +104,13 @@ class Sign:
         """Which side of zero."""
         parts = in_chunks(values, self.chunk)
         scale = parts.abs().sum(1, keepdim=True) / filled(values, self.chunk)
-        bits = pack_bits(parts >= 0)
+        return exchanged(self, comm, values, (pack_bits(parts >= 0), scale))
 
-        def decode(bits: Tensor, scale: Tensor) -> Tensor:
-            return (unpack_bits(bits, parts.shape).float() * 2.0 - 1.0) * scale
-
-        return exchanged(comm, values, (bits, scale), decode)
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
+        """Plus or minus the size of the chunk."""
+        bits, scale = parts
+        signs = unpack_bits(bits, (len(scale), self.chunk)).float() * 2.0 - 1.0
+        return (signs * scale).flatten()[:num]
 
     def forget(self) -> None:
         """It remembers nothing."""
@@ -113,11 +132,13 @@ class Ternary:
         scale = largest(parts)
         kept = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32) < parts.abs() / scale
         up, down = pack_bits(kept & (parts > 0)), pack_bits(kept & (parts < 0))
+        return exchanged(self, comm, values, (up, down, scale))
 
-        def decode(up: Tensor, down: Tensor, scale: Tensor) -> Tensor:
-            return (unpack_bits(up, parts.shape).float() - unpack_bits(down, parts.shape).float()) * scale
-
-        return exchanged(comm, values, (up, down, scale), decode)
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
+        """Up, down or nothing."""
+        up, down, scale = parts
+        ups, downs = (unpack_bits(bits, (len(scale), self.chunk)).float() for bits in (up, down))
+        return ((ups - downs) * scale).flatten()[:num]
 
     def forget(self) -> None:
         """It remembers nothing."""
@@ -134,7 +155,18 @@ class TopK:
         num = max(1, round(self.share * len(values)))
         if num >= len(values):
             return Exact().mean(values, comm)
-        return exchanged_places(comm, values, self.find(values, num))
+        return self.send(comm, values, self.find(values, num))
+
+    def send(self, comm: Comm, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Only the numbers at these places."""
+        return exchanged(self, comm, values, (places.to(torch.int32), values[places].float()))
+
+    def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
+        """Zero everywhere else."""
+        places, numbers = parts
+        whole = torch.zeros(num)
+        whole[places.long()] = numbers
+        return whole
 
     def forget(self) -> None:
         """It remembers nothing."""
@@ -250,32 +282,16 @@ def pack_bits(flags: Tensor) -> Tensor:
     return torch.from_numpy(np.packbits(flags.flatten().numpy()))
 
 
-def unpack_bits(packed: Tensor, shape: torch.Size) -> Tensor:
+def unpack_bits(packed: Tensor, shape: tuple[int, int]) -> Tensor:
     """As they were."""
-    return torch.from_numpy(np.unpackbits(packed.numpy(), count=shape.numel())).view(shape)
+    return torch.from_numpy(np.unpackbits(packed.numpy(), count=shape[0] * shape[1])).view(shape)
 
 
-def exchanged(
-    comm: Comm, values: Tensor, payload: tuple[Tensor, ...], decode: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Send a payload and decode everybody's: what came through of our own, and the mean."""
-
-    def restored(parts: tuple[Tensor, ...]) -> Tensor:
-        return decode(*parts).flatten()[: len(values)].to(values.dtype)
-
-    everybody = zip(*(comm.gather(part) for part in payload), strict=True)
-    return restored(payload), mean_of([restored(parts) for parts in everybody])
-
-
-def exchanged_places(comm: Comm, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """Send the numbers at these places."""
-
-    def decode(places: Tensor, numbers: Tensor) -> Tensor:
-        whole = torch.zeros_like(values)
-        whole[places.long()] = numbers.to(values.dtype)
-        return whole
-
-    return exchanged(comm, values, (places.to(torch.int32), values[places].float()), decode)
+def exchanged(codec: Packing, comm: Comm, values: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Send parts and decode everybody's: what came through of our own, and the mean."""
+    everybody = zip(*(comm.gather(part) for part in parts), strict=True)
+    found = [codec.decode(theirs, len(values)).to(values.dtype) for theirs in everybody]
+    return codec.decode(parts, len(values)).to(values.dtype), mean_of(found)
 
 
 def as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:

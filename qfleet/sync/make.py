@@ -24,6 +24,7 @@ from qfleet.plan.together import (
     TopKCodec,
     WindowSync,
     is_coarse,
+    least_cosine_of,
     sends_steps,
 )
 from qfleet.plan.together import Codec as CodecPlan
@@ -31,7 +32,8 @@ from qfleet.plan.together import Sync as SyncPlan
 from qfleet.sync.average import Average, Tell
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
-from qfleet.sync.comm import Comm, NoComm
+from qfleet.sync.comm import Comm
+from qfleet.sync.packed import Packet
 from qfleet.sync.served import Clip, Port, Served
 from qfleet.sync.shard import Shard
 from qfleet.sync.shard import Step as ShardStep
@@ -68,7 +70,7 @@ def make_sync(
         case EasgdSync(every_updates=every, pull=pull):
             return Easgd(step, average, weights, every=every, pull=pull)
         case AdmmSync(every_updates=every, rho=rho):
-            return Admm(step, average, weights, every=every, rho=rho)
+            return Admm(step, average, weights, every=every, rho=rho, tell=tell)
     raise TypeError(f"no strategy for {type(plan).__name__}")
 
 
@@ -85,7 +87,7 @@ def make_served(
 ) -> Served:
     """A learner's end of a parameter server."""
     # Nobody else's gradient is known here: the codec is compared with what it was given.
-    average = make_average(plan, NoComm(), [tuple(weight.shape) for weight in weights], seed + rank, tell)
+    average = make_average(plan, Packet(), [tuple(weight.shape) for weight in weights], seed + rank, tell)
     # In a synchronous step nobody waits for the slowest `spare` learners: theirs is done without.
     return Served(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
 
@@ -112,7 +114,7 @@ def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: i
         make_codec(plan.codec, shapes, comm.rank, seed),
         warm_rounds=plan.warm_rounds,
         check_every=plan.check_every_rounds,
-        least_cosine=plan.least_cosine,
+        least_cosine=least_cosine_of(plan),
         tell=tell,
     )
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qfleet.sync.average import Average
+from qfleet.sync.packed import Packed, Packet
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 
@@ -25,8 +26,15 @@ class Refused(Exception):
 class Port(Protocol):
     """The way to one shard."""
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float) -> None:  # [n]
-        """Hand a gradient over that was computed from this version of the shard's weights."""
+    sent_bytes: int  # of gradients, so far
+
+    def push(
+        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None
+    ) -> None:  # [n]
+        """Hand a gradient over that was computed from this version of the shard's weights.
+
+        `packed` says the same in fewer bytes, if a codec was at work: for ways where bytes are dear.
+        """
         ...
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
@@ -50,6 +58,7 @@ class Served:
         self.ports, self.clip, self.rate, self.average, self.weights = ports, clip, rate, average, weights
         self.cuts = cuts_of(sum(weight.numel() for weight in weights), len(ports))
         self.versions, self.sequence = [0] * len(ports), 0
+        self.packet = average.comm if isinstance(average.comm, Packet) else Packet()
         self.drops = drops  # is a gradient that came too late done without, or computed anew?
         self.pending = list(range(len(ports)))  # shards that have not taken this batch's gradient yet
 
@@ -59,9 +68,11 @@ class Served:
         # Everybody must hear that there is nothing to be had from us: some wait for us.
         vector = self.average(flat(gradients)) if math.isfinite(norm) else torch.full_like(flat(gradients), math.nan)
         self.sequence += 1
+        parts = self.packet.take()
         for at in self.pending:
             begin, end = self.cuts[at]
-            self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate())
+            packed = Packed(parts, len(vector), begin) if parts else None
+            self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate(), packed)
         verdicts = self.pull()
         self.keep_error(left_out, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
         self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]

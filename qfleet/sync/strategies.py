@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qfleet.sync.average import Average
+from qfleet.sync.average import Average, Tell
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Exact
 from qfleet.sync.comm import Comm
@@ -19,6 +19,7 @@ from qfleet.sync.comm import Comm
 Ready = Callable[[int, Tensor], None]  # a parameter's number, and its gradient
 Step = Callable[[list[Tensor]], float]  # one's own optimiser: clips, steps, and answers the gradient's norm
 NOISE = 1e-6  # residuals below this part of the weights
+TELL_MEETINGS = 100  # from one word of ADMM's residuals to the next
 
 
 class Sync(Protocol):
@@ -154,8 +155,18 @@ class Admm:
     Moments are one's own; rank 0's weights are saved.
     """
 
-    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, rho: float) -> None:
+    def __init__(
+        self,
+        step: Step,
+        average: Average,
+        weights: Sequence[Tensor],
+        *,
+        every: int,
+        rho: float,
+        tell: Tell = lambda kind, **fields: None,
+    ) -> None:
         self.own, self.average, self.weights, self.every, self.rho = step, average, weights, every, rho
+        self.tell = tell
         self.consensus = flat(weights)
         self.said = self.consensus.clone()  # x + u, of which the consensus is the mean
         self.dual = torch.zeros_like(self.consensus)
@@ -184,6 +195,8 @@ class Admm:
         primal = math.sqrt(float(apart))
         moved = self.rho * float(torch.linalg.vector_norm(self.consensus - before)) * math.sqrt(comm.size)
         self.residuals = (primal, moved)
+        if self.steps // self.every % TELL_MEETINGS == 1:
+            self.tell("admm", meetings=self.steps // self.every, primal=primal, dual=moved, rho=self.rho)
         self.adapt(primal, moved)
 
     def adapt(self, primal: float, moved: float) -> None:

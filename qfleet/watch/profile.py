@@ -21,6 +21,7 @@ CAUSES = {
 }
 LEARNING = ("insert", "sample", "update", "sync")
 BUSY = ("env", "infer", "sync")  # an actor's stages, but for `wait`
+WORK = tuple(stage for stage in STAGES if stage != "idle")  # the learner's; `other` may be waiting for all we know
 NANO = 1e9
 
 Times = Mapping[str, int]  # nanoseconds by stage, and `wall`
@@ -200,9 +201,22 @@ def profile_of(
     if actors:
         profile |= {"actors": num_senders(plan), "actor_shares": rounded(theirs)}
         profile |= {"actors_busy": round(sum(theirs[stage] for stage in BUSY), 4)}
+        profile |= side_by_side(times, actors, 1 + num_senders(plan))
     if joules is not None:
         profile |= {"joules": round(joules, 1), "joules_per_million_steps": round(joules / max(1, env_steps) * 1e6, 1)}
     return {**profile, "compression": savings} if savings else profile
+
+
+def side_by_side(times: Times, actors: Times, processes: int) -> dict[str, float]:
+    """Seconds of work in all processes, how many times the wall clock's that is, and the same per process."""
+    work = sum(times[stage] for stage in WORK) + sum(actors[stage] for stage in BUSY)
+    speed_up = work / max(1, times["wall"])
+    return {
+        "processes": processes,
+        "work_seconds": round(work / NANO, 3),
+        "speed_up": round(speed_up, 4),
+        "parallel_efficiency": round(speed_up / processes, 4),
+    }
 
 
 def rounded(shares: Shares) -> dict[str, float]:
@@ -219,11 +233,18 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
         lines.append(f"{stage:<8}{seconds:>10.2f}{share:>8.1%}{_each(seconds, steps):>12}{_each(seconds, updates):>12}")
     if "actors" in profile:
         parts = ", ".join(f"{stage} {share:.0%}" for stage, share in profile["actor_shares"].items())
-        busy, num = profile["actors_busy"], profile["actors"]
-        lines.append(f"actors: {parts}")
-        lines.append(f"parallel efficiency {busy:.0%}: {num} actors do what {busy * num:.2f} that never wait would do")
+        lines += [f"actors: {parts}", parallel_line(profile)]
     lines += [f"compressed {text}" for text in saving_lines(profile)]
     return [*lines, energy_line(profile), f"{profile['bottleneck']}-bound: {profile['advice']}"]
+
+
+def parallel_line(profile: Mapping[str, Any]) -> str:
+    """What it brings that learner and actors work side by side."""
+    work, wall = profile["work_seconds"], profile["wall_seconds"]
+    return (
+        f"speed-up {profile['speed_up']:.2f}x: {work:.2f} s of work, one after the other, in {wall:.2f} s; "
+        f"parallel efficiency {profile['parallel_efficiency']:.0%}, with {profile['processes']} processes"
+    )
 
 
 def energy_line(profile: Mapping[str, Any]) -> str:

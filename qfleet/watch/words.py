@@ -137,6 +137,8 @@ def time_line(profile: Mapping[str, Any]) -> str:
     busy = f"learner busy {profile['learner_busy']:.0%}"
     if "actors_busy" in profile:
         busy += f", {profile['actors']} actors {profile['actors_busy']:.0%}"
+    if "speed_up" in profile:  # runs of earlier versions have none
+        busy += f" · speed-up {profile['speed_up']:.2f}x, parallel efficiency {profile['parallel_efficiency']:.0%}"
     energy = profile.get("joules_per_million_steps")
     joules = [] if energy is None else [f"{number(energy)} J per million steps"]
     advice = f"{profile['bottleneck']}-bound: {profile['advice']}"

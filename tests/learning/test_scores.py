@@ -1,10 +1,18 @@
 """Scores that the tuned defaults must reach: environment, seeds, budget and threshold are in the table."""
 
 from pathlib import Path
+from typing import Any
 
+import gymnasium as gym
+import msgspec
+import numpy as np
 import pytest
 
 from qfleet import make_plan, train
+from qfleet.act import lanes_for
+from qfleet.data import World
+from qfleet.envs import make_world
+from qfleet.run.judge import Judge
 from qfleet.watch import read_rows
 
 BARS = {
@@ -38,3 +46,49 @@ def test_two_learners_learn_however_often_they_change_how_they_agree(tmp_path: P
     assert not [row for row in events if row["kind"] == "learner_lost"]
     assert score is not None
     assert score["mean"] >= 475.0
+
+
+BREAKS = 0.005  # of all steps
+
+
+class Brittle(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises in one step of two hundred, by the seed of the episode."""
+
+    def reset(self, **options: Any) -> Any:
+        """Begin an episode, with the luck that its seed stands for."""
+        self.luck = np.random.default_rng(options.get("seed"))
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        """A step, or none."""
+        if self.luck.random() < BREAKS:
+            raise ZeroDivisionError("the pole broke")
+        return super().step(action)
+
+
+def make_brittle() -> gym.Env[Any, Any]:
+    return Brittle(gym.make("CartPole-v1"))
+
+
+def sound_world(judge: Judge, stream: int, episodes: int) -> World:
+    """Worlds that do not break: hardly any of their episodes would come to an end."""
+    env = msgspec.structs.replace(judge.plan.env, workers=0)
+    return make_world(env, seed=judge.plan.seed, stream=stream, num=lanes_for(episodes))
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(600)
+def test_environments_that_break_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CartPole-v1 that raises with probability 0.005 per step; seed 1, 50,000 steps at most, a mean of 475 at least."""
+    monkeypatch.setattr(Judge, "world", sound_world)
+    (seed, *_), steps, bar = BARS["CartPole-v1"]
+    changes = {"seed": seed, "until.steps": steps, "env.workers": 2, "env.rebuilds": steps}
+    run = train(make_plan("CartPole-v1", overrides=changes), out=tmp_path, env=make_brittle)
+    faults = [row for row in read_rows(run.path / "events.jsonl") if row["kind"] == "env_fault"]
+    assert {row["fault"] for row in faults} == {"raised"}
+    assert len(faults) >= 0.5 * BREAKS * run.status["env_steps"]
+    assert not any(row["quarantined"] for row in faults)
+    score = run.result()
+    assert score is not None
+    assert score["episodes"] == 100
+    assert score["mean"] >= bar

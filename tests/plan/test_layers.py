@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from qfleet.errors import UsageError
 from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
-from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, Rmsprop, Sgd
+from qfleet.plan.draft import CARRIED, Draft, Entry
+from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, Ray, Rmsprop, Sgd
 
 HERE = "command line"
 
@@ -104,6 +105,61 @@ def test_a_users_setting_is_never_lost_in_silence(tmp_path: Path) -> None:
 def test_a_setting_left_at_its_default_is_not_lost(tmp_path: Path) -> None:
     file = write(tmp_path, '[optim]\ntype = "rmsprop"\ndecay = 0.95\n')
     assert compose("CartPole-v1", file=file, overrides=[("optim.type", "sgd", HERE)]).plan.optim == Sgd()
+
+
+RUNTIMES = ("inline", "processes", "ray")
+MACHINE = 'device = "cpu"\nthreads = 1\n'
+
+
+@pytest.mark.parametrize("below", ["", *RUNTIMES])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_one_plan_file_goes_with_every_runtime(runtime: str, below: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "[runtime]\n" + MACHINE + (f'type = "{below}"\n' if below else ""))
+    made = compose("CartPole-v1", file=file, overrides=[("runtime.type", runtime, HERE)])
+    assert paths.tag_of(type(made.plan.runtime)) == runtime
+    assert (made.plan.runtime.device, made.plan.runtime.threads) == ("cpu", 1)
+    assert (made.origins["runtime.device"], made.origins["runtime.threads"]) == (file, file)
+    assert made.origins.keys() == flatten(made.plan).keys()
+
+
+def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runtimes_is_not() -> None:
+    draft = Draft()
+    preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.replay_process": True}
+    draft.lay(Entry(path, value, "preset some", asked=False) for path, value in preset.items())
+    draft.lay([Entry("env.id", "X-v0", HERE), Entry("runtime.type", "ray", HERE, text=True, asked=True)])
+    assert draft.plan().runtime == Ray(threads=3)
+    assert draft.origins["runtime.threads"] == "preset some"
+
+
+def test_a_runtimes_own_defaults_are_not_carried_to_another(tmp_path: Path) -> None:
+    file = write(tmp_path, '[runtime]\ntype = "processes"\nslots = 3\n')
+    made = compose("CartPole-v1", file=file, overrides=[("runtime.type", "ray", HERE)])
+    assert made.plan.runtime == Ray(slots=3)
+    assert (made.origins["runtime.slots"], made.origins["runtime.chunk_rows"]) == (file, "default")
+
+
+def test_what_the_new_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, '[runtime]\ntype = "processes"\nchunk_rows = 5\nslots = 3\n' + MACHINE)
+    with pytest.raises(UsageError) as caught:
+        compose("CartPole-v1", file=file, overrides=[("runtime.type", "inline", HERE)])
+    assert caught.value.what == f"runtime.chunk_rows=5, runtime.slots=3 have no effect ({file})"
+    assert caught.value.why == "runtime.type=inline (command line) replaces processes and has no chunk_rows, slots."
+    assert caught.value.fix == f"Leave runtime.chunk_rows, runtime.slots out of {file}, or keep runtime.type=processes."
+
+
+def test_several_actors_in_a_file_do_not_go_with_inline(tmp_path: Path) -> None:
+    file = write(tmp_path, '[actors]\nnum = 2\n[runtime]\ntype = "processes"\n')
+    with pytest.raises(UsageError) as caught:
+        compose("CartPole-v1", file=file, overrides=[("runtime.type", "inline", HERE)])
+    assert caught.value.what == f"actors.num=2 ({file}) does not go with runtime.type=inline (command line)"
+    assert caught.value.fix == "Set runtime.type=processes or ray, or leave actors.num at 1."
+
+
+@pytest.mark.parametrize("section", CARRIED)
+def test_what_is_carried_to_another_variant_fits_there(section: str) -> None:
+    for path, leaves in paths.index().leaves.items():
+        if path.startswith(f"{section}."):
+            assert all(leaf.hint == leaves[0].hint for leaf in leaves), path
 
 
 def test_an_absent_torso_can_be_chosen_and_given_back() -> None:

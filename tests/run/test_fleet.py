@@ -120,7 +120,8 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
     plan, clock = resolve(plan, world.spec), Clock()
     theatre = Theatre(plan)
 
-    supervisor = Supervisor(2, hung_seconds=5, restarts=2, rng=np.random.default_rng(0))
+    workers = plan.actors.num
+    supervisor = Supervisor(workers, hung_seconds=5, restarts=2, rng=np.random.default_rng(0))
 
     def hire(learning: Any) -> Fleet:
         explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num)
@@ -129,7 +130,7 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
             explorer,
             theatre,
             supervisor,
-            workers=2,
+            workers=workers,
             lanes=plan.env.num,
             until_steps=plan.until.steps,
             clock=clock,
@@ -336,3 +337,73 @@ def test_closing_ends_everyone() -> None:
     line.close()
     assert theatre.closed
     assert all((puppet.ended, puppet.closed) == (True, True) for puppet in puppets)
+
+
+TICK_SECONDS, NUM_TICKS = 0.25, 140
+
+
+class Paced:
+    """A puppet that has a rollout only every so many seconds, and the next one only after this one was taken."""
+
+    def __init__(self, puppet: Any, clock: Clock, every_seconds: float, start_seconds: float) -> None:
+        self.puppet, self.clock, self.every_seconds = puppet, clock, every_seconds
+        self.ready_at = clock.now + start_seconds + every_seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.puppet, name)
+
+    def get(self) -> Rollout | None:
+        if self.clock.now < self.ready_at:
+            return None
+        self.ready_at = self.clock.now + self.every_seconds
+        return self.puppet.get()  # type: ignore[no-any-return]
+
+
+def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], list[dict[str, Any]]]:
+    """Rollouts of actors that need so many ticks each, and what was told; the learner makes so many turns per tick.
+
+    The last actor begins some ticks late.
+    """
+    line, fleet, theatre, clock = make_theatre(**{"actors.num": len(paces), "until.steps": 100_000})
+    hire, told = theatre.hire, list[dict[str, Any]]()
+
+    def hired(worker: int, incarnation: int) -> Any:
+        start = late * TICK_SECONDS if worker == len(paces) - 1 else 0.0
+        return Paced(hire(worker, incarnation), clock, paces[worker] * TICK_SECONDS, start)
+
+    theatre.hire = hired  # type: ignore[method-assign]
+    fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
+    runtime = Overlapped(line, fleet)
+    for _ in range(NUM_TICKS):
+        clock.now += TICK_SECONDS
+        before = -1
+        for _ in range(turns):
+            if before == (before := line.steps):
+                break
+            turn(runtime)
+    assert line.steps == fleet.ledger.total_steps
+    return fleet.ledger.rollouts, told
+
+
+def test_an_actor_ten_times_slower_costs_its_share_and_is_named() -> None:
+    equal, nothing = paced_run(1, 1, 1, 1)
+    rollouts, told = paced_run(1, 1, 10, 1)
+    assert equal == [NUM_TICKS] * 4
+    assert nothing == []
+    assert rollouts == [NUM_TICKS, NUM_TICKS, NUM_TICKS // 10, NUM_TICKS]  # nobody waited for the slowest
+    assert sum(rollouts) >= 0.9 * 3 / 4 * sum(equal)
+    (slow,) = told  # once, though it stayed slow
+    assert (slow["kind"], slow["worker"], slow["incarnation"]) == ("actor_slow", 2, 0)
+    assert 0.05 < slow["share"] < 0.15
+
+
+def test_an_actor_that_takes_its_time_to_start_is_not_slow() -> None:
+    rollouts, told = paced_run(1, 1, 1, 1, late=32)
+    assert rollouts == [NUM_TICKS, NUM_TICKS, NUM_TICKS, NUM_TICKS - 32]
+    assert told == []
+
+
+def test_under_back_pressure_nobody_is_slow() -> None:
+    rollouts, told = paced_run(1, 1, 4, 1, turns=1)  # one rollout per tick is less than even the slow one's share
+    assert max(rollouts) - min(rollouts) <= 2
+    assert told == []

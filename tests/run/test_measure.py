@@ -173,6 +173,41 @@ def test_half_precision_must_be_clearly_quicker(
     assert measured_choices(plan, GRID, 1, kept).precision == expected
 
 
+def half_is_quick(plan: Plan, kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "has_bfloat16", lambda _: True)
+    kept.put(f"{name_of(plan, GRID)} float32", 1e-3)
+    kept.put(f"{name_of(plan, GRID)} bfloat16", 1e-4)
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize("torso", [NatureTorso(), MinatarTorso()])
+def test_a_wish_to_compile_goes_before_half_precision(
+    torso: NatureTorso | MinatarTorso, kept: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(Net(torso=torso), threads=1, compile=True)
+    half_is_quick(plan, kept, monkeypatch)
+    choices = measured_choices(plan, GRID, 1, kept)
+    assert (choices.precision, choices.compile, choices.notes) == ("float32", True, ())
+    both = measured_choices(with_runtime(plan, precision="bfloat16"), GRID, 1, kept)
+    assert (both.precision, both.compile, len(both.notes)) == ("bfloat16", False, 1)
+    other = msgspec.structs.replace(plan, optim=Rmsprop())  # cannot be compiled: its precision is still open
+    half_is_quick(other, kept, monkeypatch)
+    assert measured_choices(other, GRID, 1, kept).precision == "bfloat16"
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.parametrize(("cost", "expected"), [(10.0, ("float32", True)), (300.0, ("bfloat16", False))])
+def test_half_precision_is_for_what_is_not_worth_compiling(
+    cost: float, expected: tuple[str, bool], kept: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(Net(torso=MinatarTorso()), threads=1)  # about 250,000 updates
+    half_is_quick(plan, kept, monkeypatch)
+    kept.put(f"{name_of(plan, GRID)} compile", cost)
+    kept.put(f"{name_of(plan, GRID)} compiled", 5e-4)
+    choices = measured_choices(plan, GRID, 1, kept)
+    assert (choices.precision, choices.compile) == expected
+
+
 def test_sequences_stay_in_full_precision(kept: Measured) -> None:
     plan = plan_of(Net(torso=MlpTorso(), memory=GruMemory()), threads=1, precision="bfloat16")
     choices = measured_choices(msgspec.structs.replace(plan, algo=Algo(view=SequencesView())), VECTOR, 1, kept)

@@ -8,21 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from torch import nn
 
 import qfleet.envs.toys as toys
 from qfleet import Plan, Run, resume, train
+from qfleet.data import Rollout
 from qfleet.data.kin import LOG_BYTES
 from qfleet.errors import EnvError, UsageError
 from qfleet.learn import Learner
 from qfleet.learn.learner import NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
+from qfleet.run.fleet import Fleet
 from qfleet.watch import read_rows
 from qfleet.watch.words import time_line
 from tests.run.parts import ACTOR, JUDGED, LSTM, SMALL, Settings, slow_to_close
@@ -138,6 +142,49 @@ def test_variants_run(tmp_path: Path, more: Settings) -> None:
     assert run.status["updates"] > 0
     assert check_history(run.path / "history") == []
     assert not multiprocessing.active_children()
+
+
+PID_SCALE = np.float32(2**-22)  # a power of two, and no process has a larger number: nothing is lost
+
+
+class Signed(toys.Random):
+    """Shows the process it is stepped in."""
+
+    def _show(self) -> Any:
+        return np.array([os.getpid() * PID_SCALE, 0.0], np.float32)
+
+
+def make_signed() -> gym.Env[Any, Any]:
+    return Signed()
+
+
+@pytest.mark.parametrize("inference", ["central", "local"])
+def test_who_sends_and_who_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str) -> None:
+    take_in, heard, sending = Fleet.take_in, list[Rollout](), set[tuple[str, int | None]]()
+
+    def listening(fleet: Fleet, rollout: Rollout) -> None:
+        heard.append(replace(rollout, obs=rollout.obs.copy()))
+        take_in(fleet, rollout)
+
+    def look(row: Row) -> None:
+        sending.update((child.name, child.pid) for child in multiprocessing.active_children())
+
+    monkeypatch.setattr(Fleet, "take_in", listening)
+    more = {"runtime.inference": inference, "runtime.inference_device": "cpu", "runtime.hung_seconds": 60}
+    plan = plan_of("toys/Random-v0", **more)
+    run = train(plan, out=tmp_path, env=make_signed, callbacks=[look])
+    require_sound(run, plan)
+    pids = [set(np.rint(each.obs[..., 0] / PID_SCALE).astype(int).ravel().tolist()) for each in heard]
+    senders = {pid for _, pid in sending}
+    if inference == "central":
+        assert {name for name, _ in sending} == {"qfleet-actor-0"}
+        assert {each.source[0] for each in heard} == {0}
+        assert {each.last.shape[1] for each in heard} == {plan.env.num}
+        assert all(len(own) == plan.actors.num and not own & senders for own in pids)  # environments have processes
+    else:
+        assert {name for name, _ in sending} == {"qfleet-actor-0", "qfleet-actor-1"}
+        assert {each.last.shape[1] for each in heard} == {plan.env.num // plan.actors.num}
+        assert set[int]().union(*pids) <= senders
 
 
 @pytest.mark.slow

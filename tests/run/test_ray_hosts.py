@@ -1,5 +1,6 @@
 """How weights are shown to actors on Ray, without Ray: never too often, and never too late."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from qfleet.data import Spec
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Ray
-from qfleet.run.ray_mail import Desk, Inbox
+from qfleet.run.ray_mail import Desk, Inbox, Window
 from tests.run.parts import SMALL
 
 SPEC = Spec((3,), "float32", (2,))
@@ -53,3 +54,47 @@ def test_nobody_begins_by_weights_from_before_a_run_went_back(site: Any) -> None
     inbox.close()  # everyone was dismissed
     site.publish(2, WEIGHTS, 5)
     assert version(site) == 2
+
+
+class Place:
+    """Where the object store keeps a parcel; actors get this, and fetch the parcel from their own node's store."""
+
+    def __init__(self, parcel: bytes) -> None:
+        self.parcel = parcel
+
+
+def test_weights_enter_the_object_store_once_per_version_however_many_fetch_them(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qfleet.run import ray_hosts
+
+    stored, fetched = list[Place](), list[Place]()
+
+    def put(parcel: bytes) -> Place:
+        stored.append(Place(parcel))
+        return stored[-1]
+
+    def get(call: Any, timeout: float) -> Any:
+        if isinstance(call, Place):
+            fetched.append(call)
+            return call.parcel
+        return call
+
+    monkeypatch.setattr(ray_hosts.ray, "put", put)
+    monkeypatch.setattr(ray_hosts.ray, "get", get)
+    learner = SimpleNamespace(weights=SimpleNamespace(remote=site.desk.weights))
+    lines = [ray_hosts.Telephone(learner, worker, 0) for worker in range(4)]
+    for worker in range(4):
+        site.desk.open(Inbox(SPEC, 2, 2, 2, source=(worker, 0)))
+    for number in (1, 2, 3):
+        site.next_at = float("-inf")
+        site.publish(number, {"a": WEIGHTS["a"] + number}, 10 * number)
+        for line in lines:
+            site.next_at = float("-inf")
+            site.tell(10 * number + 1)  # rollouts come in while they fetch
+            window = Window(site.layout)
+            window.offer(*line.fetch(number - 1))
+            assert torch.equal(window.read(number - 1)[1]["a"], WEIGHTS["a"] + number)  # type: ignore[index]
+            assert line.fetch(number) is None
+    assert len(stored) == 3
+    assert fetched == [place for place in stored for _ in lines]

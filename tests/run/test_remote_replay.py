@@ -19,19 +19,35 @@ from qfleet.run.processes import fork_server
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.resolve import resolve
 from qfleet.run.wiring import ReplayLost, make_train_world
+from tests.replay.streams import random_stream, rollout
 from tests.run.parts import SMALL, status
 
 pytestmark = pytest.mark.timeout(110)
 
 
-@pytest.fixture
-def replay() -> Iterator[RemoteReplay]:
-    more: dict[str, Any] = {"runtime.type": "processes", "runtime.replay_process": True, "runtime.hung_seconds": 1}
+def make_remote(**settings: Any) -> RemoteReplay:
+    more = {"runtime.type": "processes", "runtime.replay_process": True, "runtime.hung_seconds": 1, **settings}
     plan = make_plan("CartPole-v1", overrides={**SMALL, **more})
     spec = make_train_world(plan).spec
     plan = resolve(plan, spec)
     assert isinstance(plan.runtime, Processes)
-    made = RemoteReplay(plan, spec, fork_server(), plan.runtime)
+    return RemoteReplay(plan, spec, fork_server(), plan.runtime)
+
+
+@pytest.fixture
+def replay() -> Iterator[RemoteReplay]:
+    made = make_remote()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def filled() -> Iterator[RemoteReplay]:
+    """A hundred items with priorities."""
+    made = make_remote(**{"replay.sampler.type": "prioritized", "runtime.hung_seconds": 20})
+    rows = random_stream(np.random.default_rng(0), made.spec, made.lanes, 26, 0.0)
+    for begin in range(0, 26, 2):
+        made.add(rollout(rows, begin, begin + 2))
     yield made
     made.close()
 
@@ -89,6 +105,24 @@ def test_one_whose_items_were_all_pushed_out_says_so(replay: RemoteReplay) -> No
     replay.order({"kind": "draw", "size": 4})
     assert replay.sample(4) is None
     assert len(replay) == 0  # it lives
+
+
+def test_a_priority_that_was_raised_rules_the_draws_asked_for_after_it(filled: RemoteReplay) -> None:
+    first = filled.sample(16)
+    assert first is not None
+    chosen = filled.head - 7
+    filled.update(np.array([chosen]), np.array([1e9]))
+    shares = [float((batch.ids == chosen).mean()) for _ in range(4) if (batch := filled.sample(16)) is not None]
+    assert shares[0] < 0.5  # it was asked for before
+    assert shares[1:] == [1.0] * 3  # 250,000 against one for each of the others, one draw per equal slice
+
+
+def test_the_next_batch_is_prepared_without_being_asked_for(filled: RemoteReplay) -> None:
+    assert filled.sample(16) is not None
+    assert filled.wait(filled.arrived)
+    assert len(filled.waiting) == 1
+    next_one = filled.waiting[0]
+    assert filled.sample(16) is next_one
 
 
 def kill_replay(row: dict[str, Any] | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Supervision: who is dead or hung is noticed, replaced after a while, and given up when it fails too often."""
+"""Supervision: who is dead or hung is noticed, replaced, and given up when it fails too often; who is slow is named."""
 
 import numpy as np
 import pytest
 
-from qfleet.run.supervisor import Supervisor
+from qfleet.run.supervisor import Pace, Supervisor, stragglers
 
 POLL_SECONDS = 0.5
 
@@ -156,3 +156,65 @@ def test_one_that_never_moves_is_given_up_however_long_a_start_may_take() -> Non
         now, faults = hung + 10.0, faults + 1
         assert faults <= 6
     assert faults == 6
+
+
+def named(*counts: int) -> dict[int, float]:
+    """The workers that are stragglers by these counts, with their shares."""
+    found = stragglers({(worker, 0): count for worker, count in enumerate(counts)})
+    return {worker: share for (worker, _), share in found.items()}
+
+
+def test_a_straggler_brings_less_than_a_third_of_the_median_of_the_others() -> None:
+    assert named(100, 100, 10, 100) == {2: 0.1}
+    assert named(100, 33) == {1: 0.33}
+    assert named(100, 34) == {}
+    assert named(0, 90, 120, 150) == {0: 0.0}
+    assert named(30, 30, 1000) == {}  # one that is fast makes nobody slow: of two in the middle the lower one counts
+    assert named(10, 100, 10, 100, 100) == {0: 0.1, 2: 0.1}
+
+
+def test_nobody_is_slow_alone_or_by_a_handful_of_rollouts() -> None:
+    assert named() == {}
+    assert named(5) == {}
+    assert named(50, 50, 50) == {}  # under back-pressure all are heard in turn
+    assert named(0, 9) == {}
+    assert named(0, 10) == {0: 0.0}
+
+
+def looks(pace: Pace, now: float, *counts: int, incarnation: int = 0) -> dict[int, float]:
+    """What a look shows when workers 0, 1, ... have brought in so much; the last is of this incarnation."""
+    last = len(counts) - 1
+    brought = {(worker, incarnation * (worker == last)): count for worker, count in enumerate(counts) if count}
+    return {worker: share for (worker, _), share in pace.see(now, brought).items()}
+
+
+def test_a_slow_worker_is_named_once_after_a_whole_window() -> None:
+    pace = Pace(window_seconds=10.0)
+    assert looks(pace, 0.0, 7, 9, 1) == {}
+    assert looks(pace, 9.9, 107, 109, 11) == {}
+    assert looks(pace, 10.0, 107, 109, 11) == {2: 0.1}
+    assert looks(pace, 20.0, 207, 209, 21) == {}
+    assert looks(pace, 30.0, 307, 309, 1, incarnation=1) == {}  # another one in its place; it has only begun
+    assert looks(pace, 40.0, 407, 409, 21, incarnation=1) == {2: 0.2}
+
+
+def test_one_that_starts_in_the_middle_of_a_window_is_not_slow() -> None:
+    pace = Pace(window_seconds=10.0)
+    looks(pace, 0.0, 1, 1, 0)
+    assert looks(pace, 10.0, 101, 101, 1) == {}
+    assert looks(pace, 20.0, 201, 201, 101) == {}
+
+
+def test_where_all_are_slow_the_window_lasts_until_there_is_something_to_compare() -> None:
+    pace = Pace(window_seconds=10.0)
+    looks(pace, 0.0, 1, 1, 1)
+    assert looks(pace, 10.0, 3, 1, 3) == {}  # 2, 0 and 2 rollouts are chance
+    assert looks(pace, 70.0, 15, 2, 15) == {}
+    assert looks(pace, 80.0, 17, 3, 17) == {1: 0.125}
+
+
+def test_counts_that_begin_again_are_not_compared_with_those_before() -> None:
+    pace = Pace(window_seconds=10.0)
+    looks(pace, 0.0, 500, 500)
+    pace.see(10.0, {(0, 1): 1, (1, 1): 1})
+    assert pace.see(20.0, {(0, 1): 101, (1, 1): 11}) == {(1, 1): 0.1}

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import nn
 
 from qfleet.data import Array, Batch, Spec
 from qfleet.data.wire import Parts
@@ -242,7 +243,7 @@ def test_everybody_agrees_in_every_way_one_after_the_other() -> None:
             for seed in range(4):
                 report = team.update(made_up(32, seed))
                 heard += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
-            assert team.alike(moments=sync not in OWN_MOMENTS) or sync in APART, sync
+            assert team.alike("targets" if sync in OWN_MOMENTS else "all") or sync in APART, sync
             assert heard + sum(len(ids) for ids, _ in team.late) == 4 * 32, sync
             team.late.clear()
             assert not torch.equal(weights(team.learner), before)
@@ -766,11 +767,34 @@ def test_a_reset_is_everybodys(sync: Sync) -> None:
             assert team.number == 2
 
 
-def test_a_slow_learner_gets_less_and_is_named() -> None:
-    with teamed(small_plan(2, more={"learners.balance": True})) as team:
-        for at in range(60):
-            if at > 10 and isinstance(team.dealing, Split):
-                team.dealing.speeds.speeds[1] = 1.0
+class Sleepy(nn.Module):
+    """A torso that takes its time everywhere but where it was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.home, self.layer = os.getpid(), nn.Linear(4, 8)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        if os.getpid() != self.home:
+            time.sleep(0.001 * len(obs))
+        return torch.relu(self.layer(obs))
+
+
+@pytest.mark.parametrize("balance", [True, False])
+def test_a_learner_that_is_slower_is_named_and_gets_less_if_shares_follow(balance: bool) -> None:
+    asked = {name: value for name, value in SMALL.items() if not name.startswith("net.torso")}
+    asked |= {"learners.num": 2, "algo.batch_size": 32, "learners.balance": balance}
+    plan = make_plan("CartPole-v1", overrides=asked)
+    plan = resolve(plan, spec_of(plan), own_torso=True)
+    torso, spec = Sleepy(), spec_of(plan)
+    learner = lone_learner(plan, spec, spec, torso)
+    team = Team(plan, learner, OwnQuarters(plan, spec, spec, make_cut(plan.algo), (None, torso, None)))
+    with closing(team):
+        for at in range(51):
             report = team.update(made_up(32, at))
         assert np.isfinite(report.priority).all()
-        assert [event["learner"] for event in team.take_events() if event["kind"] == "learner_slow"] == [1]
+        told = [event for event in team.take_events() if event["kind"] == "learner_slow"]
+        assert [event["learner"] for event in told] == [1]
+        assert told[0]["speed"] < 0.6
+        assert isinstance(team.dealing, Split)
+        assert (int((team.dealing.owners == 1).sum()) < 16) == balance

@@ -231,6 +231,10 @@ def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
     assert profile["actor_shares"]["env"] > 0 < profile["actor_shares"]["infer"]
     assert profile["seconds"]["env"] == profile["seconds"]["infer"] == 0
     assert 0 < profile["actors_busy"] <= 1
+    assert 0 < profile["speed_up"] <= 3 == profile["processes"]
+    assert profile["parallel_efficiency"] == pytest.approx(profile["speed_up"] / 3, abs=1e-4)
+    worked = sum(spent for stage, spent in profile["seconds"].items() if stage not in ("idle", "other"))
+    assert profile["work_seconds"] > worked
     rows = progress(run.path)
     assert rows[-1]["actors"] == "2/2"
     assert set(rows[-1]["actor_stages"]) == {"env", "infer", "sync", "wait"}
@@ -253,3 +257,16 @@ def test_a_profile_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest
     assert all(json.loads(line)["kind"] for line in out.splitlines())
     assert "per update" in err
     assert read_json(tmp_path / "p" / "profile.json")["env_steps"] < 100
+
+
+def test_on_ray_there_is_the_table_but_no_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from qfleet.cli.profile import keep_profile, make_traces
+
+    here, away = small(), small({"runtime.type": "ray", "actors.num": 2})
+    assert [len(make_traces(*asked)) for asked in ((True, here), (False, here), (True, away))] == [1, 0, 0]
+    run = trained(here, tmp_path)
+    keep_profile(run, make_traces(True, away), json=False, quiet=False)
+    assert "per update" in (shown := capsys.readouterr().out)
+    assert "functions" not in shown
+    assert read_json(run.path / "profile.json") == run.status["profile"]
+    assert not (run.path / "profile.txt").exists()

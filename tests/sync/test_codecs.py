@@ -5,11 +5,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
+from qfleet.plan.together import LEAST_COSINES, AllreduceSync, least_cosine_of
+from qfleet.plan.together import Codec as CodecPlan
 from qfleet.sync.average import Average, cosine_of
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import NoComm, ThreadComm
+from qfleet.sync.make import make_average
 from tests.sync.parts import together
 
 NUM = 5_000
@@ -60,6 +64,18 @@ def test_everybody_gets_the_same_mean_for_so_many_bytes(name: str) -> None:
     assert all(sent <= BYTES[name] * NUM for _, _, sent in found)
     if name != "power":  # there what came through is the mean's own approximation
         assert torch.allclose(torch.stack([own for own, _, _ in found]).mean(0), found[0][1], atol=1e-12)
+
+
+def test_all_numbers_with_their_places_are_the_exact_mean() -> None:
+    """What a share of one leaves to `Exact` is not another mean than that of its neighbours."""
+
+    def act(comm: ThreadComm) -> tuple[Tensor, Tensor]:
+        values = vector(comm.rank).float()
+        _, sent = TopK(0.5).send(comm, values, torch.randperm(NUM, generator=generator(comm.rank)))
+        return sent, Exact().mean(values, comm)[1]
+
+    for sent, exact in together(3, act):
+        assert torch.equal(sent, exact)
 
 
 @pytest.mark.parametrize("bad", [math.inf, math.nan])
@@ -159,6 +175,36 @@ def test_it_warms_up_exactly_and_a_codec_that_misleads_is_given_up() -> None:
     for told, cosines in together(2, act):
         assert told == ["codec_checked", "codec_given_up"]
         assert [cosine > 0.99 for cosine in cosines] == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("plan", [codec() for codec in LEAST_COSINES], ids=str)
+def test_a_codec_that_works_stays_above_its_own_bound_and_one_that_turns_aside_does_not(plan: CodecPlan) -> None:
+    sync, cosines = AllreduceSync(codec=plan), list[float]()
+
+    def note(kind: str, cosine: float, **fields: object) -> None:
+        cosines.append(cosine)
+        assert kind == "codec_checked"
+
+    def act(comm: ThreadComm) -> None:
+        average = make_average(sync, comm, SHAPES, 0, note)
+        average.check_every = 1
+        for at in range(60):
+            average(vector(at).float() + vector(1_000 + 100 * comm.rank + at).float())  # part signal, part noise
+
+    together(2, act)
+    assert min(cosines) > 1.2 * least_cosine_of(sync) or min(cosines) > 0.99
+    assert least_cosine_of(replace(sync, least_cosine=-1.0)) == -1.0  # the plan's own counts
+
+    class Aside:
+        def mean(self, values: Tensor, comm: NoComm) -> tuple[Tensor, Tensor]:
+            found = torch.roll(values, 1)
+            return found, found
+
+    told: list[str] = []
+    average = make_average(sync, NoComm(), SHAPES, 0, lambda kind, **fields: told.append(kind))
+    average.codec, average.check_every = Aside(), 1  # type: ignore[assignment]
+    average(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert told == ["codec_checked", "codec_given_up"]
 
 
 def test_what_a_codec_had_left_out_comes_when_it_is_given_up() -> None:

@@ -6,8 +6,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from qfleet.plan.together import ServerSync, TopKCodec
-from qfleet.sync.make import make_served
+from qfleet.plan.together import (
+    Bf16Codec,
+    Codec,
+    Fp16Codec,
+    Int8Codec,
+    NoCodec,
+    PowerSgdCodec,
+    ServerSync,
+    SignCodec,
+    TernaryCodec,
+    TopKCodec,
+)
+from qfleet.sync.codecs import Exact
+from qfleet.sync.make import make_codec, make_served
+from qfleet.sync.packed import Packed, push_parcel, pushed
 from qfleet.sync.served import Refused, Served
 from qfleet.sync.shard import Push, Shard, Verdict
 
@@ -19,9 +32,13 @@ class NearPort:
         self.shard, self.rank = shard, rank
         self.verdict: Verdict = "waiting"
         self.pushed: list[Tensor] = []
+        self.packed: Packed | None = None
+        self.sent_bytes = 0
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float) -> None:
+    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
         self.pushed.append(gradient.clone())
+        self.sent_bytes += gradient.nbytes
+        self.packed = packed
         self.verdict = self.shard.push(Push((self.rank, 0, sequence), version, gradient), 0.0)
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
@@ -89,3 +106,36 @@ def test_everybody_hears_that_there_is_nothing_to_be_had() -> None:
     served, ports, _ = make(ServerSync())
     served.step([torch.tensor([math.nan, 0.0, 0.0]), torch.zeros(1)])
     assert all(bool(torch.isnan(port.pushed[-1]).all()) for port in ports)
+
+
+PACKING = [Fp16Codec(), Bf16Codec(), Int8Codec(), SignCodec(), TernaryCodec(), TopKCodec(), TopKCodec(sampled=True)]
+
+
+@pytest.mark.parametrize("codec", PACKING, ids=str)
+def test_a_shard_finds_its_part_in_what_the_codec_sends(codec: Codec) -> None:
+    num, shards = 20_000, 2
+    ports = [NearPort(Shard(torch.zeros(num // shards), lambda gradient, factor: None, 1)) for _ in range(shards)]
+    weights, plan = [torch.zeros(num)], ServerSync(codec=codec)
+    served = make_served(plan, ports, lambda gradients: 1.0, lambda: 1.0, weights, rank=0, seed=0)
+    for seed in range(3):  # the second one has what the first one owed
+        served.step([torch.randn(num, generator=torch.Generator().manual_seed(seed))])
+        for port in ports:
+            parcel = push_parcel(port.pushed[-1], port.packed)
+            assert (len(parcel) < 4 * num // shards) == (port.packed.nbytes < 4 * num // shards)  # type: ignore[union-attr]
+            arrived = pushed(parcel, make_codec(codec, [], 0, 0), num // shards, 1 << 20)
+            assert torch.equal(arrived, port.pushed[-1])
+
+
+@pytest.mark.parametrize("codec", [NoCodec(), PowerSgdCodec()], ids=str)
+def test_what_no_codec_packs_goes_as_it_is(codec: Codec) -> None:
+    served, ports, _ = make(ServerSync(codec=codec))
+    served.step([torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0])])
+    for port in ports:
+        assert port.packed is None
+        assert torch.equal(pushed(push_parcel(port.pushed[-1], None), Exact(), 2, 1 << 20), port.pushed[-1])
+
+
+def test_a_packet_that_nobody_can_open_is_refused() -> None:
+    packed = Packed([torch.zeros(1, dtype=torch.uint8)], 100, 0)
+    with pytest.raises(ValueError, match="no codec that packs"):
+        pushed(push_parcel(torch.zeros(50), packed), Exact(), 50, 1 << 20)

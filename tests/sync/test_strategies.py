@@ -215,13 +215,16 @@ def test_sum_is_so_many_times_the_mean() -> None:
 
 # A quadratic: learner i wants to be at goal_i with curvature h_i; together they belong at sum(h goal) / sum(h).
 
-CURVES = [torch.tensor([1.0, 4.0, 0.5]).double(), torch.tensor([2.0, 1.0, 1.5]).double(), torch.ones(3).double()]
-GOALS = [torch.tensor([1.0, -2.0, 3.0]).double(), torch.tensor([-1.0, 0.5, 2.0]).double(), torch.zeros(3).double()]
+CURVES = torch.tensor(
+    [[1.0, 4.0, 0.5], [2.0, 1.0, 1.5], [1.0, 1.0, 1.0], [0.5, 2.0, 1.0], [1.5, 0.5, 2.0]], dtype=torch.float64
+)
+GOALS = torch.tensor(
+    [[1.0, -2.0, 3.0], [-1.0, 0.5, 2.0], [0.0, 0.0, 0.0], [4.0, -1.0, 1.0], [-3.0, 2.0, 0.5]], dtype=torch.float64
+)
 
 
 def optimum(size: int) -> Tensor:
-    total = sum((curve * goal for curve, goal in zip(CURVES[:size], GOALS, strict=False)), torch.zeros(3).double())
-    return total / sum(CURVES[:size], torch.zeros(3).double())
+    return (CURVES * GOALS)[:size].sum(0) / CURVES[:size].sum(0)
 
 
 def descend(comm: ThreadComm, make: Make, rate: float, steps: int, falling: bool = False) -> tuple[Tensor, Sync]:
@@ -264,7 +267,7 @@ def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
         assert torch.allclose(centre, optimum(size), atol=2e-2)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 5])
 def test_gossip_finds_the_optimum(size: int) -> None:
     def act(comm: ThreadComm) -> Tensor:
         def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
@@ -274,6 +277,34 @@ def test_gossip_finds_the_optimum(size: int) -> None:
 
     for found in together(size, act):
         assert torch.allclose(found, optimum(size), atol=2e-2)
+
+
+def test_gossip_hears_both_neighbours_and_nobody_else() -> None:
+    def act(comm: ThreadComm) -> float:
+        place = torch.tensor([float(10**comm.rank)])
+        Gossip(lambda gradients: 0.0, comm, [place]).step([torch.zeros(1)])
+        return 3.0 * float(place)
+
+    assert together(5, act) == pytest.approx([10_011.0, 111.0, 1_110.0, 11_100.0, 11_001.0])
+
+
+def test_admm_tells_its_residuals_now_and_then() -> None:
+    def act(comm: ThreadComm) -> list[tuple[str, dict[str, Any]]]:
+        told = []
+
+        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+            tell = lambda kind, **fields: told.append((kind, fields))  # noqa: E731
+            return make_sync(AdmmSync(every_updates=2), comm, step, weights, moments, seed=0, tell=tell)
+
+        descend(comm, make, 0.1, 500)
+        return told
+
+    for told in together(2, act):
+        assert [(kind, fields["meetings"]) for kind, fields in told] == [("admm", 1), ("admm", 101), ("admm", 201)]
+        first, last = told[0][1], told[-1][1]
+        assert first["primal"] > 1e3 * last["primal"]
+        assert first["dual"] > 1e3 * last["dual"]
+        assert first["rho"] == 0.01
 
 
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:

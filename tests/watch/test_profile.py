@@ -141,15 +141,43 @@ def test_energy_is_told_per_million_steps() -> None:
     assert "50,000 J per million steps" in time_line(profile)
 
 
-def test_actors_elsewhere_have_shares_and_an_efficiency() -> None:
-    actors = {"env": 3 * 10**9, "infer": 10**9, "sync": 10**9, "wait": 5 * 10**9}
-    spent = times(update=6.0, idle=3.0, wall=10.0)
-    profile = profile_of(spent, actors, processes(), env_steps=1, updates=1, cores=2)
+ACTORS = {"env": 6 * 10**9, "infer": 2 * 10**9, "sync": 2 * 10**9, "wait": 10 * 10**9}  # two of them, 10 s each
+
+
+def beside(num: int = 2, **seconds: float) -> dict[str, Any]:
+    return profile_of(times(**seconds, wall=10.0), ACTORS, processes(num), env_steps=1, updates=1, cores=2)
+
+
+def test_actors_elsewhere_have_shares() -> None:
+    profile = beside(update=6.0, idle=3.0)
     assert profile["actor_shares"] == {"env": 0.3, "infer": 0.1, "sync": 0.1, "wait": 0.5}
     assert (profile["actors"], profile["actors_busy"]) == (2, 0.5)
-    lines = profile_lines(profile)
-    assert "parallel efficiency 50%: 2 actors do what 1.00 that never wait would do" in lines
     assert "learner busy 60%, 2 actors 50%" in time_line(profile)
+
+
+def test_speed_up_is_work_by_the_clock_and_efficiency_that_per_process() -> None:
+    # The learner's 6 s of updates, 1 s of saving and 1 s of evaluation, and the actors' 10 s: 18 s of work in 10 s.
+    profile = beside(update=6.0, save=1.0, eval=1.0, idle=2.0)
+    assert (profile["work_seconds"], profile["speed_up"], profile["processes"]) == (18.0, 1.8, 3)
+    assert profile["parallel_efficiency"] == 0.6
+    said = "speed-up 1.80x: 18.00 s of work, one after the other, in 10.00 s; parallel efficiency 60%, with 3 processes"
+    assert said in profile_lines(profile)
+    assert "2 actors 50% · speed-up 1.80x, parallel efficiency 60% · " in time_line(profile)
+
+
+def test_waiting_and_what_no_stage_covers_are_no_work() -> None:
+    assert beside(update=2.0, idle=8.0)["speed_up"] == beside(update=2.0, idle=1.0)["speed_up"] == 1.2
+    assert beside(num=4, update=2.0)["parallel_efficiency"] == pytest.approx(1.2 / 5)
+
+
+def test_one_process_has_no_speed_up() -> None:
+    assert "speed_up" not in made()
+    assert "speed-up" not in time_line(made()) + " ".join(profile_lines(made()))
+
+
+def test_a_profile_of_an_earlier_version_is_still_told() -> None:
+    older = {name: value for name, value in beside(update=6.0).items() if name != "speed_up"}
+    assert "2 actors 50% · learner-bound" in time_line(older)
 
 
 def test_one_line_leaves_out_what_hardly_counts() -> None:
