@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qfleet.run.gradients import check_gradients
-from qfleet.run.history import Record, read_history
+from qfleet.run.history import OPERATIONS, Record, read_history
 from qfleet.run.lives import Violation, check_lives
 
 Key: TypeAlias = tuple[int, int]  # worker, incarnation
@@ -36,13 +36,14 @@ def check_history(folder: Path) -> list[Violation]:
 def check_records(records: Iterable[Record]) -> list[Violation]:
     """The same for records in memory; those of one role are in order."""
     audit = Audit()
-    by_role: dict[str, list[Record]] = {"actor": [], "learner": [], "supervisor": [], "team": []}
+    by_role: dict[str, list[Record]] = {role: [] for role in OPERATIONS}
     for record in records:
         by_role[record["role"]].append(record)
     # What was sent and published is known before what was accepted and loaded is judged.
     audit.read_sent(by_role["actor"])
     audit.read_learner(by_role["learner"])
     audit.read_actors(by_role["actor"], [record["at"] for record in by_role["learner"] if record["op"] == "opened"])
+    audit.read_replay(by_role["replay"])
     last = max((record["at"] for record in (*by_role["learner"], *by_role["supervisor"])), default=0.0)
     lives = check_lives(by_role["supervisor"], by_role["actor"], last)
     return audit.found + lives + check_gradients(by_role["team"])
@@ -219,6 +220,22 @@ class Audit:
         """Inserted, and not evicted yet."""
         wrong = [serial for serial in record["ids"] if not self.tail <= serial < self.head]
         self.blame(bool(wrong), "sampled", f"{wrong[:3]} are not among [{self.tail}, {self.head})")
+
+    def read_replay(self, records: list[Record]) -> None:
+        """A replay of its own process stored what was accepted, once, and drew what it held just then."""
+        stored: set[Source] = set()
+        for record in records:
+            tail, head = record["tail"], record["head"]
+            if record["op"] == "drawn":
+                wrong = [serial for serial in record["ids"] if not tail <= serial < head]
+                self.blame(bool(wrong), "sampled", f"{wrong[:3]} are not among [{tail}, {head})")
+                continue
+            worker, incarnation, sequence = source = as_source(record)
+            # One beyond: whoever notes that it was accepted may be killed before.
+            known = sequence <= self.ever.get((worker, incarnation), 0)
+            self.blame(source in stored, "twice", f"{source} was stored again")
+            self.blame(not known, "invented", f"{source} was stored but not accepted")
+            stored.add(source)
 
     def allowed(self, steps: int) -> int:
         """How many updates so many steps allow in all."""

@@ -77,6 +77,8 @@ def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) ->
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
     if isinstance(line.actor, Fleet):
         line.actor.settle(diary.folder, events)
+    if line.remote is not None:
+        line.remote.settle(diary.folder)
     if line.partners is not None:
         line.partners.settle(diary.folder)
     return Course(line, Judge(line.plan, env), keeper, diary, asked)

@@ -31,6 +31,9 @@ actor
     acked       source, verdict ("accept", "duplicate" or "refuse"). Only where the wire answers.
     loaded      worker, incarnation, version. The weights it acts with from here on.
     ticked      worker, incarnation. About once a second while its progress counter moves, waiting for a turn included.
+replay (that has a process of its own)
+    stored      source, tail, head
+    drawn       ids (some of the serial numbers of a batch), tail, head
 supervisor
     supervising restarts, window_seconds, hung_seconds (None: clocks of the roles do not agree), start_seconds,
                 replace_seconds (from a fault to the next start, at most). First of all, and again when everyone
@@ -81,6 +84,10 @@ OPERATIONS: dict[str, dict[str, str]] = {
         "loaded": "worker incarnation version",
         "ticked": "worker incarnation",
     },
+    "replay": {
+        "stored": "source tail head",
+        "drawn": "ids tail head",
+    },
     "supervisor": {
         "supervising": "restarts window_seconds hung_seconds start_seconds replace_seconds",
         "started": "worker incarnation",
@@ -102,6 +109,7 @@ NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items
 # Others may act on these, so they are in the file before: who is killed right after leaves no hole in the history.
 AT_ONCE = {"opened", "began", "dismissed", "accepted", "sealed", "published", "committed", "closed", "sent"}
 FLUSH_LINES, FLUSH_SECONDS = 256, 1.0
+NOTED_IDS = 8  # of each batch
 
 
 class Notes(Protocol):

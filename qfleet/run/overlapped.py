@@ -13,11 +13,10 @@ from qfleet.learn import Feed, ReplayFeed, learning
 from qfleet.replay import Replay
 from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.fleet import Fleet
-from qfleet.run.history import Notes
+from qfleet.run.history import NOTED_IDS, Notes
 from qfleet.run.wiring import Line
 
 NAP_SECONDS = 0.001
-NOTED_IDS = 8  # of each batch
 
 
 class NotedFeed:
@@ -32,7 +31,7 @@ class NotedFeed:
     def take(self, expected: int) -> Batch | Sequences | None:
         """The next batch."""
         batch = self.feed.take(expected)
-        # A remote replay drew it some time ago, and ids of fresh experience are places in its block.
+        # A remote replay drew it some time ago and notes that itself; ids of fresh experience are places in its block.
         if batch is not None and isinstance(self.feed, ReplayFeed) and isinstance(self.feed.replay, Replay):
             self.history.note("learner", "sampled", ids=batch.ids[:NOTED_IDS].tolist())
         return batch

@@ -9,10 +9,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +51,7 @@ class RemoteReplay:
         self.filter = None if self.twin.filter is None else RemoteFilter(self)
         self._fold = self.twin.fold
         self.process: BaseProcess | None = None
+        self.history: Path | None = None  # where its operations are noted
         self.asked = 0  # batches asked for and not yet used
         self.waiting: deque[Batch | Sequences | None] = deque()
         self.start()
@@ -63,7 +65,8 @@ class RemoteReplay:
         self.calls, theirs = self.context.Pipe()
         self.words = Region(WORDS_BYTES)
         parts = (self.region, self.orders, self.answers, theirs, self.words)
-        post = ReplayPost(msgspec.json.encode(self.plan), self.spec, *parts)
+        noted = None if self.history is None else str(self.history)
+        post = ReplayPost(msgspec.json.encode(self.plan), self.spec, *parts, noted)
         self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
         with hidden_main():
             self.process.start()
@@ -71,6 +74,13 @@ class RemoteReplay:
         self._fold = self.twin.fold  # as the plan says, like that of the new process
         self.begun = False  # it imports and compiles before its first answer
         self.forget()
+
+    def settle(self, folder: Path) -> None:
+        """The run's folder is here: if a history is kept, so is that of the replay."""
+        if self.plan.log.history:
+            self.history = folder / "history" / "replay.jsonl"
+            with suppress(ReplayLost):  # the next one is told when it starts
+                self.call("settle", {"file": str(self.history)})
 
     def forget(self) -> None:
         """Batches that were asked for or have arrived are not wanted any more."""

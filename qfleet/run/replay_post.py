@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +20,7 @@ from qfleet.data.wire import Parts
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
+from qfleet.run.history import NOTED_IDS, History, NoHistory, Notes
 from qfleet.run.post import logging_to
 from qfleet.run.shared import Ring
 from qfleet.run.wiring import SAMPLE, stream
@@ -41,6 +44,7 @@ class ReplayPost:
     answers: Ring
     calls: Connection
     words: Region  # what went wrong, in words
+    history: str | None  # the file that operations are noted in, if they are
 
 
 def columns_of(store: Store) -> dict[str, Array]:
@@ -91,6 +95,7 @@ class Keeping:
         warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
         replay = make_replay(plan, post.spec, plan.env.num, stream(plan.seed, SAMPLE))
         self.replay = shared_store(replay, post.region)
+        self.history: Notes = NoHistory() if post.history is None else History(Path(post.history))
         self.obey: dict[str, Callable[[Parts], None]] = {
             "add": self.add,
             "priorities": self.update,
@@ -114,6 +119,11 @@ class Keeping:
         gain, lanes = arrays.pop("gain", None), slice(int(facts["begin"]), int(facts["end"]))  # type: ignore[arg-type]
         rollout = as_rollout(({**facts, "kind": "rollout"}, arrays), self.post.spec, lanes.stop - lanes.start)
         self.replay.add(rollout, gain, lanes)
+        self.note("stored", source=rollout.source)
+
+    def note(self, op: str, **fields: Any) -> None:
+        """Write an operation down, with the serial numbers that can be drawn after it."""
+        self.history.note("replay", op, **fields, tail=self.replay.tail, head=self.replay.head)
 
     def update(self, parts: Parts) -> None:
         """Take priorities back."""
@@ -126,6 +136,8 @@ class Keeping:
     def draw(self, parts: Parts) -> None:
         """Cut a batch; it waits for room, as long as somebody may still make it."""
         batch = self.replay.sample(int(parts[0]["size"]))  # type: ignore[arg-type]
+        if batch is not None:
+            self.note("drawn", ids=batch.ids[:NOTED_IDS].tolist())
         # Asked for ahead of its time: what was ready then may all have been pushed out since.
         answer: Parts = ({"kind": NOTHING}, {}) if batch is None else batch_parts(batch)
         parent = os.getppid()
@@ -167,6 +179,8 @@ class Keeping:
             self.replay.load_state_dict(state)
         elif name == "reseed":
             self.replay.rng.bit_generator.state = state["rng"]
+        elif name == "settle":
+            self.history = History(Path(state["file"]))
         else:
             raise ValueError(f"no call {name}")
         return {}

@@ -71,6 +71,10 @@ class Remote(Protocol):
 
     budget: Budget  # how often it may be started again
 
+    def settle(self, folder: Path) -> None:
+        """The run's folder is here."""
+        ...
+
     def start(self) -> None:
         """Begin anew, with nothing in it."""
         ...

@@ -120,6 +120,20 @@ def good() -> Story:
     return story
 
 
+def test_a_replay_of_its_own_process_stores_once_what_was_accepted_and_draws_what_it_holds() -> None:
+    story = good()
+    story.note("replay", "stored", source=(0, 0, 0), tail=0, head=4)
+    story.note("replay", "drawn", ids=[0, 3], tail=0, head=4)
+    story.note("replay", "stored", source=(0, 0, 2), tail=0, head=8)  # who would have noted it was killed
+    assert story.rules() == set()
+    story.note("replay", "drawn", ids=[4], tail=0, head=4)
+    assert story.rules() == {"sampled"}
+    story.note("replay", "stored", source=(0, 0, 0), tail=0, head=8)
+    assert story.rules() == {"sampled", "twice"}
+    story.note("replay", "stored", source=(0, 0, 3), tail=0, head=8)
+    assert story.rules() == {"sampled", "twice", "invented"}
+
+
 def test_a_good_history_is_good() -> None:
     story = good()
     story.close()
