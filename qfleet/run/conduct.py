@@ -76,7 +76,7 @@ def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) ->
     checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
     if isinstance(line.actor, Fleet):
-        line.actor.settle(diary.folder, events)
+        line.actor.settle(diary.folder, diary.note_actor)
     if line.remote is not None:
         line.remote.settle(diary.folder)
     if line.partners is not None:

@@ -208,6 +208,12 @@ class Diary:
             what = f"failed more often than env.rebuilds and is given up: {fault['what']}"
             self.warn(f"{whose}environment {lanes} {what}")
 
+    def note_actor(self, kind: str, **fields: Any) -> None:
+        """An actor was lost, came back or is slow; that one is slow only its user can mend."""
+        self.events.event(kind, **fields)
+        if kind == "actor_slow":
+            self.warn(f"actor {fields['worker']} brings in {fields['share']:.0%} of what the others do")
+
     def note_learner(self, event: Row) -> None:
         """Somebody came, left or was lost among the learners; what is lost is worth a word on the screen."""
         kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}

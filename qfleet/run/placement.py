@@ -8,7 +8,9 @@ worlds in threads of their own). Small batches favour the first, accelerators an
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Literal
 
 import msgspec
@@ -17,23 +19,29 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import World
+from qfleet.data.kin import die_with_parent, fork_server, hidden_main
 from qfleet.envs.probe import any_allowed
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
 from qfleet.run.resolve import require_device
+from qfleet.run.wiring import ROLES
 
-# From one process to another and back, for one step of all lanes: an estimate, two wake-ups and their way.
-HANDOVER_SECONDS = 1.5e-4
+HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
+ECHO_SECONDS = 60.0  # until the other process answers for the first time, imports included
 MEASURE_SECONDS = 0.3
-FEWEST_TIMES, WARM_TIMES = 5, 3
+FEWEST_TIMES, WARM_TIMES, END_SECONDS = 5, 3, 0.5
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured: seconds of one environment's step, and of the network by device and batch size."""
+    """What was measured: seconds of one environment's step, and of the network by device and batch size.
+
+    `handover_seconds` is the way from one process to another and back, for one step of all lanes.
+    """
 
     step_seconds: float
     look_seconds: dict[tuple[str, int], float]
+    handover_seconds: float = HANDOVER_SECONDS
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
         if batch == envs // actors:
             found.append(Place("local", device, batch, envs / (look * crowding + stepping)))
         if batch == envs:
-            found.append(Place("central", device, batch, envs / (look + stepping + HANDOVER_SECONDS)))
+            found.append(Place("central", device, batch, envs / (look + stepping + costs.handover_seconds)))
     return sorted((place for place in found if is_open(plan, place)), key=lambda place: -place.steps_per_second)
 
 
@@ -81,7 +89,40 @@ def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
             state = policy.blank(batch)
             looks[device, batch] = timed(lambda policy=policy, obs=obs, state=state: policy.look(obs, state))  # type: ignore[misc]
-    return Costs(step_seconds(world), looks)
+    handover = handover_seconds() if plan.actors.num > 1 else 0.0  # of one actor none is central
+    return Costs(step_seconds(world), looks, handover)
+
+
+def echo(line: Connection) -> None:
+    """Another process that says what it hears."""
+    die_with_parent()
+    with suppress(EOFError, OSError):
+        while line.poll(ECHO_SECONDS):
+            line.send_bytes(line.recv_bytes(64))
+
+
+def handover_seconds() -> float:
+    """Two wake-ups and their way, tried with another process."""
+    context = fork_server(ROLES)
+    line, theirs = context.Pipe()
+    process = context.Process(target=echo, args=(theirs,), name="qfleet-echo", daemon=True)
+    with hidden_main(), theirs:
+        process.start()
+
+    def ask() -> None:
+        line.send_bytes(b"?")
+        if not line.poll(ECHO_SECONDS):
+            raise TimeoutError
+        line.recv_bytes(64)
+
+    try:
+        return timed(ask)
+    except (TimeoutError, EOFError, OSError):
+        return HANDOVER_SECONDS
+    finally:
+        process.kill()
+        process.join(END_SECONDS)
+        line.close()
 
 
 def devices() -> list[str]:

@@ -1,6 +1,8 @@
 """Where actions are chosen."""
 
+import multiprocessing
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from qfleet.act import Policy
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, Processes
-from qfleet.run.placement import Costs, measure, places, settled, step_seconds
+from qfleet.run.placement import HANDOVER_SECONDS, Costs, measure, places, settled, step_seconds
 from qfleet.run.wiring import make_policy, make_train_world
 from tests.run.parts import SMALL
 
@@ -46,6 +48,12 @@ def test_speed_is_predicted_from_its_parts() -> None:
     assert central.steps_per_second == pytest.approx(8 / (4e-3 + 1.5e-3 + 1.5e-4))
 
 
+def test_a_long_way_to_another_process_speaks_for_choosing_at_home() -> None:
+    near = Costs(1e-5, {("cpu", 4): 1e-3, ("cpu", 8): 1.1e-3}, handover_seconds=1e-5)
+    assert places(plan_of(), near, cores=2)[0].inference == "central"
+    assert places(plan_of(), replace(near, handover_seconds=5e-3), cores=2)[0].inference == "local"
+
+
 def test_what_the_plan_says_is_not_asked() -> None:
     plan = plan_of(**{"runtime.inference": "central"})
     assert {place.inference for place in places(plan, costs(1e-5, 1e-4, 2e-4), cores=2)} == {"central"}
@@ -61,7 +69,10 @@ def test_it_is_measured_written_down_and_told() -> None:
     world = make_train_world(plan)
     found = measure(plan, world, lambda device: make_policy(plan, world.spec, device))
     assert set(found.look_seconds) >= {("cpu", 4), ("cpu", 8)}
-    assert all(0 < seconds < 1 for seconds in [found.step_seconds, *found.look_seconds.values()])
+    taken = [found.step_seconds, found.handover_seconds, *found.look_seconds.values()]
+    assert all(0 < seconds < 1 for seconds in taken)
+    assert found.handover_seconds != HANDOVER_SECONDS  # which stands for what could not be measured
+    assert not [child for child in multiprocessing.active_children() if child.name == "qfleet-echo"]
     chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
     assert isinstance(chosen.runtime, Processes)
     assert chosen.runtime.inference in ("local", "central")
