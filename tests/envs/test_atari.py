@@ -89,7 +89,9 @@ def test_answers_are_not_overwritten_by_later_ones() -> None:
     world.close()
 
 
-@pytest.mark.parametrize(("sticky", "reseed_steps"), [(0.0, 0), (0.25, 0), (0.25, 120)])
+@pytest.mark.parametrize(
+    ("sticky", "reseed_steps"), [pytest.param(0.0, 0, marks=pytest.mark.slow), (0.25, 0), (0.25, 120)]
+)
 def test_a_saved_moment_is_reached_again_and_goes_on_the_same(sticky: float, reseed_steps: int) -> None:
     rng = np.random.default_rng(1)
     script = rng.integers(0, 4, (220, 3))

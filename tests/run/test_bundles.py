@@ -53,7 +53,7 @@ def test_a_bundle_has_its_part_of_everything() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, PRIORITIES, pytest.param(RANDOM, marks=pytest.mark.slow)],
+    [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in (PRIORITIES, RANDOM))],
     ids=["uniform", "prioritized", "drawing"],
 )
 def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
     [
         pytest.param({"sync.type": "local", "sync.every_updates": 3}, marks=pytest.mark.slow),
         pytest.param({"sync.codec.type": "int8"}, marks=pytest.mark.slow),
-        GORILA,
+        pytest.param(GORILA, marks=pytest.mark.slow),
     ],
     ids=["local", "int8", "gorila"],
 )
@@ -284,6 +284,7 @@ def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     assert [event["learner"] for event in events(found.path, "learner_left")] == [2]
 
 
+@pytest.mark.slow
 def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, validate = list[dict[str, Any]](), Judge.validate
 
@@ -300,6 +301,7 @@ def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeyp
     assert all(np.array_equal(held[name], value) for name, value in weights.items())
 
 
+@pytest.mark.slow
 def test_gorila_learns_asynchronously_and_goes_on_after_a_stop(tmp_path: Path) -> None:
     small = {name: value for name, value in TWO.items() if not name.startswith("learners.num")}
     plan = make_plan("CartPole-v1", "gorila", {**small, "log.history": True, "until.steps": 400})

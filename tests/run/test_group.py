@@ -381,6 +381,7 @@ def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, nursery
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)  # each member imports torch, which takes its time on a busy machine
+@pytest.mark.slow
 def test_members_save_and_leave_when_the_group_is_killed(tmp_path: Path, nursery: Nursery) -> None:
     child = nursery.start(*words(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
     members = begun(child, tmp_path / "out", 2)

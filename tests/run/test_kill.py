@@ -90,9 +90,9 @@ def survive(nursery: Nursery, out: Path, command: list[str], chance: random.Rand
         ("CartPole-v1", PER_3, 2),
         (TELLING, LIVELY, 3),
         (TELLING, PER_3, 4),
-        ("CartPole-v1", {**R2D2, **LIVELY}, 5),
+        pytest.param("CartPole-v1", {**R2D2, **LIVELY}, 5, marks=pytest.mark.slow),
         ("CartPole-v1", {**PQN, **LIVELY}, 6),
-        (TELLING, {**IQN, **NOISY, **MUNCHAUSEN, **ACTOR, **LIVELY}, 7),
+        pytest.param(TELLING, {**IQN, **NOISY, **MUNCHAUSEN, **ACTOR, **LIVELY}, 7, marks=pytest.mark.slow),
     ],
 )
 def test_sigkill_at_random_moments(

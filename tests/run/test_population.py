@@ -491,6 +491,7 @@ def test_a_run_that_dies_right_after_acting(tmp_path: Path, reference: Reference
 
 
 @pytest.mark.chaos
+@pytest.mark.slow
 def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference: Reference) -> None:
     changes = {**FOUR, **ACTOR, "until.steps": 1_500, "eval.every_steps": 100}
     whole = reference(changes).path

@@ -300,6 +300,7 @@ def test_an_actor_cannot_flood_the_disk(tmp_path: Path) -> None:
     assert max(sizes) == LOG_BYTES  # 8 MB were printed, by one more than by the other
 
 
+@pytest.mark.slow
 def test_the_workers_of_each_actor_write_to_logs_of_their_own(tmp_path: Path) -> None:
     more = {"env.workers": 1, "until.steps": 200, "runtime.hung_seconds": 60}
     run = train(plan_of("toys/Random-v0", **more), out=tmp_path, env=make_chatty)
@@ -325,6 +326,7 @@ train(make_plan("CartPole-v1", overrides={settings}), out={out!r})
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(UNGUARDED.format(settings={**FLEET, **REMOTE}, out=str(tmp_path / "runs")))
@@ -434,7 +436,10 @@ LEARNERS: Settings = {"learners.num": 3, "sync.type": "server", "sync.shards": 2
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("more", "num"),
-    [({}, 5), (LEARNERS, 9)],  # driver, fork server, two actors, replay; two more learners, two shards
+    [
+        ({}, 5),
+        pytest.param(LEARNERS, 9, marks=pytest.mark.slow),
+    ],  # driver, fork server, two actors, replay; two more learners, two shards
     ids=["alone", "learners"],
 )
 def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Settings, num: int) -> None:
@@ -459,6 +464,7 @@ def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Setting
     assert resume(run, steps=read_rows(run / "metrics.jsonl")[-1]["env_steps"] + 300).status["state"] == "done"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"env.workers": 1}], ids=["native", "workers"])
 def test_the_fork_server_has_imported_what_roles_need(more: dict[str, Any]) -> None:
     """Whoever starts it first: otherwise every actor and replay would import torch anew."""

@@ -304,7 +304,7 @@ class Killed(BaseException):
     """Stands for a process that is gone at once."""
 
 
-@pytest.mark.parametrize("cell", ["both", "memory"])
+@pytest.mark.parametrize("cell", ["both", pytest.param("memory", marks=pytest.mark.slow)])
 def test_a_run_that_dies_right_after_acting(cell: str, tmp_path: Path, reference: Reference) -> None:
     whole, number = reference(CELLS[cell]).path, 0
     for kind in ("steer", "reset"):

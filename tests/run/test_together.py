@@ -52,7 +52,7 @@ def test_a_run_of_two_learners_repeats_and_resumes_exactly(tmp_path: Path) -> No
     assert read_json(resumed.path / "status.json")["exact"]
 
 
-@pytest.mark.parametrize("runtime", ["inline", "processes"])
+@pytest.mark.parametrize("runtime", [pytest.param("inline", marks=pytest.mark.slow), "processes"])
 def test_how_learners_agree_is_switched_while_they_learn(
     tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -267,7 +267,7 @@ def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
         assert torch.allclose(centre, optimum(size), atol=2e-2)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_gossip_finds_the_optimum(size: int) -> None:
     def act(comm: ThreadComm) -> Tensor:
         def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
