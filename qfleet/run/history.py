@@ -108,6 +108,7 @@ OPERATIONS: dict[str, dict[str, str]] = {
 NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items() for op, words in ops.items()}
 # Others may act on these, so they are in the file before: who is killed right after leaves no hole in the history.
 AT_ONCE = {"opened", "began", "dismissed", "accepted", "sealed", "published", "committed", "closed", "sent"}
+AT_ONCE |= {"stored", "drawn"}  # a replay's process is killed when it is not needed any more
 FLUSH_LINES, FLUSH_SECONDS = 256, 1.0
 NOTED_IDS = 8  # of each batch
 

@@ -71,7 +71,7 @@ def require_exact(run: Run, plan: Plan) -> None:
     assert run.status["updates"] == allowed(plan, run.status["env_steps"])
     if plan.log.history:
         assert check_history(run.path / "history") == []
-    if plan.runtime.replay_process:
+    if plan.log.history and plan.runtime.replay_process:
         told = {row["op"] for row in read_rows(run.path / "history" / "replay.jsonl")}
         assert told == {"stored", "drawn"}
     assert not multiprocessing.active_children()
