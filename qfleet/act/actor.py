@@ -71,7 +71,7 @@ class Actor:
         self.last = np.zeros(world.num, np.bool_)
         self.now: Step | None = None
         self.action = np.zeros(world.num, np.int64)
-        self.tell_values = tell_values  # for priorities that actors know first
+        self.tell_values = tell_values  # for priorities and returns that are found from them
         self.value: Array | None = None
         # What a recurrent policy remembered before and after the present action.
         self.memory = self.next_memory = policy.blank(world.num)
@@ -203,7 +203,8 @@ class Actor:
 
 def expected_values(values: Array, choices: list[Array], mask: Array | None) -> Array:  # -> [B, 2]
     """What the policy expects of its action, and of the best one allowed; values are [B, A] or [B, D, A]."""
-    best = values if mask is None else np.where(mask, values, -np.inf)
+    # Where no action is allowed nothing is taken away, as in `qlearn.rules.masked`.
+    best = values if mask is None else np.where(mask | ~mask.any(-1, keepdims=True), values, -np.inf)
     if values.ndim == 2:
         return np.stack([values[np.arange(len(values)), choices[0]], best.max(1)], 1)
     taken = np.take_along_axis(values, np.stack(choices, 1)[:, :, None], 2)[:, :, 0]

@@ -1,10 +1,11 @@
 """Learning from fresh experience only: no replay, no target network (PQN, Gallici et al. 2024).
 
 Shapes: T rows, B lanes, N items. A block is T rows of every lane of one actor and the row after them, from which it
-bootstraps; its Q(lambda) returns are computed once, by the network as it was when the block was taken.
+bootstraps; its Q(lambda) returns are computed once, from what the actor expected when it acted, as the authors do.
 """
 
 from collections import deque
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,9 +16,23 @@ from qfleet.learn.bonus import Counts
 from qfleet.learn.feed import Observer, add_paid, lanes_of, news_of, seal
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
-from qfleet.qlearn.rules import masked
-from qfleet.qlearn.views import window
 from qfleet.replay import Replay
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A minibatch to be: which steps of a block it holds. Cut when its turn comes: all at once are far larger."""
+
+    obs: Array  # [T * B, ...]
+    action: Array  # [T * B]
+    goal: Array  # [T * B]
+    at: Array  # [N]
+
+    def cut(self) -> Batch:
+        """The minibatch. What follows a step is not looked at: its return holds all of it."""
+        obs, goal, num = take_rows(self.obs, self.at), self.goal[self.at], len(self.at)
+        nothing, alike = np.zeros(num, np.float32), np.ones(num, np.float32)
+        return Batch(obs, self.action[self.at], goal, nothing, obs, alike, self.at)
 
 
 class FreshFeed:
@@ -39,7 +54,7 @@ class FreshFeed:
         self.epochs, self.minibatches, self.trace = epochs, minibatches, trace
         self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = self.learned_items = 0
-        self.waiting: deque[Batch] = deque()  # always empty between turns: a block is learned from in one go
+        self.waiting: deque[Part] = deque()  # always empty between turns: a block is learned from in one go
 
     def insert(self, rollout: Rollout) -> None:
         """Take a row in."""
@@ -53,23 +68,20 @@ class FreshFeed:
         """The next minibatch, if a block is complete."""
         while not self.waiting and self.replay.head > self.learned_items:
             self.waiting.extend(self.cut_block())
-        return self.waiting.popleft() if self.waiting else None
+        return self.waiting.popleft().cut() if self.waiting else None
 
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to remember."""
 
-    def cut_block(self) -> list[Batch]:
+    def cut_block(self) -> list[Part]:
         """Every minibatch of every epoch, in order; final observations are left out."""
         block = self.block()
-        returns = self.returns(block)
+        goal = self.returns(block).ravel()
         used = np.flatnonzero(~block.last[:-1].ravel())
-        obs, action = block.obs[:-1].reshape(-1, *block.obs.shape[2:]), block.action[:-1].ravel()
-        goals, zeros = returns.ravel(), np.zeros(len(returns.ravel()), np.float32)
+        obs, action = laid_out(block.obs[:-1].reshape(-1, *block.obs.shape[2:])), block.action[:-1].ravel()
         orders = [self.replay.rng.permutation(used) for _ in range(self.epochs)]
-        parts = [part for order in orders for part in np.array_split(order, self.minibatches) if len(part)]
-        return [
-            Batch(obs[at], action[at], goals[at], zeros[at], obs[at], np.ones(len(at), np.float32), at) for at in parts
-        ]
+        places = [part for order in orders for part in np.array_split(order, self.minibatches) if len(part)]
+        return [Part(obs, action, goal, at) for at in places]
 
     def block(self) -> Sequences:
         """The oldest window of every lane of one actor that was not learned from."""
@@ -82,17 +94,20 @@ class FreshFeed:
         return block
 
     def returns(self, block: Sequences) -> Array:  # [T, B]
-        """Q(lambda) returns by the network as it is."""
-        tensors, rows = self.learner.tensors(block), block.last.shape
-        with torch.no_grad():
-            values = self.learner.head.values(self.learner.net(tensors.obs.flatten(0, 1)))
-            mask = None if tensors.mask is None else tensors.mask.flatten(0, 1)
-            best = masked(values, mask).amax(-1)
-            best = (best if best.ndim == 1 else best.mean(1)).view(rows)
-            last = window(tensors)[1]
-            found = lambda_returns(tensors.reward, tensors.discount, best, last, self.trace)
-        out: Array = found.cpu().numpy()
+        """Q(lambda) returns."""
+        reward = self.learner.scaled(torch.from_numpy(block.reward).to(self.learner.device)).cpu()
+        discount, best, last = map(torch.from_numpy, (block.discount, self.told(block.ids), block.last))
+        out: Array = lambda_returns(reward, discount, best, last, self.trace).numpy()
         return out
+
+    def told(self, serials: Array) -> Array:  # [T + 1, B]
+        """What the actor expected of the best action in every row."""
+        store, items = self.replay.store, self.replay.at(serials)
+        if store.value is None:
+            raise ValueError("this store keeps no values")
+        rows = items // store.lanes + np.arange(self.replay.cut.window + 1)[:, None]
+        found: Array = store.value[rows % store.rows, items % store.lanes, 1]
+        return found
 
     def news(self) -> dict[str, float | None]:
         """The bonus paid."""
@@ -105,11 +120,12 @@ class FreshFeed:
             "learned_items": self.learned_items,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
+            "told": True,
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment; without its rows the block begins anew."""
+        """Come back to that moment; without its rows, or their values, which older versions did not keep, anew."""
         self.steps, self.learned_items = saved_count(state, "steps"), saved_count(state, "learned_items")
         self.observer.returns = np.array(state["returns"])
         self.waiting.clear()
@@ -117,6 +133,22 @@ class FreshFeed:
             self.bonus.load_state_dict(saved_value(state, "bonus"))
         if with_replay:
             self.replay.load_state_dict(state["replay"])
-        else:
+        if not with_replay or "told" not in state:
             self.replay.clear()
             self.learned_items = self.replay.head
+
+
+def laid_out(obs: Array) -> Array:
+    """Pictures with their channels last, as convolutions want them, seen through the axes they had: once per block."""
+    if obs.ndim != 4:
+        return obs
+    out: Array = torch.from_numpy(obs).contiguous(memory_format=torch.channels_last).numpy()
+    return out
+
+
+def take_rows(obs: Array, at: Array) -> Array:
+    """Some rows, laid out as all are."""
+    if obs.ndim != 4:
+        return obs[at]
+    found: Array = obs.transpose(0, 2, 3, 1)[at].transpose(0, 3, 1, 2)
+    return found

@@ -205,12 +205,18 @@ class Learner:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""
         found = self.carry(fields_of(batch))
         whole = self.rule is None and isinstance(batch, Batch)  # returns, made of rewards that were scaled already
-        if self.net.rewards is not None and found["reward"] is not None and not whole:
-            found["reward"] = (found["reward"] * self.net.rewards.scale()).clamp(-LIMIT, LIMIT)
+        if found["reward"] is not None and not whole:
+            found["reward"] = self.scaled(found["reward"])
         ahead = found.get("next_obs")
         if ahead is not None and ahead.dtype == torch.uint8 and self.rule is not None and self.rule.needs_online:
             found["next_obs"] = self.net.shown(ahead)  # once for both networks
         return Tensors(**found)  # type: ignore[arg-type]
+
+    def scaled(self, reward: Tensor) -> Tensor:
+        """Rewards as the plan normalises them, if it does."""
+        if self.net.rewards is None:
+            return reward
+        return (reward * self.net.rewards.scale()).clamp(-LIMIT, LIMIT)
 
     def everything(self) -> list[Tensor]:
         """Weights, target network, their states and the moments: what learners have in common when they begin."""

@@ -2,7 +2,8 @@
 
 These are the kernels that torch.optim calls. Its classes are not used because making one imports torch's compiler,
 a second or more before the first step, and each of their steps costs as much as a small network's backward pass
-(docs/decisions/0007). A test holds every optimiser here bit-equal to its namesake there.
+(docs/decisions/0007). A test holds every optimiser here bit-equal to its namesake there; RAdam, which
+has no kernel there, to its rounding.
 """
 
 from typing import Protocol
@@ -76,7 +77,7 @@ class Adam:
 
 
 class Radam:
-    """Rectified Adam (Liu et al. 2020, algorithm 2); weight decay is decoupled. It knows no fused kernel."""
+    """Rectified Adam (Liu et al. 2020, algorithm 2), by Adam's kernel; weight decay is decoupled."""
 
     def __init__(
         self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
@@ -92,33 +93,43 @@ class Radam:
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
-        kept, beta1, beta2 = self.moments, 0.9, 0.999
         self.steps.add_(1)
         if self.weight_decay:
             torch._foreach_mul_(self.parameters, 1.0 - self.learning_rate * self.weight_decay)
-        torch._foreach_lerp_(kept["exp_avg"], gradients, 1.0 - beta1)
-        torch._foreach_mul_(kept["exp_avg_sq"], beta2)
-        torch._foreach_addcmul_(kept["exp_avg_sq"], gradients, gradients, 1.0 - beta2)
         steps = self.steps.tolist()
         for step in sorted(set(steps)):  # one, unless a reset let some parameters begin anew
-            self.move([at for at, own in enumerate(steps) if own == step], step, beta1, beta2)
+            self.move([at for at, own in enumerate(steps) if own == step], gradients, step)
 
-    def move(self, places: list[int], step: float, beta1: float, beta2: float) -> None:
-        """Move the parameters at these places, which have made so many steps."""
-        parameters, means, squares = (
-            [values[at] for at in places]
-            for values in (self.parameters, self.moments["exp_avg"], self.moments["exp_avg_sq"])
-        )
-        rate, most = self.learning_rate / (1.0 - beta1**step), 2.0 / (1.0 - beta2) - 1.0
-        length = most - 2.0 * step * beta2**step / (1.0 - beta2**step)
+    def move(self, places: list[int], gradients: list[Tensor], step: float, beta1: float = 0.9) -> None:
+        """Move the parameters at these places, which have made so many steps with this one."""
+        kept, beta2 = self.moments, 0.999
+        columns = (self.parameters, gradients, kept["exp_avg"], kept["exp_avg_sq"], kept["step"])
+        parameters, slopes, means, squares, steps = ([values[at] for at in places] for values in columns)
+        most, left = 2.0 / (1.0 - beta2) - 1.0, 1.0 - beta2**step
+        length = most - 2.0 * step * beta2**step / left
         if length <= 5.0:  # too few gradients to know their variance: plain momentum
-            torch._foreach_add_(parameters, means, alpha=-rate)
+            torch._foreach_lerp_(means, slopes, 1.0 - beta1)
+            torch._foreach_mul_(squares, beta2)
+            torch._foreach_addcmul_(squares, slopes, slopes, 1.0 - beta2)
+            torch._foreach_add_(parameters, means, alpha=-self.learning_rate / (1.0 - beta1**step))
             return
         rectified = ((length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)) ** 0.5
-        scale = list(torch._foreach_sqrt(squares))
-        torch._foreach_add_(scale, self.eps)
-        rate *= rectified * (1.0 - beta2**step) ** 0.5
-        torch._foreach_addcdiv_(parameters, means, scale, value=-rate)
+        # Adam's step at another rate. Adam adds its eps after its correction of the squares, RAdam before.
+        torch._fused_adam_(
+            parameters,
+            slopes,
+            means,
+            squares,
+            [],
+            steps,
+            lr=self.learning_rate * rectified,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=self.eps / left**0.5,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 class Rmsprop:

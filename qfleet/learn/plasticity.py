@@ -129,8 +129,9 @@ def show(net: QNet, items: Batch | Sequences, device: torch.device) -> None:
     obs = torch.from_numpy(items.obs).to(device)
     if isinstance(items, Batch):
         net(obs)
-    elif net.memory is None:
-        net(obs.flatten(0, 1))
+    elif net.memory is None:  # windows of fresh rows, each a step of its own
+        rows = obs.flatten(0, 1)
+        net(rows[:: -(-len(rows) // LOOKED_AT_STEPS)])
     else:
         rest = (items.action, items.gain, items.last, items.state)
         net.unroll(obs, *(torch.from_numpy(part).to(device) for part in rest))

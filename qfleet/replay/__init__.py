@@ -57,7 +57,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
     if isinstance(plan.replay, Fresh):
         cut: Cut = SequenceCut(1, 0, plan.replay.rows, plan.replay.rows)
         fold = Fold(1, plan.algo.discount, clip)
-        return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold)
+        return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold, values=True)
     cut, sampler = make_cut(plan.algo), plan.replay.sampler
     return Replay(
         spec,

@@ -44,6 +44,7 @@ class Replay:
         *,
         cut: Cut,
         fold: Fold,
+        values: bool = False,
         actor_priority: bool = False,
         filter: Duplicates | None = None,
         gains: bool = False,
@@ -52,7 +53,7 @@ class Replay:
         self.spec, self.lanes, self.capacity = spec, lanes, cut.items_in(capacity)
         self.sampler, self.rng, self.cut, self.fold = sampler, rng, cut, fold
         rows = ring_rows(capacity, spec, lanes, cut.window)
-        self.store = Store(spec, lanes, rows, values=actor_priority, gains=gains, pack=compress)
+        self.store = Store(spec, lanes, rows, values=values or actor_priority, gains=gains, pack=compress)
         # Rows of items that are ready must not be overwritten before they were queued.
         self.at_once = 1 if filter is not None else min(ROWS_AT_ONCE, rows - cut.window - spec.stack)
         self.items = np.zeros(queue_items(self.capacity, lanes, cut.window), np.int64)
@@ -62,7 +63,7 @@ class Replay:
         self.tail = self.head = 0
         self.used: deque[Any] = deque()  # the last two batches drawn
         self.mirrored = False  # batches drawn have the places of observations, which a mirror knows
-        self.filter = filter
+        self.filter, self.actor_priority = filter, actor_priority
         self.ready = 0  # items since the replay was last empty, those kept out too
 
     def __len__(self) -> int:
@@ -107,7 +108,7 @@ class Replay:
             self.head = self.filter.keep(self.store, self.fold, self.items, before, self.head)
         number(self.items, self.serials, before, self.head)
         self.move_to(max(self.tail, self.head - self.capacity, gone + 1))
-        if self.store.value is not None:
+        if self.actor_priority:
             fresh = np.arange(max(before, self.tail), self.head)
             self.sampler.update(fresh, self.cut.priority(self.store, self.at(fresh), self.fold))
 

@@ -121,6 +121,8 @@ class Store:
         where = (begin, end, self.heads, lane)
         for name, column in self.extra().items():
             source = gain if name == "gain" else getattr(rollout, name)
+            if name == "value" and source is None:
+                raise ValueError("a rollout tells no values, and they are to be stored")
             new = plain(rollout.reward if source is None else source, column.dtype)
             write_column(numbers(column), numbers(new), *where)
         obs = words_of(plain(rollout.obs, self.obs.dtype))
@@ -148,6 +150,8 @@ class Store:
         slots = np.arange(begin, end) % self.rows
         self.restored += 1
         for name, column in self.columns().items():
+            if name == "value" and name not in values:
+                continue  # older versions kept none of fresh rows: their feed forgets these
             column[slots, lanes] = values[name]
         if self.packed is not None:
             frames = words_of(plain(values["obs"], self.obs.dtype))

@@ -1,6 +1,7 @@
 """The assembly line: every part made from the plan and joined, once, for every runtime."""
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -334,9 +335,10 @@ def make_actor(
 
 
 def tells_values(plan: Plan) -> bool:
-    """Do actors say what they expected, for priorities that they know first?"""
-    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
-    return isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor"
+    """Do actors say what they expected: for priorities that they know first, or for returns of fresh experience?"""
+    if not isinstance(plan.replay, Replay):
+        return True
+    return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
 
 
 def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Line:
@@ -397,7 +399,9 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     if isinstance(plan.runtime, Processes) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments have one started that knows only what they need
     num = one_bundle(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
-    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=plan.runtime.threads or 1)
+    # Without a replay nobody learns while the worlds step: every core is theirs.
+    threads = plan.runtime.threads or (1 if isinstance(plan.replay, Replay) else len(os.sched_getaffinity(0)))
+    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
 
 
 def make_own_world(

@@ -246,6 +246,11 @@ def test_rows_tell_what_was_expected_of_the_action_and_of_the_best_allowed_one()
     assert different > 5
 
 
+def test_where_nothing_is_allowed_the_best_of_all_is_expected() -> None:
+    values, mask = np.array([[1.0, 3.0], [2.0, 5.0]]), np.array([[False, False], [True, False]])
+    assert expected_values(values, [np.array([0, 0])], mask).tolist() == [[1.0, 3.0], [2.0, 2.0]]
+
+
 def test_decoupled_rows_tell_means_over_dimensions() -> None:
     torch.manual_seed(0)
     net = QNet(nn.Linear(2, 6), nn.Unflatten(1, (2, 3)))

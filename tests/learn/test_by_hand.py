@@ -18,6 +18,7 @@ from qfleet.plan.schema import (
     MaxRule,
     MlpTorso,
     MunchausenRule,
+    NatureTorso,
     Net,
     Plan,
     QuantileHead,
@@ -32,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "squared error": {"algo": Algo(loss="mse")},
     "rescaled": {"algo": Algo(rescale=True)},
     "whole returns": {"replay": Fresh()},
+    "normalised": {"net": Net(torso=MlpTorso(sizes=(16, 16)), layer_norm=True)},
 }
 
 
@@ -60,8 +62,9 @@ def test_the_same_bits_as_autograd(parts: dict[str, Any], num: int) -> None:
     assert same(one.optim_arrays(), other.optim_arrays())
 
 
-def test_masks_and_pictures_go_the_same_way() -> None:
-    one, other = pair(PICTURE)
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_masks_and_pictures_go_the_same_way(layer_norm: bool) -> None:
+    one, other = pair(PICTURE, net=Net(torso=NatureTorso(width=16), layer_norm=layer_norm))
     items = batch(PICTURE)
     items.next_mask = items.mask = np.random.default_rng(0).random((8, 3)) < 0.5
     assert isinstance(one.online, Chain)

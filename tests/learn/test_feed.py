@@ -177,7 +177,7 @@ def test_rewards_are_scaled_by_what_is_learned_from(
     plan = Plan(env=Env(id="none", clip_reward=clip), algo=Algo(discount=0.0, bonus=bonus), replay=replay)
     learner, rng = make(normalize="reward"), np.random.default_rng(0)
     feed = make_feed(plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_bonus(plan, VECTOR, rng))
-    rows = random_stream(rng, VECTOR, 2, 60, end=0.2)
+    rows = random_stream(rng, VECTOR, 2, 60, end=0.2, values=True)
     rows["reward"] *= 50.0
     feed.insert(rollout(rows))
     rewards = rows["reward"][~rows["last"]].astype(np.float64)

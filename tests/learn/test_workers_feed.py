@@ -32,7 +32,8 @@ def make(kind: Replay | Fresh, normalize: str = "off") -> ReplayFeed | FreshFeed
 
 
 def send(feed: ReplayFeed | FreshFeed, worker: int, num: int, seed: int, end: float = 0.0) -> dict[str, Array]:
-    rows = random_stream(np.random.default_rng(seed), SPEC, WIDTH, num, end)
+    values = isinstance(feed, FreshFeed)
+    rows = random_stream(np.random.default_rng(seed), SPEC, WIDTH, num, end, values=values)
     feed.insert(replace(rollout(rows), source=(worker, 0, seed)))
     return rows
 

@@ -34,7 +34,6 @@ PICTURES: dict[str, tuple[MinatarTorso | NatureTorso | ConvTorso, Spec, str]] = 
 NOT_CHAINS = {
     "duelling": Net(torso=MlpTorso(), dueling=True),
     "noisy": Net(torso=MlpTorso(), noisy=True),
-    "layer norm": Net(torso=MlpTorso(), layer_norm=True),
     "spectral norm": Net(torso=MlpTorso(), spectral_norm=True),
     "dropout": Net(torso=MlpTorso(), dropout=0.5),
     "memory": Net(torso=MlpTorso(), memory=GruMemory()),
@@ -53,10 +52,19 @@ def chain(net: QNet) -> Chain:
     return found
 
 
+def unlike(net: QNet) -> None:
+    """Give every parameter numbers of its own: scales and shifts begin as ones and zeros."""
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("normalize", ["off", "obs"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_outputs_and_gradients_are_autograds_own(sizes: tuple[int, ...], normalize: str) -> None:
-    net = network(Net(torso=MlpTorso(sizes=sizes)), normalize=normalize)
+def test_outputs_and_gradients_are_autograds_own(sizes: tuple[int, ...], normalize: str, layer_norm: bool) -> None:
+    net = network(Net(torso=MlpTorso(sizes=sizes), layer_norm=layer_norm), normalize=normalize)
+    unlike(net)
     if net.normalize is not None:
         net.normalize.observe(torch.randn(20, 4) * 3 + 1)
     obs, weight = torch.randn(32, 4), torch.randn(32, 3)
@@ -70,12 +78,14 @@ def test_outputs_and_gradients_are_autograds_own(sizes: tuple[int, ...], normali
     assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
 
 
+@pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("num", [1, 32])
 @pytest.mark.parametrize(("torso", "spec", "normalize"), PICTURES.values(), ids=PICTURES.keys())
 def test_convolutions_are_autograds_own_too(
-    torso: MinatarTorso | NatureTorso | ConvTorso, spec: Spec, normalize: str, num: int
+    torso: MinatarTorso | NatureTorso | ConvTorso, spec: Spec, normalize: str, num: int, layer_norm: bool
 ) -> None:
-    net = make_net(Net(torso=torso), spec, normalize=normalize, seed=1)
+    net = make_net(Net(torso=torso, layer_norm=layer_norm), spec, normalize=normalize, seed=1)
+    unlike(net)
     obs = torch.randint(0, 255, (num, *spec.input_shape)).to(getattr(torch, spec.dtype))
     seen, short = net(obs), chain(net)
     assert torch.equal(short(obs), seen)
@@ -87,7 +97,7 @@ def test_convolutions_are_autograds_own_too(
     assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("more", ["layer_norm", "spectral_norm", "dueling"])
+@pytest.mark.parametrize("more", ["spectral_norm", "dueling"])
 def test_convolutions_with_something_between_them_are_left_to_autograd(more: str) -> None:
     net = msgspec.structs.replace(Net(torso=MinatarTorso()), **{more: True})
     assert chain_of(make_net(net, PICTURES["minatar"][1], normalize="off", seed=1)) is None

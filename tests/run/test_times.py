@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from qfleet.data import STAGES, Rollout, Stopwatch
-from qfleet.learn import ReplayFeed
+from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
+from qfleet.learn import FreshFeed, ReplayFeed
 from qfleet.learn.feed import Drawn
 from qfleet.run.diary import Diary
 from qfleet.run.fleet import Fleet
@@ -49,6 +50,24 @@ def test_inline_all_updates_lie_between_choosing_a_step_and_taking_it_in() -> No
     assert len(lags) == 60
     assert sum(lags) == line.learner.updates > 40
     assert set(lags) == {0, 1, 2}  # 5 updates for 16 steps
+
+
+def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
+    line = make(**{name.replace(".", "__"): value for name, value in FRESH.items()})
+    runtime, feed = Inline(line), line.feed
+    assert isinstance(feed, FreshFeed)
+    for block in range(3):
+        while feed.replay.head == feed.learned_items:  # until the block is complete, which the next turn learns from
+            list(runtime.turn())
+        serials = np.arange(feed.learned_items, feed.replay.head)
+        items = feed.replay.take(serials, np.ones(len(serials), np.float32))
+        assert isinstance(items, Sequences)
+        with torch.no_grad():
+            best = feed.learner.net(torch.from_numpy(items.obs).flatten(0, 1)).amax(1).view(items.last.shape)
+        # Its first row was the last of the block before, acted by the network before; no return needs its value.
+        torch.testing.assert_close(torch.from_numpy(feed.told(serials))[1:], best[1:])
+        list(runtime.turn())
+        assert line.learner.updates == (block + 1) * feed.epochs * feed.minibatches
 
 
 def test_a_fleets_lag_is_in_versions_shown() -> None:
