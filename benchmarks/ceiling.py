@@ -113,6 +113,33 @@ def pong_prioritized(seconds: float = 10.0, threads: int | None = None) -> float
     return rate(update, seconds)
 
 
+def normalised(actions: int) -> nn.Module:
+    """The same network with layer normalisation, channels last."""
+    layers: list[nn.Module] = []
+    for before, after, kernel, stride in ((4, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
+        layers += [nn.Conv2d(before, after, kernel, stride), nn.GroupNorm(1, after), nn.ReLU()]
+    head = (nn.Flatten(), nn.Linear(3136, 512), nn.LayerNorm(512), nn.ReLU(), nn.Linear(512, actions))
+    return nn.Sequential(*layers, *head).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def pqn(seconds: float = 10.0, threads: int | None = None) -> float:
+    """Updates/s of PQN: minibatches of 256, squared error towards returns, clipped gradients, RAdam."""
+    torch.set_num_threads(threads or len(os.sched_getaffinity(0)))
+    num, actions = 256, 6
+    online = normalised(actions)
+    optimizer = torch.optim.RAdam(online.parameters(), 2.5e-4)
+    obs, action, goal = pictures(num), torch.randint(0, actions, (num, 1)), torch.randn(num)
+
+    def update() -> None:
+        loss = functional.mse_loss(online(scaled(obs)).gather(1, action).squeeze(1), goal)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(online.parameters(), 10.0)
+        optimizer.step()
+
+    return rate(update, seconds)
+
+
 def cartpole(seconds: float = 5.0, threads: int | None = 1) -> float:
     """Updates/s of plain DQN on four numbers: MLP 120-84, batch 128, eager, one thread (two are slower)."""
     torch.set_num_threads(threads or 1)
@@ -172,6 +199,7 @@ def minatar(seconds: float = 10.0, threads: int | None = None) -> float:
 CASES: dict[str, Callable[..., float]] = {
     "pong": pong,
     "pong_prioritized": pong_prioritized,
+    "pqn": pqn,
     "cartpole": cartpole,
     "minatar": minatar,
 }

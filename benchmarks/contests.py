@@ -188,6 +188,8 @@ def pictures() -> tuple[Contest, ...]:
             "env steps/s",
             ours(PONG, *FRESH, preset="pqn"),
             (peer("CleanRL's PQN loop", "peer_cleanrl", "pqn"),),
+            bare("pqn", times=64),
+            "the update alone, x 64 steps",
             peer_bar=1.5,
         ),
     )

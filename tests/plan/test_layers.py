@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qfleet.errors import UsageError
 from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
-from qfleet.plan.draft import CARRIED, Draft, Entry
+from qfleet.plan.draft import CARRIED, MEASURED, Draft, Entry
 from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, Ray, Rmsprop, Sgd
 
 HERE = "command line"
@@ -124,7 +124,7 @@ def test_one_plan_file_goes_with_every_runtime(runtime: str, below: str, tmp_pat
 
 def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runtimes_is_not() -> None:
     draft = Draft()
-    preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.replay_process": True}
+    preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.inference": "local"}
     draft.lay(Entry(path, value, "preset some", asked=False) for path, value in preset.items())
     draft.lay([Entry("env.id", "X-v0", HERE), Entry("runtime.type", "ray", HERE, text=True, asked=True)])
     assert draft.plan().runtime == Ray(threads=3)
@@ -145,6 +145,15 @@ def test_what_the_new_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
     assert caught.value.what == f"runtime.chunk_rows=5, runtime.slots=3 have no effect ({file})"
     assert caught.value.why == "runtime.type=inline (command line) replaces processes and has no chunk_rows, slots."
     assert caught.value.fix == f"Leave runtime.chunk_rows, runtime.slots out of {file}, or keep runtime.type=processes."
+
+
+@pytest.mark.parametrize("runtime", ["inline", "ray"])
+def test_what_a_run_measured_about_its_runtime_does_not_bind_another(runtime: str, tmp_path: Path) -> None:
+    measured = 'inference = "local"\ninference_device = "cpu"\n'
+    file = write(tmp_path, '[runtime]\ntype = "processes"\n' + measured + MACHINE)
+    made = compose("CartPole-v1", file=file, overrides=[("runtime.type", runtime, HERE)])
+    assert paths.tag_of(type(made.plan.runtime)) == runtime
+    assert not any(path in made.origins for path in MEASURED)
 
 
 def test_several_actors_in_a_file_do_not_go_with_inline(tmp_path: Path) -> None:

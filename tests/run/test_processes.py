@@ -82,13 +82,13 @@ def called(name: str) -> list[multiprocessing.process.BaseProcess]:
 
 
 class Once:
-    """A callback that does something in the first row from so many steps on."""
+    """A callback that does something in the first row from so many steps on in which it is time."""
 
-    def __init__(self, steps: int, act: Callable[[], object]) -> None:
-        self.steps, self.act, self.done = steps, act, False
+    def __init__(self, steps: int, act: Callable[[], object], time: Callable[[], bool] = lambda: True) -> None:
+        self.steps, self.act, self.time, self.done = steps, act, time, False
 
     def __call__(self, row: Row) -> None:
-        if row["env_steps"] >= self.steps and not self.done:
+        if row["env_steps"] >= self.steps and not self.done and self.time():
             self.done = True
             self.act()
 
@@ -102,6 +102,11 @@ def sent(name: str, number: int) -> Callable[[], None]:
         os.kill(process.pid, number)
 
     return act
+
+
+def has_acted(out: Path, worker: int) -> bool:
+    """Has this actor of the run in this folder handed something over?"""
+    return any(file.stat().st_size > 0 for file in out.glob(f"*/history/actor-{worker}-*.jsonl"))
 
 
 def until_told(out: Path, kind: str) -> Callable[[Row], bool]:
@@ -250,7 +255,8 @@ def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
 def test_an_actor_that_is_killed_or_stopped_is_replaced(tmp_path: Path, number: int) -> None:
     more = {"until.steps": 10_000_000, "replay.capacity": 2_000, "log.every_steps": 100}
     plan = plan_of(**more)
-    blow = Once(300, sent("qfleet-actor-1", number))
+    # One that is stopped while it starts is waited for far longer than one that has acted.
+    blow = Once(300, sent("qfleet-actor-1", number), lambda: has_acted(tmp_path, 1))
     run = train(plan, out=tmp_path, callbacks=[blow, until_told(tmp_path, "actor_back")])
     assert run.status["state"] == "stopped"
     require_exact(run, plan)
