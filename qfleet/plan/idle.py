@@ -152,6 +152,11 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
         "A learner that acts by itself exchanges nothing that could be written down.",
     ),
     *((f"runtime.{name}", _fleetless, NO_FLEET) for name in FLEET),
+    (
+        "runtime.replay_cpus",
+        lambda plan: isinstance(plan.runtime, Ray) and not plan.runtime.replay_process,
+        "It is what the process of runtime.replay_process=true asks for.",
+    ),
     ("env.rebuilds", _unsupervised, "Environments are rebuilt in processes of their own: see env.workers."),
     ("env.step_timeout_seconds", _unsupervised, "Steps are timed in processes of their own: see env.workers."),
     ("env.worker_memory_gib", _unsupervised, "It is what a process of env.workers may take."),

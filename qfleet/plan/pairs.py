@@ -6,7 +6,7 @@ A pair is refused when both its conditions hold, wherever they came from.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qfleet.plan.places import has_bundles, is_central
+from qfleet.plan.places import has_bundles, has_replay_process, is_central
 from qfleet.plan.schema import (
     CategoricalHead,
     CountBonus,
@@ -86,7 +86,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "runtime.replay_process",
         "replay.type",
-        lambda plan: is_fresh(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        lambda plan: is_fresh(plan) and has_replay_process(plan),
         "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
         "Leave runtime.replay_process off, or use replay.type=buffer.",
     ),
@@ -247,13 +247,14 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.on_device",
         "runtime.replay_process",
-        lambda plan: _mirrors(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        lambda plan: _mirrors(plan) and has_replay_process(plan),
         "A process of its own cuts whole batches; a copy on the device wants only their places.",
         "Leave replay.on_device or runtime.replay_process off.",
     ),
     Pair(
         "replay.compress",
         "runtime.replay_process",
+        # On Ray only the replay's own process sees its rows.
         lambda plan: _compresses(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
         "The rows of a replay in a process of its own are seen by two processes, compressed ones only by one.",
         "Leave replay.compress or runtime.replay_process off.",
@@ -320,6 +321,13 @@ PAIRS: tuple[Pair, ...] = (
         lambda plan: has_bundles(plan) and plan.actors.num > 1,
         "A bundle acts in its learner's process; there are no other actors.",
         "Leave actors.num at 1, or learners.bundles off.",
+    ),
+    Pair(
+        "learners.bundles",
+        "runtime.replay_process",
+        lambda plan: has_bundles(plan) and isinstance(plan.runtime, Ray) and plan.runtime.replay_process,
+        "A bundle remembers in its learner's process.",
+        "Leave learners.bundles or runtime.replay_process off.",
     ),
     Pair(
         "learners.bundles",

@@ -27,6 +27,11 @@ def has_bundles(plan: Plan) -> bool:
     return plan.learners.bundles and plan.learners.num > 1
 
 
+def has_replay_process(plan: Plan) -> bool:
+    """Has the replay a process of its own?"""
+    return not isinstance(plan.runtime, Inline) and plan.runtime.replay_process
+
+
 def one_bundle(plan: Plan) -> Plan:
     """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
     if not has_bundles(plan) or not isinstance(plan.replay, Replay):

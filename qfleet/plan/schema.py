@@ -426,10 +426,9 @@ class Processes(Part, tag="processes"):
 
     A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
     not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `compress` observations travel in
-    lossless lz4. With `replay_process` the replay has a
-    process of its own too, and batches are cut there while the learner updates. Actions are chosen in every actor
-    (`inference=local`) or in one for all (`central`: `actors.num` processes then only step environments), on
-    `inference_device`.
+    lossless lz4. With `replay_process` the replay has a process of its own too, and batches are cut there while the
+    learner updates. Actions are chosen in every actor (`inference=local`) or in one for all (`central`: `actors.num`
+    processes then only step environments), on `inference_device`.
     """
 
     device: str | None = None
@@ -447,11 +446,12 @@ class Processes(Part, tag="processes"):
 
 
 class Ray(Part, tag="ray"):
-    """Actors, and the learner with its replay, as processes of a Ray cluster.
+    """Actors, the learner, and if `replay_process` the replay, as processes of a Ray cluster.
 
     Without an `address` a Ray of our own is started for the time of the run, for this machine alone and with
     `store_bytes` for objects. The cluster at an `address` (host:port) needs a token, unless `allow_no_token`. The
-    learner runs on the node of whoever calls. Rollouts, their compression and restarts are as with `processes`.
+    learner runs on the node of whoever calls, actors and a replay of its own process on any. Rollouts, compression on
+    the way and restarts are as with `processes`.
     """
 
     address: str | None = None
@@ -465,8 +465,10 @@ class Ray(Part, tag="ray"):
     hung_seconds: Rate = 60.0
     restarts: Count = 5
     compress: bool = False
+    replay_process: bool = False
     actor_cpus: NotNegative = 1.0
     learner_cpus: NotNegative = 1.0
+    replay_cpus: NotNegative = 1.0
     store_bytes: Annotated[int, Meta(ge=80 << 20)] = 200 << 20
 
 

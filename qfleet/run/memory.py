@@ -10,7 +10,8 @@ import torch
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory
-from qfleet.plan.schema import Fresh, NoMemory, Plan
+from qfleet.plan.places import has_replay_process
+from qfleet.plan.schema import Fresh, NoMemory, Plan, Ray
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30
@@ -76,7 +77,13 @@ def estimate(plan: Plan, spec: Spec) -> dict[str, int]:
 
 
 def require_memory(plan: Plan, spec: Spec) -> None:
-    """Refuse a plan whose replay cannot fit, with the sum shown."""
+    """Refuse a plan whose replay cannot fit where it will be; a node that is yet to be found looks for itself."""
+    if not (has_replay_process(plan) and isinstance(plan.runtime, Ray) and plan.runtime.address is not None):
+        require_here(plan, spec)
+
+
+def require_here(plan: Plan, spec: Spec) -> None:
+    """Refuse a plan whose replay cannot fit into this machine's memory, with the sum shown."""
     sizes = estimate(plan, spec)
     need, have = sizes["replay_bytes"], sizes["available_bytes"]
     if need <= 0.9 * have:

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import torch
@@ -22,12 +22,12 @@ from qfleet.envs.staff import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import Plan, Processes
-from qfleet.replay import Replay
 from qfleet.run.board import Board, layout_of
 from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
-from qfleet.run.remote_replay import RemoteReplay
+from qfleet.run.remote_replay import RemoteReplay, join_remote
 from qfleet.run.shared import Belt, Gauges
+from qfleet.run.shared_replay import make_shared_replay
 from qfleet.run.wiring import ROLES, EnvMaker, Learning, Line, join_parts
 
 GAUGES = ("progress", "waits", *COUNTS)
@@ -204,17 +204,8 @@ def make_process_line(
 
     if not runtime.replay_process:
         return join_parts(plan, spec, hire, torso)
-    made: list[RemoteReplay] = []
 
-    def remember(plan: Plan, stored: Spec) -> Replay:
-        made.append(RemoteReplay(plan, stored, fork_server(ROLES), runtime))
-        return cast("Replay", made[0])  # it has every method that a feed with a gate calls
+    def remember(plan: Plan, stored: Spec) -> RemoteReplay:
+        return make_shared_replay(plan, stored, fork_server(ROLES), runtime)
 
-    try:
-        line = join_parts(plan, spec, hire, torso, remember)
-    except BaseException:
-        for replay in made:
-            replay.close()
-        raise
-    line.remote = made[0]
-    return line
+    return join_remote(plan, spec, hire, torso, remember)

@@ -1,4 +1,6 @@
-"""A run on Ray: the course (learner, replay, diary, checkpoints) in one of its processes, actors in others.
+"""A run on Ray: the course (learner, diary, checkpoints) in one of its processes, actors in others.
+
+The replay is in the course's process, or has one of its own on any node (`runtime.replay_process`).
 
 The process that was called only starts them, passes signals on and shows what it hears. When it ends, Ray's job ends
 with it, and everything that the job has started.
@@ -19,7 +21,9 @@ from qfleet.run import api
 from qfleet.run.conduct import interactive_watcher, threads
 from qfleet.run.diary import Callback
 from qfleet.run.fleet import Fleet, make_fleet
+from qfleet.run.memory import sample_replay
 from qfleet.run.ray_relay import Hearing
+from qfleet.run.remote_replay import join_remote
 from qfleet.run.signals import Asked, listening
 from qfleet.run.wiring import Learning, Line, join_parts, make_train_world
 from qfleet.watch import Watcher, find_run, program, read_json
@@ -36,6 +40,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from qfleet.run.ray_course import CourseHost, Own, Result, Task
 from qfleet.run.ray_hosts import DESK, RaySite
+from qfleet.run.ray_replay import make_ray_replay
 from qfleet.run.ray_session import session
 
 LOOK_SECONDS = 0.25
@@ -53,7 +58,11 @@ def make_ray_line(plan: Plan, spec: Spec, own: Own) -> Line:
         # A node may have to be found first.
         return make_fleet(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
 
-    return join_parts(plan, spec, hire, own[1])
+    if not runtime.replay_process:
+        return join_parts(plan, spec, hire, own[1])
+    if not is_there():
+        return join_parts(plan, spec, hire, own[1], sample_replay)  # nothing is started, and nothing as large made
+    return join_remote(plan, spec, hire, own[1], lambda plan, stored: make_ray_replay(plan, stored, runtime))
 
 
 def ray_of(plan: Plan) -> Ray:

@@ -23,7 +23,7 @@ from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import AuthenticationError, RayError
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.plan.places import has_bundles
+from qfleet.plan.places import has_bundles, has_replay_process
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run import ray_reaper
 from qfleet.run.ray_reaper import children
@@ -44,8 +44,7 @@ def session(plan: Plan) -> Iterator[None]:
     runtime = plan.runtime
     if not isinstance(runtime, Ray):
         raise TypeError("not a plan for Ray")
-    actors = 0 if has_bundles(plan) else plan.actors.num  # bundles act themselves
-    cpus = runtime.learner_cpus * plan.learners.num + actors * runtime.actor_cpus
+    cpus = cpus_for(plan, runtime)
     if ray.is_initialized():
         require_room(plan, cpus)
         yield
@@ -53,6 +52,13 @@ def session(plan: Plan) -> Iterator[None]:
     with own_signals(), started_here(runtime, cpus) if runtime.address is None else joined(runtime):
         require_room(plan, cpus)
         yield
+
+
+def cpus_for(plan: Plan, runtime: Ray) -> float:
+    """What all processes of a run ask for."""
+    actors = 0 if has_bundles(plan) else plan.actors.num  # bundles act themselves
+    replay = runtime.replay_cpus if runtime.replay_process else 0.0
+    return runtime.learner_cpus * plan.learners.num + actors * runtime.actor_cpus + replay
 
 
 @contextmanager
@@ -79,11 +85,12 @@ def require_room(plan: Plan, cpus: float) -> None:
     """Refuse what would wait for ever."""
     there = float(ray.cluster_resources().get("CPU", 0.0))
     if there + 1e-6 < cpus:
+        beside = " beside runtime.replay_process=true" if has_replay_process(plan) else ""
         raise UsageError(
-            f"actors.num={plan.actors.num} and learners.num={plan.learners.num} ask for {cpus:g} CPUs; "
+            f"actors.num={plan.actors.num} and learners.num={plan.learners.num}{beside} ask for {cpus:g} CPUs; "
             f"the Ray cluster has {there:g}",
             "One for which there is no CPU is never started.",
-            "Lower one of them, or set runtime.actor_cpus or runtime.learner_cpus to a fraction.",
+            "Lower one of them, or set runtime.actor_cpus, learner_cpus or replay_cpus to a fraction.",
         )
 
 

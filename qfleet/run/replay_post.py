@@ -1,10 +1,10 @@
-"""What the process of a remote replay does: it obeys orders, one after the other."""
+"""What a replay that lives elsewhere does: it obeys orders, one after the other; and the rings that bring them."""
 
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from qfleet.replay.warm import warm
 from qfleet.run.history import NOTED_IDS, History, NoHistory, Notes
 from qfleet.run.post import logging_to
 from qfleet.run.shared import Ring
-from qfleet.run.wiring import SAMPLE, stream
+from qfleet.run.wiring import own_replay
 from qfleet.save import pack_state, unpack_state
 
 NAP_SECONDS = 0.0002
@@ -73,51 +73,30 @@ def shared_store(replay: Replay, region: Region) -> Replay:
     return replay
 
 
-def keep(post: ReplayPost) -> None:
-    """The life of a replay's process."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with logging_to(None):
-        try:
-            Keeping(post).run(os.getppid())
-        except Exception as error:
-            said = f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES]
-            post.words.view[: len(said)] = said
-            raise
+# What obeys
 
 
 class Keeping:
-    """A replay and the orders it obeys."""
+    """A replay and the orders it obeys, whoever brings them."""
 
-    def __init__(self, post: ReplayPost) -> None:
-        plan = msgspec.json.decode(post.plan, type=Plan)
-        self.post = post
-        warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
-        replay = make_replay(plan, post.spec, plan.env.num, stream(plan.seed, SAMPLE))
-        self.replay = shared_store(replay, post.region)
-        self.history: Notes = NoHistory() if post.history is None else History(Path(post.history))
-        self.obey: dict[str, Callable[[Parts], None]] = {
+    def __init__(self, replay: Replay, history: str | None) -> None:
+        self.replay, self.history = replay, notes_in(history)
+        self.orders: dict[str, Callable[[Parts], Parts | None]] = {
             "add": self.add,
             "priorities": self.update,
             "draw": self.draw,
             "fold": self.fold,
-            "call": self.call,
         }
 
-    def run(self, parent: int) -> None:
-        """Obey until the parent is gone."""
-        while os.getppid() == parent:
-            parts = self.post.orders.get()
-            if parts is None:
-                time.sleep(NAP_SECONDS)
-            else:
-                self.obey[str(parts[0]["kind"])](parts)
+    def obey(self, parts: Parts) -> Parts | None:
+        """Do what is ordered; a draw is answered."""
+        return self.orders[str(parts[0]["kind"])](parts)
 
     def add(self, parts: Parts) -> None:
         """Store a rollout."""
         facts, arrays = parts
         gain, lanes = arrays.pop("gain", None), slice(int(facts["begin"]), int(facts["end"]))  # type: ignore[arg-type]
-        rollout = as_rollout(({**facts, "kind": "rollout"}, arrays), self.post.spec, lanes.stop - lanes.start)
+        rollout = as_rollout(({**facts, "kind": "rollout"}, arrays), self.replay.spec, lanes.stop - lanes.start)
         self.replay.add(rollout, gain, lanes)
         self.note("stored", source=rollout.source)
 
@@ -133,25 +112,14 @@ class Keeping:
         """Sum rewards in another way."""
         self.replay.fold = Fold(**{name: value for name, value in parts[0].items() if name != "kind"})  # type: ignore[arg-type]
 
-    def draw(self, parts: Parts) -> None:
-        """Cut a batch; it waits for room, as long as somebody may still make it."""
+    def draw(self, parts: Parts) -> Parts:
+        """Cut a batch."""
         batch = self.replay.sample(int(parts[0]["size"]))  # type: ignore[arg-type]
-        if batch is not None:
-            self.note("drawn", ids=batch.ids[:NOTED_IDS].tolist())
-        # Asked for ahead of its time: what was ready then may all have been pushed out since.
-        answer: Parts = ({"kind": NOTHING}, {}) if batch is None else batch_parts(batch)
-        parent = os.getppid()
-        while not self.post.answers.put(*answer) and os.getppid() == parent:
-            time.sleep(NAP_SECONDS)
-
-    def call(self, parts: Parts) -> None:
-        """Something with an answer of any size."""
-        if not self.post.calls.poll(CALL_SECONDS):
-            raise TimeoutError("a call without content")
-        message = msgspec.msgpack.decode(self.post.calls.recv_bytes())
-        name = message.pop("name")
-        state = unpack_state(message) if message else {}
-        self.post.calls.send_bytes(msgspec.msgpack.encode(pack_state(self.answer(name, state))))
+        if batch is None:
+            # Asked for ahead of its time: what was ready then may all have been pushed out since.
+            return {"kind": NOTHING}, {}
+        self.note("drawn", ids=batch.ids[:NOTED_IDS].tolist())
+        return batch_parts(batch)
 
     def answer(self, name: str, state: State) -> State:
         """What a call wants to know, or to have done."""
@@ -160,27 +128,89 @@ class Keeping:
             case "counts":
                 filtered = 0.0 if replay.filter is None else replay.filter.share
                 return {"head": replay.head, "tail": replay.tail, "ready": replay.ready, "filtered": filtered}
-            case "items":
-                return {"items": replay.at(state["serials"])}
+            case "take":
+                facts, arrays = batch_parts(replay.take(state["serials"], state["weight"]))
+                return {"facts": facts, "arrays": arrays}
             case "spans":
                 return {"spans": [[lanes.start, lanes.stop, begin, end] for lanes, begin, end in replay.spans()]}
             case "seal":
                 return {"turned": replay.seal(slice(state["begin"], state["end"]))}
             case "state":
                 return replay.state_dict()
+            case "read":
+                return replay.store.read(state["begin"], state["end"], slice(state["first"], state["stop"]))
+            case "saving":
+                saving = replay.store.saving()
+                return {} if saving is None else asdict(saving)
             case _:
                 return self.change(name, state)
 
     def change(self, name: str, state: State) -> State:
         """Calls that only change something."""
-        if name == "clear":
-            self.replay.clear()
-        elif name == "load":
-            self.replay.load_state_dict(state)
-        elif name == "reseed":
-            self.replay.rng.bit_generator.state = state["rng"]
-        elif name == "settle":
-            self.history = History(Path(state["file"]))
-        else:
-            raise ValueError(f"no call {name}")
+        match name:
+            case "clear":
+                self.replay.clear()
+            case "restore":
+                lanes = slice(state["first"], state["stop"])
+                self.replay.store.restore(state["begin"], state["end"], state["values"], lanes)
+            case "load":
+                self.replay.load_state_dict(state)
+            case "reseed":
+                self.replay.rng.bit_generator.state = state["rng"]
+            case "settle":
+                self.history = notes_in(state["file"])
+            case _:
+                raise ValueError(f"no call {name}")
         return {}
+
+
+def notes_in(file: str | None) -> Notes:
+    """Who notes operations in this file of a run's folder; nobody, where there is no such folder."""
+    return History(Path(file)) if file is not None and Path(file).parents[1].is_dir() else NoHistory()
+
+
+# What brings orders to a process of this machine
+
+
+def keep(post: ReplayPost) -> None:
+    """The life of a replay's process."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with logging_to(None):
+        try:
+            run(post, os.getppid())
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES]
+            post.words.view[: len(said)] = said
+            raise
+
+
+def run(post: ReplayPost, parent: int) -> None:
+    """Obey until the parent is gone."""
+    warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
+    replay = own_replay(msgspec.json.decode(post.plan, type=Plan), post.spec)
+    keeping = Keeping(shared_store(replay, post.region), post.history)
+    while os.getppid() == parent:
+        parts = post.orders.get()
+        if parts is None:
+            time.sleep(NAP_SECONDS)
+        elif parts[0]["kind"] == "call":
+            reply(post, keeping)
+        elif (batch := keeping.obey(parts)) is not None:
+            hand_over(post, batch, parent)
+
+
+def hand_over(post: ReplayPost, batch: Parts, parent: int) -> None:
+    """A batch waits for room, as long as somebody may still make it."""
+    while not post.answers.put(*batch) and os.getppid() == parent:
+        time.sleep(NAP_SECONDS)
+
+
+def reply(post: ReplayPost, keeping: Keeping) -> None:
+    """Something with an answer of any size."""
+    if not post.calls.poll(CALL_SECONDS):
+        raise TimeoutError("a call without content")
+    message = msgspec.msgpack.decode(post.calls.recv_bytes())
+    name = message.pop("name")
+    state = unpack_state(message) if message else {}
+    post.calls.send_bytes(msgspec.msgpack.encode(pack_state(keeping.answer(name, state))))

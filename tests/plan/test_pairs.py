@@ -132,6 +132,24 @@ PAIRED = [
         "Leave runtime.replay_process off, or use replay.type=buffer.",
     ),
     Refused(
+        "runtime.type=ray runtime.replay_process=true replay.type=fresh",
+        "runtime.replay_process=true (command line) does not go with replay.type=fresh (command line)",
+        "Fresh experience is learned from as it comes; there is no replay to keep elsewhere.",
+        "Leave runtime.replay_process off, or use replay.type=buffer.",
+    ),
+    Refused(
+        "runtime.type=ray runtime.replay_process=true replay.on_device=true",
+        "replay.on_device=true (command line) does not go with runtime.replay_process=true (command line)",
+        "A process of its own cuts whole batches; a copy on the device wants only their places.",
+        "Leave replay.on_device or runtime.replay_process off.",
+    ),
+    Refused(
+        "runtime.type=ray runtime.replay_process=true env.num=2 learners.num=2 learners.bundles=true",
+        "learners.bundles=true (command line) does not go with runtime.replay_process=true (command line)",
+        "A bundle remembers in its learner's process.",
+        "Leave learners.bundles or runtime.replay_process off.",
+    ),
+    Refused(
         "runtime.type=processes runtime.inference=central",
         "runtime.inference=central (command line) does not go with actors.num=1 (default)",
         "A single actor chooses all actions already.",
@@ -477,6 +495,12 @@ ALONE = [
         )
     ),
     Refused(
+        "runtime.type=ray runtime.replay_cpus=0.5",
+        "runtime.replay_cpus=0.5 (command line) has no effect",
+        "It is what the process of runtime.replay_process=true asks for.",
+        "Leave runtime.replay_cpus out.",
+    ),
+    Refused(
         "env.worker_memory_gib=2",
         "env.worker_memory_gib=2.0 (command line) has no effect",
         "It is what a process of env.workers may take.",
@@ -696,6 +720,7 @@ def test_the_tables_name_settings_that_there_are() -> None:
         "replay.sampler.type=prioritized replay.sampler.initial=actor env.normalize=obs",
         "net.noisy=true net.noisy_sigma=0.1",
         "algo.loss=mse net.dueling=true",
+        "runtime.type=ray runtime.replay_process=true runtime.replay_cpus=0.5 replay.compress=true",
     ],
 )
 def test_what_goes_together(settings: str) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from qfleet import Run
+from qfleet.run import rehearse
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows
-from tests.run.parts import Settings, checkpoints, events, resumed, slow_to_close, status, words
+from tests.run.parts import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -28,6 +29,7 @@ LONG: Settings = {
     "save.every_steps": 20_000,
     "runtime.compile": False,
 }
+REPLAY: Settings = {"runtime.replay_process": True, "runtime.replay_cpus": 0.5}
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
@@ -97,6 +99,20 @@ def acting(pid: int) -> list[int]:
     return sorted(child for child, line in family(pid).items() if "ray::ActorHost.act" in line)
 
 
+def replays(pid: int) -> list[int]:
+    return sorted(child for child, line in family(pid).items() if "ray::ReplayHost" in line)
+
+
+def homes_of(pid: int) -> dict[str, int]:
+    """The nodes' processes that have started the learner's and the replay's, among all that a cluster has started."""
+    found = {}
+    for child, line in family(pid).items():
+        for role in ("CourseHost", "ReplayHost"):
+            if f"ray::{role}" in line:
+                found[role] = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
+    return found
+
+
 def alive(pids: set[int]) -> dict[int, str]:
     return {pid: line for pid in pids if (line := command_line(pid))}
 
@@ -128,6 +144,62 @@ def test_as_many_updates_as_inline(begin: Any, tmp_path: Path, reference: Any) -
     assert status(run)["score"]["episodes"] == 2
     assert check_history(run / "history") == []
     assert not alive(seen)
+
+
+def test_a_replay_on_a_node_of_its_own_makes_as_many_updates_and_goes_on(begin: Any, tmp_path: Path) -> None:
+    learns: Settings = {"replay.sampler.type": "prioritized", "until.steps": 2_000, "log.history": True}
+    process = begin({**RAY, **REPLAY, **learns})
+    [host] = wait_for(lambda: replays(process.pid))
+    seen = set(family(process.pid))
+    ended(process)
+    run = tmp_path / "run0"
+    assert host in seen
+    assert status(run)["updates"] == updates_due(run) > 500
+    assert list(checkpoints(run)[-1].glob("replay/rows_*"))
+    assert not events(run, "replay_lost")
+    check_noted(run)
+    wait_for(lambda: not alive(seen), 10)
+    check_resumes(run)
+    check_noted(run)
+
+
+def check_noted(run: Path) -> None:
+    """The replay's process has noted what it stored and drew, and all of that is as it should be."""
+    noted = (run / "history" / "replay.jsonl").read_text()
+    assert noted.count('"stored"') > 100
+    assert noted.count('"drawn"') > 500
+    assert check_history(run / "history") == []
+
+
+def test_a_replay_that_is_killed_or_stops_on_ray_is_replaced(begin: Any, tmp_path: Path) -> None:
+    often = {"save.every_steps": 500, "save.max_share": 1, "runtime.hung_seconds": 4}
+    process = begin({**RAY, **REPLAY, **LONG, **often})
+    run = tmp_path / "run0"
+    for number, how in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+        begun = steps(run)
+        wait_for(lambda begun=begun: steps(run) > begun + 1_000)
+        [victim] = replays(process.pid)
+        os.kill(victim, how)
+        lost = wait_for(lambda number=number: len(found := events(run, "replay_lost")) == number and found)
+        assert lost[-1]["steps_lost"] >= 0
+        wait_for(lambda victim=victim: set(replays(process.pid)) - {victim})
+    begun = steps(run)
+    wait_for(lambda: steps(run) > begun + 1_000)
+    process.send_signal(signal.SIGINT)
+    out, err = ended(process, 130)
+    assert "Traceback" not in out + err
+    assert "is gone" in lost[0]["cause"]
+    assert "did not answer for 4 s" in lost[1]["cause"]
+    assert status(run)["updates"] == updates_due(run)
+    assert check_history(run / "history") == []
+
+
+def test_a_line_that_is_only_looked_at_starts_no_replay() -> None:
+    import ray
+
+    plan = small({**RAY, **REPLAY, "algo.anneal.type": "exponential"})
+    assert rehearse(plan)["replay_bytes"] > 0
+    assert not ray.is_initialized()
 
 
 def test_environments_on_ray_have_the_time_to_be_closed(begin: Any, tmp_path: Path) -> None:
@@ -192,8 +264,15 @@ def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_pa
             assert [row["learners"] for row in events(tmp_path / "run1", "group_formed")] == [2]
             assert status(tmp_path / "run1")["updates"] == updates_due(tmp_path / "run1") > 0
             assert "refused the token" in ended(refused, 2)[1]
+            # The learner fills the first node, so that the replay is on the second.
+            full = {"runtime.learner_cpus": 2, "runtime.actor_cpus": 0.5, "until.steps": 2_000}
+            apart = begin({**RAY, **REPLAY, **full, "runtime.address": address})
+            homes = wait_for(lambda: len(found := homes_of(cluster.pid)) == 2 and found)
+            ended(apart)
+            assert homes["CourseHost"] != homes["ReplayHost"]
+            assert status(tmp_path / "run2")["updates"] == updates_due(tmp_path / "run2") > 500
             second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})
-            run = tmp_path / "run2"
+            run = tmp_path / "run3"
             wait_for(lambda: steps(run) > 1_000)
             print("remove", file=cluster.stdin, flush=True)
             assert cluster.stdout.readline().strip() == "removed"

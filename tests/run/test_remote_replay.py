@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qfleet.plan.schema import Processes
 from qfleet.run.processes import fork_server
 from qfleet.run.remote_replay import RemoteReplay
 from qfleet.run.resolve import resolve
+from qfleet.run.shared_replay import SharedWay, make_shared_replay
 from qfleet.run.wiring import ReplayLost, make_train_world
 from tests.replay.streams import random_stream, rollout
 from tests.run.parts import SMALL, status
@@ -31,7 +33,20 @@ def make_remote(**settings: Any) -> RemoteReplay:
     spec = make_train_world(plan).spec
     plan = resolve(plan, spec)
     assert isinstance(plan.runtime, Processes)
-    return RemoteReplay(plan, spec, fork_server(), plan.runtime)
+    made = make_shared_replay(plan, spec, fork_server(), plan.runtime)
+    made.start()
+    return made
+
+
+def way_of(replay: RemoteReplay) -> SharedWay:
+    assert isinstance(replay.way, SharedWay)
+    return replay.way
+
+
+def process_of(replay: RemoteReplay) -> BaseProcess:
+    process = way_of(replay).process
+    assert process is not None
+    return process
 
 
 @pytest.fixture
@@ -54,15 +69,14 @@ def filled() -> Iterator[RemoteReplay]:
 
 def test_one_that_is_stopped_in_the_middle_of_a_message_is_given_up(replay: RemoteReplay) -> None:
     assert len(replay) == 0
-    assert replay.process is not None
-    assert replay.process.pid is not None
-    os.kill(replay.process.pid, signal.SIGSTOP)
+    process = process_of(replay)
+    os.kill(process.pid or 0, signal.SIGSTOP)
     begun = time.monotonic()
     with pytest.raises(ReplayLost, match="died"):  # far more than a pipe holds
-        replay.call("items", {"serials": np.zeros(1 << 20, np.int64)})
+        replay.take(np.zeros(1 << 20, np.int64), np.zeros(0, np.float32))
     assert 0.9 < time.monotonic() - begun < 10
-    replay.process.join(10)  # its death is told a moment after the pipe's end
-    assert not replay.process.is_alive()
+    process.join(10)  # its death is told a moment after the pipe's end
+    assert not process.is_alive()
 
 
 def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: RemoteReplay) -> None:
@@ -75,7 +89,7 @@ def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: Remo
 
 def test_one_that_fails_says_why_and_not_on_the_screen(replay: RemoteReplay, capfd: pytest.CaptureFixture[str]) -> None:
     assert len(replay) == 0
-    replay.order({"kind": "nonsense"})
+    replay.way.order({"kind": "nonsense"})
     with pytest.raises(ReplayLost, match="has died: KeyError: 'nonsense'"):
         replay.rest()
     assert capfd.readouterr() == ("", "")
@@ -92,17 +106,18 @@ def test_who_was_stopped_together_with_it_does_not_find_it_hung(
     replay: RemoteReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(replay) == 0
-    replay.hung_seconds = 5.0
+    way = way_of(replay)
+    way.hung_seconds = 5.0
     jumps, clock = iter([0.0, 3600.0]), time.monotonic
-    monkeypatch.setattr("qfleet.run.remote_replay.time.monotonic", lambda: clock() + next(jumps, 3600.0))
+    monkeypatch.setattr("qfleet.run.shared_replay.time.monotonic", lambda: clock() + next(jumps, 3600.0))
     answers = iter([None, None, "there"])
-    assert replay.wait(lambda: next(answers)) == "there"
+    assert way.wait(lambda: next(answers)) == "there"
 
 
 def test_one_whose_items_were_all_pushed_out_says_so(replay: RemoteReplay) -> None:
-    replay.order({"kind": "draw", "size": 4})  # ahead of its time
+    replay.way.order({"kind": "draw", "size": 4})  # ahead of its time
     replay.asked = 2
-    replay.order({"kind": "draw", "size": 4})
+    replay.way.order({"kind": "draw", "size": 4})
     assert replay.sample(4) is None
     assert len(replay) == 0  # it lives
 
@@ -119,9 +134,10 @@ def test_a_priority_that_was_raised_rules_the_draws_asked_for_after_it(filled: R
 
 def test_the_next_batch_is_prepared_without_being_asked_for(filled: RemoteReplay) -> None:
     assert filled.sample(16) is not None
-    assert filled.wait(filled.arrived)
-    assert len(filled.waiting) == 1
-    next_one = filled.waiting[0]
+    way = way_of(filled)
+    assert way.wait(way.arrived)
+    assert len(way.waiting) == 1
+    next_one = way.waiting[0]
     assert filled.sample(16) is next_one
 
 
@@ -160,8 +176,7 @@ def test_a_replay_that_is_lost_while_a_run_comes_back_is_started_again(
         if blows:
             blows.pop()
             kill_replay()
-            assert replay.process is not None
-            replay.process.join(10)
+            process_of(replay).join(10)
         rest(replay)
 
     monkeypatch.setattr(RemoteReplay, "rest", struck)
