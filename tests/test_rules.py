@@ -205,7 +205,7 @@ def test_slow_suites_are_picked_by_path() -> None:
     assert picked("README.md\ndocs/tour.md\n") == []
     assert picked("README.md\nqfleet/watch/screen.py\n") == ["slow"]
     assert picked("qfleet/qlearn/td.py\n") == ["slow", "learning"]
-    assert picked("qfleet/replay/store.py\n") == ["slow", "atari", "learning"]
+    assert picked("qfleet/replay/store.py\n") == ["slow", "atari", "learning", "ray"]
 
 
 def test_slow_suites_name_paths_that_exist_and_fit_in_ci() -> None:

@@ -243,7 +243,8 @@ def test_a_resumed_run_tells_of_its_own_stretch(tmp_path: Path) -> None:
 
 
 def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
-    run = trained(small({"runtime.type": "processes", "actors.num": 2}), tmp_path)
+    # Not measured: on a busy machine one process might act for both.
+    run = trained(small({"runtime.type": "processes", "actors.num": 2, "runtime.inference": "local"}), tmp_path)
     profile = status(run.path)["profile"]
     assert set(profile["actor_shares"]) == {"env", "infer", "sync", "wait"}
     assert sum(profile["actor_shares"].values()) == pytest.approx(1.0, abs=0.01)
