@@ -120,12 +120,12 @@ class FreshFeed:
             "learned_items": self.learned_items,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
-            "told": True,
+            "told": True,  # rows hold values; those of older versions do not (`run.older`)
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment; without its rows, or their values, which older versions did not keep, anew."""
+        """Come back to that moment; without its rows the block begins anew."""
         self.steps, self.learned_items = saved_count(state, "steps"), saved_count(state, "learned_items")
         self.observer.returns = np.array(state["returns"])
         self.waiting.clear()
@@ -133,7 +133,7 @@ class FreshFeed:
             self.bonus.load_state_dict(saved_value(state, "bonus"))
         if with_replay:
             self.replay.load_state_dict(state["replay"])
-        if not with_replay or "told" not in state:
+        else:
             self.replay.clear()
             self.learned_items = self.replay.head
 

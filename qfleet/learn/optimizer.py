@@ -100,9 +100,9 @@ class Radam:
         for step in sorted(set(steps)):  # one, unless a reset let some parameters begin anew
             self.move([at for at, own in enumerate(steps) if own == step], gradients, step)
 
-    def move(self, places: list[int], gradients: list[Tensor], step: float, beta1: float = 0.9) -> None:
+    def move(self, places: list[int], gradients: list[Tensor], step: float) -> None:
         """Move the parameters at these places, which have made so many steps with this one."""
-        kept, beta2 = self.moments, 0.999
+        kept, beta1, beta2 = self.moments, 0.9, 0.999
         columns = (self.parameters, gradients, kept["exp_avg"], kept["exp_avg_sq"], kept["step"])
         parameters, slopes, means, squares, steps = ([values[at] for at in places] for values in columns)
         most, left = 2.0 / (1.0 - beta2) - 1.0, 1.0 - beta2**step

@@ -131,7 +131,7 @@ def show(net: QNet, items: Batch | Sequences, device: torch.device) -> None:
         net(obs)
     elif net.memory is None:  # windows of fresh rows, each a step of its own
         rows = obs.flatten(0, 1)
-        net(rows[:: -(-len(rows) // LOOKED_AT_STEPS)])
+        net(rows[torch.linspace(0, len(rows) - 1, min(LOOKED_AT_STEPS, len(rows)), device=device).long()])
     else:
         rest = (items.action, items.gain, items.last, items.state)
         net.unroll(obs, *(torch.from_numpy(part).to(device) for part in rest))

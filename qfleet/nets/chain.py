@@ -43,6 +43,7 @@ class Norm:
         if values.ndim == 2:
             rows = (self.weight.shape, mean, inverse, self.weight, self.bias)
             return list(aten.native_layer_norm_backward(slope, values, *rows, wanted))
+        slope = slope.contiguous(memory_format=torch.channels_last)  # the kernel takes it to lie as its input does
         maps = (mean, inverse, self.weight, *sizes(values), 1)
         return list(aten.native_group_norm_backward(slope, values, *maps, wanted))
 

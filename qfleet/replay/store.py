@@ -150,8 +150,6 @@ class Store:
         slots = np.arange(begin, end) % self.rows
         self.restored += 1
         for name, column in self.columns().items():
-            if name == "value" and name not in values:
-                continue  # older versions kept none of fresh rows: their feed forgets these
             column[slots, lanes] = values[name]
         if self.packed is not None:
             frames = words_of(plain(values["obs"], self.obs.dtype))

@@ -336,6 +336,8 @@ class Course:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
         if self.keeper.last is not None and self.keeper.last.meta["replay"] == "none":
             reasons.append("the replay was not saved")
+        if self.keeper.begun_anew:
+            reasons.append("an older version began the present block of experience; it is gathered anew")
         self.doubt(reasons)
 
     def doubt(self, reasons: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.plan import flatten
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
-from qfleet.run.older import arrays_in, completed, with_spans
+from qfleet.run.older import arrays_in, completed, lacks_values, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.run.wiring import Line, together
 from qfleet.save import (
@@ -36,6 +36,7 @@ class Keeper:
         self.last: Checkpoint | None = None
         self.previous: Checkpoint | None = None  # the one before the last
         self.told: State = {}  # by the last checkpoint
+        self.begun_anew = False  # a block of fresh experience, because an older version had not kept all of it
 
     def save(self, step: int, book: State, meta: dict[str, Any]) -> Checkpoint:
         """Commit everything as it is now, unless that is done already."""
@@ -144,6 +145,8 @@ class Keeper:
         line.learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors"))
         state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
+        self.begun_anew = with_replay and lacks_values(state["line"]["feed"])
+        with_replay = with_replay and not self.begun_anew
         if with_replay:
             replay = with_spans(state["line"]["feed"]["replay"], line.feed.replay)
             state["line"]["feed"]["replay"] = replay

@@ -52,3 +52,8 @@ def with_spans(state: State, replay: Replay) -> State:
     first = saved_numbers(state, "first", (replay.lanes,), max(0, row - replay.store.rows), row)
     spans = [[0, replay.lanes, saved_count(state, "first_row", row), row]]
     return {**state, "spans": spans, "first": -(-first // stride) * stride}
+
+
+def lacks_values(feed: State) -> bool:
+    """Is this fresh experience without the values that it was acted by? Once they were found by another look at it."""
+    return "learned_items" in feed and "told" not in feed

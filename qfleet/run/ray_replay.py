@@ -103,7 +103,7 @@ class RayWay:
         self.plan, self.spec, self.runtime = plan, spec, runtime
         self.answer_bytes, self.compress = answer_bytes, squeezed(plan)
         self.host: Any = None
-        self.begun = False
+        self.begun = self.proven = False  # has this process answered, has any?
         self.orders: deque[Any] = deque()  # calls that nobody has looked at the end of
         self.draws: deque[Any] = deque()
 
@@ -158,7 +158,10 @@ class RayWay:
         """Call it."""
         if self.host is None:
             raise ReplayLost("the replay's process on Ray was ended")
-        return self.host.obey.remote(to_bytes(facts, arrays, compress=self.compress))
+        try:
+            return self.host.obey.remote(to_bytes(facts, arrays, compress=self.compress))
+        except RayError as error:  # no room for the parcel, for one
+            raise gone(error) from error
 
     def answer(self, call: Any, limit_bytes: int = MOST_BYTES) -> Parts:
         """What a call was answered with, unless that is a failure."""
@@ -168,8 +171,8 @@ class RayWay:
         except ValueError as error:
             raise ReplayLost(f"the replay's process on Ray sent no whole parcel: {error}") from error
         if parts[0].get("kind") == FAILED:
-            raise failure(parts[0])
-        self.begun = True
+            raise failure(parts[0], first=not self.proven)
+        self.begun = self.proven = True
         return parts
 
     def fetched(self, call: Any) -> bytes:
@@ -183,8 +186,7 @@ class RayWay:
         except GetTimeoutError:
             pass
         except RayError as error:
-            said = " ".join(str(error).split())[:200]
-            raise ReplayLost(f"the replay's process on Ray is gone: {said}") from error
+            raise gone(error) from error
         raise ReplayLost(f"the replay's process on Ray did not answer for {patience:g} s")
 
     def patience(self) -> float:
@@ -193,9 +195,17 @@ class RayWay:
         return hung if self.begun else max(hung, START_SECONDS)
 
 
-def failure(facts: Facts) -> Exception:
-    """What went wrong there; an error of usage ends the run, for another try cannot mend it."""
-    if facts["exit_code"] == UsageError.exit_code:
+def gone(error: RayError) -> ReplayLost:
+    """Ray cannot reach it."""
+    return ReplayLost(f"the replay's process on Ray is gone: {' '.join(str(error).split())[:200]}")
+
+
+def failure(facts: Facts, *, first: bool) -> Exception:
+    """What went wrong there. An error of usage ends a run that begins: another try cannot mend it.
+
+    Later another try can: a node that has just lost a replay may not have its memory back yet.
+    """
+    if first and facts["exit_code"] == UsageError.exit_code:
         return UsageError(str(facts["what"]), str(facts["why"]), str(facts["fix"]))
     return ReplayLost(f"the replay's process on Ray has failed: {facts['what']}")
 

@@ -399,9 +399,14 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     if isinstance(plan.runtime, Processes) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments have one started that knows only what they need
     num = one_bundle(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
-    # Without a replay nobody learns while the worlds step: every core is theirs.
-    threads = plan.runtime.threads or (1 if isinstance(plan.replay, Replay) else len(os.sched_getaffinity(0)))
+    threads = plan.runtime.threads or world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
+
+
+def world_threads(plan: Plan, num: int) -> int:
+    """Threads of a native world of so many lanes: where nobody learns while it steps, every core is its own."""
+    alone = isinstance(plan.runtime, Inline) and not isinstance(plan.replay, Replay)
+    return min(num, len(os.sched_getaffinity(0))) if alone else 1
 
 
 def make_own_world(

@@ -247,22 +247,6 @@ def test_without_its_rows_the_block_begins_anew() -> None:
     assert sizes == [0] * ROWS + [FRESH.epochs * FRESH.minibatches]
 
 
-def test_a_block_of_an_older_version_which_kept_no_values_begins_anew() -> None:
-    plan, rows = make_plan(VECTOR), stream(VECTOR, 3 * ROWS)
-    feed, restored = make(plan, VECTOR)[0], make(plan, VECTOR)[0]
-    for row in range(ROWS + 4):
-        taken_after(feed, rows, row)
-    state, store = feed.state_dict(), feed.replay.store
-    del state["told"]
-    restored.load_state_dict(state)
-    for lanes, begin, end in feed.replay.spans():
-        older = {name: column for name, column in store.read(begin, end, lanes).items() if name != "value"}
-        restored.replay.store.restore(begin, end, older, lanes)
-    assert restored.steps == feed.steps
-    sizes = [len(taken_after(restored, rows, row)) for row in range(ROWS + 4, 2 * ROWS + 5)]
-    assert sizes == [0] * ROWS + [FRESH.epochs * FRESH.minibatches]
-
-
 def test_a_rollout_that_tells_no_values_is_refused() -> None:
     feed, _ = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1)

@@ -42,6 +42,10 @@ RECTIFIED: dict[str, tuple[Ours, Theirs]] = {
         lambda ours: Radam(ours, 1e-3, eps=1e-5),
         lambda theirs: torch.optim.RAdam(theirs, 1e-3, eps=1e-5, foreach=True),
     ),
+    "radam with an eps that is felt": (
+        lambda ours: Radam(ours, 1e-3, eps=1e-2),
+        lambda theirs: torch.optim.RAdam(theirs, 1e-3, eps=1e-2, foreach=True),
+    ),
     "radam with decay": (
         lambda ours: Radam(ours, 1e-3, weight_decay=0.1),
         lambda theirs: torch.optim.RAdam(theirs, 1e-3, weight_decay=0.1, decoupled_weight_decay=True, foreach=True),

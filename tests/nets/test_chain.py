@@ -24,6 +24,7 @@ SIZES = [(), (16,), (16, 8), (120, 84), (8, 8, 8)]
 CONV = ConvTorso(channels=(8, 8), kernels=(4, 3), strides=(2, 1), width=16)
 PICTURES: dict[str, tuple[MinatarTorso | NatureTorso | ConvTorso, Spec, str]] = {
     "minatar": (MinatarTorso(), Spec((4, 10, 10), "uint8", (3,)), "off"),
+    "one channel": (MinatarTorso(), Spec((1, 10, 10), "uint8", (3,)), "off"),
     "nature": (NatureTorso(width=32), Spec((84, 84), "uint8", (3,), stack=4), "off"),
     "conv": (
         ConvTorso(channels=(8, 8), kernels=(4, 3), strides=(2, 1), width=16),

@@ -13,9 +13,11 @@ from qfleet.errors import UsageError
 from qfleet.run.keeper import decisive
 from qfleet.run.older import completed, renamed
 from qfleet.save import Checkpoints, pack_state, pack_tensors, unpack_state, unpack_tensors
+from qfleet.watch import read_rows
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained
 from tests.run.parts import until as ending
+from tests.run.variants import FRESH
 
 # What the first version wrote into a checkpoint.
 KNOWN = (
@@ -91,6 +93,23 @@ def test_a_run_of_the_first_version_goes_on_exactly(
         assert rows(run) == rows(whole.path)
     else:
         assert same(run, whole.path)
+
+
+def test_fresh_experience_without_the_values_it_was_acted_by_is_gathered_anew(tmp_path: Path) -> None:
+    run = trained(ending(small(FRESH), 90), tmp_path).path
+    stored = Checkpoints(run / "checkpoints")
+    for step in stored.steps():
+        found = stored.load(step)
+        blobs = {name: found.read(name) for name in found.files}
+        state = unpack_state({name: blobs[name] for name in ("state.json", "state.safetensors")})
+        del state["line"]["feed"]["told"]
+        blobs.update(pack_state(state))
+        stored.commit(step, blobs.items(), found.meta)
+    again = resumed(run, steps=200)
+    assert again.status["state"] == "done"
+    assert again.status["exact"] is False
+    told = [row["text"] for row in read_rows(run / "events.jsonl") if row["kind"] == "warning"]
+    assert any("it is gathered anew" in text for text in told)
 
 
 def test_settings_that_came_later_had_their_defaults() -> None:

@@ -280,6 +280,29 @@ def test_the_node_that_is_found_must_have_the_memory(fake: Fake, monkeypatch: py
         replay.rest()
 
 
+def test_a_node_whose_memory_is_not_back_yet_is_tried_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make()
+    replay.start()
+    replay.rest()
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    replay.start()  # the one before was lost and may still hold what it had
+    with pytest.raises(ReplayLost, match="does not fit into memory"):
+        replay.rest()
+
+
+def test_a_parcel_that_ray_does_not_take_is_a_loss(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import RayError
+
+    def full(parcel: bytes) -> Call:
+        raise RayError("the object store is full")
+
+    replay = make()
+    replay.start()
+    replay.way.host.obey.remote = full
+    with pytest.raises(ReplayLost, match="is gone: the object store is full"):
+        replay.rest()
+
+
 def test_notes_are_kept_where_the_runs_folder_is(fake: Fake, tmp_path: Path) -> None:
     replay = make(**{"log.history": True})
     replay.start()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from qfleet.run.overlapped import Overlapped
 from qfleet.run.processes import ProcessSite, make_process_line
 from qfleet.run.resolve import resolve
 from qfleet.run.times import Times
-from qfleet.run.wiring import Line, make_line, make_train_world
+from qfleet.run.wiring import Line, make_line, make_train_world, world_threads
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.parts import JUDGED, resumed, small, status, trained
 from tests.run.test_fleet import make_theatre
@@ -68,6 +69,15 @@ def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
         torch.testing.assert_close(torch.from_numpy(feed.told(serials))[1:], best[1:])
         list(runtime.turn())
         assert line.learner.updates == (block + 1) * feed.epochs * feed.minibatches
+
+
+def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    fresh = small(FRESH)
+    assert world_threads(fresh, 8) == 4
+    assert world_threads(fresh, 2) == 2
+    assert world_threads(small(), 8) == 1  # the learner updates while it steps
+    assert world_threads(small({**FRESH, "runtime.type": "processes"}), 8) == 1  # asked for its spaces only
 
 
 def test_a_fleets_lag_is_in_versions_shown() -> None:
