@@ -13,7 +13,8 @@ DEFAULT = "default"
 # Sections whose variants mean the same by the same name: what a lower layer set stays when the type is changed above
 # it. Elsewhere a name is not enough, a learning rate found for rmsprop is none for sgd, so a new type starts afresh.
 CARRIED = ("runtime",)
-# Answers of a measurement, which a run's own plan file holds: a runtime that does not ask leaves them behind.
+# Where actions are chosen, which a run's own plan file holds as measured. "local" is what every runtime does: one that
+# does not ask leaves it behind. Any other answer is refused there like every setting without effect.
 MEASURED = ("runtime.inference", "runtime.inference_device")
 
 
@@ -117,7 +118,8 @@ class Draft:
         was, fresh = _variant(section, self.values[entry.path]), _variant(section, tag)
         kept = {path for path in fresh if section in CARRIED and self.origins.get(path, DEFAULT) != DEFAULT}
         gone = [path for path in self.values if path.startswith(f"{section}.") and path not in {*kept, entry.path}]
-        asked = [path for path in gone if path in self._asked and path not in MEASURED]
+        usual = MEASURED if self.values.get(MEASURED[0]) == "local" else ()
+        asked = [path for path in gone if path in self._asked and path not in usual]
         if lost := [path for path in asked if self.values[path] != was.get(path)]:
             self._refuse_replaced(lost, section, entry)
         for path in gone:

@@ -156,6 +156,13 @@ def test_what_a_run_measured_about_its_runtime_does_not_bind_another(runtime: st
     assert not any(path in made.origins for path in MEASURED)
 
 
+@pytest.mark.parametrize("runtime", ["inline", "ray"])
+def test_one_process_that_acts_for_all_is_not_left_behind_silently(runtime: str, tmp_path: Path) -> None:
+    file = write(tmp_path, '[runtime]\ntype = "processes"\ninference = "central"\ninference_device = "cpu"\n')
+    with pytest.raises(UsageError, match=r"runtime\.inference=central, runtime\.inference_device=cpu have no effect"):
+        compose("CartPole-v1", file=file, overrides=[("runtime.type", runtime, HERE)])
+
+
 def test_several_actors_in_a_file_do_not_go_with_inline(tmp_path: Path) -> None:
     file = write(tmp_path, '[actors]\nnum = 2\n[runtime]\ntype = "processes"\n')
     with pytest.raises(UsageError) as caught:
