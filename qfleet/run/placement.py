@@ -10,7 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from statistics import fmean, median
 from typing import Literal
 
 import msgspec
@@ -88,7 +90,8 @@ def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
             state = policy.blank(batch)
-            looks[device, batch] = timed(lambda policy=policy, obs=obs, state=state: policy.look(obs, state))  # type: ignore[misc]
+            taken = timed(partial(policy.look, obs, state))
+            looks[device, batch] = median(taken)  # somebody else may have had the core for a while
     handover = handover_seconds() if plan.actors.num > 1 else 0.0  # of one actor none is central
     return Costs(step_seconds(world), looks, handover)
 
@@ -116,7 +119,7 @@ def handover_seconds() -> float:
         line.recv_bytes(64)
 
     try:
-        return timed(ask)
+        return median(timed(ask))
     except (TimeoutError, EOFError, OSError):
         return HANDOVER_SECONDS
     finally:
@@ -138,21 +141,24 @@ def step_seconds(world: World) -> float:
         world.send(any_allowed(world, last[0], rng))
         last[0] = world.receive()
 
-    return timed(step) / world.num
+    return fmean(timed(step)) / world.num  # not their median: resets are rare and dear
 
 
-def timed(act: Callable[[], object]) -> float:
-    """Mean seconds of a call, warmed up, over as many as fit into the time; on one thread, as an actor has."""
+def timed(act: Callable[[], object]) -> list[float]:
+    """Seconds of a call, warmed up, of as many as fit into the time; on one thread, as an actor has."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for _ in range(WARM_TIMES):
             act()
-        begin, times = time.perf_counter(), 0
-        while times < FEWEST_TIMES or time.perf_counter() - begin < MEASURE_SECONDS:
+        begin = last = time.perf_counter()
+        found = list[float]()
+        while len(found) < FEWEST_TIMES or last - begin < MEASURE_SECONDS:
             act()
-            times += 1
-        return (time.perf_counter() - begin) / times
+            now = time.perf_counter()
+            found.append(now - last)
+            last = now
+        return found
     finally:
         torch.set_num_threads(before)
 

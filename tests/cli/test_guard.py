@@ -75,7 +75,14 @@ def test_who_had_not_begun_is_not_started_again(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.slow
 @pytest.mark.chaos
 def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Path) -> None:
-    settings = ["runtime.type=processes", "actors.num=2", "eval.episodes=0", "until.score=none", "save.every_steps=500"]
+    settings = [
+        "runtime.type=processes",
+        "runtime.inference=local",
+        "actors.num=2",
+        "eval.episodes=0",
+        "until.score=none",
+        "save.every_steps=500",
+    ]
     words = [*RUN, "--steps", "6000", *settings, "save.max_share=1", "log.every_steps=200", "--out", str(tmp_path)]
     process = subprocess.Popen(
         [sys.executable, "-m", "qfleet", *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True

@@ -55,6 +55,8 @@ SMALL: Settings = {
     "runtime.threads": 1,
     "runtime.compile": False,  # long plans that end early would compile, and start the compiler
 }
+# Where it is measured, a machine that is busy decides how many processes a run has.
+LOCAL: Settings = {"runtime.inference": "local", "runtime.inference_device": "cpu"}
 JUDGED: Settings = {"eval.every_steps": 100, "eval.episodes": 3, "eval.test_episodes": 4}
 PONG: Settings = {
     "env.num": 2,

@@ -22,13 +22,13 @@ from qfleet.run.resolve import resolve
 from qfleet.run.shared_replay import SharedWay, make_shared_replay
 from qfleet.run.wiring import ReplayLost, make_train_world
 from tests.replay.streams import random_stream, rollout
-from tests.run.parts import SMALL, status
+from tests.run.parts import LOCAL, SMALL, status
 
 pytestmark = pytest.mark.timeout(110)
 
 
 def make_remote(**settings: Any) -> RemoteReplay:
-    more = {"runtime.type": "processes", "runtime.replay_process": True, "runtime.hung_seconds": 1, **settings}
+    more = {**LOCAL, "runtime.type": "processes", "runtime.replay_process": True, "runtime.hung_seconds": 1, **settings}
     plan = make_plan("CartPole-v1", overrides={**SMALL, **more})
     spec = make_train_world(plan).spec
     plan = resolve(plan, spec)
@@ -149,6 +149,7 @@ def kill_replay(row: dict[str, Any] | None = None) -> None:
 
 REMOTE: dict[str, Any] = {
     **SMALL,
+    **LOCAL,
     "runtime.type": "processes",
     "runtime.replay_process": True,
     "replay.filter.type": "duplicates",

@@ -23,7 +23,7 @@ from qfleet.run.resolve import resolve
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, make_line, make_train_world, world_threads
 from qfleet.watch import make_watcher, read_json, read_rows
-from tests.run.parts import JUDGED, resumed, small, status, trained
+from tests.run.parts import JUDGED, LOCAL, resumed, small, status, trained
 from tests.run.test_fleet import make_theatre
 from tests.run.variants import FRESH
 
@@ -254,7 +254,7 @@ def test_a_resumed_run_tells_of_its_own_stretch(tmp_path: Path) -> None:
 
 def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
     # Not measured: on a busy machine one process might act for both.
-    run = trained(small({"runtime.type": "processes", "actors.num": 2, "runtime.inference": "local"}), tmp_path)
+    run = trained(small({"runtime.type": "processes", "actors.num": 2, **LOCAL}), tmp_path)
     profile = status(run.path)["profile"]
     assert set(profile["actor_shares"]) == {"env", "infer", "sync", "wait"}
     assert sum(profile["actor_shares"].values()) == pytest.approx(1.0, abs=0.01)
