@@ -18,6 +18,12 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
+from qfleet.data.kin import fork_server  # noqa: E402  numpy comes with it, which reads these
+
+# One fork server serves all tests of a process, whichever starts it: without this, after one that needs nothing of
+# qfleet, every actor, learner and shard of the others would import torch anew.
+fork_server("qfleet.run.post")
+
 # Machines that run tests are shared and slow at times, so examples have no deadline; CI repeats the same ones.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True, database=None)
