@@ -12,7 +12,7 @@ from qfleet.nets.heads import Dueling, Implicit, Plain
 from qfleet.nets.layers import Style
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp
+from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp, pixels_together
 from qfleet.plan.schema import (
     CategoricalHead,
     ConvTorso,
@@ -42,11 +42,13 @@ class QNet(nn.Module):
     ) -> None:
         super().__init__()
         self.torso, self.memory, self.head = torso, memory, head
+        self.pictures = isinstance(torso, Convolutions | Impala)
         self.normalize, self.rewards = normalize, rewards
 
     def shown(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
         """What the torso is shown: bytes from 0 to 1, numbers normalised if the plan says so."""
         if obs.dtype == torch.uint8:
+            obs = pixels_together(obs) if self.pictures else obs
             return obs.to(torch.float32).div_(255.0)
         return obs if self.normalize is None else self.normalize.forward(obs)
 

@@ -7,6 +7,8 @@ from torch import nn
 
 from qfleet.data import Spec
 from qfleet.nets import Chain, QNet, chain_of, gradients_of, keep_freed_memory, make_net
+from qfleet.nets.chain import WIDE_ROWS, Linear
+from qfleet.nets.torso import pixels_together
 from qfleet.plan.schema import (
     ConvTorso,
     GruMemory,
@@ -96,6 +98,33 @@ def test_convolutions_are_autograds_own_too(
     assert len(found) == len(expected)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert all(one.stride() == other.stride() for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("num", [WIDE_ROWS - 1, WIDE_ROWS])
+def test_a_wide_layer_gives_autograds_numbers_either_way_round(num: int, layer_norm: bool) -> None:
+    net = network(Net(torso=MlpTorso(sizes=(1024, 1024)), layer_norm=layer_norm))
+    unlike(net)
+    obs, slope = torch.randn(num, 4), torch.randn(num, 3)
+    seen, short = net(obs), chain(net)
+    wide = [layer.is_wide(obs) for layer, _ in short.links if isinstance(layer, Linear)]
+    assert wide == [False, num == WIDE_ROWS, False]
+    torch.testing.assert_close(short(obs), seen, rtol=1e-5, atol=1e-5)
+    expected = torch.autograd.grad((seen * slope).sum(), list(net.parameters()))
+    found = short.gradients(slope)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+        assert one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("laid", [torch.contiguous_format, torch.channels_last])
+def test_pixels_come_together_however_pictures_lie(channels: int, laid: torch.memory_format) -> None:
+    pictures = torch.randint(0, 256, (5, channels, 7, 6), dtype=torch.uint8).contiguous(memory_format=laid)
+    for given in (pictures, pictures[::2], pictures[:, :, 1:]):
+        found = pixels_together(given)
+        assert torch.equal(found, given)
+        assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("more", ["spectral_norm", "dueling"])
