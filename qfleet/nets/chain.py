@@ -19,7 +19,7 @@ from qfleet.nets.torso import Convolutions, Mlp
 
 aten = torch.ops.aten
 # A layer of so many weights is multiplied the other way round, if so many rows are shown to it (docs/decisions).
-WIDE_WEIGHTS, WIDE_ROWS = 1 << 20, 32
+WIDE_WEIGHTS, WIDE_ROWS = 1 << 20, 8
 Kept: TypeAlias = tuple[Tensor, Tensor, Tensor] | None  # of a normalisation: its input, the means, 1 / the spreads
 
 
