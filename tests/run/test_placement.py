@@ -1,8 +1,10 @@
 """Where actions are chosen."""
 
 import multiprocessing
+import time
 from contextlib import closing
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -79,6 +81,24 @@ def test_it_is_measured_written_down_and_told() -> None:
     assert chosen.runtime.inference_device == "cpu" or torch.cuda.is_available()
     assert "steps/s expected" in notes[0]
     assert settled(chosen, world, lambda device: make_policy(plan, world.spec, device)) == (chosen, [])
+
+
+def test_a_core_that_is_taken_away_for_moments_does_not_decide() -> None:
+    plan = plan_of(**{"actors.num": 1})
+    world = make_train_world(plan)
+
+    def disturbed(device: torch.device) -> Policy:
+        policy, calls = make_policy(plan, world.spec, device), count()
+        look = policy.look
+
+        def now_and_then(*given: Any) -> Any:
+            time.sleep(0.05 if next(calls) % 5 == 4 else 0.0)
+            return look(*given)
+
+        policy.look = now_and_then  # type: ignore[method-assign]
+        return policy
+
+    assert max(measure(plan, world, disturbed).look_seconds.values()) < 0.005  # the mean is twice that at least
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
