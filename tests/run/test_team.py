@@ -394,7 +394,7 @@ def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
     hasty.switch(ServerSync(shards=2))
     begun = time.monotonic()
     hasty.update(made_up(32))
-    assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 25  # 25: a busy machine starts four processes
+    assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 5  # once, however many are stopped
     assert len(started) == 4
     assert hasty.learner.updates == 1
     assert not any(shard.process.is_alive() for shard in started[:2])
