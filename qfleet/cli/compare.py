@@ -44,7 +44,7 @@ def compare(
         return 0
     say_comparison(found)
     if picture is not None:
-        say(f"\nplot   {picture}")
+        say("", f"plot   {picture}")
     return 0
 
 
@@ -67,7 +67,7 @@ def report(group: Path, *, json: bool, quiet: bool) -> None:
         say()
         say_comparison(found)
         if picture := draw_group(found):
-            say(f"\nplot   {picture}")
+            say("", f"plot   {picture}")
 
 
 def draw(found: "Comparison", file: Path) -> Path:

@@ -46,7 +46,7 @@ def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON."
         say_columns((each.name, "ok" if each.ok else "PROBLEM", each.detail) for each in findings)
     bad = [each for each in findings if not each.ok]
     if bad and not json:
-        say(f"\n{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
+        say("", f"{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
     return max((each.code for each in bad), default=0)
 
 

@@ -43,7 +43,7 @@ def show(
     elif origin:
         say_columns(((path, shown(value), where) for path, value, where in rows), ("setting", "value", "origin"))
     else:
-        say(to_toml(composed.plan))
+        say(*to_toml(composed.plan).split("\n"))
     return 0
 
 
@@ -75,9 +75,9 @@ def presets(
         say_json([{field: getattr(each, field) for field in each.__slots__} for each in found])
     elif name is None:
         say_columns(((each.name, each.kind, each.title) for each in found), ("preset", "kind", "what it is"))
-        say("\nMore about one: qfleet presets NAME")
+        say("", "More about one: qfleet presets NAME")
     else:
-        say(f"{found[0].title}\nSource: {found[0].source}\nAdvice: {found[0].advice}\n")
+        say(found[0].title, f"Source: {found[0].source}", f"Advice: {found[0].advice}", "")
         say_columns((path, shown(value)) for path, value in found[0].settings.items())
     return 0
 

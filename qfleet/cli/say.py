@@ -10,19 +10,16 @@ from contextvars import ContextVar
 from typing import Any
 
 from qfleet.errors import QfleetError
+from qfleet.escape import escaped, indented
 
 # The words of the present command, for provenance.
 invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
 
 
-def escaped(text: str) -> str:
-    """Text that cannot move the cursor or recolour the terminal: run names and ids may come from anywhere."""
-    return "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in text)
-
-
-def say(text: str = "", *, to_stderr: bool = False) -> None:
-    """One message; with JSON on standard output, words for people go to standard error."""
-    print(escaped(text), file=sys.stderr if to_stderr else sys.stdout)
+def say(*lines: str, to_stderr: bool = False) -> None:
+    """One line for each argument; with JSON on standard output, words for people go to standard error."""
+    for line in lines or ("",):
+        print(escaped(line), file=sys.stderr if to_stderr else sys.stdout)
 
 
 def say_json(value: Any) -> None:
@@ -40,7 +37,7 @@ def _finite(value: Any) -> Any:
 
 def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
     """Rows in aligned columns, never cut, so that they can be searched and piped."""
-    table = [tuple(map(str, row)) for row in ([header] if header else []) + list(rows)]
+    table = [tuple(map(escaped, row)) for row in ([header] if header else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -48,9 +45,9 @@ def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) ->
 
 def say_error(error: QfleetError) -> None:
     """What happened, why, and what to do."""
-    parts = (("error: ", error.what), ("  why: ", error.why), ("   do: ", error.fix))
-    lines = [label + escaped(text).replace("\n", "\n       ") for label, text in parts if text]
-    print("\n".join(lines), file=sys.stderr)
+    why = indented(error.why, by="       | ")  # may have lines of its own: what an environment said, several runs
+    parts = (("error: ", escaped(error.what)), ("  why: ", why), ("   do: ", escaped(error.fix)))
+    print("\n".join(label + text for label, text in parts if text), file=sys.stderr)
 
 
 @contextmanager

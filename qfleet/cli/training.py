@@ -274,7 +274,7 @@ def _show_only(
         rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
         say_json({"plan": rows, "notes": composed.notes, "needs": needs})
         return 0
-    say(summary(composed) + "\n")
+    say(summary(composed), "")
     say_columns((path, show(value), origin) for path, value, origin in origin_rows(composed))
     say()
     ratio = float(updates_per_step(composed.plan))
@@ -286,5 +286,5 @@ def _show_only(
     )
     for note in composed.notes:
         say(f"note: {note}")
-    say("\nNothing was run: --dry-run.")
+    say("", "Nothing was run: --dry-run.")
     return 0

@@ -21,6 +21,7 @@ from qfleet.data.region import Region
 from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, TELL_SIGNAL, Finding, Task, scout, work
 from qfleet.envs.slab import Slab
 from qfleet.errors import EnvError, QfleetError
+from qfleet.files import open_log
 
 START_SECONDS = 60.0  # imports and constructors may take a while
 _END_SECONDS = 2.0
@@ -87,9 +88,9 @@ class Child:
 
     def bound_log(self) -> None:
         """Cut a log that an environment floods."""
-        with contextlib.suppress(OSError):
-            if os.path.isfile(self._log) and os.path.getsize(self._log) > LOG_BYTES:
-                os.truncate(self._log, LOG_BYTES)
+        with contextlib.suppress(OSError), open(open_log(self._log), "ab") as file:
+            if os.fstat(file.fileno()).st_size > LOG_BYTES:
+                file.truncate(LOG_BYTES)
 
     def where(self) -> str:
         """Where in the code a silent process is, if it can still tell."""

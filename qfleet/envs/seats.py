@@ -24,6 +24,7 @@ from qfleet.envs.find import called, find
 from qfleet.envs.single import AnyEnv, Raised, Single, made
 from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
+from qfleet.files import open_log
 from qfleet.plan.schema import Env
 
 # What is said through the socket: one byte each.
@@ -204,7 +205,7 @@ def _redirect(log: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     nothing = os.open(os.devnull, os.O_RDWR)
-    kept = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    kept = open_log(log)
     for fd, to in ((0, nothing), (1, kept), (2, kept)):
         os.dup2(to, fd)
     os.close(nothing)

@@ -3,7 +3,7 @@
 from qfleet.plan.amounts import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.change import Switch, changed, switches
 from qfleet.plan.check import check
-from qfleet.plan.files import diff, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
+from qfleet.plan.files import diff, plan_hash, read_plan, read_tables_in, read_toml, schema, to_toml, write_plan
 from qfleet.plan.layers import Composed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
@@ -28,6 +28,7 @@ __all__ = [
     "names_code",
     "plan_hash",
     "read_plan",
+    "read_tables_in",
     "read_toml",
     "schema",
     "switches",

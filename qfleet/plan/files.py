@@ -1,7 +1,6 @@
 """Plans on disk: TOML in, TOML out, a JSON Schema for editors, a hash and a difference."""
 
 import hashlib
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import Any
 import msgspec
 
 from qfleet.errors import StorageError, UsageError
+from qfleet.files import TooLarge, read_inside, replace_inside
 from qfleet.plan import paths
 from qfleet.plan.draft import Draft, entries_of
 from qfleet.plan.schema import Plan
 
 LARGEST_FILE_BYTES = 1_000_000
+DEEPEST_TABLES = 20
 HEADER = """\
 # The whole run as data. Start a new run from it with: qfleet train --plan run.toml
 # Code of your own is named again: qfleet train my_env.py:MyEnv --plan run.toml; objects are passed again from Python.
@@ -36,17 +37,37 @@ def read_toml(file: str | Path) -> dict[str, Any]:
             f"cannot read {file}", f"The system says: {error.strerror}.", "Check its permissions."
         ) from error
     if len(data) > LARGEST_FILE_BYTES:
-        raise UsageError(
-            f"{file} is larger than 1 MB",
-            "A plan has a few kilobytes; this is something else.",
-            "Check the path given.",
-        )
+        raise _too_large(file)
     return _parse(data, file)
+
+
+def _too_large(file: str | Path) -> UsageError:
+    what = f"{file} is larger than 1 MB"
+    return UsageError(what, "A plan has a few kilobytes; this is something else.", "Check the path given.")
+
+
+def read_tables_in(folder: Path, name: str) -> dict[str, Any]:
+    """The tables of a TOML file inside a run's folder, which may come from a stranger: no link is followed."""
+    file = folder / name
+    try:
+        return _parse(read_inside(folder, name, LARGEST_FILE_BYTES), file)
+    except TooLarge:
+        raise _too_large(file) from None
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given."
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"cannot read {file}",
+            f"The system says: {error.strerror}.",
+            "Put back the file that qfleet wrote, and check its permissions.",
+        ) from error
 
 
 def _parse(data: bytes, file: str | Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(data.decode())
+        tables = tomllib.loads(data.decode())
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{file} is not text", f"Byte {error.start} is not UTF-8.", "Give a TOML file saved as UTF-8."
@@ -59,12 +80,27 @@ def _parse(data: bytes, file: str | Path) -> dict[str, Any]:
         raise UsageError(
             f"{file} is not a plan", "Its values are nested hundreds of levels deep.", "Check the path given."
         ) from error
+    if _is_deep(tables):
+        why = f"Its tables are nested more than {DEEPEST_TABLES} levels deep."
+        raise UsageError(f"{file} is not a plan", why, "Check the path given.")
+    return tables
 
 
-def read_plan(file: str | Path) -> Plan:
-    """A complete plan as `write_plan` wrote it; whether to trust code named by its `env.id` is up to the caller."""
+def _is_deep(tables: dict[str, Any]) -> bool:
+    """Are there more tables within each other than any plan has? Looked at without recursion."""
+    level: list[Any] = [tables]
+    for _ in range(DEEPEST_TABLES):
+        level = [value for table in level for value in table.values() if isinstance(value, dict)]
+    return bool(level)
+
+
+def read_plan(file: Path) -> Plan:
+    """A complete plan as `write_plan` wrote it into a run's folder.
+
+    Whether to trust what it names (code, places) is up to the caller.
+    """
     draft = Draft()
-    draft.lay(entries_of(read_toml(file), str(file)))
+    draft.lay(entries_of(read_tables_in(file.parent, file.name), str(file)))
     if not draft.values["env.id"]:
         raise UsageError(
             f"{file} names no environment", "A complete plan has env.id.", 'Add below [env]: id = "CartPole-v1"'
@@ -93,20 +129,13 @@ def _plain(value: Any) -> Any:
     return paths.NONE if value is None else value
 
 
-def write_plan(plan: Plan, file: str | Path) -> None:
+def write_plan(plan: Plan, file: Path) -> None:
     """Write the plan whole or not at all."""
-    path = Path(file)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w", encoding="utf-8") as stream:
-            stream.write(to_toml(plan))
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(path)
+        replace_inside(file.parent, file.name, to_toml(plan).encode())
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise StorageError(
-            f"cannot write {path}", f"The system says: {error.strerror}.", "Check free space and permissions."
+            f"cannot write {file}", f"The system says: {error.strerror}.", "Check free space and permissions."
         ) from error
 
 

@@ -207,9 +207,13 @@ def _words(kind: kinds.Type) -> str:
 
 def _range(kind: kinds.IntType | kinds.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
-        return f" from {kind.ge:g} to {kind.le:g}"
+        return f" from {_bound(kind.ge)} to {_bound(kind.le)}"
     limits = ((" of at least", kind.ge), (" above", kind.gt), (" at most", kind.le), (" below", kind.lt))
     return " and".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
+
+
+def _bound(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 # --- text and values ---

@@ -9,7 +9,19 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from qfleet.plan.part import Count, Fraction, NotNegative, Part, Positive, Rate, Scalar
+from qfleet.plan.part import (
+    Count,
+    Environments,
+    Fraction,
+    NotNegative,
+    Part,
+    Positive,
+    Rate,
+    Scalar,
+    Threads,
+    Width,
+    Workers,
+)
 from qfleet.plan.together import AllreduceSync, Learners, Sync
 
 
@@ -22,13 +34,13 @@ class Env(Part):
     """
 
     id: str
-    num: Positive = 8
-    workers: Count = 0
+    num: Environments = 8
+    workers: Annotated[int, Meta(ge=0, le=10_000)] = 0
     step_timeout_seconds: Rate = 30.0
     rebuilds: Count = 5
     worker_memory_gib: Rate | None = None
-    bins: Annotated[int, Meta(ge=2)] | None = None
-    frame_size: Annotated[int, Meta(ge=16)] | None = None
+    bins: Annotated[int, Meta(ge=2, le=10_000)] | None = None
+    frame_size: Annotated[int, Meta(ge=16, le=10_000)] | None = None
     sticky: Fraction | None = None
     clip_reward: bool = False
     normalize: Literal["off", "obs", "reward", "both"] = "off"
@@ -238,13 +250,13 @@ class Sgd(Optimizer, tag="sgd"):
 class MlpTorso(Part, tag="mlp"):
     """Fully connected layers with ReLU; any observation is flattened first."""
 
-    sizes: tuple[Positive, ...] = (128, 128)
+    sizes: Annotated[tuple[Width, ...], Meta(max_length=100)] = (128, 128)
 
 
 class NatureTorso(Part, tag="nature"):
     """The three convolutions of Mnih et al. 2015 and one fully connected layer of `width`."""
 
-    width: Positive = 512
+    width: Width = 512
 
 
 class ConvTorso(Part, tag="conv"):
@@ -253,10 +265,10 @@ class ConvTorso(Part, tag="conv"):
     What is left out fits pictures of 42x42.
     """
 
-    channels: tuple[Positive, ...] = (16, 32, 32)
+    channels: Annotated[tuple[Width, ...], Meta(max_length=100)] = (16, 32, 32)
     kernels: tuple[Positive, ...] = (4, 4, 3)
     strides: tuple[Positive, ...] = (2, 2, 2)
-    width: Positive = 256
+    width: Width = 256
 
 
 class ImpalaTorso(Part, tag="impala"):
@@ -265,16 +277,16 @@ class ImpalaTorso(Part, tag="impala"):
     The last maps are max-pooled to `pool` x `pool` whatever their size; `width` units follow.
     """
 
-    factor: Positive = 1
+    factor: Annotated[int, Meta(ge=1, le=1_000)] = 1
     pool: Positive = 6
-    width: Positive = 256
+    width: Width = 256
 
 
 class MinatarTorso(Part, tag="minatar"):
     """One 3x3 convolution and one fully connected layer, for small grids (Young and Tian 2019)."""
 
-    channels: Positive = 16
-    width: Positive = 128
+    channels: Width = 16
+    width: Width = 128
 
 
 class OwnTorso(Part, tag="own"):
@@ -288,7 +300,7 @@ class ScalarHead(Part, tag="scalar"):
 class CategoricalHead(Part, tag="categorical"):
     """Probabilities of `atoms` fixed returns from `low` to `high` per action (C51, Bellemare et al. 2017)."""
 
-    atoms: Annotated[int, Meta(ge=2)] = 51
+    atoms: Annotated[int, Meta(ge=2, le=10_000)] = 51
     low: float = -10.0
     high: float = 10.0
 
@@ -296,7 +308,7 @@ class CategoricalHead(Part, tag="categorical"):
 class QuantileHead(Part, tag="quantile"):
     """As many quantiles of the return per action (QR-DQN, Dabney et al. 2018)."""
 
-    quantiles: Positive = 200
+    quantiles: Annotated[int, Meta(ge=1, le=10_000)] = 200
 
 
 class ImplicitHead(Part, tag="implicit"):
@@ -306,10 +318,10 @@ class ImplicitHead(Part, tag="implicit"):
     acting; `cosines` embed a fraction.
     """
 
-    fractions: Positive = 64
-    target_fractions: Positive = 64
-    act_fractions: Positive = 32
-    cosines: Positive = 64
+    fractions: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    target_fractions: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    act_fractions: Annotated[int, Meta(ge=1, le=10_000)] = 32
+    cosines: Annotated[int, Meta(ge=1, le=10_000)] = 64
 
 
 class NoMemory(Part, tag="off"):
@@ -319,13 +331,13 @@ class NoMemory(Part, tag="off"):
 class LstmMemory(Part, tag="lstm"):
     """A long short-term memory after the torso; it also sees the previous action and reward."""
 
-    size: Positive = 128
+    size: Width = 128
 
 
 class GruMemory(Part, tag="gru"):
     """A gated recurrent unit after the torso; it also sees the previous action and reward."""
 
-    size: Positive = 128
+    size: Width = 128
 
 
 class Net(Part):
@@ -404,8 +416,8 @@ class Fresh(Part, tag="fresh"):
 class Actors(Part):
     """Who acts: so many actors, each with `envs` of the environments (`env.num` in all)."""
 
-    num: Positive = 1
-    envs: Positive | None = None
+    num: Workers = 1
+    envs: Environments | None = None
 
 
 class Inline(Part, tag="inline"):
@@ -416,7 +428,7 @@ class Inline(Part, tag="inline"):
     """
 
     device: str | None = None
-    threads: Positive | None = None
+    threads: Threads | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
 
@@ -432,11 +444,11 @@ class Processes(Part, tag="processes"):
     """
 
     device: str | None = None
-    threads: Positive | None = None
+    threads: Threads | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
     chunk_rows: Positive = 2
-    slots: Annotated[int, Meta(ge=2)] = 2
+    slots: Annotated[int, Meta(ge=2, le=1_000)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5
     compress: bool = False
@@ -457,11 +469,11 @@ class Ray(Part, tag="ray"):
     address: str | None = None
     allow_no_token: bool = False
     device: str | None = None
-    threads: Positive | None = None
+    threads: Threads | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
     chunk_rows: Positive = 8
-    slots: Annotated[int, Meta(ge=2)] = 2
+    slots: Annotated[int, Meta(ge=2, le=1_000)] = 2
     hung_seconds: Rate = 60.0
     restarts: Count = 5
     compress: bool = False
@@ -532,7 +544,7 @@ class Population(Part):
     `optim.learning_rate` in the middle and differ by the factor `spread` from one to the next.
     """
 
-    num: Positive = 1
+    num: Annotated[int, Meta(ge=1, le=1_000)] = 1
     every_steps: Positive = 10_000
     spread: Annotated[float, Meta(ge=1.0)] = 1.0
 

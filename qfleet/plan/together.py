@@ -18,7 +18,7 @@ class Learners(Part):
     `schedule` changes how they agree after so many updates: ["5000 sync.type=local", "9000 sync.type=allreduce"].
     """
 
-    num: Positive = 1
+    num: Annotated[int, Meta(ge=1, le=1_000)] = 1
     bundles: bool = False
     backend: Literal["shared", "gloo", "nccl", "mpi"] | None = None
     balance: bool = False
@@ -132,7 +132,7 @@ class Sharded(Coded):
     `slow_down` divides the learning rate by a gradient's staleness (Zhang et al. 2016).
     """
 
-    shards: Positive = 1
+    shards: Annotated[int, Meta(ge=1, le=1_000)] = 1
     slow_down: bool = False
     reduce: Literal["mean", "sum"] = "mean"
 

@@ -14,6 +14,7 @@ from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
+from qfleet.learn.learner import arrays
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
@@ -22,8 +23,8 @@ from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
 from qfleet.run.measure import settled_machine
 from qfleet.run.memory import estimate as estimate_memory
-from qfleet.run.memory import require_memory
-from qfleet.run.older import arrays_in
+from qfleet.run.memory import require_memory, require_network
+from qfleet.run.older import arrays_in, room_for
 from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.runtime import is_away, line_for, stand_by
 from qfleet.run.trust import require_trust, sign
@@ -297,11 +298,13 @@ def load(
     judge = Judge(plan, env)
     world = judge.world(0, 1)
     try:
+        if torso is None:
+            require_network(plan, world.spec)
         policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
     finally:
         world.close()
     try:
-        restore(policy.net, weights_of(folder, which))
+        restore(policy.net, weights_of(folder, room_for(arrays(policy.net).values()), which))
     except (KeyError, ValueError) as error:
         raise UsageError(
             f"the weights of {folder.name} do not fit its network: {error}",
@@ -311,7 +314,9 @@ def load(
     return Run(folder, plan, policy, env)
 
 
-def weights_of(folder: Path, which: str = "best", warn: Callable[[str], object] | None = None) -> dict[str, Any]:
+def weights_of(
+    folder: Path, most_bytes: int, which: str = "best", warn: Callable[[str], object] | None = None
+) -> dict[str, Any]:
     """The weights of a run's best or latest checkpoint; without an evaluation yet, the best is the latest."""
     if which not in ("best", "latest"):
         raise UsageError(
@@ -321,20 +326,21 @@ def weights_of(folder: Path, which: str = "best", warn: Callable[[str], object] 
     best = read_json(folder / "best.json").get("step")
     if which == "best" and isinstance(best, int):
         try:
-            return model_of(checkpoints.load(best, whole=False))
+            return model_of(checkpoints.load(best, whole=False), most_bytes)
         except NoCheckpointError as error:
             checkpoints.warn(f"{error.what} The latest checkpoint is used instead.")
-    return checkpoints.restore(model_of, whole=False)
+    return checkpoints.restore(lambda found: model_of(found, most_bytes), whole=False)
 
 
-def model_of(checkpoint: Checkpoint) -> dict[str, Any]:
+def model_of(checkpoint: Checkpoint, most_bytes: int) -> dict[str, Any]:
     """A checkpoint's weights."""
-    return arrays_in(checkpoint, "model.safetensors")
+    return arrays_in(checkpoint, "model.safetensors", most_bytes)
 
 
 def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
-    weights, own = weights_of(source, warn=warn), line.learner.model_arrays()
+    own = line.learner.model_arrays()
+    weights = weights_of(source, room_for(own.values()), warn=warn)
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:

@@ -193,7 +193,8 @@ class Bundle:
         """Go on with what was written, as soon as the others are met; how many lanes could not be re-driven."""
         files, self.written = {name: bytes(data) for name, data in self.written.items()}, {}
         state = unpack_state({name: files.pop(name) for name in STATE})
-        restore_rows(self.feed.replay.store, files, files.__getitem__, state["line"]["feed"]["replay"])
+        replay = state["line"]["feed"]["replay"]
+        restore_rows(self.feed.replay.store, files, lambda name, most_bytes: files[name], replay)
         lost = self.line.load_state_dict(state["line"])
         self.feed.gate.start_steps = saved_count(state, "start_steps")
         self.all_steps, self.late = saved_count(state, "all_steps"), bool(saved_value(state, "late"))

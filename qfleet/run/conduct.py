@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from qfleet.errors import QfleetError, UsageError
+from qfleet.escape import indented
+from qfleet.files import open_log, require_plain
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending
@@ -21,6 +23,7 @@ from qfleet.run.signals import Asked, listening
 from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
+from qfleet.watch.metrics import unwritable
 
 
 def conduct(
@@ -35,8 +38,8 @@ def conduct(
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
     watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
-        diary = Diary(line, folder, watcher, callbacks)
+    with threads(plan), own_torch_rng(plan), hold_run(folder) as held, listening() as asked, logbook(folder) as log:
+        diary = Diary(line, folder, watcher, callbacks, require_folder=held.require_in_place)
         course = make_course(line, diary, env, asked)
         try:
             notes = begin(course)
@@ -125,22 +128,33 @@ def own_torch_rng(plan: Plan) -> Iterator[None]:
             set_device_rng(plan.runtime.device, before)
 
 
+class EscapedFormat(logging.Formatter):
+    """Lines that text from elsewhere cannot forge: control characters are escaped, lines after the first indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One record, its traceback below it."""
+        return indented(super().format(record))
+
+
 @contextmanager
 def logbook(folder: Path) -> Iterator[logging.Logger]:
     """logs/run-0.log: the traceback of an error that ended this run."""
-    (folder / "logs").mkdir(exist_ok=True)
-    log, handler = (
-        logging.getLogger(f"qfleet.{folder.name}"),
-        logging.FileHandler(folder / "logs" / "run-0.log", delay=True),
-    )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
+    log = logging.getLogger(f"qfleet.{folder.name}")
     try:
-        yield log
-    finally:
-        log.removeHandler(handler)
-        handler.close()
+        for name in ("logs", "history"):
+            require_plain(folder, name)  # children open theirs later
+        file = open_log(folder / "logs" / "run-0.log")
+    except OSError as error:
+        raise unwritable(folder / "logs" / "run-0.log", error) from error
+    with open(file, "a", encoding="utf-8", errors="backslashreplace") as stream:
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
+        log.addHandler(handler)
+        log.propagate = False
+        try:
+            yield log
+        finally:
+            log.removeHandler(handler)
 
 
 def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import torch
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Batch, Sequences
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
+from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, restore
 from qfleet.learn.partners import Partners
 from qfleet.plan import switches
@@ -20,7 +21,7 @@ from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
-from qfleet.run.older import arrays_in
+from qfleet.run.older import arrays_in, room_for
 from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
@@ -249,7 +250,7 @@ class Course:
         if self.book.best is not None:
             write_json(self.folder / "best.json", {**self.book.best, "step": self.book.best["env_steps"]})
         else:
-            (self.folder / "best.json").unlink(missing_ok=True)
+            remove_file(self.folder, "best.json")
 
     # Saving
 
@@ -269,6 +270,7 @@ class Course:
         try:
             self.save()
         except StorageError as cause:
+            self.diary.require_folder()
             self.diary.endure(cause)
             return False
         self.diary.failed_writes = 0
@@ -276,6 +278,7 @@ class Course:
 
     def save(self) -> None:
         """Commit this moment; only finite weights get that far."""
+        self.diary.require_folder()
         self.line.rest()
         self.note_learners()
         self.require_finite()
@@ -411,7 +414,7 @@ class Course:
 
     def keep_batch(self, batch: Batch | Sequences) -> None:
         """The batch that could not be learned from, for the curious."""
-        (self.folder / "debug").mkdir(exist_ok=True)
+        make_folder(self.folder, "debug")
         arrays = {name: value for name in batch.__slots__ if (value := getattr(batch, name)) is not None}
         write_file(self.folder / "debug" / f"batch_{self.steps:012d}.safetensors", pack_tensors(arrays))
 
@@ -457,7 +460,8 @@ class Course:
         step = self.book.best["env_steps"] if self.book.best else self.steps
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
-            restore(self.line.policy.net, arrays_in(found, "model.safetensors"))
+            most_bytes = room_for(self.line.learner.model_arrays().values())
+            restore(self.line.policy.net, arrays_in(found, "model.safetensors", most_bytes))
         except NoCheckpointError as cause:
             self.diary.warn(f"the best checkpoint cannot be used, the last weights are: {cause.what}")
             return self.steps

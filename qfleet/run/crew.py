@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qfleet.files import open_log
 from qfleet.run.signals import ENDINGS, Asked
 
 LOOK_EVERY_SECONDS = 0.2
@@ -44,7 +45,9 @@ class Child:
     """A process that tells rows on its standard output; everything else it says goes to its log."""
 
     def __init__(self, job: Job, threads: int) -> None:
-        self.name, self._log, self._rest = job.name, job.log.open("ab"), b""
+        self.name = job.name
+        self._log = os.fdopen(open_log(job.log), "ab")
+        self._rest = b""
         command = [sys.executable, "-c", BOOT, json.dumps(sys.path), *job.words]
         # A process group of its own: Ctrl-C reaches the parent only, which passes it on once. Twice would be "at once".
         self._process = subprocess.Popen(  # noqa: S603

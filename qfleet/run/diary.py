@@ -50,7 +50,9 @@ class Diary:
         watcher: Watcher | None = None,
         callbacks: Iterable[Callback] = (),
         clock: Callable[[], float] = time.monotonic,
+        require_folder: Callable[[], None] = lambda: None,
     ) -> None:
+        self.require_folder = require_folder  # raises once the folder was renamed or removed
         self.line, self.plan, self.folder, self.book = line, line.plan, folder, Book()
         self.watcher, self.callbacks, self.clock = watcher, list(callbacks), clock
         self.rows, self.events = RowLog(folder / "metrics.jsonl"), EventLog(folder / "events.jsonl")
@@ -104,6 +106,7 @@ class Diary:
 
     def write_row(self, kind: str, **fields: Any) -> Row:
         """One row to the file and the watcher."""
+        self.require_folder()
         seconds = round(self.seconds(), 3)
         row = {"kind": kind, "seconds": seconds, "env_steps": self.steps, "updates": self.updates, **fields}
         try:
@@ -163,6 +166,7 @@ class Diary:
             self.live_at = self.clock()
             self.watcher.live(self.snapshot())
         if self.clock() - self.status_at > STATUS_SECONDS:
+            self.require_folder()
             with suppress(StorageError):  # a sign of life is not worth the run
                 self.write_status()
 
@@ -279,6 +283,10 @@ class Diary:
     def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
         """Leave word of an error; a run that had not begun again keeps what it knew before, all of it if refused."""
         how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason}
+        try:
+            self.require_folder()
+        except StorageError:
+            return how  # there is no place to leave word in
         self.events.event("failed", what=ending.reason, exit_code=ending.exit_code)
         with suppress(StorageError):
             if not begun:

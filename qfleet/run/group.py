@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qfleet.errors import UsageError
+from qfleet.files import names_inside, read_inside, remove_drafts
 from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
+from qfleet.plan.files import LARGEST_FILE_BYTES
 from qfleet.plan.schema import Plan
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
@@ -30,10 +32,11 @@ from qfleet.run.signals import ENDINGS, listening
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
-from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, remove_run, write_file
+from qfleet.watch import find_run, new_run_dir, program, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
+from qfleet.watch.metrics import last_rows
 from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, read_tables
 
 FORMAT = 1
@@ -245,7 +248,7 @@ def _open(folder: Path) -> tuple[Plan, list[Member], dict[str, Any]]:
 
 
 def _file_hash(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(read_inside(file.parent, file.name, LARGEST_FILE_BYTES)).hexdigest()
 
 
 def _recall(member: Member, folder: Path, end: int) -> None:
@@ -253,7 +256,7 @@ def _recall(member: Member, folder: Path, end: int) -> None:
     if not is_run(folder):
         _clear(folder)
         return
-    if not any(folder.glob("checkpoints/step_*")) and not read_rows(folder / "metrics.jsonl"):
+    if not names_inside(folder, "checkpoints") and not last_rows(folder / "metrics.jsonl"):
         remove_run(folder)
         return
     status = read_json(folder / "status.json")
@@ -274,9 +277,8 @@ def _end_of(folder: Path) -> float:
 
 def _clear(folder: Path) -> None:
     """Take away what a member left that was killed before it had a plan: half a file, a folder that bars its name."""
-    for part in folder.glob(".run.toml.*.part"):
-        part.unlink(missing_ok=True)
     with suppress(OSError):  # somebody else's files stay, and the member says that its name is taken
+        remove_drafts(folder)
         folder.rmdir()
 
 
@@ -324,7 +326,6 @@ class _Conduct:
         self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: Any) -> Crew:
-        (self.folder / "logs").mkdir(exist_ok=True)
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return Crew(
             jobs,

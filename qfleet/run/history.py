@@ -61,6 +61,9 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from qfleet.files import names_inside, open_inside, open_log
+
+MOST_LINE_BYTES = 1 << 20
 Record: TypeAlias = dict[str, Any]
 
 OPERATIONS: dict[str, dict[str, str]] = {
@@ -139,11 +142,9 @@ class History:
     """Appends to one file; what others may act on at once, the rest at intervals. One writer per file."""
 
     def __init__(self, file: Path, *, limit_bytes: int = 1 << 28, clock: Callable[[], float] = time.monotonic) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         self.clock, self.waiting, self.flushed_at = clock, list[bytes](), clock()
-        self.stream = file.open("ab", buffering=0)
-        cut_torn_line(file)
-        self.left = limit_bytes - file.stat().st_size  # an audit says so if the rest is missing
+        self.stream = os.fdopen(open_log(file, os.O_RDWR), "ab", buffering=0)
+        self.left = limit_bytes - cut_torn_line(self.stream.fileno())  # an audit says so if the rest is missing
 
     def note(self, role: str, op: str, **fields: Any) -> None:
         """One operation; see the module for what it has to tell."""
@@ -178,21 +179,23 @@ class History:
             self.stream.close()
 
 
-def cut_torn_line(file: Path) -> None:
-    """Drop what a power loss left of a last line, so that the next one begins on its own."""
-    whole = file.read_bytes()
-    end = whole.rfind(b"\n") + 1
-    if end < len(whole):
-        os.truncate(file, end)
+def cut_torn_line(file: int) -> int:
+    """Drop what a power loss left of a last line, so that the next one begins on its own; says how many bytes stay."""
+    size = os.fstat(file).st_size
+    start = max(0, size - MOST_LINE_BYTES)
+    end = start + os.pread(file, size - start, start).rfind(b"\n") + 1
+    os.ftruncate(file, end)
+    return end
 
 
 def read_history(folder: Path) -> Iterator[tuple[str, int, Record | None]]:
     """Every line with its file's name and number; None where it is no record. A torn last line is left out."""
-    for file in sorted(folder.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.endswith(b"\n"):
-                    yield file.name, number, as_record(line)
+    for name in names_inside(folder):
+        if name.endswith(".jsonl"):
+            with open(open_inside(folder, name), "rb") as lines:
+                for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE_BYTES), b""), 1):
+                    if line.endswith(b"\n"):
+                        yield name, number, as_record(line)
 
 
 def as_record(line: bytes) -> Record | None:

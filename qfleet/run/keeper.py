@@ -8,10 +8,11 @@ import msgspec
 
 from qfleet.data import Array, State
 from qfleet.errors import NoCheckpointError, UsageError
+from qfleet.files import is_file
 from qfleet.plan import flatten
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
-from qfleet.run.older import arrays_in, completed, lacks_values, with_spans
+from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.run.wiring import Line, together
 from qfleet.save import (
@@ -25,6 +26,7 @@ from qfleet.save import (
 
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
+MOST_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
 JUDGING = ("eval.every_steps", "eval.episodes")
 
 
@@ -116,7 +118,7 @@ class Keeper:
         if not is_settled(name):
             return None
         try:
-            if self.previous is not None and name in self.previous.files and (self.previous.path / name).is_file():
+            if self.previous is not None and name in self.previous.files and is_file(self.previous.path, name):
                 return self.previous.link(name)
             return self.last.read(name) if self.last is not None and name in self.last.files else None
         except NoCheckpointError:
@@ -141,9 +143,13 @@ class Keeper:
     def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Every file into its place."""
         line = self.line
-        line.learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors"))
-        line.learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors"))
-        state = unpack_state({name: checkpoint.read(name) for name in ("state.json", "state.safetensors")})
+        model = room_for(line.learner.model_arrays().values())
+        optim = room_for(line.learner.optim_arrays().values()) + model
+        line.learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors", model))
+        line.learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors", optim))
+        store = line.feed.replay.store
+        rest = MOST_STATE_BYTES + store.rows * store.lanes * store.row_bytes
+        state = unpack_state({name: checkpoint.read(name, rest) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
         self.begun_anew = with_replay and lacks_values(state["line"]["feed"])
         with_replay = with_replay and not self.begun_anew

@@ -12,6 +12,7 @@ import msgspec
 
 from qfleet.data.kin import die_with_parent
 from qfleet.errors import QfleetError
+from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
 from qfleet.run.signals import ENDINGS
@@ -85,6 +86,6 @@ def _die_with(parent: int) -> None:
 
 def _tell(error: QfleetError) -> int:
     """The error for the parent, and for the log."""
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {indented(error)}", file=sys.stderr)
     Stream(sys.stdout).line(json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix}))
     return error.exit_code

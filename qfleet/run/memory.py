@@ -9,13 +9,15 @@ import torch
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets.qnet import make_memory
+from qfleet.nets.qnet import make_memory, make_net
 from qfleet.plan.places import has_replay_process
-from qfleet.plan.schema import Fresh, NoMemory, Plan, Ray
+from qfleet.plan.schema import Fresh, NoMemory, OwnTorso, Plan, Ray
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
+LEARNING_COPIES = 5  # online and target network, gradients, and the two moments of Adam
+MEMORY_SHARE = 0.9
 PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on what they show
 
 
@@ -76,8 +78,30 @@ def estimate(plan: Plan, spec: Spec) -> dict[str, int]:
     return {"replay_bytes": need, "checkpoint_bytes": saved, "available_bytes": available_bytes()}
 
 
+def network_bytes(plan: Plan, spec: Spec) -> int:
+    """Bytes of one copy of the network's weights; 0 for a torso of the user's own, which is there already."""
+    if isinstance(plan.net.torso, OwnTorso):
+        return 0
+    with torch.device("meta"):  # shapes only
+        net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=0)
+    return sum(value.nbytes for value in net.state_dict().values())
+
+
+def require_network(plan: Plan, spec: Spec, copies: int = 1) -> None:
+    """Refuse a network of which so many copies cannot fit into this machine's memory."""
+    need = copies * network_bytes(plan, spec)
+    have = available_bytes()
+    if need > max(GIB, MEMORY_SHARE * have):  # below that what the replay needs decides
+        raise UsageError(
+            "the network that net.* asks for does not fit into memory",
+            f"{copies} copies of its weights need {need / GIB:.1f} GiB; {have / GIB:.1f} GiB are available.",
+            "Use smaller layers: net.torso.* and net.head.*.",
+        )
+
+
 def require_memory(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit where it will be; a node that is yet to be found looks for itself."""
+    require_network(plan, spec, LEARNING_COPIES)
     if not (has_replay_process(plan) and isinstance(plan.runtime, Ray) and plan.runtime.address is not None):
         require_here(plan, spec)
 
@@ -86,7 +110,7 @@ def require_here(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit into this machine's memory, with the sum shown."""
     sizes = estimate(plan, spec)
     need, have = sizes["replay_bytes"], sizes["available_bytes"]
-    if need <= 0.9 * have:
+    if need <= MEMORY_SHARE * have:
         return
     if isinstance(plan.replay, Fresh):
         path, asked, steps = "replay.rows", plan.replay.rows, plan.replay.rows * plan.env.num

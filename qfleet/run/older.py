@@ -1,6 +1,7 @@
 """Checkpoints of older versions: settings they did not know yet, layers that had other names, lanes in step."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from qfleet.data import Array, State
@@ -10,6 +11,7 @@ from qfleet.plan.draft import Draft, Entry
 from qfleet.replay import Replay
 from qfleet.save import Checkpoint, unpack_tensors
 
+SPARE_BYTES = 1 << 20
 # Hidden layers were bare before they could be normalised; a convolution had no normalisation between it and its ReLU.
 HIDDEN = re.compile(r"(head\.\w+\.hidden)\.(weight|bias)$")
 TORSO = re.compile(r"(torso\.layers)\.(\d+)\.(weight|bias)$")
@@ -25,9 +27,14 @@ def completed(saved: dict[str, Any]) -> dict[str, Any]:
     return {**draft.values, **saved}
 
 
-def arrays_in(checkpoint: Checkpoint, file: str) -> dict[str, Array]:
+def room_for(arrays: Iterable[Array]) -> int:
+    """The most bytes that a file of such arrays can have: older versions kept a little more, names need some too."""
+    return 2 * sum(array.nbytes for array in arrays) + SPARE_BYTES
+
+
+def arrays_in(checkpoint: Checkpoint, file: str, most_bytes: int) -> dict[str, Array]:
     """The arrays of one file, under the names that layers have now."""
-    arrays = unpack_tensors(checkpoint.read(file))
+    arrays = unpack_tensors(checkpoint.read(file, most_bytes))
     if not any(HIDDEN.search(name) for name in arrays):
         return arrays
     torso = str(checkpoint.meta.get("plan", {}).get("net.torso.type"))

@@ -22,6 +22,7 @@ from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
 from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.errors import QfleetError
+from qfleet.files import open_log
 from qfleet.plan.schema import Inline, Plan
 from qfleet.run.board import Board
 from qfleet.run.history import History
@@ -207,7 +208,7 @@ def shortened(text: str, most: int = MOST_BYTES) -> str:
 @contextmanager
 def logging_to(file: str | None) -> Iterator[None]:
     """What an environment prints goes to a log, not over the screen."""
-    target = os.open(file or os.devnull, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    target = open_log(file or os.devnull)
     for stream in (1, 2):
         os.dup2(target, stream)
     os.close(target)

@@ -38,7 +38,7 @@ def packed_rows(replay: Replay, segment: Segment) -> bytes:
     return compress(pack_tensors(replay.store.read(begin, end, lanes)))
 
 
-def restore_rows(store: Store, names: Iterable[str], read: Callable[[str], bytes], state: State) -> None:
+def restore_rows(store: Store, names: Iterable[str], read: Callable[[str, int], bytes], state: State) -> None:
     """Rows out of their files, which must be all there, in order and no larger than they can be."""
     parts = sorted((*segment_place(name, store.lanes), name) for name in names)
     for lanes, at, head in saved_spans(state, store.lanes, store.rows):
@@ -47,7 +47,7 @@ def restore_rows(store: Store, names: Iterable[str], read: Callable[[str], bytes
                 raise ValueError(f"replay rows from {at} on of lane {lanes.start} are missing")
             *_, end, name = parts.pop(0)
             limit = (end - at) * (lanes.stop - lanes.start) * store.row_bytes + HEADER_BYTES
-            store.restore(at, end, unpack_tensors(decompress(read(name), limit)), lanes)
+            store.restore(at, end, unpack_tensors(decompress(read(name, limit), limit)), lanes)
             at = end
     if parts:
         raise ValueError(f"{parts[0][-1]} belongs nowhere")

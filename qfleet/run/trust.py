@@ -14,10 +14,11 @@ from typing import Any
 
 from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
+from qfleet.files import sync_folder
 from qfleet.plan import names_code
 from qfleet.plan.schema import Env
 from qfleet.watch import read_json, write_json
-from qfleet.watch.metrics import open_plain, sync_folder
+from qfleet.watch.metrics import open_plain
 
 FILE = "trust.json"
 KEY_BYTES = 32

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from qfleet.act import Policy, carry
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
+from qfleet.files import make_folder, replace_inside
 from qfleet.plan.schema import Plan
 from qfleet.run.wiring import EnvMaker
 
@@ -79,24 +81,27 @@ def _no_picture(why: str) -> UsageError:
 def write(frames: Iterator[Array], file: Path) -> None:
     """Hand frames on as they come; the file appears when it is whole."""
     first = next(frames)  # an environment that cannot be drawn leaves no trace
-    draft = file.with_name(f".{file.name}.tmp{'.mp4' if file.suffix.lower() == '.gif' else file.suffix.lower()}")
+    ending = file.suffix.lower()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft.unlink(missing_ok=True)
-        with closing(_writer(draft, FORMATS[file.suffix.lower()])) as writer:
-            _append(writer, first)
-            for frame in frames:
-                _append(writer, frame)
-        os.replace(draft, file)
+        with TemporaryDirectory(prefix="qfleet-video-") as private:
+            draft = Path(private, f"draft{'.mp4' if ending == '.gif' else ending}")
+            with closing(_writer(draft, FORMATS[ending])) as writer:
+                _append(writer, first)
+                for frame in frames:
+                    _append(writer, frame)
+            put_in_place(draft, file)
     except OSError as error:
         raise StorageError(
             f"cannot write {file}",
             f"The system said: {error.strerror or str(error).splitlines()[0]}.",
             "Free some space or choose another file.",
         ) from error
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+
+
+def put_in_place(draft: Path, file: Path) -> None:
+    """Move a finished film into its folder, which is made if it is missing; no link of that name is followed."""
+    make_folder(file.parent.parent, file.parent.name)
+    replace_inside(file.parent.parent, Path(file.parent.name, file.name), draft.read_bytes())
 
 
 def _writer(file: Path, settings: dict[str, Any]) -> Any:

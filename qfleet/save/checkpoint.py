@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -10,11 +11,20 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError
-from qfleet.save.commit import Blob, Link, discard, drop, fill, make_dirs, publish, recover, temporary_name
+from qfleet.files import is_folder
+from qfleet.save.commit import Blob, Link, discard, drop, fill, make_root, publish, recover, temporary_name
 from qfleet.save.damage import Damaged, NewerFormat
-from qfleet.save.files import REAL, FileLayer
+from qfleet.save.files import FileLayer, RealFiles
 from qfleet.save.manifest import Entry, Manifest, parse_manifest, step_name, write_manifest
-from qfleet.save.verify import hash_problem, open_saved, read_manifest, step_folders, tree_problems, verify
+from qfleet.save.verify import (
+    hash_problem,
+    open_saved,
+    read_manifest,
+    require_folder,
+    step_folders,
+    tree_problems,
+    verify,
+)
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Checkpoints", "Link"]
 
@@ -37,9 +47,11 @@ class Checkpoint:
     files: dict[str, Entry]
     _seen: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def read(self, name: str) -> bytes:
-        """The bytes of one file, if they are the ones that were committed."""
+    def read(self, name: str, most_bytes: int | None = None) -> bytes:
+        """The bytes of one file, if they are the ones that were committed; no more than its reader has use for."""
         entry = self._entry(name)
+        if most_bytes is not None and entry.bytes > most_bytes:
+            raise Damaged(self.path.name, f"{name} has {entry.bytes} bytes where at most {most_bytes} are expected")
         with open_saved(self.path, name) as file:
             data = file.read(entry.bytes + 1)
         if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
@@ -81,7 +93,7 @@ class Checkpoints:
         keep: int = 2,
         events: Callable[..., object] | None = None,
         warn: Callable[[str], object] | None = None,
-        files: FileLayer = REAL,
+        files: FileLayer | None = None,
         writer: bool = True,
     ) -> None:
         if keep < 2:
@@ -89,10 +101,11 @@ class Checkpoints:
         self.root, self.keep, self.writer = Path(root), keep, writer
         self._events = events or (lambda kind, **fields: None)
         self.warn = warn or _warn
-        self._files = files
+        self._files = files or RealFiles(self.root.parent)
+        require_folder(self.root)
         self._whole: set[int] = set()  # steps whose every byte this object has written or checked
         self._last_bytes: int | None = None
-        if writer and (removed := recover(files, self.root)):
+        if writer and (removed := recover(self._files, self.root)):
             self._events("checkpoint_leftovers_removed", count=removed)
 
     def steps(self) -> list[int]:
@@ -130,7 +143,7 @@ class Checkpoints:
     def load(self, step: int, *, whole: bool = True) -> Checkpoint:
         """The checkpoint of one step; with `whole=False` its files are checked only as they are read."""
         path = self.root / step_name(step)
-        if not path.is_dir():
+        if not is_folder(self.root, path.name):
             raise NoCheckpointError(
                 f"There is no checkpoint {path}.",
                 "That step was never saved, or it was deleted to make room for newer ones.",
@@ -148,7 +161,7 @@ class Checkpoints:
         self.require_space()
         temporary = temporary_name(self.root)
         try:
-            make_dirs(self._files, self.root)
+            make_root(self._files, self.root)
             manifest, self._last_bytes = fill(self._files, temporary, blobs, blank)
             publish(self._files, temporary, path)
         except BaseException as error:
@@ -228,7 +241,7 @@ class Checkpoints:
             return None
         suffixes = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
         names = (path.with_name(f"{path.name}.corrupt{suffix}") for suffix in suffixes)
-        aside = next(name for name in names if not name.exists())
+        aside = next(name for name in names if not os.path.lexists(name))
         try:
             self._files.rename(path, aside)
             self._files.fsync_dir(self.root)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qfleet.errors import StorageError
+from qfleet.files import is_folder, names_inside, read_inside
 from qfleet.save.files import Data, FileLayer
 from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, valid_name, write_manifest
 
@@ -38,12 +39,11 @@ def temporary_name(root: Path) -> Path:
     return root / f".tmp-{uuid.uuid4().hex}"
 
 
-def make_dirs(files: FileLayer, folder: Path) -> None:
-    """Make a directory and its parents, each safe before the next."""
-    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
-    for place in reversed(missing):
-        files.make_dir(place)
-        files.fsync_dir(place.parent)
+def make_root(files: FileLayer, root: Path) -> None:
+    """Make the directory of a run's checkpoints; the run's own is not made: it is gone if somebody moved it."""
+    if not is_folder(root.parent, root.name):
+        files.make_dir(root)
+        files.fsync_dir(root.parent)
 
 
 def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blank: Manifest) -> tuple[Manifest, int]:
@@ -69,7 +69,7 @@ def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blan
 def publish(files: FileLayer, temporary: Path, path: Path) -> None:
     """Give a finished directory its name; from here on it exists."""
     old = path.with_name(f".old-{path.name}")
-    replaces = path.is_dir()
+    replaces = is_folder(path.parent, path.name)
     try:
         if replaces:
             discard(files, old)
@@ -101,15 +101,16 @@ def discard(files: FileLayer, folder: Path) -> None:
 
 def recover(files: FileLayer, root: Path) -> int:
     """Finish what a dead writer left, an interrupted replacement first; says how many directories were removed."""
-    for old in sorted(root.glob(".old-step_*")):
+    names = names_inside(root.parent, root.name)
+    for old in (root / name for name in names if name.startswith(".old-step_") and is_folder(root, name)):
         path = root / old.name.removeprefix(".old-")
         with suppress(OSError):
-            if path.exists():
+            if is_folder(root, path.name):
                 drop(files, old)
             else:
                 files.rename(old, path)
                 files.fsync_dir(root)
-    leftovers = sorted(root.glob(".tmp-*"))
+    leftovers = [root / name for name in names if name.startswith(".tmp-") and is_folder(root, name)]
     for leftover in leftovers:
         discard(files, leftover)
     return len(leftovers)
@@ -127,11 +128,11 @@ def _link(files: FileLayer, path: Path, link: Link) -> int:
     """Share the file, or copy it where the filesystem cannot; says how many bytes that took."""
     try:
         files.link(link.path, path)
-        same, taken = path.stat().st_size == link.bytes, 0
+        same, taken = path.stat(follow_symlinks=False).st_size == link.bytes, 0
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        data = link.path.read_bytes()
+        data = read_inside(link.path.parent, link.path.name, link.bytes)
         same, taken = hashlib.sha256(data).hexdigest() == link.sha256, len(data)
         _store(files, path, data)
     if not same:

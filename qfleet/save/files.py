@@ -5,6 +5,8 @@ import shutil
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from qfleet.files import folder_below, folder_of, open_inside, remove_tree
+
 Data: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -45,47 +47,62 @@ class FileLayer(Protocol):
 
 
 class RealFiles:
-    """The operating system's files."""
+    """The operating system's files below one folder; no link below it is followed, nothing outside it is touched."""
+
+    folder = Path("/")  # then no part of a whole path may be a link
+
+    def __init__(self, folder: Path = folder) -> None:
+        self.folder = folder
+
+    def _name(self, path: Path) -> Path:
+        return path.relative_to(self.folder)
 
     def make_dir(self, path: Path) -> None:
         """Make one directory that does not exist yet."""
-        path.mkdir()
+        with folder_of(self.folder, self._name(path)) as (here, name):
+            os.mkdir(name, dir_fd=here)
 
     def write(self, path: Path, data: Data) -> None:
         """Make a new file with these bytes."""
-        with open(path, "xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with open(open_inside(self.folder, self._name(path), flags), "wb") as file:
             file.write(data)
 
     def fsync(self, path: Path) -> None:
         """Make the bytes of a file safe."""
-        _fsync(path, os.O_RDWR)
+        _fsync(open_inside(self.folder, self._name(path), os.O_RDWR))
 
     def fsync_dir(self, path: Path) -> None:
         """Make the names in a directory safe."""
-        _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
+        with folder_below(self.folder, self._name(path)) as here:
+            os.fsync(here)
 
     def link(self, source: Path, path: Path) -> None:
         """Give a file a second name."""
-        os.link(source, path, follow_symlinks=False)
+        with (
+            folder_of(self.folder, self._name(source)) as (there, old),
+            folder_of(self.folder, self._name(path)) as (here, new),
+        ):
+            os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
     def rename(self, source: Path, path: Path) -> None:
         """Move a file or directory within one filesystem."""
-        os.rename(source, path)
+        with (
+            folder_of(self.folder, self._name(source)) as (there, old),
+            folder_of(self.folder, self._name(path)) as (here, new),
+        ):
+            os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
 
     def remove(self, path: Path) -> None:
         """Delete a directory and all in it."""
-        shutil.rmtree(path)
+        remove_tree(self.folder, self._name(path))
 
     def free_bytes(self, path: Path) -> int:
         """How much an ordinary user may still write."""
         return shutil.disk_usage(path).free
 
 
-REAL = RealFiles()
-
-
-def _fsync(path: Path, flags: int) -> None:
-    file = os.open(path, flags | os.O_CLOEXEC)
+def _fsync(file: int) -> None:
     try:
         os.fsync(file)
     finally:

@@ -6,15 +6,15 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from qfleet.errors import StorageError
+from qfleet.files import Identity, open_inside, remove_drafts, remove_file
 
 LOCK_NAME = "run.lock"
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _ATTEMPTS = 20
 _PAUSE_SECONDS = 0.1
 
@@ -27,30 +27,53 @@ class Owner(NamedTuple):
     since: str
 
 
+class HeldRun:
+    """A run directory that this process alone writes."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+
+    def require_in_place(self) -> None:
+        """Refuse to go on once the directory was renamed or removed: nothing written now would be found there."""
+        if not self._identity.unchanged():
+            raise StorageError(
+                f"The run directory {self._identity.folder} was renamed or removed while the run was writing to it.",
+                "What is written from here on would be lost, or would make a second directory of the same name.",
+                "If it was renamed, go on with: qfleet resume NEW_PATH. If it was removed, start a new run.",
+            )
+
+
 @contextmanager
-def hold_run(run_dir: Path) -> Iterator[None]:
-    """Be the only writer of a run directory, or say who is. The file is gone afterwards."""
+def hold_run(run_dir: Path) -> Iterator[HeldRun]:
+    """Be the only writer of a run directory, or say who is. The lock file is gone afterwards."""
     path = Path(run_dir) / LOCK_NAME
-    try:
-        file = _acquire(path)
-    except OSError as error:
-        raise StorageError(
-            f"The lock {path} cannot be taken: {error.strerror}.",
-            "Without it two processes could write the same run.",
-            "Check that the directory exists, belongs to you, and lies on a filesystem with file locks.",
-        ) from None
-    try:
-        yield
-    finally:
-        # Removed while still held: whoever opened it meanwhile sees that the name has moved on and tries again.
-        path.unlink(missing_ok=True)
-        os.close(file)
+    with ExitStack() as opened:
+        try:
+            identity = opened.enter_context(closing(Identity(path.parent)))
+            file = _acquire(path)
+        except OSError as error:
+            raise StorageError(
+                f"The lock {path} cannot be taken: {error.strerror}.",
+                "Without it two processes could write the same run.",
+                "Check that the directory exists, belongs to you, and lies on a filesystem with file locks.",
+            ) from None
+        opened.callback(_release, path, file)
+        with suppress(OSError):
+            remove_drafts(path.parent)
+        yield HeldRun(identity)
+
+
+def _release(path: Path, file: int) -> None:
+    """Remove the lock while it is still held: whoever opened it meanwhile sees that, and tries again."""
+    with suppress(OSError):
+        remove_file(path.parent, path.name)
+    os.close(file)
 
 
 def _acquire(path: Path) -> int:
     owner: Owner | None = None
     for _ in range(_ATTEMPTS):
-        file = os.open(path, _FLAGS, 0o600)
+        file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT, 0o600)
         if _lock(file) and _is_named(file, path):
             _sign(file)
             return file

@@ -11,10 +11,13 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError
+from qfleet.files import NotPlain, is_folder, names_inside, open_inside
 from qfleet.save.damage import Damaged
 from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, parse_manifest, step_of
 
 MAX_MANIFEST_BYTES = 16 << 20
+# We write no holes. A filesystem that compresses may make some, of zeros; a forged file of holes costs hours to hash.
+MOST_HOLE_BYTES = 1 << 30
 # Errors that say "these bytes are gone"; any other (no permission, no memory) says nothing about the checkpoint.
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, errno.ENXIO}
 
@@ -31,7 +34,8 @@ def verify_run(path: Path) -> list[Verdict]:
     """A verdict for each checkpoint of a run directory (or for one checkpoint directory), oldest first."""
     if step_of(path.name) is not None:
         return [_verdict(path)]
-    root = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    root = path / "checkpoints" if os.path.lexists(path / "checkpoints") else path
+    require_folder(root)
     folders = [folder for _, folder in step_folders(root)]
     if not folders:
         raise NoCheckpointError(
@@ -40,7 +44,17 @@ def verify_run(path: Path) -> list[Verdict]:
             "Give the directory of a run that has saved at least once.",
         )
     # A folder that has gone meanwhile was pruned by the run itself.
-    return [verdict for folder in folders if (verdict := _verdict(folder)).ok or folder.exists()]
+    return [verdict for folder in folders if (verdict := _verdict(folder)).ok or os.path.lexists(folder)]
+
+
+def require_folder(root: Path) -> None:
+    """Refuse a folder of checkpoints that is something else: a link would lead into another run's."""
+    if os.path.lexists(root) and not is_folder(root.parent, root.name):
+        raise NoCheckpointError(
+            f"{root} is not a folder.",
+            "A link, a file or a device is in its place; a run keeps its checkpoints in a folder of its own.",
+            "Restore the directory from a copy; nothing was touched.",
+        )
 
 
 def verify(path: Path) -> list[str]:
@@ -51,13 +65,11 @@ def verify(path: Path) -> list[str]:
 def step_folders(root: Path) -> list[tuple[int, Path]]:
     """The checkpoint directories under `root` by step, oldest first; whether they are whole is another question."""
     try:
-        with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
-        return []
+        names = names_inside(root.parent, root.name)
     except OSError as error:
         raise _unreadable(str(root), error) from None
-    return sorted((step, root / name) for name in names if (step := step_of(name)) is not None)
+    steps = ((step, root / name) for name in names if (step := step_of(name)) is not None)
+    return sorted((step, path) for step, path in steps if is_folder(root, path.name))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -81,6 +93,8 @@ def tree_problems(folder: Path, files: Mapping[str, Entry]) -> list[str]:
 def hash_problem(folder: Path, name: str, entry: Entry) -> str | None:
     """What is wrong with the bytes of one file, which is read as a stream."""
     with open_saved(folder, name) as file:
+        if (holes := entry.bytes - os.fstat(file.fileno()).st_blocks * 512) > MOST_HOLE_BYTES:
+            return f"{name} has {holes} bytes that were never written"
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return None if digest == entry.sha256 else f"{name} does not have the hash the manifest gives"
 
@@ -89,10 +103,11 @@ def hash_problem(folder: Path, name: str, entry: Entry) -> str | None:
 def open_saved(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a regular file for reading: no link is followed and no pipe is waited for."""
     with as_damage(name):
-        number = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            number = open_inside(folder, name)
+        except NotPlain:
+            raise Damaged(name, f"{name} is not a plain file") from None
         with open(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise Damaged(name, f"{name} is not a plain file")
             yield file
 
 

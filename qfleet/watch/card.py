@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from qfleet.escape import escaped
 from qfleet.watch.metrics import write_file
 from qfleet.watch.runs import dotted, show_run
-from qfleet.watch.stream import clean
 from qfleet.watch.words import number, time_line
 
 HIGHLIGHTS = (
@@ -74,4 +74,4 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 
 def _cell(value: object) -> str:
-    return clean(str(value).replace("\n", " ")).replace("|", "\\|")
+    return escaped(str(value).replace("\n", " ")).replace("|", "\\|")

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from typing import IO, Any, Literal, Protocol
 
 from qfleet.errors import UsageError
+from qfleet.escape import escaped
 from qfleet.watch.metrics import json_line
-from qfleet.watch.stream import Stream, clean, simplify
+from qfleet.watch.stream import Stream, simplify
 from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
@@ -48,7 +49,7 @@ class Lines:
 
     def say(self, text: str) -> None:
         """One line."""
-        text = clean(text)
+        text = escaped(text)
         self._stream.line(simplify(text) if self._stream.simple else text)
 
 

@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
+from qfleet.escape import escaped
 from qfleet.watch.display import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
 from qfleet.watch.metrics import json_line
-from qfleet.watch.stream import Stream, clean
+from qfleet.watch.stream import Stream
 from qfleet.watch.words import duration, interval, number
 
 Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
@@ -154,7 +155,7 @@ class LiveGroup:
 
     def warn(self, member: str, text: str) -> None:
         """One line above the table."""
-        self._live.console.print(clean(f"{member} warning: {text}"), soft_wrap=True)
+        self._live.console.print(escaped(f"{member} warning: {text}"), soft_wrap=True)
 
     def live(self, members: Sequence[Member]) -> None:
         """Redraw, if the last drawing is half a second old."""

@@ -1,12 +1,12 @@
 """The files a run leaves for its readers: rows, events, and small JSON documents."""
 
 import errno
+import itertools
 import json
 import math
 import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -14,13 +14,17 @@ from typing import IO, Any
 import numpy as np
 
 from qfleet.errors import StorageError, UsageError
+from qfleet.files import NotPlain, TooLarge, open_inside, read_inside, replace_inside
 
 Row = dict[str, Any]
 
 MOST_JSON_BYTES = 4 << 20
 MOST_ROW_BYTES = 1 << 30
-# A run directory may come from a stranger: links are not followed, and a pipe does not keep its reader waiting.
-_CAREFUL = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# A run of a thousand million steps that logs every thousand has a million rows of about a kilobyte.
+MOST_ROWS = 2_000_000
+MOST_LINE_BYTES = 4 << 20
+TAIL_BYTES = 4 << 20
+MOST_DIGITS = 20  # of a whole number: 64 bits have no more
 
 # Two runs of one plan and seed agree on every field of every row but these.
 CLOCK_FIELDS = frozenset(
@@ -63,25 +67,13 @@ def json_line(row: Mapping[str, Any]) -> str:
     return json.dumps(plain(row), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
 
 
-class NotPlain(OSError):
-    """It is not a regular file: a link, a pipe, a folder or a device."""
-
-
 def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """A descriptor of a regular file, and of nothing else."""
-    try:
-        file = os.open(path, flags | _CAREFUL, mode)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise NotPlain(error.errno, "it is not a regular file") from error
-        raise
-    if stat.S_ISREG(os.fstat(file).st_mode):
-        return file
-    os.close(file)
-    raise NotPlain(errno.EINVAL, "it is not a regular file")
+    """A descriptor of a regular file, and of nothing else; its folder is taken as it is named."""
+    return open_inside(path.parent, path.name, flags, mode)
 
 
-def _refused(path: Path, error: OSError) -> StorageError:
+def unwritable(path: Path, error: OSError) -> StorageError:
+    """What to tell the user when a file of the run could not be written."""
     if isinstance(error, NotPlain):
         return StorageError(
             f"cannot write {path}",
@@ -108,7 +100,7 @@ class RowLog:
         try:
             self._file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
-            raise _refused(self.path, error) from error
+            raise unwritable(self.path, error) from error
         self.cut(self._size())
 
     def _size(self) -> int:
@@ -121,7 +113,7 @@ class RowLog:
             _write_all(self._file, json_line(row).encode() + b"\n")
         except OSError as error:
             os.ftruncate(self._file, before)
-            raise _refused(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     __call__ = row
 
@@ -130,7 +122,7 @@ class RowLog:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise _refused(self.path, error) from error
+            raise unwritable(self.path, error) from error
         return self._size()
 
     def cut(self, position: int) -> int:
@@ -163,7 +155,7 @@ class EventLog:
         try:
             os.close(open_plain(self.path))
         except NotPlain as error:
-            raise _refused(self.path, error) from error
+            raise unwritable(self.path, error) from error
         except OSError:
             pass  # not there yet, or a fault that `event` reports
 
@@ -188,32 +180,41 @@ class EventLog:
         return b"\n" if size and os.pread(file, 1, size - 1) != b"\n" else b""
 
 
-def _rows_of(lines: Iterable[bytes]) -> Iterator[Row]:
-    for line in lines:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(row, dict):
-            yield row
+def parse_json(text: bytes) -> Any:
+    """A JSON value; ValueError for what no file of ours holds: numbers of many digits, hundreds of levels.
+
+    NaN and Infinity, which JSON does not know, are nothing.
+    """
+    try:
+        return json.loads(text, parse_int=_whole_number, parse_constant=lambda name: None)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
-@contextmanager
-def _reading(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
-    with os.fdopen(open_plain(path), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise OSError(errno.EFBIG, f"it has {size:,} bytes, and {most_bytes:,} are the most")
-        yield file
+def _whole_number(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
 
 
-def read_rows(path: Path) -> list[Row]:
-    """All whole rows of a JSON-lines file; none when there is no such file. A torn line is passed over."""
+def each_row(path: Path, from_byte: int = 0) -> Iterator[Row]:
+    """The whole rows of a JSON-lines file, one at a time; none when there is no such file.
+
+    A torn line is passed over. A file that is no run's, with too many bytes or lines, is refused.
+    """
     try:
         with _reading(path, MOST_ROW_BYTES) as file:
-            return list(_rows_of(file))
+            file.seek(from_byte)
+            for number in itertools.count():
+                line = file.readline(MOST_LINE_BYTES)
+                if not line:
+                    return
+                if number == MOST_ROWS:
+                    raise OSError(errno.EFBIG, f"it has more than {MOST_ROWS:,} lines")
+                if (row := _row_of(line)) is not None:
+                    yield row
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         raise UsageError(
             f"cannot read {path}",
@@ -222,12 +223,52 @@ def read_rows(path: Path) -> list[Row]:
         ) from error
 
 
+def _row_of(line: bytes) -> Row | None:
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+@contextmanager
+def _reading(path: Path, most_bytes: int) -> Iterator[IO[bytes]]:
+    with os.fdopen(open_plain(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise TooLarge(path, size, most_bytes)
+        yield file
+
+
+def read_rows(path: Path) -> list[Row]:
+    """All whole rows of a JSON-lines file."""
+    return list(each_row(path))
+
+
+def last_rows(path: Path) -> list[Row]:
+    """The rows in the last few megabytes of a JSON-lines file, without reading what is before them."""
+    try:
+        with _reading(path, MOST_ROW_BYTES) as file:
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        size = 0  # `each_row` says what is wrong
+    return list(each_row(path, max(0, size - TAIL_BYTES)))
+
+
+def count_lines(path: Path) -> int:
+    """How many lines a file has; 0 when there is no such file or it cannot be read."""
+    try:
+        with _reading(path, MOST_ROW_BYTES) as file:
+            return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        return 0
+
+
 def read_json(path: Path) -> Row:
     """A JSON object from a file; empty when the file is missing, too large, or is not one."""
     try:
-        with _reading(path, MOST_JSON_BYTES) as file:
-            value = json.loads(file.read(MOST_JSON_BYTES))
-    except (OSError, ValueError, RecursionError):
+        value = parse_json(read_inside(path.parent, path.name, MOST_JSON_BYTES))
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -238,29 +279,9 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
     write_file(path, text.encode())
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Replace a small file in one step, safe on the disk when this returns."""
-    path = Path(path)
-    # One fixed name: whatever a killed writer left behind, or somebody put there, makes way for the next.
-    draft = path.with_name(f".{path.name}.tmp")
     try:
-        draft.unlink(missing_ok=True)
-        with os.fdopen(open_plain(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-        sync_folder(path.parent)
+        replace_inside(path.parent, path.name, data, mode)
     except OSError as error:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
-        raise _refused(path, error) from error
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder safe on the disk."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        raise unwritable(path, error) from error

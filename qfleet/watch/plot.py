@@ -10,7 +10,8 @@ import numpy as np
 
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
-from qfleet.watch.metrics import Row, read_rows, write_file
+from qfleet.escape import escaped
+from qfleet.watch.metrics import Row, each_row, write_file
 from qfleet.watch.runs import read_tables
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FORMATS = {".png", ".svg", ".pdf"}
 MOST_POINTS = 200  # of a curve with an interval at each
+MOST_CHARACTERS = 200  # of a name in a picture
+MOST_ROWS_KEPT = 100_000  # of a run: more than a picture can show
+DRAWN = ("kind", "split", "env_steps", "checkpoint", "loss", "steps_per_second", "return_mean", "mean", "low", "high")
 Points = tuple[list[float], list[float]]  # steps, returns
 INK, PALE = "#333333", "#E6E6E6"
 STYLE: dict[Any, Any] = {
@@ -97,11 +101,17 @@ def _labels(paths: Sequence[Path | str]) -> dict[str, Path | str]:
     if not paths:
         raise UsageError("there is nothing to plot", "no run was named", "name one: qfleet plot latest")
     names = [Path(path).resolve().name for path in paths]
-    return {name if names.count(name) == 1 else str(path): path for name, path in zip(names, paths, strict=True)}
+    known = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    return dict(zip(map(_text, known), paths, strict=True))
 
 
 def _rows(path: Path) -> list[Row]:
-    rows = [row for row in read_rows(path / "metrics.jsonl") if row.get("kind") in ("progress", "eval")]
+    rows: list[Row] = []
+    for row in each_row(path / "metrics.jsonl"):
+        if row.get("kind") in ("progress", "eval"):
+            rows.append({name: row[name] for name in DRAWN if name in row})
+        if len(rows) > MOST_ROWS_KEPT:
+            rows = rows[::2]  # every second one: the curve keeps its shape
     if not rows:
         raise UsageError(
             f"the run {path} has nothing to plot yet",
@@ -113,14 +123,19 @@ def _rows(path: Path) -> list[Row]:
 
 def _title(paths: Sequence[Path | str]) -> str:
     ids = [env_id for path in paths if (env_id := _env_id(Path(path)))]
-    names = [Path(paths[0]).resolve().name] if len(paths) == 1 else []
+    names = [_text(Path(paths[0]).resolve().name)] if len(paths) == 1 else []
     return " · ".join([*dict.fromkeys(ids), *names])
+
+
+def _text(text: str) -> str:
+    """A name as it stands in a picture: what matplotlib would read as mathematics is not."""
+    return escaped(text)[:MOST_CHARACTERS].replace("$", r"\$")
 
 
 def _env_id(path: Path) -> str:
     """The environment of a run, or nothing where its plan cannot be read."""
     try:
-        return str(read_tables(path)["env"]["id"])
+        return _text(str(read_tables(path)["env"]["id"]))
     except (UsageError, KeyError, TypeError):
         return ""
 
@@ -238,7 +253,7 @@ def _draw_side(axes: "Axes", curves: list[Points], name: str, colour: str) -> No
     runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
     what = f"IQM of {runs}, 95 % interval" if len(curves) > 1 else runs
     middle = [each.value for each in found]
-    axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{name} ({what})")
+    axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{_text(name)} ({what})")
     low, high = [each.low for each in found], [each.high for each in found]
     if len(curves) > 1:
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)  # type: ignore[arg-type]

@@ -2,20 +2,22 @@
 
 import difflib
 import fcntl
+import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from qfleet.errors import StorageError, UsageError
-from qfleet.plan import read_toml
-from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
+from qfleet.errors import QfleetError, StorageError, UsageError
+from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_tree, sync_folder
+from qfleet.plan import read_tables_in
+from qfleet.watch.metrics import count_lines, last_rows, open_plain, read_json
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+STEP = re.compile(r"step_[0-9]{12}")
 LATEST = "latest"
 NEXT = "-#"  # a name that ends so gets the next free number instead
 MOST_TRIES = 1000
@@ -26,19 +28,20 @@ GROUP_FILES = (GROUP_FILE, "plan.toml", "plot.png", "trust.json")
 
 def is_run(path: Path) -> bool:
     """Is this the directory of a run?"""
-    return os.path.isfile(path / "run.toml")  # False, too, for names the system refuses
+    return is_file(path, "run.toml")
 
 
 def is_group(path: Path) -> bool:
     """Is this the directory of a group of runs?"""
-    return os.path.isfile(path / GROUP_FILE)
+    return is_file(path, GROUP_FILE)
 
 
 def member_dirs(group: Path) -> list[Path]:
     """The members of a group that have begun, in the group's own order."""
     listed = read_json(group / GROUP_FILE).get("members")
     names = [str(each.get("name")) for each in listed or () if isinstance(each, Mapping)]
-    return [group / name for name in names if NAME.fullmatch(name) and name[0] != "." and is_run(group / name)]
+    plain = [name for name in names if NAME.fullmatch(name) and name[0] != "." and is_folder(group, name)]
+    return [group / name for name in plain if is_run(group / name)]
 
 
 def label(path: Path) -> str:
@@ -228,7 +231,7 @@ def _touched(path: Path) -> float:
 
 def read_tables(run_dir: Path) -> dict[str, Any]:
     """run.toml as the tables it holds, be they a plan of this version or not."""
-    return read_toml(run_dir / "run.toml")
+    return read_tables_in(run_dir, "run.toml")
 
 
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
@@ -238,6 +241,15 @@ def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
 
 
 def _listed(path: Path) -> dict[str, Any]:
+    try:
+        return _described(path)
+    except (QfleetError, OSError, ValueError, TypeError, ArithmeticError) as error:
+        # One run that cannot be read must not hide the others.
+        known = {"name": label(path), "path": str(path), "env": "?", "state": "unreadable", "why": str(error)}
+        return {**known, "steps": 0, "best": None, "score": None}
+
+
+def _described(path: Path) -> dict[str, Any]:
     status = read_json(path / "status.json")
     try:
         env = read_tables(path).get("env")
@@ -246,9 +258,9 @@ def _listed(path: Path) -> dict[str, Any]:
     return {
         "name": label(path),
         "path": str(path),
-        "env": env.get("id", "?") if isinstance(env, Mapping) else "?",
+        "env": str(env.get("id", "?")) if isinstance(env, Mapping) else "?",
         "state": run_state(path, status),
-        "steps": status.get("env_steps", 0),
+        "steps": steps if isinstance(steps := status.get("env_steps"), int) else 0,
         "best": _mean(read_json(path / "best.json")),
         "score": _mean(status.get("score")),
     }
@@ -256,7 +268,7 @@ def _listed(path: Path) -> dict[str, Any]:
 
 def _mean(row: Any) -> float | None:
     value = row.get("mean", row.get("score")) if isinstance(row, Mapping) else row
-    return float(value) if isinstance(value, int | float) else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def run_state(path: Path, status: Mapping[str, Any] | None = None) -> str:
@@ -303,7 +315,7 @@ def remove_run(path: Path | str) -> None:
         )
     try:
         with _held(path):
-            shutil.rmtree(path)
+            remove_tree(path.parent, path.name)
         _leave_group(path.parent)
     except BlockingIOError:
         raise StorageError(
@@ -342,8 +354,9 @@ def _leave_group(group: Path) -> None:
     if not is_group(group) or member_dirs(group) or is_locked(group):
         return
     for name in GROUP_FILES:
-        (group / name).unlink(missing_ok=True)
-    shutil.rmtree(group / "logs", ignore_errors=True)
+        remove_file(group, name)
+    with suppress(OSError):
+        remove_tree(group, "logs")
     with suppress(OSError):
         group.rmdir()
 
@@ -351,8 +364,7 @@ def _leave_group(group: Path) -> None:
 def show_run(path: Path | str) -> dict[str, Any]:
     """All there is to know about a run: state, plan, checkpoints, size, last rows, provenance."""
     path = Path(path)
-    rows = read_rows(path / "metrics.jsonl")
-    checkpoints = sorted(p.parent.name for p in path.glob("checkpoints/step_*/manifest.json"))
+    rows = last_rows(path / "metrics.jsonl")
     return {
         **_listed(path),
         "status": read_json(path / "status.json"),
@@ -360,11 +372,20 @@ def show_run(path: Path | str) -> dict[str, Any]:
         "best_row": read_json(path / "best.json"),
         "last_progress": _last(rows, "progress"),
         "last_eval": _last([row for row in rows if row.get("split") != "test"], "eval"),
-        "checkpoints": [name for name in checkpoints if re.fullmatch(r"step_\d{12}", name)],
-        "events": len(read_rows(path / "events.jsonl")),
+        "checkpoints": _checkpoints(path),
+        "events": count_lines(path / "events.jsonl"),
         "bytes": _size(path),
         "provenance": read_json(path / "provenance.json"),
     }
+
+
+def _checkpoints(path: Path) -> list[str]:
+    """The names of a run's checkpoints; a folder that is a link has none."""
+    try:
+        names = names_inside(path, "checkpoints")
+    except OSError:
+        return []
+    return [name for name in names if STEP.fullmatch(name) and is_file(path, f"checkpoints/{name}/manifest.json")]
 
 
 def _last(rows: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

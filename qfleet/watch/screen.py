@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from qfleet.escape import escaped
 from qfleet.watch.display import Warnings
-from qfleet.watch.stream import Stream, clean, simplify
+from qfleet.watch.stream import Stream, simplify
 from qfleet.watch.words import (
     RAMP,
     SIMPLE_RAMP,
@@ -194,7 +195,7 @@ def _ages(shot: Mapping[str, Any]) -> str:
 
 
 def _text(text: str, simple: bool, style: str = "") -> Text:
-    text = clean(text)
+    text = escaped(text)
     return Text(simplify(text) if simple else text, style=style, overflow="ellipsis", no_wrap=True)
 
 

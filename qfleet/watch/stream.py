@@ -4,13 +4,7 @@ import os
 from typing import IO
 
 STANDARD = (1, 2)
-_CONTROL = {code: "?" for code in (*range(32), 127, *range(128, 160)) if chr(code) not in "\t\n"}
 _SIMPLE = str.maketrans({"·": "|", "…": "...", "–": "-", "█": "#", "░": ".", "±": "+/-"})
-
-
-def clean(text: object) -> str:
-    """The text without control characters, so that a message of an environment cannot steer the terminal."""
-    return str(text).translate(_CONTROL)
 
 
 def simplify(text: str) -> str:

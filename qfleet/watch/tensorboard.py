@@ -1,10 +1,12 @@
 """Rows as TensorBoard events, beside metrics.jsonl; needs the extra `tb`."""
 
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from qfleet.errors import UsageError
+from qfleet.files import make_folder
 
 FOLDERS = {"progress": "train", "eval": "eval"}
 NOT_CURVES = frozenset({"kind", "env_steps", "returns", "seconds", "checkpoint"})
@@ -22,7 +24,10 @@ class TensorBoardWriter:
                 f"it cannot be imported: {error}",
                 'pip install "qfleet[tb]"',
             ) from error
-        self._writer = SummaryWriter(str(folder), purge_step=first_step)
+        folder = make_folder(Path(folder).parent, Path(folder).name)  # refuses a link of that name
+        # A name that nobody can have put a link in place of.
+        suffix = f".{secrets.token_hex(8)}"
+        self._writer = SummaryWriter(str(folder), purge_step=first_step, filename_suffix=suffix)
 
     def __call__(self, row: Mapping[str, Any]) -> None:
         """Write every number of the row as a curve over environment steps."""

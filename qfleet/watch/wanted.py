@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from qfleet.files import is_file, remove_file, rename_inside
 from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
 from qfleet.plan.together import Sync
@@ -29,20 +30,20 @@ def ask(folder: Path, wish: Wish) -> None:
 
 def is_asked(folder: Path) -> bool:
     """Is something wanted that the run has not done yet?"""
-    return (folder / WANTED).is_file() or (folder / TAKEN).is_file()
+    return is_file(folder, WANTED) or is_file(folder, TAKEN)
 
 
 def take(folder: Path) -> Wish | None:
     """What is wanted, once; None if nothing is. What makes no sense is a ValueError. `heeded` must follow."""
-    if not (folder / WANTED).is_file():
+    if not is_file(folder, WANTED):
         return None
-    (folder / WANTED).replace(folder / TAKEN)  # so that another wish may come meanwhile, and is not lost
+    rename_inside(folder, WANTED, TAKEN)  # so that another wish may come meanwhile, and is not lost
     return as_wish(read_json(folder / TAKEN))
 
 
 def heeded(folder: Path) -> None:
     """What was taken is done."""
-    (folder / TAKEN).unlink(missing_ok=True)
+    remove_file(folder, TAKEN)
 
 
 def as_wish(value: Any) -> Wish:

@@ -271,7 +271,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 net.torso.sizes=128,x",
         "net.torso.sizes=128,x is not valid (command line)",
-        "net.torso.sizes must be a list (an integer of at least 1 each), such as [128, 128].",
+        "net.torso.sizes must be a list (an integer from 1 to 1000000 each), such as [128, 128].",
         "Write for example net.torso.sizes=[128, 128]",
     ),
     Wrong(

@@ -228,11 +228,11 @@ def test_errors_of_a_run_keep_their_exit_code(
     error: type[DivergedError], train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def fail(plan: Plan, **arguments: Any) -> None:
-        raise error("it broke\nin two lines", "Because.", "Mend it.")
+        raise error("it broke\nerror: forged", "Because.\nAnd so.", "Mend it.")
 
     monkeypatch.setattr(qfleet.run, "train", fail)
     assert main(["train", "CartPole-v1"]) == error.exit_code
-    expected = "error: it broke\n       in two lines\n  why: Because.\n   do: Mend it.\n"
+    expected = "error: it broke\\nerror: forged\n  why: Because.\n       | And so.\n   do: Mend it.\n"
     assert capsys.readouterr().err == expected
     assert main(["train", "CartPole-v1", "--debug"]) == error.exit_code
     assert "Traceback" in capsys.readouterr().err

@@ -8,7 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.plan import compose, diff, make_plan, plan_hash, read_plan, read_toml, schema, to_toml, write_plan
+from qfleet.plan import (
+    compose,
+    diff,
+    make_plan,
+    plan_hash,
+    read_plan,
+    read_tables_in,
+    read_toml,
+    schema,
+    to_toml,
+    write_plan,
+)
 from qfleet.plan.schema import (
     Adam,
     Algo,
@@ -48,7 +59,9 @@ PLANS = st.builds(
     optim=st.builds(Adam, learning_rate=RATE, clip_norm=st.none() | RATE) | st.builds(Rmsprop, eps=RATE),
     net=st.builds(
         Net,
-        torso=st.none() | st.builds(MlpTorso, sizes=st.lists(COUNT, max_size=3).map(tuple)) | st.builds(NatureTorso),
+        torso=st.none()
+        | st.builds(MlpTorso, sizes=st.lists(st.integers(1, 1_000_000), max_size=3).map(tuple))
+        | st.builds(NatureTorso),
         dueling=st.booleans(),
     ),
     replay=st.builds(Replay, sampler=st.builds(PrioritizedSampler, alpha=FRACTION), samples_per_insert=RATE),
@@ -57,6 +70,22 @@ PLANS = st.builds(
     ),
     seed=st.integers(0, 2**63 - 1),
 )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 400 + "b = 1",
+        "[" + "a." * 400 + "b]\nc = 1",
+        "a = " + "[" * 2_000,
+        "a = " + "{b = " * 200 + "1" + "}" * 200,
+    ],
+)
+def test_a_file_of_tables_within_tables_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    for read in (lambda: read_toml(tmp_path / "run.toml"), lambda: read_tables_in(tmp_path, "run.toml")):
+        with pytest.raises(UsageError, match=r"is not (a plan|TOML)"):
+            read()
 
 
 @settings(max_examples=60)

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -428,3 +429,32 @@ def test_a_roll_back_in_such_a_world_is_told_too(tmp_path: Path, monkeypatch: py
     assert len(events(run.path, "rollback")) == 1
     assert run.status["exact"] is False
     assert any(event["text"].startswith("not exact") for event in events(run.path, "warning"))
+
+
+# The run's own folder
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "removed and made again"])
+def test_a_folder_that_is_moved_away_ends_the_run_at_the_next_write(tmp_path: Path, how: str) -> None:
+    moved = tmp_path / "elsewhere"
+    seen = list[int]()
+
+    def move(row: dict[str, Any]) -> None:
+        seen.append(row["env_steps"])
+        if len(seen) == 2:
+            folder = next((tmp_path / "runs").iterdir())
+            folder.rename(moved)
+            if how != "renamed":
+                shutil.rmtree(moved)
+            if how == "removed and made again":
+                folder.mkdir()
+
+    with pytest.raises(StorageError, match="was renamed or removed while the run was writing to it") as caught:
+        train(small(), out=tmp_path / "runs", callbacks=[move])
+    assert caught.value.exit_code == 5
+    assert len(seen) == 2
+    made = [] if how != "removed and made again" else [moved.with_name("runs") / "cartpole-dqn-0001"]
+    assert list((tmp_path / "runs").iterdir()) == made, "no second folder of that name"
+    assert not [path for folder in made for path in folder.iterdir()]
+    if how == "renamed":
+        assert all(verdict.ok for verdict in verify_run(moved))

@@ -162,7 +162,7 @@ def test_half_a_plan_does_not_bar_a_members_name(plays: Plays, tmp_path: Path) -
     plays.set(seed_0="4 refused")
     made = train_group(small(), 1, out=tmp_path / "runs")
     (made.path / "seed-0").mkdir()
-    (made.path / "seed-0" / ".run.toml.77.part").write_text("see")
+    (made.path / "seed-0" / ".run.toml.0123456789abcdef.draft").write_text("see")
     resume_group(made.path)
     assert not (made.path / "seed-0").exists()
     (made.path / "seed-0").mkdir()

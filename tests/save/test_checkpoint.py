@@ -23,6 +23,7 @@ def save(checkpoints: Checkpoints, *steps: int) -> None:
 
 
 def test_what_is_committed_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
     said = checkpoints.commit(
         7, [("b.bin", memoryview(b"bb")), ("replay/a.bin", bytearray(b"a")), ("empty", b"")], {"x": 1}

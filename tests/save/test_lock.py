@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.errors import StorageError
+from qfleet.files import open_inside
 from qfleet.save.lock import hold_run
 
 HOLD = """
@@ -72,16 +73,16 @@ def test_stale_content_is_overwritten(tmp_path: Path, content: bytes) -> None:
 def test_a_lock_taken_away_while_waiting_is_not_mistaken_for_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, real = [], os.open
+    opened: list[int] = []
 
-    def open_then_lose_it(path: Path, *arguments: int) -> int:
-        file = real(path, *arguments)
+    def open_then_lose_it(folder: Path, name: str, *arguments: int) -> int:
+        file = open_inside(folder, name, *arguments)
         if not opened:
-            Path(path).unlink()
+            (folder / name).unlink()
         opened.append(file)
         return file
 
-    monkeypatch.setattr("qfleet.save.lock.os.open", open_then_lose_it)
+    monkeypatch.setattr("qfleet.save.lock.open_inside", open_then_lose_it)
     with hold_run(tmp_path):
         assert os.path.samestat(os.fstat(opened[-1]), (tmp_path / "run.lock").stat())
     assert len(opened) == 2

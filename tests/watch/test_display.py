@@ -367,7 +367,7 @@ def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.Capt
     watcher = make_watcher(mode, io.StringIO())
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged"]})
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged", "disk\x1b[2J"]})
-    assert capsys.readouterr() == ("", "warning: step_1 is damaged\nwarning: disk?[2J\n")
+    assert capsys.readouterr() == ("", "warning: step_1 is damaged\nwarning: disk\\x1b[2J\n")
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])

@@ -157,25 +157,6 @@ def unharmed(target: Path) -> bool:
     return not target.exists() or target.read_text() == "precious"
 
 
-@pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", ["link", "link to nothing", "pipe"])
-def test_a_planted_draft_makes_way(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "run").mkdir()
-    plant(kind, tmp_path / "run" / ".status.json.tmp", tmp_path / "target")
-    write_json(tmp_path / "run" / "status.json", {"state": "done"})
-    assert os.listdir(tmp_path / "run") == ["status.json"]
-    assert not (tmp_path / "run" / "status.json").is_symlink()
-    assert read_json(tmp_path / "run" / "status.json") == {"state": "done"}
-    assert unharmed(tmp_path / "target")
-
-
-def test_a_draft_that_cannot_make_way_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / ".status.json.tmp").mkdir()
-    with pytest.raises(StorageError, match=r"status\.json"):
-        write_json(tmp_path / "status.json", {"state": "done"})
-    assert not (tmp_path / "status.json").exists()
-
-
 def test_a_document_is_never_written_through_a_link(tmp_path: Path) -> None:
     plant("link", tmp_path / "status.json", tmp_path / "target")
     write_json(tmp_path / "status.json", {"state": "done"})
