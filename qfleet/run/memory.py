@@ -11,13 +11,14 @@ from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
 from qfleet.plan.places import has_replay_process
-from qfleet.plan.schema import Fresh, NoMemory, OwnTorso, Plan, Ray
+from qfleet.plan.schema import Fresh, NoMemory, OwnTorso, Plan, Processes, Ray
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
 LEARNING_COPIES = 5  # online and target network, gradients, and the two moments of Adam
 MEMORY_SHARE = 0.9
+PROCESS_BYTES = 128 << 20  # of a child of the fork server, beside what it shares with the others
 PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on what they show
 
 
@@ -99,9 +100,28 @@ def require_network(plan: Plan, spec: Spec, copies: int = 1) -> None:
         )
 
 
+def require_processes(plan: Plan) -> None:
+    """Refuse more processes than this machine has memory for; on a cluster its nodes decide."""
+    if isinstance(plan.runtime, Ray):
+        return
+    actors = plan.actors.num if isinstance(plan.runtime, Processes) else 0
+    wanted = {"actors.num": actors, "learners.num": plan.learners.num, "env.workers": plan.env.workers}
+    need = PROCESS_BYTES * sum(wanted.values())
+    have = available_bytes()
+    if need > max(GIB, MEMORY_SHARE * have):
+        path = max(wanted, key=lambda name: wanted[name])
+        raise UsageError(
+            f"{path}={wanted[path]} processes do not fit into memory",
+            f"Each needs {PROCESS_BYTES >> 20} MiB at least, {need / GIB:.1f} GiB in all; "
+            f"{have / GIB:.1f} GiB are available.",
+            f"Use {path}={max(1, int(0.5 * have / PROCESS_BYTES))} or less, or runtime.type=ray on several machines.",
+        )
+
+
 def require_memory(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit where it will be; a node that is yet to be found looks for itself."""
     require_network(plan, spec, LEARNING_COPIES)
+    require_processes(plan)
     if not (has_replay_process(plan) and isinstance(plan.runtime, Ray) and plan.runtime.address is not None):
         require_here(plan, spec)
 

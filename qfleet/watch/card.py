@@ -40,7 +40,7 @@ def write_card(run_dir: Path | str) -> Path:
         "## Made with\n\n" + _table(("package", "version"), list(_versions(run).items())),
         f"## Commands\n\n```\nqfleet eval {path.name}\nqfleet plot {path.name}\nqfleet resume {path.name}\n```",
     ]
-    write_file(path / "card.md", ("\n\n".join(sections) + "\n").encode())
+    write_file(path / "card.md", ("\n\n".join(sections) + "\n").encode(errors="backslashreplace"))
     return path / "card.md"
 
 

@@ -87,6 +87,11 @@ def unwritable(path: Path, error: OSError) -> StorageError:
     )
 
 
+def as_bytes(text: str) -> bytes:
+    """JSON text as UTF-8; half a character, from a file name that is not text, as the escape JSON has for it."""
+    return text.encode(errors="backslashreplace")
+
+
 def _write_all(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
@@ -110,7 +115,7 @@ class RowLog:
         """Append one row; a row that does not fit on the disk leaves no trace."""
         before = self._size()
         try:
-            _write_all(self._file, json_line(row).encode() + b"\n")
+            _write_all(self._file, as_bytes(json_line(row)) + b"\n")
         except OSError as error:
             os.ftruncate(self._file, before)
             raise unwritable(self.path, error) from error
@@ -165,7 +170,7 @@ class EventLog:
         try:
             file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
-                _write_all(file, self._mend(file) + line.encode() + b"\n")
+                _write_all(file, self._mend(file) + as_bytes(line) + b"\n")
                 os.fsync(file)
             finally:
                 os.close(file)
@@ -276,7 +281,7 @@ def read_json(path: Path) -> Row:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Replace a small JSON file in one step: readers see the old one or the new one, never a half."""
     text = json.dumps(plain(document), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
-    write_file(path, text.encode())
+    write_file(path, as_bytes(text))
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:

@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FORMATS = {".png", ".svg", ".pdf"}
 MOST_POINTS = 200  # of a curve with an interval at each
+LARGEST_DRAWN = 1e30
 MOST_CHARACTERS = 200  # of a name in a picture
 MOST_ROWS_KEPT = 100_000  # of a run: more than a picture can show
 DRAWN = ("kind", "split", "env_steps", "checkpoint", "loss", "steps_per_second", "return_mean", "mean", "low", "high")
@@ -148,8 +149,13 @@ def _kind(row: Row) -> str:
 def _curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> Points:
     """Steps and values of one field; rows without a number there are left out."""
     points = [(row.get(at, row.get("env_steps")), row.get(field)) for row in rows if _kind(row) == kind]
-    kept = [(float(x), float(y)) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
+    kept = [(float(x), float(y)) for x, y in points if _is_drawable(x) and _is_drawable(y)]
     return [x for x, _ in kept], [y for _, y in kept]
+
+
+def _is_drawable(value: object) -> TypeGuard[float]:
+    """Is it a number that fits on an axis?"""
+    return isinstance(value, int | float) and abs(value) < LARGEST_DRAWN
 
 
 def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:

@@ -281,6 +281,25 @@ def test_the_capacity_that_is_offered_instead_does_fit(tmp_path: Path, monkeypat
     assert trained(small({"replay.capacity": offered}), tmp_path).exit_code == 0
 
 
+def test_a_network_that_cannot_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 30)
+    with pytest.raises(UsageError, match=r"the network that net\.\* asks for does not fit into memory"):
+        train(small({"net.torso.sizes": [100_000, 100_000]}), out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_more_processes_than_the_machine_has_memory_for_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 30)
+    asked = {"runtime.type": "processes", "actors.num": 400, "env.num": 400, "replay.capacity": 4_000}
+    with pytest.raises(UsageError, match=r"actors\.num=400 processes do not fit into memory"):
+        train(small(asked), out=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 # Disks
 
 
