@@ -37,6 +37,7 @@ OTHER_FILES = {
     "qfleet/run/group.py": "removes the empty folder of a member; reads a control group's limit",
     "qfleet/run/trust.py": "the user's own key",
     "qfleet/run/measure.py": "the user's own cache, and /proc",
+    "qfleet/data/oom.py": "/proc and a control group's counters",
     "qfleet/run/memory.py": "/proc and a control group's limits",
     "qfleet/run/video.py": "a film in a private temporary folder",
     "qfleet/run/ray_reaper.py": "/proc, and the folder of a Ray of our own",

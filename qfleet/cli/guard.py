@@ -43,15 +43,19 @@ def guarded(
 ) -> int:
     """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
     from qfleet.data.budget import Budget  # most commands need none of that room
+    from qfleet.data.oom import oom_kills
 
     command, budget = list(words), Budget(RESTARTS)
     while True:
         before = owners(Path(out))
+        killed = oom_kills()
         code, pid, asked = run_child(command)
         if code >= 0:
             return code
         folder = None if asked else run_of(pid, Path(out), before)
         name = signal.Signals(-code).name
+        if -code == signal.SIGKILL and oom_kills() > killed:
+            name = f"{name}, by the kernel, for lack of memory (a smaller replay.capacity needs less)"
         if folder is None or not budget.charge(clock()):
             say(f"the learner was ended by {name}", to_stderr=True)
             return 128 - code

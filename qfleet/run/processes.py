@@ -16,6 +16,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.data.kin import fork_server, hidden_main
+from qfleet.data.oom import oom_kills
 from qfleet.data.wire import lz4_block
 from qfleet.envs import is_native
 from qfleet.envs.staff import CLOSE_SECONDS
@@ -44,6 +45,7 @@ class ProcessHand:
         self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
         self.words, self.heard = words, list[dict[str, Any]]()
         self.last: LastWords | None = None
+        self.oom_kills = oom_kills()  # when it began
 
     def alive(self) -> bool:
         """Does the process live?"""
@@ -82,7 +84,10 @@ class ProcessHand:
         """What it said, or how the process ended; an error of usage is raised, for another try cannot mend it."""
         self.listen()
         if self.last is None:
-            return f"its process ended with exit code {self.process.exitcode}"
+            code = self.process.exitcode
+            if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
+                return "its process was killed by the kernel, for lack of memory"
+            return f"its process ended with exit code {code}"
         if self.last.exit_code == USAGE:
             raise UsageError(self.last.what, self.last.why, self.last.fix)
         return self.last.what
