@@ -21,6 +21,7 @@ import ray
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import AuthenticationError, RayError
+from ray.job_config import JobConfig
 
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.places import has_bundles, has_replay_process
@@ -111,6 +112,7 @@ def started_here(runtime: Ray, cpus: float) -> Iterator[None]:
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(folder),
+                job_config=job(),
             )
             require_shut()
             with reaper(folder, children(os.getpid()) - before):
@@ -118,6 +120,16 @@ def started_here(runtime: Ray, cpus: float) -> Iterator[None]:
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def job() -> JobConfig:
+    """What Ray's processes are told of us: not to look for modules in the current folder, unless we do.
+
+    Ray puts it first in their `sys.path`, but for what it calls a client's job; that means nothing else to it here.
+    """
+    here = os.getcwd()
+    own = here in sys.path or "" in sys.path
+    return JobConfig(_client_job=True, _py_driver_sys_path=[here] if own else [])
 
 
 @contextmanager
@@ -216,7 +228,7 @@ def connect(address: str, host: str, port: int) -> None:
         # Ray itself would try for minutes.
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
         with on_loopback(is_here(address) and not reached(services.get_node_ip_address(), port)):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=job())
     except AuthenticationError as error:
         raise UsageError(
             f"the cluster at runtime.address={address} refused the token",
