@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qfleet.errors import UsageError
-from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
+from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings, write_plan
 from qfleet.plan.schema import Plan
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
@@ -27,7 +27,7 @@ from qfleet.run.member import PLAN_FILE
 from qfleet.run.memory import estimate, require_memory
 from qfleet.run.resolve import resolve
 from qfleet.run.signals import ENDINGS, listening
-from qfleet.run.trust import require_trust, sign
+from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
 from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, remove_run, write_file
@@ -139,7 +139,7 @@ def train_group(
     source = None if weights_from is None else find_run(weights_from, out).resolve()
     folder = new_run_dir(out, plan.env.id, name)
     write_plan(plan, folder / PLAN_FILE)
-    sign(folder, plan.env)
+    sign(folder, plan.env, trusted_settings(plan))
     kept = {"command": command, "weights_from": None if source is None else str(source)}
     with hold_run(folder):
         return _Conduct(folder, plan, members, room, kept, watcher).run(members)
@@ -152,13 +152,15 @@ def resume_group(
     jobs: int | None = None,
     out: Path | str = "runs",
     trust_env: bool = False,
+    trust_run: bool = False,
     strict: bool = False,
     watcher: GroupWatcher | None = None,
 ) -> Group:
     """Go on with the members of a group that have not come to their end; `steps` moves the end of all."""
     folder = find_entry(path, out)
     plan, members, kept = _open(folder)
-    require_trust(folder, plan.env, trust_env)
+    require_trust(folder, plan.env, trust_env or trust_run)
+    require_places(folder, plan, trust_run)
     if steps is not None:
         plan = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps))
         members = [Member(each.name, each.seed, _plan_id(plan, each.seed)) for each in members]
@@ -169,7 +171,8 @@ def resume_group(
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         room = find_room(plan, len(todo), jobs) if todo else Room(1, 1, ())
         conduct = _Conduct(folder, plan, members, room, kept, watcher)
-        conduct.options = [*(["--trust-env"] if trust_env else []), *(["--strict"] if strict else [])]
+        asked = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
+        conduct.options = [word for word, given in asked.items() if given]
         return conduct.run(todo)
 
 

@@ -35,6 +35,8 @@ LONGEST_TEMP = 24  # characters: the path of a Unix socket has 107 at most, and 
 REACH_SECONDS = 5.0
 # Of a Ray of our own. When its driver is killed, Ray's helpers wait for its other parts no longer than this.
 OWN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+# Of a cluster that is joined: one attempt, and this long until somebody who listens must have answered.
+JOINING = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "10"}
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -225,9 +227,10 @@ def joined(runtime: Ray) -> Iterator[None]:
 def connect(address: str, host: str, port: int) -> None:
     """Become a driver of the cluster at this address."""
     try:
-        # Ray itself would try for minutes.
+        # Ray itself would try for minutes, and with one who listens but never answers for a quarter of an hour.
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
-        with on_loopback(is_here(address) and not reached(services.get_node_ip_address(), port)):
+        alone = is_here(address) and not reached(services.get_node_ip_address(), port)
+        with environment(**JOINING), on_loopback(alone):
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=job())
     except AuthenticationError as error:
         raise UsageError(

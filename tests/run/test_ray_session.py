@@ -1,6 +1,8 @@
 """Who may be joined, by which token, and what is said when Ray is missing or too old."""
 
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,17 @@ class TestWithRay:
 
         with pytest.raises(UsageError, match="cannot be joined"):
             connect("127.0.0.1:9", "127.0.0.1", 9)
+
+    @pytest.mark.slow
+    def test_somebody_who_listens_but_never_answers_is_given_up(self) -> None:
+        from qfleet.run.ray_session import connect
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            began = time.monotonic()
+            with pytest.raises(UsageError, match="cannot be joined"):
+                connect(f"127.0.0.1:{port}", "127.0.0.1", port)
+        assert time.monotonic() - began < 60
 
     def test_old_versions_are_refused(self) -> None:
         from qfleet.run.ray_session import require_version
