@@ -113,10 +113,11 @@ def started_here(runtime: Ray, cpus: float) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(folder),
+                _temp_dir=str(folder / "r"),  # Ray opens the folder it is given to everybody: ours is around it
                 job_config=job(),
             )
             require_shut()
+            require_private(folder, Path(session_folder()))
             with reaper(folder, children(os.getpid()) - before):
                 yield
     finally:
@@ -167,10 +168,28 @@ def on_loopback(only: bool = True) -> Iterator[None]:
 def require_shut() -> None:
     """Is it really on loopback, with its token on? The names used above are Ray's own affair and may change."""
     address = ray.util.get_node_ip_address()
-    if address != LOOPBACK or get_authentication_mode() != AuthenticationMode.TOKEN:
+    asks = get_authentication_mode() == AuthenticationMode.TOKEN
+    if address != LOOPBACK or not asks:
         raise UsageError(
-            f"Ray {ray.__version__} listens on {address}, {get_authentication_mode().name.lower()} authentication",
+            f"Ray {ray.__version__} listens on {address}, {'with' if asks else 'without'} a token",
             "A Ray that qfleet starts is for this machine alone and asks for a token.",
+            "Use the version in constraints.txt, or start a cluster yourself and set runtime.address.",
+        )
+
+
+def session_folder() -> str:
+    """Where Ray keeps its logs and sockets."""
+    return str(ray._private.worker._global_node.get_session_dir_path())
+
+
+def require_private(folder: Path, used: Path) -> None:
+    """Are Ray's logs and sockets below a folder of ours alone? Others could read them, or take a socket's place."""
+    found = folder.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    if not ours or not used.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"Ray {ray.__version__} keeps its files in {used}, which others can reach",
+            f"Its logs and sockets must be below {folder}, with mode 0700.",
             "Use the version in constraints.txt, or start a cluster yourself and set runtime.address.",
         )
 
