@@ -16,6 +16,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
+from qfleet.plan.secrets import hidden_settings
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
@@ -246,7 +247,8 @@ def summary(composed: Composed) -> str:
     plan, own = composed.plan, [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
-    parts += [f"{path}={show(flatten(plan)[path])}" for path in own if path != "env.id"]
+    values = hidden_settings(flatten(plan))
+    parts += [f"{path}={show(values[path])}" for path in own if path != "env.id"]
     tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
     return f"{plan.env.id}: " + ", ".join([tuned or f"{composed.defaults} defaults", *parts])
 

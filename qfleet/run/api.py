@@ -14,7 +14,7 @@ from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
-from qfleet.plan import check, diff, read_plan, trusted_settings, write_plan
+from qfleet.plan import check, diff, read_plan, trusted_settings
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
@@ -26,6 +26,7 @@ from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.runtime import is_away, line_for, stand_by
+from qfleet.run.secrecy import keep_plan
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
@@ -119,7 +120,7 @@ def train(
         with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
             plan = line.plan
             folder = new_run_dir(Path(out), plan.env.id, name)
-            write_plan(plan, folder / "run.toml")
+            keep_plan(plan, folder / "run.toml")
             write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
             sign(folder, plan.env, trusted_settings(plan))
             conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
@@ -163,7 +164,7 @@ def resume(
 
     def begin(course: Course) -> list[str]:
         lost = course.come_back(strict=strict)
-        write_plan(plan, folder / "run.toml")
+        keep_plan(plan, folder / "run.toml")
         course.diary.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
         if plan.save.replay == "none":
             course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")

@@ -19,13 +19,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qfleet.errors import UsageError
-from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings, write_plan
+from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
 from qfleet.plan.schema import Plan
+from qfleet.plan.secrets import hidden_words
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE
 from qfleet.run.memory import estimate, require_memory
 from qfleet.run.resolve import resolve
+from qfleet.run.secrecy import keep_plan
 from qfleet.run.signals import ENDINGS, listening
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.wiring import make_train_world
@@ -138,9 +140,12 @@ def train_group(
     room = find_room(plan, len(members), jobs)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
     folder = new_run_dir(out, plan.env.id, name)
-    write_plan(plan, folder / PLAN_FILE)
+    keep_plan(plan, folder / PLAN_FILE)
     sign(folder, plan.env, trusted_settings(plan))
-    kept = {"command": command, "weights_from": None if source is None else str(source)}
+    kept = {
+        "command": None if command is None else hidden_words(command),
+        "weights_from": None if source is None else str(source),
+    }
     with hold_run(folder):
         return _Conduct(folder, plan, members, room, kept, watcher).run(members)
 
@@ -323,7 +328,7 @@ class _Conduct:
     def _adopt_plan(self) -> None:
         """Both files of the group, so that a kill between any two of these writes leaves a pair that fits."""
         self._write("running", None, "", before=_file_hash(self.folder / PLAN_FILE))
-        write_plan(self.plan, self.folder / PLAN_FILE)
+        keep_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: Any) -> Crew:

@@ -74,6 +74,8 @@ def make_key(path: Path) -> None:
 def proof(run_dir: Path, env: Env) -> str:
     """What only this user can have written about this run and the code it names."""
     facts: dict[str, Any] = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
+    if env.secrets:
+        facts["secrets"] = env.secrets
     if file := module_file(env.id):
         facts["file"] = file  # in another folder the same name may lead to somebody else's module
     return keyed(facts)
@@ -90,10 +92,15 @@ def keyed(facts: Mapping[str, Any]) -> str:
     return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
 
 
+def asks_trust(env: Env) -> bool:
+    """Does it name code to import, or variables of the user's to hand over?"""
+    return names_code(env.id) or bool(env.secrets)
+
+
 def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> None:
     """Remember that this user's own command named this environment with these options, and these places."""
     facts: dict[str, Any] = {}
-    if names_code(env.id):
+    if asks_trust(env):
         facts |= {"env": env.id, "proof": proof(run_dir, env)}
     if settings:
         facts |= {"settings": dict(settings), "settings_proof": places_proof(run_dir, settings)}
@@ -103,7 +110,7 @@ def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> 
 
 def require_trust(run_dir: Path, env: Env, trust_env: bool) -> None:
     """Refuse to import code that a run directory names unless this user wrote it or says so now."""
-    if not names_code(env.id) or trust_env:
+    if not asks_trust(env) or trust_env:
         return
     if not _has(run_dir, "proof", proof(run_dir, env)):
         raise _refused(run_dir, env)
@@ -131,6 +138,9 @@ def _has(run_dir: Path, name: str, expected: str) -> bool:
 def _refused(run_dir: Path, env: Env) -> UsageError:
     what = f"{run_dir.name} names code to run: env.id={env.id}"
     why = "This run was not created by a command of yours at this place, so its code is not imported."
+    if not names_code(env.id):
+        what = f"{run_dir.name} asks for your environment variables: {', '.join(env.secrets.values())}"
+        why = "This run was not created by a command of yours at this place, so it is not given them."
     if file := module_file(env.id):
         here = f"Or its module was another file: from this folder the name leads to {file}."
         return UsageError(what, f"{why} {here}", "If you trust that file, add --trust-env.")

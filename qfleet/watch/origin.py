@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from qfleet.plan.secrets import hidden_words
 from qfleet.watch.repository import repository
 
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba", "ale-py", "MinAtar")
@@ -23,7 +24,7 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """Versions, git commit of the current folder, hardware, platform and the command line."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command) if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": hidden_words(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
         "hardware": {"cpu": _cpu(), "cores": cores(), "memory_bytes": _memory_bytes()},
