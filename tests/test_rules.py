@@ -45,6 +45,7 @@ OTHER_FILES = {
     "qfleet/envs/child.py": "/proc",
     "qfleet/watch/energy.py": "/sys",
     "qfleet/watch/origin.py": "/proc",
+    "qfleet/watch/repository.py": "a private copy of what git knows; the repository itself is not in a run folder",
 }
 
 Rule = Callable[[ast.Module], Iterator[str]]
@@ -110,6 +111,27 @@ def direct_file_calls(tree: ast.Module) -> Iterator[str]:
             yield f"{call.lineno}: calls {name}"
 
 
+def unsafe_starts(tree: ast.Module) -> Iterator[str]:
+    """Another Python is started with -P or -I: otherwise it imports files of the current folder."""
+    for node in ast.walk(tree):
+        words = [ast.unparse(word) for word in node.elts] if isinstance(node, ast.List | ast.Tuple) else []
+        if words[:1] == ["sys.executable"] and words[1:2] not in (["'-P'"], ["'-I'"]):
+            yield f"{node.lineno}: starts Python with the current folder in its path"
+
+
+def multiprocessing_starts(tree: ast.Module) -> Iterator[str]:
+    """Processes of multiprocessing are started inside `hidden_main`: the current folder is not in their path."""
+    guarded = {
+        id(call)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.With) and any("hidden_main(" in ast.unparse(item) for item in node.items)
+        for call in ast.walk(node)
+    }
+    for name, call in calls(tree):
+        if name.endswith("process.start") and id(call) not in guarded:
+            yield f"{call.lineno}: {name} outside hidden_main"
+
+
 def vague_names(tree: ast.Module) -> Iterator[str]:
     """Plain nouns: a name that could be on any class says nothing."""
     for node in ast.walk(tree):
@@ -126,8 +148,18 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} has {lines} lines"
 
 
-RULES: list[Rule] = [unsafe_imports, ray_imports, unsafe_calls, wall_clocks, endless_waits, vague_names, long_functions]
-RULES += [direct_file_calls]
+RULES: list[Rule] = [
+    unsafe_imports,
+    ray_imports,
+    unsafe_calls,
+    wall_clocks,
+    endless_waits,
+    unsafe_starts,
+    multiprocessing_starts,
+    direct_file_calls,
+    vague_names,
+    long_functions,
+]
 EXEMPT: dict[Rule, list[Path]] = {ray_imports: RAY_FILES, direct_file_calls: [ROOT / name for name in OTHER_FILES]}
 
 
@@ -157,6 +189,11 @@ def test_sources_keep_the_rule(rule: Rule) -> None:
         (endless_waits, "thread.join()"),
         (endless_waits, "lock.acquire()"),
         (endless_waits, "subprocess.run(['ls'])"),
+        (unsafe_starts, "subprocess.Popen([sys.executable, '-m', 'qfleet'])"),
+        (unsafe_starts, "command = (sys.executable, '-c', code)"),
+        (unsafe_starts, "command = [sys.executable]"),
+        (multiprocessing_starts, "self.process.start()"),
+        (multiprocessing_starts, "with other():\n    process.start()"),
         (vague_names, "class RunManager: ..."),
         (vague_names, "class EnvBase: ..."),
         (direct_file_calls, "open('x')"),
@@ -183,6 +220,10 @@ def test_the_rule_catches(rule: Rule, code: str) -> None:
         (endless_waits, "thread.join(timeout=5)"),
         (endless_waits, "lock.acquire(blocking=False)"),
         (endless_waits, "subprocess.run(['ls'], timeout=5)"),
+        (unsafe_starts, "subprocess.Popen([sys.executable, '-P', '-c', code])"),
+        (unsafe_starts, "command = [sys.executable, '-I', '-S', file]"),
+        (multiprocessing_starts, "with hidden_main(not main), theirs:\n    process.start()"),
+        (multiprocessing_starts, "thread.start()"),
         (vague_names, "class Learner: ..."),
         (direct_file_calls, "open(open_inside(folder, 'x'), 'rb')"),
         (direct_file_calls, "os.open(os.devnull, os.O_WRONLY)"),

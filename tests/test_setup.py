@@ -15,9 +15,9 @@ STUB = """#!/usr/bin/env bash
 case "$*" in
   *version_info*) echo "${STUB_VERSION:-3.12}" ;;
   *ensurepip*) exit "${STUB_ENSUREPIP:-0}" ;;
-  "-m venv "*)
-    mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
-    printf '#!/usr/bin/env bash\\nprintf "[%%s]" "$@"\\nexit 7\\n' >"$3/bin/qfleet" && chmod +x "$3/bin/qfleet" ;;
+  "-P -m venv "*)
+    mkdir -p "$4/bin" && cp "$0" "$4/bin/python"
+    printf '#!/usr/bin/env bash\\nprintf "[%%s]" "$@"\\nexit 7\\n' >"$4/bin/qfleet" && chmod +x "$4/bin/qfleet" ;;
   *"pip --version"*) ;;
   *"pip install"*)
     sleep "${STUB_SLEEP:-0}"; echo "$*" >>"$STUB_LOG"; echo "the disk is full"; exit "${STUB_PIP:-0}" ;;

@@ -6,7 +6,6 @@ Only where actors live in processes of their own; a run in one thread is one pro
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from qfleet.cli.say import say
 from qfleet.plan.schema import Plan, Processes
 
 GUARDED = "QFLEET_GUARDED"  # set for the process under guard
+START = "from qfleet.cli import main; sys.exit(main())"
 RESTARTS = 5  # in ten minutes
 FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 POLL_SECONDS = 0.2
@@ -68,8 +68,10 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
 
     The child has a process group of its own, so that Ctrl-C reaches it through us alone, and once.
     """
+    from qfleet.data.kin import python_command
+
     child = subprocess.Popen(  # noqa: S603  our own program
-        [sys.executable, "-m", "qfleet", *command], env={**os.environ, GUARDED: str(os.getpid())}, process_group=0
+        python_command(START, *command), env={**os.environ, GUARDED: str(os.getpid())}, process_group=0
     )
     with forwarding(child) as asked:
         while True:

@@ -9,6 +9,7 @@ from qfleet.cli.say import say, say_columns, say_json
 from qfleet.cli.words import compose_words
 from qfleet.plan import Composed, algorithm_presets, describe, environment_presets, flatten, plan_hash, schema, to_toml
 from qfleet.plan.draft import show as shown
+from qfleet.plan.secrets import hidden_settings
 
 app = App(
     name="plan",
@@ -25,7 +26,8 @@ PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command l
 
 def origin_rows(composed: Composed) -> list[tuple[str, Any, str]]:
     """Every setting: path, value, and where the value came from."""
-    return [(path, value, composed.origins[path]) for path, value in flatten(composed.plan).items()]
+    values = hidden_settings(flatten(composed.plan))
+    return [(path, value, composed.origins[path]) for path, value in values.items()]
 
 
 def show(

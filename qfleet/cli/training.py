@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -16,6 +16,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
+from qfleet.plan.secrets import hidden_settings
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
@@ -35,6 +36,12 @@ Profile = Annotated[
 ]
 TrustEnv = Annotated[
     bool, Parameter(help="Run the environment code this run names, though another user made it.", show_default=False)
+]
+TrustRun = Annotated[
+    bool,
+    Parameter(
+        help="Connect where this run says, and run the code it names, though another user made it.", show_default=False
+    ),
 ]
 Jobs = Annotated[
     str | None, Parameter(help="Members of a group to run at once; as many as fit otherwise.", metavar="N")
@@ -127,6 +134,7 @@ def resume(
         bool, Parameter(help="Refuse a damaged newest checkpoint instead of using an older one.", show_default=False)
     ] = False,
     trust_env: TrustEnv = False,
+    trust_run: TrustRun = False,
     jobs: Jobs = None,
     json: Json = False,
     quiet: Quiet = False,
@@ -142,13 +150,16 @@ def resume(
     path = find_entry(run, out)
     if is_group(path):
         refuse_profile(profile, f"{path} is a group of several.")
-        return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
+        trust = {"trust_env": trust_env, "trust_run": trust_run}
+        return _resume_group(path, until, at_once, **trust, strict=strict, json=json, quiet=quiet)
     _refuse_jobs(at_once, f"{path} is one run.")
     if needs_guard(plan := read_plan(path / "run.toml")):
-        how = {"--json": json, "--quiet": quiet, "--profile": profile, "--trust-env": trust_env, "--strict": strict}
+        how = {"--json": json, "--quiet": quiet, "--profile": profile, "--strict": strict}
+        how |= {"--trust-env": trust_env, "--trust-run": trust_run}
         return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
-    found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)
+    more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
+    found = start(path, steps=until, watcher=watcher, callbacks=traces, **more)
     return _farewell(found, json, quiet, traces if profile else None)
 
 
@@ -197,14 +208,23 @@ def _train_group(
 
 
 def _resume_group(
-    path: Path, steps: int | None, jobs: int | None, *, trust_env: bool, strict: bool, json: bool, quiet: bool
+    path: Path,
+    steps: int | None,
+    jobs: int | None,
+    *,
+    trust_env: bool,
+    trust_run: bool,
+    strict: bool,
+    json: bool,
+    quiet: bool,
 ) -> int:
     from qfleet.run import resume_group
     from qfleet.watch import auto_mode
     from qfleet.watch.group import make_group_watcher
 
     watcher = make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    group = resume_group(path, steps=steps, jobs=jobs, trust_env=trust_env, strict=strict, watcher=watcher)
+    more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
+    group = resume_group(path, steps=steps, jobs=jobs, watcher=watcher, **more)
     return _report(group, json, quiet)
 
 
@@ -227,7 +247,8 @@ def summary(composed: Composed) -> str:
     plan, own = composed.plan, [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
-    parts += [f"{path}={show(flatten(plan)[path])}" for path in own if path != "env.id"]
+    values = hidden_settings(flatten(plan))
+    parts += [f"{path}={show(values[path])}" for path in own if path != "env.id"]
     tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
     return f"{plan.env.id}: " + ", ".join([tuned or f"{composed.defaults} defaults", *parts])
 

@@ -1,6 +1,11 @@
-"""Processes that do not outlive their parent, do not run its script, and do not flood its disk."""
+"""Processes that do not outlive their parent, do not run its script, and do not flood its disk.
+
+Nor do they import from the current folder, which may hold files of anybody: Python puts it first in `sys.path` for
+`-c` and `-m`, and every child is started in one of these ways. A child gets its parent's own `sys.path` instead.
+"""
 
 import ctypes
+import json
 import multiprocessing
 import os
 import signal
@@ -10,12 +15,44 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LOG_BYTES = 1_000_000
 PRELOADED: list[str] = []  # by the fork server
+# Any text switches Python's safe path on. This one says that it is for a child's start only: programs that an
+# environment starts later are none of ours, and find their modules as always.
+SAFE_PATH, AT_START = "PYTHONSAFEPATH", "qfleet-start"
+if os.environ.get(SAFE_PATH) == AT_START:
+    del os.environ[SAFE_PATH]  # this is such a child
+HOME = Path(__file__).resolve().parents[2]  # where the package lies
+
+
+def python_command(code: str, *words: str) -> list[str]:
+    """The command that runs `code` in another Python, which finds modules where this one does."""
+    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); {code}"
+    return [sys.executable, "-P", "-c", boot, json.dumps(module_folders()), *words]
+
+
+def module_folders() -> list[str]:
+    """`sys.path` for a child: the same in every folder, and this package is found by it."""
+    folders = [folder or os.getcwd() for folder in sys.path]
+    return folders if str(HOME) in folders else [*folders, str(HOME)]
+
+
+@contextmanager
+def safe_path() -> Iterator[None]:
+    """Whatever Python multiprocessing starts in here does not look for modules in the current folder."""
+    if os.environ.get(SAFE_PATH):
+        yield  # the user's own wish, or another thread is in here
+        return
+    os.environ[SAFE_PATH] = AT_START
+    try:
+        yield
+    finally:
+        os.environ.pop(SAFE_PATH, None)
 
 
 @contextmanager
@@ -25,7 +62,8 @@ def hidden_main(hide: bool = True) -> Iterator[None]:
     if hide:
         sys.modules["__main__"] = ModuleType("__main__")
     try:
-        yield
+        with safe_path():
+            yield
     finally:
         sys.modules["__main__"] = main
 

@@ -14,6 +14,7 @@ from qfleet.envs.episodes import Episodes
 from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
 from qfleet.plan.part import Positive, Scalar
+from qfleet.plan.secrets import hidden
 
 STACK = 4
 FRAME_SIZE = 84
@@ -220,7 +221,7 @@ def _native(game: str, num: int, size: int, sticky: float, threads: int, options
         if not options:
             raise
         raise UsageError(
-            f"env.options={options} was refused by the Atari emulator.",
+            f"env.options={hidden(options)} was refused by the Atari emulator.",
             f"It said: {str(error).splitlines()[0]}",
             "Correct or remove these options.",
         ) from error

@@ -14,8 +14,10 @@ import gymnasium as gym
 
 from qfleet.envs import atari, minatar
 from qfleet.envs.lanes import AnyEnv
-from qfleet.errors import EnvError, QfleetError, UsageError
+from qfleet.envs.options import with_secrets
+from qfleet.errors import EnvError, QfleetError, UsageError, conceal
 from qfleet.plan.schema import Env
+from qfleet.plan.secrets import hidden
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -67,23 +69,23 @@ def _origin(module: str) -> str | None:
 
 def called(env: Env, make: Callable[[], AnyEnv]) -> Callable[[], AnyEnv]:
     """The user's own function, with its failures named."""
-    if env.options:
-        raise UsageError(
-            f"env.options={env.options} has no effect.",
-            "The environment is made by your own function, which takes no arguments.",
-            "Remove env.options, or use the values inside the function.",
-        )
+    for key, given in (("options", hidden(env.options)), ("secrets", env.secrets)):
+        if given:
+            raise UsageError(
+                f"env.{key}={given} has no effect.",
+                "The environment is made by your own function, which takes no arguments.",
+                f"Remove env.{key}, or use the values inside the function.",
+            )
     return _guarded(env, make)
 
 
 def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
-    options: dict[str, Any] = dict(env.options)
-    if render_mode is not None:
-        options["render_mode"] = render_mode
+    drawn = {} if render_mode is None else {"render_mode": render_mode}
 
     def made() -> AnyEnv:
+        options = with_secrets(env)
         try:
-            return make(**options)
+            return make(**options, **drawn)
         except QfleetError:
             raise
         except gym.error.DependencyNotInstalled as error:
@@ -91,6 +93,7 @@ def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = No
                 f"env.id={env.id!r} needs a package that is not installed.", f"{error}.", _extra_fix(env.id)
             ) from error
         except Exception as error:
+            conceal(error)
             raise _not_made(env, render_mode, error) from error
 
     return made
@@ -105,7 +108,7 @@ def _not_made(env: Env, render_mode: str | None, error: Exception) -> QfleetErro
         )
     if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
-            f"env.options={env.options} was refused by {env.id!r}.",
+            f"env.options={hidden(env.options)} was refused by {env.id!r}.",
             f"Making the environment said: {error}.",
             "Options are keyword arguments of the environment's constructor: correct or remove them.",
         )

@@ -45,12 +45,14 @@ def make_world(
     num = num or env.num
     if make is None and is_atari(env.id):
         _refuse_workers(env)
+        _refuse_secrets(env)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
     if make is None and env.id in _CARTPOLE_STEPS:
         options = fitting(env.options, OPTIONS, env.id)
         if render_mode is None and options.keys() <= OPTIONS.keys():
             _refuse_workers(env)
+            _refuse_secrets(env)
             return _cartpole(env, num, seed, stream, options)
     if env.workers and render_mode is None:
         return _workers(env, num, seed, stream, make, logs)
@@ -133,6 +135,11 @@ def _refuse_workers(env: Env) -> None:
     if env.workers:
         why = "All its copies are stepped together in native code, faster than one process can answer another."
         raise _no_effect("workers", env.workers, env.id, why)
+
+
+def _refuse_secrets(env: Env) -> None:
+    if env.secrets:
+        raise _no_effect("secrets", env.secrets, env.id, "It takes no secrets.")
 
 
 def _refuse_atari_settings(env: Env) -> None:

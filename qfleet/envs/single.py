@@ -8,7 +8,7 @@ import numpy as np
 
 from qfleet.data import Array, Spec, Step
 from qfleet.envs.adapt import OutsideSpace, adapt_actions, adapt_obs
-from qfleet.errors import UsageError
+from qfleet.errors import UsageError, conceal
 
 AnyEnv = gym.Env[Any, Any]
 
@@ -47,6 +47,7 @@ class Single:
             obs, reward, terminated, truncated, info = env.step(self._actions.decode(action))
             step.reward[lane] = float(reward)
         except Exception as error:
+            conceal(error)
             raise Raised("step", error) from error
         step.terminated[lane], step.truncated[lane] = terminated, truncated
         self._show(lane, obs, info, step)
@@ -108,5 +109,6 @@ def _reset(env: AnyEnv, seed: int) -> tuple[Any, dict[str, Any]]:
     try:
         obs, info = env.reset(seed=seed)
     except Exception as error:
+        conceal(error)
         raise Raised("reset", error) from error
     return obs, info

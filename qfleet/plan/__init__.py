@@ -8,6 +8,7 @@ from qfleet.plan.layers import Composed, compose, make_plan, names_code
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
+from qfleet.plan.trusted import trusted_settings
 
 __all__ = [
     "Composed",
@@ -34,6 +35,7 @@ __all__ = [
     "switches",
     "to_toml",
     "total_updates",
+    "trusted_settings",
     "updates_per_step",
     "write_plan",
 ]

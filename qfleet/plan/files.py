@@ -129,10 +129,10 @@ def _plain(value: Any) -> Any:
     return paths.NONE if value is None else value
 
 
-def write_plan(plan: Plan, file: Path) -> None:
+def write_plan(plan: Plan, file: Path, mode: int = 0o666) -> None:
     """Write the plan whole or not at all."""
     try:
-        replace_inside(file.parent, file.name, to_toml(plan).encode())
+        replace_inside(file.parent, file.name, to_toml(plan).encode(), mode)
     except OSError as error:
         raise StorageError(
             f"cannot write {file}", f"The system says: {error.strerror}.", "Check free space and permissions."

@@ -14,6 +14,7 @@ from qfleet.plan.draft import Draft, Entry, entries_of, show
 from qfleet.plan.files import read_toml
 from qfleet.plan.pieces import Settings
 from qfleet.plan.schema import Plan
+from qfleet.plan.trusted import TRUSTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ def compose(
         draft.lay([Entry("env.id", env_id, origin, asked=True)])
     draft.lay(asked)
     _refuse_code(draft, str(file))
+    _refuse_places(draft, str(file))
     plan = draft.plan()
     notes = check(plan, draft.origins)
     switches(plan)
@@ -99,4 +101,15 @@ def _refuse_code(draft: Draft, file: str) -> None:
             f"env.id={show(env_id)} names code to run ({file})",
             "A plan file may come from anywhere, so it may not choose which code is imported.",
             f"If you trust it, name it yourself: qfleet train {show(env_id)} --plan {file}",
+        )
+
+
+def _refuse_places(draft: Draft, file: str) -> None:
+    named = {path: draft.values.get(path) for path in TRUSTED if draft.origins.get(path) == file}
+    words = " ".join(f"{path}={show(value)}" for path, value in named.items() if value)
+    if words:
+        raise UsageError(
+            f"{words} ({file}) says where to connect, or whom to trust",
+            "A plan file may come from anywhere, and whoever answers at that place can run code here.",
+            f"If you trust it, say so yourself: qfleet train --plan {file} {words}",
         )

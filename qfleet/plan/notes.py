@@ -11,6 +11,7 @@ from qfleet.plan.schema import (
     PeriodicReset,
     Plan,
 )
+from qfleet.plan.secrets import typed_secrets
 
 
 def _not_exact(plan: Plan) -> str | None:
@@ -66,6 +67,15 @@ def _rate_is_zero(plan: Plan) -> str | None:
     return f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"
 
 
+def _typed_secret(plan: Plan) -> str | None:
+    found = typed_secrets(plan)
+    if not found:
+        return None
+    name = found[0]
+    better = f"better set a variable, export MY_KEY=..., and say env.secrets.{name}=MY_KEY"
+    return f"env.options.{name} looks like a secret, and is kept in run.toml (mode 0600): {better}"
+
+
 NOTES: tuple[Callable[[Plan], str | None], ...] = (
     _not_exact,
     _still_exploring,
@@ -74,4 +84,5 @@ NOTES: tuple[Callable[[Plan], str | None], ...] = (
     _reset_at_the_end,
     _still_annealing,
     _rate_is_zero,
+    _typed_secret,
 )

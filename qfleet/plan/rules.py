@@ -50,6 +50,16 @@ def _options_are_names(case: Case) -> Problem:
     return f"env.options has a key {wrong!r} ({case.origins.get('env.options', DEFAULT)})", "Rename or remove it."
 
 
+def _secrets_are_names(case: Case) -> Problem:
+    for name, variable in case.plan.env.secrets.items():
+        if not name.isidentifier() or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
+            # The value is not shown: it may be the secret itself.
+            return f"env.secrets.{name} is not the name of an environment variable", f"Write env.secrets.{name}=MY_KEY"
+        if name in case.plan.env.options:
+            return f"env.secrets.{name} and env.options.{name} are both given", "Remove one of them."
+    return None
+
+
 def _batch_fits(case: Case) -> Problem:
     batch = case.plan.algo.batch_size
     if case.buffer is None or batch <= case.buffer.capacity // item_stride(case.plan):
@@ -385,6 +395,7 @@ def _support_is_wide(case: Case) -> Problem:
 RULES: tuple[tuple[Rule, str], ...] = (
     (_env_is_named, "An environment id is one word; only the path of a file.py:ClassName may hold spaces."),
     (_options_are_names, "Options are passed to the environment as keyword arguments, so they must be names."),
+    (_secrets_are_names, "A secret's value is taken from a variable when the environment is made, and never written."),
     (_device_is_known, f"The devices are {', '.join(DEVICES)}, with a number if there are several (cuda:1)."),
     (_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
     (_returns_fit, "Every environment needs room for the steps that one n-step return spans."),

@@ -31,6 +31,9 @@ class Env(Part):
     With `workers` the copies are stepped in so many processes of their own, for worlds that are slow or unsafe: one
     that raises, dies or answers later than `step_timeout_seconds` is made again, `rebuilds` times in ten minutes, and a
     process that holds more than `worker_memory_gib` is replaced.
+
+    `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
+    variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
     """
 
     id: str
@@ -45,6 +48,7 @@ class Env(Part):
     clip_reward: bool = False
     normalize: Literal["off", "obs", "reward", "both"] = "off"
     options: dict[str, Scalar] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
 
 
 class MaxRule(Part, tag="max"):

@@ -15,7 +15,7 @@ from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.learn.learner import arrays
-from qfleet.plan import check, diff, read_plan, write_plan
+from qfleet.plan import check, diff, read_plan, trusted_settings
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
@@ -27,7 +27,8 @@ from qfleet.run.memory import require_memory, require_network
 from qfleet.run.older import arrays_in, room_for
 from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.runtime import is_away, line_for, stand_by
-from qfleet.run.trust import require_trust, sign
+from qfleet.run.secrecy import keep_plan
+from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoint, Checkpoints
@@ -120,9 +121,9 @@ def train(
         with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
             plan = line.plan
             folder = new_run_dir(Path(out), plan.env.id, name)
-            write_plan(plan, folder / "run.toml")
+            keep_plan(plan, folder / "run.toml")
             write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
-            sign(folder, plan.env)
+            sign(folder, plan.env, trusted_settings(plan))
             conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
@@ -138,25 +139,25 @@ def resume(
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
     trust_env: bool = False,
+    trust_run: bool = False,
     strict: bool = False,
 ) -> Run:
     """Go on with a run exactly where its newest valid checkpoint stands; `steps` moves its end.
 
     What was an object of yours (env, torso, explore) is given again; going on is exact if it is the same one, and an
-    explore function has no memory of its own.
+    explore function has no memory of its own. Code that a foreign run names needs `trust_env`, places need `trust_run`.
     """
     folder = find_run(path, out)
-    before = open_plan(folder, env, trust_env)
-    if steps is not None:
-        require_ahead(folder, steps, before)
-    plan = before if steps is None else with_steps(before, steps, read_json(folder / "status.json"))
+    before = open_plan(folder, env, trust_env or trust_run)
+    require_places(folder, before, trust_run)
+    plan = before if steps is None else extended(folder, before, steps)
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
     if is_away(plan):
         from qfleet.run import ray
 
-        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        more: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks, "trust_env": trust_env}
         own = (env, torso, explore)
-        return ray.resume(plan, own, folder=folder, steps=steps, trust_env=trust_env, strict=strict, **heard)
+        return ray.resume(plan, own, folder=folder, steps=steps, strict=strict, trust_run=trust_run, **more)
     if stand_by(plan, env, torso, explore):
         raise SystemExit(0)
     with threads(plan):
@@ -164,7 +165,7 @@ def resume(
 
     def begin(course: Course) -> list[str]:
         lost = course.come_back(strict=strict)
-        write_plan(plan, folder / "run.toml")
+        keep_plan(plan, folder / "run.toml")
         course.diary.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
         if plan.save.replay == "none":
             course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
@@ -256,6 +257,12 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
         )
     require_trust(folder, plan.env, trust_env or env is not None)
     return plan
+
+
+def extended(folder: Path, plan: Plan, steps: int) -> Plan:
+    """A run's plan with another end, if the run is not past it."""
+    require_ahead(folder, steps, plan)
+    return with_steps(plan, steps, read_json(folder / "status.json"))
 
 
 def require_ahead(folder: Path, steps: int, plan: Plan) -> None:

@@ -5,7 +5,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qfleet.data.kin import python_command
 from qfleet.files import open_log
 from qfleet.run.signals import ENDINGS, Asked
 
@@ -23,10 +23,7 @@ LEAVE_LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0
 MOST_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
-BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from qfleet.run.member import main; sys.exit(main(sys.argv[1:]))"
-)
+BOOT = "from qfleet.run.member import main; sys.exit(main(sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Row = dict[str, Any]
@@ -48,7 +45,7 @@ class Child:
         self.name = job.name
         self._log = os.fdopen(open_log(job.log), "ab")
         self._rest = b""
-        command = [sys.executable, "-c", BOOT, json.dumps(sys.path), *job.words]
+        command = python_command(BOOT, *job.words)
         # A process group of its own: Ctrl-C reaches the parent only, which passes it on once. Twice would be "at once".
         self._process = subprocess.Popen(  # noqa: S603
             command,

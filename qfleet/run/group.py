@@ -20,16 +20,18 @@ import msgspec
 
 from qfleet.errors import UsageError
 from qfleet.files import names_inside, read_inside, remove_drafts
-from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
+from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
 from qfleet.plan.files import LARGEST_FILE_BYTES
 from qfleet.plan.schema import Plan
+from qfleet.plan.secrets import hidden_words
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE
 from qfleet.run.memory import estimate, require_memory
 from qfleet.run.resolve import resolve
+from qfleet.run.secrecy import keep_plan
 from qfleet.run.signals import ENDINGS, listening
-from qfleet.run.trust import require_trust, sign
+from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
 from qfleet.watch import find_run, new_run_dir, program, read_json, remove_run, write_file
@@ -141,9 +143,12 @@ def train_group(
     room = find_room(plan, len(members), jobs)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
     folder = new_run_dir(out, plan.env.id, name)
-    write_plan(plan, folder / PLAN_FILE)
-    sign(folder, plan.env)
-    kept = {"command": command, "weights_from": None if source is None else str(source)}
+    keep_plan(plan, folder / PLAN_FILE)
+    sign(folder, plan.env, trusted_settings(plan))
+    kept = {
+        "command": None if command is None else hidden_words(command),
+        "weights_from": None if source is None else str(source),
+    }
     with hold_run(folder):
         return _Conduct(folder, plan, members, room, kept, watcher).run(members)
 
@@ -155,13 +160,15 @@ def resume_group(
     jobs: int | None = None,
     out: Path | str = "runs",
     trust_env: bool = False,
+    trust_run: bool = False,
     strict: bool = False,
     watcher: GroupWatcher | None = None,
 ) -> Group:
     """Go on with the members of a group that have not come to their end; `steps` moves the end of all."""
     folder = find_entry(path, out)
     plan, members, kept = _open(folder)
-    require_trust(folder, plan.env, trust_env)
+    require_trust(folder, plan.env, trust_env or trust_run)
+    require_places(folder, plan, trust_run)
     if steps is not None:
         plan = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps))
         members = [Member(each.name, each.seed, _plan_id(plan, each.seed)) for each in members]
@@ -172,7 +179,8 @@ def resume_group(
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         room = find_room(plan, len(todo), jobs) if todo else Room(1, 1, ())
         conduct = _Conduct(folder, plan, members, room, kept, watcher)
-        conduct.options = [*(["--trust-env"] if trust_env else []), *(["--strict"] if strict else [])]
+        asked = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
+        conduct.options = [word for word, given in asked.items() if given]
         return conduct.run(todo)
 
 
@@ -322,7 +330,7 @@ class _Conduct:
     def _adopt_plan(self) -> None:
         """Both files of the group, so that a kill between any two of these writes leaves a pair that fits."""
         self._write("running", None, "", before=_file_hash(self.folder / PLAN_FILE))
-        write_plan(self.plan, self.folder / PLAN_FILE)
+        keep_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: Any) -> Crew:

@@ -12,6 +12,7 @@ from qfleet.files import is_file
 from qfleet.plan import flatten
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
+from qfleet.plan.secrets import hidden_settings
 from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.run.wiring import Line, together
@@ -167,7 +168,8 @@ class Keeper:
 def decisive(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
     fixed = JUDGING if judged_decides(plan) else ()
-    return {p: value for p, value in as_json(flatten(plan)).items() if p in fixed or not p.startswith(FREE)}
+    values = as_json(hidden_settings(flatten(plan)))
+    return {p: value for p, value in values.items() if p in fixed or not p.startswith(FREE)}
 
 
 def judged_decides(plan: Plan) -> bool:
@@ -185,7 +187,7 @@ def as_json(values: dict[str, Any]) -> dict[str, Any]:
 def require_same_plan(saved: dict[str, Any], plan: Plan) -> None:
     """Refuse another plan; how validations were made is not guessed where an older version did not write it down."""
     now = {path: value for path, value in decisive(plan).items() if path in saved or path not in JUDGING}
-    before = as_json(completed(saved))
+    before = as_json(hidden_settings(completed(saved)))
     require_same("run.toml", now, {path: before[path] for path in before if path in now or not path.startswith(FREE)})
 
 

@@ -16,7 +16,7 @@ from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
 from qfleet.run.signals import ENDINGS
-from qfleet.run.trust import require_trust
+from qfleet.run.trust import require_places, require_trust
 from qfleet.watch import json_line
 from qfleet.watch.display import JsonWatcher
 from qfleet.watch.runs import is_run
@@ -49,6 +49,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--weights-from", type=Path)
     parser.add_argument("--trust-env", action="store_true")
+    parser.add_argument("--trust-run", action="store_true")
     parser.add_argument("--strict", action="store_true")
     return parser.parse_args(words)
 
@@ -56,9 +57,11 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 def _begin(asked: argparse.Namespace) -> Run:
     path, watcher = asked.group / asked.name, _watcher()
     if is_run(path):
-        return resume(path, steps=asked.steps, trust_env=asked.trust_env, strict=asked.strict, watcher=watcher)
+        trust = {"trust_env": asked.trust_env, "trust_run": asked.trust_run}
+        return resume(path, steps=asked.steps, strict=asked.strict, watcher=watcher, **trust)
     plan = read_plan(asked.group / PLAN_FILE)
-    require_trust(asked.group, plan.env, asked.trust_env)
+    require_trust(asked.group, plan.env, asked.trust_env or asked.trust_run)
+    require_places(asked.group, plan, asked.trust_run)
     return train(
         msgspec.structs.replace(plan, seed=asked.seed),
         out=asked.group,

@@ -105,12 +105,14 @@ def resume(
     folder: Path,
     steps: int | None,
     trust_env: bool,
+    trust_run: bool,
     strict: bool,
     watcher: Watcher | None,
     callbacks: Iterable[Callback],
 ) -> api.Run:
     """As `api.resume`, on Ray."""
-    task = Task(plan, str(folder.absolute()), fresh=False, steps=steps, trust_env=trust_env, strict=strict)
+    where = str(folder.absolute())
+    task = Task(plan, where, fresh=False, steps=steps, trust_env=trust_env, trust_run=trust_run, strict=strict)
     return follow(task, own, watcher, callbacks)
 
 

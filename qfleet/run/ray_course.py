@@ -30,6 +30,7 @@ class Task(msgspec.Struct):
     command: list[str] | None = None
     steps: int | None = None
     trust_env: bool = False
+    trust_run: bool = False
     strict: bool = False
 
 
@@ -68,7 +69,8 @@ class CourseHost:
         things = dict(zip(("env", "torso", "explore"), own, strict=True))
         told: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call], **things}
         if not task.fresh:
-            return api.resume(task.path, steps=task.steps, trust_env=task.trust_env, strict=task.strict, **told)
+            told |= {"trust_env": task.trust_env, "trust_run": task.trust_run}
+            return api.resume(task.path, steps=task.steps, strict=task.strict, **told)
         told |= {"name": task.name, "weights_from": task.weights_from, "command": task.command}
         return api.train(task.plan, out=task.path, **told)
 

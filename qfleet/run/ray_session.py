@@ -21,6 +21,7 @@ import ray
 from ray._private import ray_constants, services
 from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import AuthenticationError, RayError
+from ray.job_config import JobConfig
 
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.places import has_bundles, has_replay_process
@@ -34,6 +35,8 @@ LONGEST_TEMP = 24  # characters: the path of a Unix socket has 107 at most, and 
 REACH_SECONDS = 5.0
 # Of a Ray of our own. When its driver is killed, Ray's helpers wait for its other parts no longer than this.
 OWN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
+# Of a cluster that is joined: one attempt, and this long until somebody who listens must have answered.
+JOINING = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "10"}
 TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
@@ -110,14 +113,26 @@ def started_here(runtime: Ray, cpus: float) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(folder),
+                _temp_dir=str(folder / "r"),  # Ray opens the folder it is given to everybody: ours is around it
+                job_config=job(),
             )
             require_shut()
+            require_private(folder, Path(session_folder()))
             with reaper(folder, children(os.getpid()) - before):
                 yield
     finally:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def job() -> JobConfig:
+    """What Ray's processes are told of us: not to look for modules in the current folder, unless we do.
+
+    Ray puts it first in their `sys.path`, but for what it calls a client's job; that means nothing else to it here.
+    """
+    here = os.getcwd()
+    own = here in sys.path or "" in sys.path
+    return JobConfig(_client_job=True, _py_driver_sys_path=[here] if own else [])
 
 
 @contextmanager
@@ -153,10 +168,28 @@ def on_loopback(only: bool = True) -> Iterator[None]:
 def require_shut() -> None:
     """Is it really on loopback, with its token on? The names used above are Ray's own affair and may change."""
     address = ray.util.get_node_ip_address()
-    if address != LOOPBACK or get_authentication_mode() != AuthenticationMode.TOKEN:
+    asks = get_authentication_mode() == AuthenticationMode.TOKEN
+    if address != LOOPBACK or not asks:
         raise UsageError(
-            f"Ray {ray.__version__} listens on {address}, {get_authentication_mode().name.lower()} authentication",
+            f"Ray {ray.__version__} listens on {address}, {'with' if asks else 'without'} a token",
             "A Ray that qfleet starts is for this machine alone and asks for a token.",
+            "Use the version in constraints.txt, or start a cluster yourself and set runtime.address.",
+        )
+
+
+def session_folder() -> str:
+    """Where Ray keeps its logs and sockets."""
+    return str(ray._private.worker._global_node.get_session_dir_path())
+
+
+def require_private(folder: Path, used: Path) -> None:
+    """Are Ray's logs and sockets below a folder of ours alone? Others could read them, or take a socket's place."""
+    found = folder.lstat()
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    if not ours or not used.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"Ray {ray.__version__} keeps its files in {used}, which others can reach",
+            f"Its logs and sockets must be below {folder}, with mode 0700.",
             "Use the version in constraints.txt, or start a cluster yourself and set runtime.address.",
         )
 
@@ -213,10 +246,11 @@ def joined(runtime: Ray) -> Iterator[None]:
 def connect(address: str, host: str, port: int) -> None:
     """Become a driver of the cluster at this address."""
     try:
-        # Ray itself would try for minutes.
+        # Ray itself would try for minutes, and with one who listens but never answers for a quarter of an hour.
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
-        with on_loopback(is_here(address) and not reached(services.get_node_ip_address(), port)):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        alone = is_here(address) and not reached(services.get_node_ip_address(), port)
+        with environment(**JOINING), on_loopback(alone):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=job())
     except AuthenticationError as error:
         raise UsageError(
             f"the cluster at runtime.address={address} refused the token",

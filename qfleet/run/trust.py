@@ -1,4 +1,4 @@
-"""Which runs may name code. A plan that names a file or module is trusted when this user's own command wrote it.
+"""Which runs may name code, and places to connect to: those that this user's own command wrote.
 
 The proof is a keyed hash in the run directory; the key never leaves the user's own state folder.
 """
@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
-from qfleet.plan import names_code
-from qfleet.plan.schema import Env
+from qfleet.plan import names_code, trusted_settings
+from qfleet.plan.draft import show
+from qfleet.plan.schema import Env, Plan
 from qfleet.watch import read_json, write_json
 from qfleet.watch.metrics import open_plain
 
@@ -73,31 +75,73 @@ def make_key(path: Path) -> None:
 def proof(run_dir: Path, env: Env) -> str:
     """What only this user can have written about this run and the code it names."""
     facts: dict[str, Any] = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
+    if env.secrets:
+        facts["secrets"] = env.secrets
     if file := module_file(env.id):
         facts["file"] = file  # in another folder the same name may lead to somebody else's module
+    return keyed(facts)
+
+
+def places_proof(run_dir: Path, settings: Mapping[str, Any]) -> str:
+    """What only this user can have written about this run and the places it names."""
+    return keyed({"run": str(run_dir.resolve()), "settings": dict(settings)})
+
+
+def keyed(facts: Mapping[str, Any]) -> str:
+    """A hash of facts that nobody makes without this user's key."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def sign(run_dir: Path, env: Env) -> None:
-    """Remember that this user's own command named this environment, with these options."""
-    if names_code(env.id):
-        write_json(run_dir / FILE, {"env": env.id, "proof": proof(run_dir, env)})
+def asks_trust(env: Env) -> bool:
+    """Does it name code to import, or variables of the user's to hand over?"""
+    return names_code(env.id) or bool(env.secrets)
+
+
+def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> None:
+    """Remember that this user's own command named this environment with these options, and these places."""
+    facts: dict[str, Any] = {}
+    if asks_trust(env):
+        facts |= {"env": env.id, "proof": proof(run_dir, env)}
+    if settings:
+        facts |= {"settings": dict(settings), "settings_proof": places_proof(run_dir, settings)}
+    if facts:
+        write_json(run_dir / FILE, facts)
 
 
 def require_trust(run_dir: Path, env: Env, trust_env: bool) -> None:
     """Refuse to import code that a run directory names unless this user wrote it or says so now."""
-    if not names_code(env.id) or trust_env:
+    if not asks_trust(env) or trust_env:
         return
-    found = str(read_json(run_dir / FILE).get("proof", ""))
-    # As bytes: compare_digest takes no text beyond ASCII.
-    if not hmac.compare_digest(found.encode(errors="replace"), proof(run_dir, env).encode()):
+    if not _has(run_dir, "proof", proof(run_dir, env)):
         raise _refused(run_dir, env)
+
+
+def require_places(run_dir: Path, plan: Plan, trust_run: bool) -> None:
+    """Refuse to connect where a run directory says unless this user wrote it or says so now."""
+    settings = trusted_settings(plan)
+    if not settings or trust_run or _has(run_dir, "settings_proof", places_proof(run_dir, settings)):
+        return
+    named = ", ".join(f"{path}={show(value)}" for path, value in settings.items())
+    raise UsageError(
+        f"{run_dir.name} says where to connect, or whom to trust: {named}",
+        "This run was not created by a command of yours at this place; whoever answers there can run code here.",
+        "If you trust it, add --trust-run (from Python: trust_run=True).",
+    )
+
+
+def _has(run_dir: Path, name: str, expected: str) -> bool:
+    found = str(read_json(run_dir / FILE).get(name, ""))
+    # As bytes: compare_digest takes no text beyond ASCII.
+    return hmac.compare_digest(found.encode(errors="replace"), expected.encode())
 
 
 def _refused(run_dir: Path, env: Env) -> UsageError:
     what = f"{run_dir.name} names code to run: env.id={env.id}"
     why = "This run was not created by a command of yours at this place, so its code is not imported."
+    if not names_code(env.id):
+        what = f"{run_dir.name} asks for your environment variables: {', '.join(env.secrets.values())}"
+        why = "This run was not created by a command of yours at this place, so it is not given them."
     if file := module_file(env.id):
         here = f"Or its module was another file: from this folder the name leads to {file}."
         return UsageError(what, f"{why} {here}", "If you trust that file, add --trust-env.")

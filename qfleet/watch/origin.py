@@ -2,8 +2,6 @@
 
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,8 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from qfleet.plan.secrets import hidden_words
+from qfleet.watch.repository import repository
+
 PACKAGES = ("qfleet", "torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba", "ale-py", "MinAtar")
-GIT_LIMIT_SECONDS = 2.0
 
 
 def program() -> str:
@@ -24,11 +24,11 @@ def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """Versions, git commit of the current folder, hardware, platform and the command line."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": list(command) if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": hidden_words(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
         "hardware": {"cpu": _cpu(), "cores": cores(), "memory_bytes": _memory_bytes()},
-        "git": _git(),
+        "git": repository(Path()),
     }
 
 
@@ -63,24 +63,3 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return None
-
-
-def _git() -> dict[str, Any] | None:
-    commit = _ask_git("rev-parse", "HEAD")
-    if not commit:
-        return None
-    changed = _ask_git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
-
-
-def _ask_git(*args: str) -> str | None:
-    git = shutil.which("git")
-    if git is None:
-        return None
-    # A folder's own settings may name a program for git to start; this one is switched off.
-    line = [git, "-c", "core.fsmonitor=false", *args]
-    try:
-        answer = subprocess.run(line, capture_output=True, text=True, timeout=GIT_LIMIT_SECONDS, check=True)  # noqa: S603
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()

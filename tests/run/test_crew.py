@@ -16,7 +16,7 @@ from qfleet.run.signals import Asked
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
 STAND_IN = r"""
 import json, os, signal, sys, time
-name, notes, *acts = sys.argv[2:]
+name, notes, *acts = sys.argv[1:]
 def note(what):
     with open(notes, "a") as file:
         file.write(f"{time.monotonic()} {what} {name} {os.getpid()}\n")
@@ -179,7 +179,7 @@ def test_a_child_finds_modules_where_its_parent_does(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text('print(\'{"kind": "found"}\')\n')
-    monkeypatch.setattr(crew, "BOOT", "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); import only_here")
+    monkeypatch.setattr(crew, "BOOT", "import only_here")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     watch.crew(1, a=[]).work()
     assert watch.rows == [("a", {"kind": "found"})]

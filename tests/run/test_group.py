@@ -30,7 +30,7 @@ LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_
 STAND_IN = r"""
 import json, os, sys, time
 from pathlib import Path
-words = sys.argv[2:]
+words = sys.argv[1:]
 of = lambda name: words[words.index(name) + 1] if name in words else None
 group, name = Path(of("--group")), of("--name")
 code, state, *mean = json.loads(Path(os.environ["PLAYS"]).read_text())[name].split()

@@ -344,6 +344,9 @@ def test_the_door_is_shut_and_a_killed_driver_leaves_nothing(begin: Any, home: d
     heard = listeners({process.pid, *everyone})
     assert heard
     assert not heard.keys() - LOOPBACK, heard
+    (folder,) = Path(home["TMPDIR"]).glob("qf-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list(folder.glob("r/session_*/sockets/*"))
     token = tmp_path / "cache" / "qfleet" / "ray-token"
     assert token.stat().st_mode & 0o777 == 0o600
     assert not [line for line in everyone.values() if token.read_text() in line]

@@ -1,6 +1,8 @@
 """Who may be joined, by which token, and what is said when Ray is missing or too old."""
 
+import socket
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,67 @@ class TestWithRay:
 
         with pytest.raises(UsageError, match="cannot be joined"):
             connect("127.0.0.1:9", "127.0.0.1", 9)
+
+    @pytest.mark.parametrize("wrong", ["address", "token", "mode", "place"])
+    def test_a_ray_that_others_can_reach_is_not_used(
+        self, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from qfleet.run import ray_session
+
+        begun: list[Path] = []
+        stopped: list[bool] = []
+
+        def init(_temp_dir: str, **settings: object) -> None:
+            begun.append(Path(_temp_dir))
+            begun[0].mkdir(mode=0o777)
+            begun[0].chmod(0o777)  # as Ray does
+            if wrong == "mode":
+                begun[0].parent.chmod(0o755)
+
+        mode = ray_session.AuthenticationMode
+        monkeypatch.setattr(ray_session.ray, "init", init)
+        monkeypatch.setattr(ray_session.ray, "shutdown", lambda: stopped.append(True))
+        address = "10.0.0.5" if wrong == "address" else "127.0.0.1"
+        monkeypatch.setattr(ray_session.ray.util, "get_node_ip_address", lambda: address)
+        answer = mode.DISABLED if wrong == "token" else mode.TOKEN
+        monkeypatch.setattr(ray_session, "get_authentication_mode", lambda: answer)
+        elsewhere = tmp_path / "ray"
+        monkeypatch.setattr(ray_session, "session_folder", lambda: elsewhere if wrong == "place" else begun[0] / "s")
+        runtime = make_plan("CartPole-v1", overrides=RAY).runtime
+        said = {"address": r"listens on 10\.0\.0\.5, with a token", "token": "without a token"}
+        started = ray_session.started_here(runtime, 2.0)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=said.get(wrong, "others can reach")), started:
+            pytest.fail("it was used")
+        assert stopped == [True]
+        assert not begun[0].parent.exists()
+
+    def test_the_folder_of_a_ray_is_ours_alone(self, tmp_path: Path) -> None:
+        from qfleet.run.ray_session import require_private
+
+        inside = tmp_path / "r" / "session"
+        inside.mkdir(parents=True)
+        tmp_path.chmod(0o700)
+        require_private(tmp_path, inside)
+        for mode in (0o701, 0o750, 0o777):
+            tmp_path.chmod(mode)
+            with pytest.raises(UsageError, match="others can reach"):
+                require_private(tmp_path, inside)
+        tmp_path.chmod(0o700)
+        link = tmp_path / "link"
+        link.symlink_to(tmp_path.parent)
+        with pytest.raises(UsageError, match="others can reach"):
+            require_private(tmp_path, link / "other")
+
+    @pytest.mark.slow
+    def test_somebody_who_listens_but_never_answers_is_given_up(self) -> None:
+        from qfleet.run.ray_session import connect
+
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            began = time.monotonic()
+            with pytest.raises(UsageError, match="cannot be joined"):
+                connect(f"127.0.0.1:{port}", "127.0.0.1", port)
+        assert time.monotonic() - began < 60
 
     def test_old_versions_are_refused(self) -> None:
         from qfleet.run.ray_session import require_version

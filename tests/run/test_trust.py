@@ -10,10 +10,12 @@ import pytest
 
 from qfleet.cli import main
 from qfleet.errors import StorageError, UsageError
+from qfleet.plan import Plan, make_plan, to_toml, trusted_settings, write_plan
 from qfleet.plan.schema import Env
+from qfleet.plan.trusted import TRUSTED
 from qfleet.run import trust
-from qfleet.run.trust import require_trust, sign
-from tests.run.parts import words
+from qfleet.run.trust import require_places, require_trust, sign
+from tests.run.parts import small, status, trained, words
 
 MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
 
@@ -199,3 +201,124 @@ def test_a_key_that_is_a_link_or_cannot_be_made_is_a_storage_error(own_home: Pat
     (own_home / "qfleet").write_text("in the way")
     with pytest.raises(StorageError, match=r"trust\.key"):
         trust.key()
+
+
+# --- places to connect to ---
+
+AWAY = {"runtime.type": "ray", "actors.num": 2, "runtime.address": "10.0.0.1:6379", "runtime.allow_no_token": True}
+
+
+def away(**changes: Any) -> Plan:
+    return make_plan("CartPole-v1", overrides={**AWAY, **{f"runtime.{key}": value for key, value in changes.items()}})
+
+
+def connects(run: Path, plan: Plan) -> bool:
+    try:
+        require_places(run, plan, False)
+    except UsageError as error:
+        return "--trust-run" not in error.fix
+    return True
+
+
+def test_places_are_named_by_settings_that_are_used() -> None:
+    assert trusted_settings(away()) == {path: AWAY[path] for path in TRUSTED}
+    assert trusted_settings(away(allow_no_token=False)) == {"runtime.address": "10.0.0.1:6379"}
+    assert trusted_settings(make_plan("CartPole-v1", overrides={"runtime.type": "ray", "actors.num": 2})) == {}
+    assert trusted_settings(make_plan("CartPole-v1")) == {}
+
+
+def test_places_count_when_this_user_signed_them_there(run: Path) -> None:
+    assert not connects(run, away())
+    require_places(run, away(), True)
+    sign(run, away().env, trusted_settings(away()))
+    assert connects(run, away())
+    assert not connects(run, away(address="10.0.0.2:6379"))
+    assert not connects(run, away(allow_no_token=False))
+    copy = run.with_name("b")
+    copy.mkdir()
+    (copy / trust.FILE).write_bytes((run / trust.FILE).read_bytes())
+    assert not connects(copy, away())
+
+
+def test_a_proof_of_one_kind_is_none_of_the_other(run: Path) -> None:
+    sign(run, MINE)  # as all versions before wrote it
+    assert set(json.loads((run / trust.FILE).read_text())) == {"env", "proof"}
+    assert not connects(run, away())
+    sign(run, MINE, trusted_settings(away()))
+    assert connects(run, away())
+    assert trusted(run, MINE)
+    kept = json.loads((run / trust.FILE).read_text())
+    (run / trust.FILE).write_text(
+        json.dumps({**kept, "proof": kept["settings_proof"], "settings_proof": kept["proof"]})
+    )
+    assert not connects(run, away())
+    assert not trusted(run, MINE)
+
+
+@pytest.mark.parametrize("file", ["run.toml", "mine.toml"])
+def test_a_plan_file_cannot_say_where_to_connect(
+    run: Path, file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run / file).write_text(to_toml(away()))
+    command = ["train", "--plan", str(run / file), "--out", str(run.parent / "new")]
+    assert main(command) == 2
+    said = capsys.readouterr().err
+    assert "runtime.address=10.0.0.1:6379 runtime.allow_no_token=true" in said
+    assert not (run.parent / "new").exists()
+    monkeypatch.setattr("qfleet.run.train", stop)
+    with pytest.raises(Stopped):  # named by the user: as far as the training itself
+        main([*command, "runtime.address=10.0.0.1:6379", "runtime.allow_no_token=true"])
+
+
+class Stopped(BaseException):
+    """Stands in for what would connect."""
+
+
+def stop(*args: Any, **more: Any) -> None:
+    raise Stopped
+
+
+def foreign(folder: Path, name: str = "a") -> Path:
+    """A run of somebody else, whose plan was changed to lead away."""
+    made = trained(small({"until.steps": 100}), folder / "runs", name=name)
+    changed = make_plan("CartPole-v1", overrides={**AWAY, "until.steps": 100})
+    write_plan(changed, made.path / "run.toml")
+    return made.path
+
+
+def test_no_command_joins_the_ray_that_a_foreign_run_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("ray")
+    run = foreign(tmp_path)
+    monkeypatch.setattr("ray.init", stop)
+    monkeypatch.setattr("socket.create_connection", stop)
+    monkeypatch.setattr("qfleet.run.ray.session", stop)
+    before = status(run)
+    for verb in (["resume", str(run)], ["resume", str(run), "--steps", "200", "--trust-env"]):
+        assert main(verb) == 2
+        said = capsys.readouterr().err
+        assert "a says where to connect, or whom to trust: runtime.address=10.0.0.1:6379" in said
+        assert "--trust-run" in said
+    for verb in ("eval", "verify", "record", "plot", "runs show", "compare"):
+        main([*verb.split(), str(run)])
+    main(["runs", "list", "--out", str(run.parent)])
+    main(["train", "--from", str(run), "CartPole-v1", "--dry-run"])
+    assert status(run) == before
+    with pytest.raises(Stopped):
+        main(["resume", str(run), "--trust-run"])
+
+
+def test_a_foreign_group_is_refused_before_its_members_begin(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("qfleet.run.group._open", lambda folder: (away(), [], {}))
+    monkeypatch.setattr("qfleet.run.group._Conduct.run", stop)
+    (run / "group.json").write_text("{}")
+    assert main(["resume", str(run)]) == 2
+    assert "--trust-run" in capsys.readouterr().err
+    with pytest.raises(Stopped):
+        main(["resume", str(run), "--trust-run"])
+    sign(run, away().env, trusted_settings(away()))
+    with pytest.raises(Stopped):
+        main(["resume", str(run)])

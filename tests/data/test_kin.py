@@ -1,0 +1,83 @@
+"""Where child processes look for modules."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qfleet.data import kin
+
+# Starts a process by every way of multiprocessing that is used, and tells what it sees.
+STARTS = """
+import json, multiprocessing, os, sys
+from qfleet.data.kin import fork_server, hidden_main
+
+def look(line):
+    line.send((sys.path, "selectors" in sys.modules, os.environ.get("PYTHONSAFEPATH")))
+
+if __name__ == "__main__":
+    found = []
+    for context in (fork_server("qfleet.data.kin"), multiprocessing.get_context("spawn")):
+        mine, theirs = context.Pipe()
+        process = context.Process(target=look, args=(theirs,))
+        with hidden_main(False):
+            process.start()
+        assert mine.poll(30)
+        found.append(mine.recv())
+        process.join(timeout=30)
+    print(json.dumps(found))
+"""
+
+
+def poisoned(folder: Path, *names: str) -> Path:
+    """A folder whose modules leave a mark when they are imported."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        (folder / f"{name}.py").write_text(
+            f"open({str(folder / 'marks')!r}, 'a').write('{name} ')\nraise ImportError\n"
+        )
+    return folder
+
+
+def test_processes_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
+    here = poisoned(tmp_path / "here", "selectors", "json", "struct", "numpy")
+    (tmp_path / "there").mkdir()
+    script = tmp_path / "there" / "script.py"
+    script.write_text(STARTS)
+    done = subprocess.run([sys.executable, str(script)], cwd=here, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for path, loaded, variable in json.loads(done.stdout):
+        assert path[0] == str(script.parent)  # what the user's script finds is found there too
+        assert str(here) not in path
+        assert "" not in path
+        assert loaded
+        assert variable is None  # programs that an environment starts are as always
+    assert not (here / "marks").exists()
+
+
+def test_another_python_finds_modules_where_we_do_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = poisoned(tmp_path / "here", "json", "selectors")
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    (ours / "only_ours.py").write_text("NAME = 'found'\n")
+    monkeypatch.setattr(sys, "path", [str(ours), *(each for each in sys.path if each not in ("", os.getcwd()))])
+    command = kin.python_command("import only_ours, qfleet; print(only_ours.NAME, *sys.argv[1:])", "a b", "c")
+    done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "found a b c\n", done.stderr
+    assert not (here / "marks").exists()
+
+
+def test_a_wish_of_the_users_for_a_safe_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(kin.SAFE_PATH, "1")
+    with kin.safe_path():
+        assert os.environ[kin.SAFE_PATH] == "1"
+    assert os.environ[kin.SAFE_PATH] == "1"
+    monkeypatch.delenv(kin.SAFE_PATH)
+    with kin.safe_path(), kin.safe_path():
+        assert os.environ[kin.SAFE_PATH] == kin.AT_START
+    assert kin.SAFE_PATH not in os.environ
