@@ -89,6 +89,7 @@ class Learner:
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
         self.whole, self.carry = whole, make_carry(self.device)
+        self.not_compiled = ""  # why the update could not be compiled, if it was tried in vain
         self.partners: Partners | None = None
         self.updates = 0
         keep_freed_memory()
@@ -107,7 +108,7 @@ class Learner:
             marks, priority = self.whole(self.tensors(batch), self.rate())
         except CannotCompile as cause:
             warnings.warn(f"runtime.compile: going on step by step ({cause})", RuntimeWarning, stacklevel=2)
-            self.whole = None
+            self.whole, self.not_compiled = None, str(cause)
             return self.update_alone(batch)
         return self.moved(finite_report(marks.tolist(), priority))
 

@@ -16,8 +16,8 @@ from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.schema import Plan
-from qfleet.run.conduct import conduct, teller, threads
-from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
+from qfleet.run.conduct import conduct, interactive_watcher, noting, teller, threads
+from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
 from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
 from qfleet.run.measure import settled_machine
@@ -100,6 +100,7 @@ def train(
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     if stand_by(plan, env, torso, explore):
         raise SystemExit(0)
+    watcher = watcher if watcher is not None else interactive_watcher()
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -109,18 +110,19 @@ def train(
         for text in told:
             teller(course.diary)(text)
         course.keeper.require_space()
-        course.doubt(unpromised(plan.runtime.device))
+        course.doubt(course.unpromised())
         course.doubt([] if course.line.partners is None else course.line.partners.chances())
         course.begin()
         return course.line.notes
 
     with closing(world):
         source = None if weights_from is None else find_run(weights_from, out)
-        with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
+        with closing(prepared(plan, world, env, torso, explore, source, told.append, noting(watcher))) as line:
             plan = line.plan
             folder = new_run_dir(Path(out), plan.env.id, name)
             write_plan(plan, folder / "run.toml")
-            write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
+            origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
+            write_json(folder / "provenance.json", origin)
             sign(folder, plan.env)
             conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
@@ -186,14 +188,19 @@ def prepared(
     explore: Explore | None,
     source: Path | None,
     warn: Callable[[str], object],
+    tell: Callable[[str], object] = lambda text: None,
 ) -> Line:
-    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here."""
+    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
+
+    `tell` hears what takes a while.
+    """
     asked_threads = plan.runtime.threads
     plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
     require_memory(plan, world.spec)
-    plan, told = settled_machine(plan, asked_threads, world.spec)
+    plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
     line = line_for(plan, world, env, torso, explore)
     line.notes = [*told, *line.notes]
+    line.doubts = doubts
     with ExitStack() as unless_all_is_well:
         unless_all_is_well.callback(line.close)
         if source is not None:

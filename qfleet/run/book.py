@@ -7,6 +7,8 @@ from typing import Any
 from qfleet.data import State, Tick
 
 RECENT = 100  # episodes that `return_mean` averages over
+MOST_REASONS = 20  # that are kept of a run that is not exact
+UNKNOWN = "an earlier version of qfleet did not write down why"
 
 
 @dataclass
@@ -24,7 +26,8 @@ class Book:
     skipped: int = 0
     skipped_in_a_row: int = 0
     rollbacks: int = 0
-    exact: bool = True  # still the run that its seed decides
+    exact: bool = True  # still the run that its plan and seed decide
+    not_exact: list[str] = field(default_factory=list)  # the reasons, if it is not
     logged_steps: int = 0
     judged_steps: int = 0
     best: dict[str, Any] | None = None
@@ -53,6 +56,12 @@ class Book:
             self.recent.append(value)
             self.episodes += 1
 
+    def doubt(self, reason: str) -> None:
+        """The run is not exact, for this reason."""
+        self.exact = False
+        if reason not in self.not_exact and len(self.not_exact) < MOST_REASONS:
+            self.not_exact.append(reason)
+
     def return_mean(self) -> float | None:
         """Mean return of the newest training episodes."""
         return sum(self.recent) / len(self.recent) if self.recent else None
@@ -71,7 +80,7 @@ class Book:
 
     def state_dict(self) -> State:
         """Plain values."""
-        return {**vars(self), "recent": list(self.recent)}
+        return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact)}
 
     def load_state_dict(self, state: State) -> None:
         """Take them back; what an older version did not count begins anew, but the best score is known."""
@@ -79,3 +88,4 @@ class Book:
         for field_ in fields(self):
             setattr(self, field_.name, state.get(field_.name, fresh[field_.name]))
         self.recent = deque(state["recent"], maxlen=RECENT)
+        self.not_exact = list(self.not_exact or ([] if self.exact else [UNKNOWN]))

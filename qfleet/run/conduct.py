@@ -40,10 +40,12 @@ def conduct(
         course = make_course(line, diary, env, asked)
         try:
             notes = begin(course)
+            diary.warn_of_clock()
             diary.begin()
             diary.write_status()
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
+                watcher.live(diary.snapshot())  # what is known to be wrong is said before the first step
             diary.callbacks += row_writers(plan, folder, course.steps)
             status = diary.write_status(*course.complete())
         except BaseException as error:
@@ -63,6 +65,12 @@ def interactive_watcher() -> Watcher | None:
     """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
     mode = auto_mode(sys.stdout)
     return make_watcher(mode) if mode == "live" else None
+
+
+def noting(watcher: Watcher | None) -> Callable[[str], object]:
+    """Where to say what takes a while before a run begins; a watcher that has no place for it is not told."""
+    found: Callable[[str], object] = getattr(watcher, "note", str)
+    return found
 
 
 def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:

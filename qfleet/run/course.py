@@ -30,9 +30,16 @@ from qfleet.watch import write_file, write_json
 from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
-TELLING = ("learner_lost", "group_failed", "bundle_inexact")  # that no seed decides this run
+# Events among learners after which no seed decides this run.
+TELLING = {
+    "learner_lost": "a learner was lost",
+    "group_failed": "the group of learners was formed anew",
+    "bundle_inexact": "a learner's own environments or replay did not come back",
+}
+ASYNCHRONOUS = "actors work beside the learner, so their timing decides what is learned from when"
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
+FAULTED = "an environment failed and was made anew, with episodes that no seed decides"
 GAVE_UP = "no better validation score within steer.stop_patience"
 
 
@@ -93,6 +100,7 @@ class Course:
             self.book.note(tick)
             for fault in tick.stats.get("faults", ()):
                 self.diary.note_fault(fault)
+                self.doubt([FAULTED])
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
@@ -151,10 +159,13 @@ class Course:
             self.diary.write_status()
 
     def note_learners(self) -> None:
-        """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
+        """Write down what happened to learners; a run that lost one is not the one its seed decides."""
+        if why := getattr(self.line.learner, "not_compiled", ""):
+            self.doubt([f"the update could not be compiled and is made step by step, with other last digits ({why})"])
         for event in self.line.partners.take_events() if self.line.partners is not None else ():
             self.diary.note_learner(event)
-            self.book.exact = self.book.exact and event["kind"] not in TELLING
+            if event["kind"] in TELLING:
+                self.book.doubt(f"{TELLING[event['kind']]}: {event['what']}")
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
@@ -193,7 +204,12 @@ class Course:
             if self.due(self.plan.population.every_steps, before):
                 self.exploit(self.book.last_eval)
         if is_best and not self.try_save():
-            self.book.best = best
+            self.lose_best(best)
+
+    def lose_best(self, before: Row | None) -> None:
+        """The newest best policy could not be saved: the one before stays the best, and the run says so."""
+        lost, self.book.best = self.book.best or {}, before
+        self.doubt([f"the best policy so far, {lost['mean']:g} at step {lost['env_steps']}, could not be saved"])
 
     def steer(self, score: float) -> None:
         """Let a validation change what the plan lets it change, and tell."""
@@ -282,6 +298,7 @@ class Course:
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()
         self.tried_steps = self.steps
+        self.doubt(self.diary.write_waiting())
         with self.diary.watch.save:
             meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
             self.keeper.save(self.steps, self.book.state_dict(), meta)
@@ -314,11 +331,15 @@ class Course:
         meta, (book, lost) = self.keeper.checkpoints.restore(
             lambda found: (found.meta, self.keeper.load(found)), **options
         )
+        known = self.book.not_exact
         self.book.load_state_dict(book)
+        for reason in known:  # a run that goes back does not forget what happened
+            self.book.doubt(reason)
         self.bests = {self.steps: self.book.best["env_steps"]} if self.book.best is not None else {}
         if self.book.best is not None and self.book.best["env_steps"] not in self.keeper.checkpoints.steps():
             self.diary.warn(f"the best checkpoint, step {self.book.best['env_steps']}, is gone: a new best is sought")
             self.book.best = None
+        self.diary.waiting.clear()
         if missing := self.diary.rows.cut(int(meta["rows"])):
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
@@ -330,7 +351,7 @@ class Course:
 
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""
-        reasons = [*self.keeper.changed_conditions(), *unpromised(self.plan.runtime.device)]
+        reasons = [*self.keeper.changed_conditions(), *self.unpromised()]
         reasons += [] if self.line.partners is None else self.line.partners.doubts()
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
@@ -340,11 +361,16 @@ class Course:
             reasons.append("an older version began the present block of experience; it is gathered anew")
         self.doubt(reasons)
 
+    def unpromised(self) -> list[str]:
+        """Why no seed decides this run whatever happens, if so."""
+        found = [*self.line.doubts, *unpromised(self.plan.runtime.device)]
+        return found + ([ASYNCHRONOUS] if isinstance(self.line.actor, Fleet) else [])
+
     def doubt(self, reasons: Iterable[str]) -> None:
         """The run is not exact, for these reasons if there are any."""
         for reason in reasons:
             self.diary.warn(f"not exact: {reason}")
-            self.book.exact = False
+            self.book.doubt(reason)
 
     def roll_back(self, cause: Exception) -> None:
         """Numbers stopped being finite: go back to the last commit and draw other batches from there."""
@@ -368,7 +394,7 @@ class Course:
         """Draw other batches from here on; those that were skipped before say nothing about them."""
         self.book.skipped_in_a_row = 0
         self.book.rollbacks = rollbacks
-        self.book.exact = False  # where the last commit stood depends on the clock
+        self.book.doubt("numbers were not finite: it went back to a checkpoint, and the clock decides where that is")
         self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
         if self.line.partners is not None:
             self.line.partners.reseed(rollbacks)
@@ -437,6 +463,7 @@ class Course:
         result = None if score is None else short(score)
         how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason, "score": result}
         self.diary.emit("end", **how, **self.diary.filtered())
+        self.doubt(self.diary.write_waiting())
         return ending, score
 
     def report(self) -> Row | None:

@@ -22,7 +22,9 @@ from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_js
 LIVE_SECONDS = 0.25
 STATUS_SECONDS = 5.0
 FAILED_WRITES = 3
+MOST_WAITING = 1_000  # rows that are kept in memory while the disk refuses them
 ALARMING_VALUE = 1e6
+CLOCK_ENDS = "until.seconds is set, so the clock decides where it ends"
 
 Row = dict[str, Any]
 Callback = Callable[[Row], object]
@@ -58,6 +60,8 @@ class Diary:
         self.kept_out: Row = {}  # the last share that a filter told
         self.stop_asked = False  # by a callback
         self.failed_writes = 0  # in a row
+        self.waiting: list[Row] = []  # rows that could not be written yet
+        self.dropped = 0  # rows that never will be
         self.live_at = self.status_at = 0.0
         self.age: float | None = None  # of what was drawn, as the last row says
         self.lag: float | None = None
@@ -106,13 +110,32 @@ class Diary:
         """One row to the file and the watcher."""
         seconds = round(self.seconds(), 3)
         row = {"kind": kind, "seconds": seconds, "env_steps": self.steps, "updates": self.updates, **fields}
+        self.waiting.append(row)
         try:
-            self.rows.row(row)
+            self.write_rows()
         except StorageError as cause:
             self.endure(cause)
         if self.watcher is not None:
             self.watcher.row(row)
         return row
+
+    def write_rows(self) -> None:
+        """Write the rows that wait, in order; those that the disk refuses wait for the next one."""
+        too_many = len(self.waiting) - MOST_WAITING
+        if too_many > 0:
+            self.dropped += too_many
+            del self.waiting[:too_many]
+        while self.waiting:
+            self.rows.row(self.waiting[0])
+            del self.waiting[0]
+
+    def write_waiting(self) -> list[str]:
+        """Before a checkpoint, which counts the rows: write those that wait, or answer what is missing."""
+        with suppress(StorageError):
+            self.write_rows()
+        missing, self.dropped = self.dropped + len(self.waiting), 0
+        self.waiting.clear()  # a later row would stand behind what the checkpoint counts
+        return [f"metrics.jsonl lacks rows that were refused: {missing}"] if missing else []
 
     def tell(self, kind: str, text: str, **fields: Any) -> None:
         """Something that the run did to itself: an event, a row, and a line on the screen."""
@@ -253,7 +276,7 @@ class Diary:
             "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
             "best": self.book.best,
             "score": None if score is None else short(score),
-            "exact": self.book.exact,
+            **self.exactness(),
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
             **self.together(),
@@ -261,6 +284,17 @@ class Diary:
         }
         write_json(self.folder / "status.json", status)
         return status
+
+    def exactness(self) -> Row:
+        """`exact`: the plan and its seed decide this run, stopped and resumed or not; otherwise the reasons."""
+        clock = self.plan.until.seconds is not None
+        reasons = [*self.book.not_exact, *([CLOCK_ENDS] if clock else [])]
+        return {"exact": self.book.exact and not reasons, "not_exact": reasons}
+
+    def warn_of_clock(self) -> None:
+        """Say beforehand that the clock decides where the run ends, if so."""
+        if self.plan.until.seconds is not None:
+            self.warn(f"not exact: {CLOCK_ENDS}")
 
     def filtered(self) -> Row:
         """The share of items that the replay kept out, if it does so; as last heard if its process is gone."""

@@ -123,6 +123,7 @@ class Line:
     learner: Learner | Members
     remote: Remote | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
+    doubts: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 
     @property
     def steps(self) -> int:
