@@ -2,13 +2,30 @@
 
 from collections import deque
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, get_type_hints
+
+import msgspec
 
 from qfleet.data import State, Tick
+from qfleet.data.saved import saved_count, saved_number
 
 RECENT = 100  # episodes that `return_mean` averages over
 MOST_REASONS = 20  # that are kept of a run that is not exact
 UNKNOWN = "an earlier version of qfleet did not write down why"
+
+
+def kinds_of_fields() -> dict[str, Any]:
+    """The type of each field as it is saved."""
+    return {**get_type_hints(Book), "recent": list[float]}
+
+
+def require_score(row: dict[str, Any] | None) -> None:
+    """Refuse an evaluation that does not say when it was made and what it found."""
+    if row is not None:
+        for name in ("env_steps", "episodes"):
+            saved_count(row, name)
+        for name in ("mean", "low", "high"):
+            saved_number(row, name)
 
 
 @dataclass
@@ -84,8 +101,15 @@ class Book:
 
     def load_state_dict(self, state: State) -> None:
         """Take them back; what an older version did not count begins anew, but the best score is known."""
-        fresh = vars(Book()) | {"peak": (state["best"] or {}).get("mean")}
+        fresh, kinds = vars(Book()), kinds_of_fields()
+        known = {name: msgspec.convert(value, kinds[name]) for name, value in state.items() if name in kinds}
+        for name in known:
+            if kinds[name] is int:
+                saved_count(known, name)
+        for row in (known.get("best"), known.get("last_eval")):
+            require_score(row)
+        fresh["peak"] = (known["best"] or {}).get("mean")
         for field_ in fields(self):
-            setattr(self, field_.name, state.get(field_.name, fresh[field_.name]))
+            setattr(self, field_.name, known.get(field_.name, fresh[field_.name]))
         self.recent = deque(state["recent"], maxlen=RECENT)
         self.not_exact = list(self.not_exact or ([] if self.exact else [UNKNOWN]))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from qfleet.act.policy import NonFiniteValues
-from qfleet.data import Batch, Sequences
+from qfleet.data import Array, Batch, Sequences
+from qfleet.data.saved import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.learn import Diverging, Members, restore
 from qfleet.learn.partners import Partners
@@ -19,13 +20,13 @@ from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
 from qfleet.run.judge import Judge
-from qfleet.run.keeper import Keeper
+from qfleet.run.keeper import MALFORMED, Keeper, malformed
 from qfleet.run.older import arrays_in
 from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
-from qfleet.save import pack_tensors
+from qfleet.save import Checkpoint, pack_tensors
 from qfleet.watch import write_file, write_json
 from qfleet.watch.wanted import Wish, heeded, take
 
@@ -328,11 +329,8 @@ class Course:
             self.line.remote.rest()
         if self.line.partners is not None:
             self.line.partners.forget()
-        meta, (book, lost) = self.keeper.checkpoints.restore(
-            lambda found: (found.meta, self.keeper.load(found)), **options
-        )
         known = self.book.not_exact
-        self.book.load_state_dict(book)
+        meta, lost = self.keeper.checkpoints.restore(self.take_back, **options)
         for reason in known:  # a run that goes back does not forget what happened
             self.book.doubt(reason)
         self.bests = {self.steps: self.book.best["env_steps"]} if self.book.best is not None else {}
@@ -348,6 +346,17 @@ class Course:
         self.write_best()
         self.note_inexact(int(lost.sum()))
         return int(lost.sum())
+
+    def take_back(self, found: Checkpoint) -> tuple[Row, Array]:
+        """Line and book out of a checkpoint: what it says of itself, and the lanes [B] that could not come back."""
+        book, lost = self.keeper.load(found)
+        try:
+            self.book.load_state_dict(book)
+            saved_count(found.meta, "rows")
+            saved_number(found.meta, "seconds")
+        except MALFORMED as error:
+            raise malformed(found, error) from error
+        return found.meta, lost
 
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""

@@ -17,6 +17,7 @@ from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
 from qfleet.data.budget import Budget
 from qfleet.data.kin import fork_server
+from qfleet.data.saved import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
@@ -167,7 +168,7 @@ class Line:
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
         self.feed.load_state_dict(state["feed"], with_replay=with_replay)
-        self.learner.updates = int(state["updates"])
+        self.learner.updates = saved_count(state, "updates")
         # Before a rate could be steered it was the plan's own, which the learner has.
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
