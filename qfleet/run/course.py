@@ -12,7 +12,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.saved import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
-from qfleet.learn import Diverging, Members, restore
+from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.partners import Partners
 from qfleet.plan import switches
 from qfleet.plan.together import Sync
@@ -479,25 +479,28 @@ class Course:
         """The best checkpoint's score on episodes nothing has seen."""
         if not self.plan.eval.test_episodes or self.asked:
             return None
-        step = self.adopt_best()
+        step, which = self.adopt_best()
         with self.diary.watch.eval:
             found_score = self.judge.test(self.line.policy, stop=self.interrupted)
         if found_score is None:
             return None
-        row = {"checkpoint": step, **found_score}
+        row = {"checkpoint": step, "which": which, **found_score}
         self.diary.emit("eval", **row)
         return row
 
-    def adopt_best(self) -> int:
-        """Give the policy the weights of the best checkpoint, if it can be read; returns its step."""
-        step = self.book.best["env_steps"] if self.book.best else self.steps
+    def adopt_best(self) -> tuple[int, str]:
+        """Give the policy the weights of the best checkpoint, if it can be read; its step, and what it is called."""
+        step, net = self.book.best["env_steps"] if self.book.best else self.steps, self.line.policy.net
+        before = arrays(net)
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
-            restore(self.line.policy.net, arrays_in(found, "model.safetensors"))
-        except NoCheckpointError as cause:
-            self.diary.warn(f"the best checkpoint cannot be used, the last weights are: {cause.what}")
-            return self.steps
-        return step
+            restore(net, arrays_in(found, "model.safetensors"))
+        except (NoCheckpointError, *MALFORMED) as cause:
+            restore(net, before)
+            what = cause.what if isinstance(cause, NoCheckpointError) else str(cause)
+            self.doubt([f"the best checkpoint cannot be used, the last weights were judged instead: {what}"])
+            return self.steps, "latest"
+        return step, "best" if self.book.best else "latest"
 
     def close(self) -> None:
         """Let go of files and of the judge's worlds; the line is closed by whoever made it."""
