@@ -45,6 +45,10 @@ def evaluate(
         return 0
     say(f"mean {row['mean']:.2f}, 95 % interval {row['low']:.2f} to {row['high']:.2f}")
     say(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, greedy")
+    if row["cut_episodes"]:
+        say(
+            f"cut: {row['cut_episodes']} episodes had not ended after eval.max_steps={loaded.plan.eval.max_steps} steps"
+        )
     say(f"{_whose(loaded)}, seed {row['seed']}")
     return 0
 

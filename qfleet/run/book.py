@@ -49,6 +49,7 @@ class Book:
     judged_steps: int = 0
     best: dict[str, Any] | None = None
     last_eval: dict[str, Any] | None = None
+    evaluations: int | None = 0  # that the best one was chosen from; None: an older version did not count them
     # What steering counts: the best score it saw, and evaluations since then or since it last acted.
     peak: float | None = None
     stale: int = 0
@@ -78,6 +79,19 @@ class Book:
         self.exact = False
         if reason not in self.not_exact and len(self.not_exact) < MOST_REASONS:
             self.not_exact.append(reason)
+
+    def judge(self, row: dict[str, Any]) -> bool:
+        """Take a validation in: is it the best so far? Of equals the later one is, for it has seen more."""
+        self.last_eval = row
+        self.evaluations = None if self.evaluations is None else self.evaluations + 1
+        if self.best is not None and row["mean"] < self.best["mean"]:
+            return False
+        self.best = row
+        return True
+
+    def chosen(self) -> dict[str, Any]:
+        """What the score of the best policy is to be seen beside: how many it was chosen from, and the last one."""
+        return {"best_of": self.evaluations, "last_eval": self.last_eval}
 
     def return_mean(self) -> float | None:
         """Mean return of the newest training episodes."""
@@ -109,6 +123,7 @@ class Book:
         for row in (known.get("best"), known.get("last_eval")):
             require_score(row)
         fresh["peak"] = (known["best"] or {}).get("mean")
+        fresh["evaluations"] = None if known["best"] else 0
         for field_ in fields(self):
             setattr(self, field_.name, known.get(field_.name, fresh[field_.name]))
         self.recent = deque(state["recent"], maxlen=RECENT)

@@ -248,18 +248,22 @@ class Course:
         return {**rows[learner.leader], "members": scores, "leader": learner.leader}
 
     def validate(self, *, everyone: bool = True) -> bool:
-        """Judge the greedy policy: is it the best so far? Of equals the later one is, for it has seen more."""
+        """Judge the greedy policy: is it the best so far?"""
         with self.diary.watch.eval:
             row = self.judged(everyone=everyone)
         if row is None:
             return False  # cut short: not an evaluation, and still due
         self.book.judged_steps = self.steps
+        self.note_evaluation(row)
         self.diary.emit("eval", **row)
-        self.book.last_eval = {"env_steps": self.steps, **short(row)}
-        if self.book.best is not None and row["mean"] < self.book.best["mean"]:
-            return False
-        self.book.best = self.book.last_eval
-        return True
+        return self.book.judge({"env_steps": self.steps, **short(row)})
+
+    def note_evaluation(self, row: Row) -> None:
+        """Say that episodes were cut, or lost with their environment."""
+        if row["cut_episodes"]:
+            self.diary.warn(cut_warning(self.plan.eval.max_steps))
+        if row.get("lost_episodes"):
+            self.doubt([FAULTED])
 
     def write_best(self) -> None:
         """best.json says which checkpoint that is; it is gone when a run goes on from before its first evaluation."""
@@ -484,7 +488,8 @@ class Course:
             found_score = self.judge.test(self.line.policy, stop=self.interrupted)
         if found_score is None:
             return None
-        row = {"checkpoint": step, "which": which, **found_score}
+        row = {"checkpoint": step, "which": which, **self.book.chosen(), **found_score}
+        self.note_evaluation(row)
         self.diary.emit("eval", **row)
         return row
 
@@ -506,6 +511,14 @@ class Course:
         """Let go of files and of the judge's worlds; the line is closed by whoever made it."""
         self.diary.close()
         self.judge.close()
+
+
+def cut_warning(max_steps: int) -> str:
+    """What scores of episodes that were cut are."""
+    return (
+        f"evaluation episodes had not ended after eval.max_steps={max_steps} steps and were cut there: "
+        "their scores only say how far they came (cut_episodes in the rows)"
+    )
 
 
 def unpromised(device: str | None) -> list[str]:

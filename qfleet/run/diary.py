@@ -275,6 +275,7 @@ class Diary:
             "seconds": round(self.seconds(), 3),
             "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
             "best": self.book.best,
+            **self.book.chosen(),
             "score": None if score is None else short(score),
             **self.exactness(),
             "pid": os.getpid() if ending is RUNNING else None,

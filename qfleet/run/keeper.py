@@ -26,7 +26,7 @@ from qfleet.save import (
 
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
-JUDGING = ("eval.every_steps", "eval.episodes")
+JUDGING = ("eval.every_steps", "eval.episodes", "eval.max_steps")
 MOST_SAID = 300  # characters of what is malformed
 # What values of another type, shape or size lead to.
 MALFORMED = (

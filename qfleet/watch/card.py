@@ -56,7 +56,15 @@ def _scores(run: Mapping[str, Any]) -> str:
         return "Not evaluated yet."
     return _table(("", "mean", "low", "high", "median", "IQM", "episodes"), table) + (
         "\n\nGreedy policy, whole episodes, raw rewards; low and high are the 95 % bootstrap interval of the mean."
+        + _chosen(run)
     )
+
+
+def _chosen(run: Mapping[str, Any]) -> str:
+    """How many validations the best was chosen from: the more, the luckier it may be."""
+    count = run["status"].get("best_of")
+    told = isinstance(count, int) and count > 0 and run["best_row"]
+    return f" Best of {number(count)} validations; what is tested is the best one." if told else ""
 
 
 def _not_exact(run: Mapping[str, Any]) -> list[str]:
