@@ -45,6 +45,7 @@ class Book:
     rollbacks: int = 0
     exact: bool = True  # still the run that its plan and seed decide
     not_exact: list[str] = field(default_factory=list)  # the reasons, if it is not
+    lost: list[str] = field(default_factory=list)  # actors and learners that were given up, and why
     logged_steps: int = 0
     judged_steps: int = 0
     best: dict[str, Any] | None = None
@@ -93,6 +94,11 @@ class Book:
         """What the score of the best policy is to be seen beside: how many it was chosen from, and the last one."""
         return {"best_of": self.evaluations, "last_eval": self.last_eval}
 
+    def lose(self, what: str) -> None:
+        """Somebody who worked for the run is gone for good."""
+        if what not in self.lost and len(self.lost) < MOST_REASONS:
+            self.lost.append(what)
+
     def return_mean(self) -> float | None:
         """Mean return of the newest training episodes."""
         return sum(self.recent) / len(self.recent) if self.recent else None
@@ -111,7 +117,7 @@ class Book:
 
     def state_dict(self) -> State:
         """Plain values."""
-        return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact)}
+        return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
 
     def load_state_dict(self, state: State) -> None:
         """Take them back; what an older version did not count begins anew, but the best score is known."""

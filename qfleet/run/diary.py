@@ -14,6 +14,7 @@ import numpy as np
 
 from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
+from qfleet.plan.places import num_senders
 from qfleet.run.book import Book
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, ReplayLost
@@ -236,14 +237,22 @@ class Diary:
         self.events.event(kind, **fields)
         if kind == "actor_slow":
             self.warn(f"actor {fields['worker']} brings in {fields['share']:.0%} of what the others do")
+        if kind == "actor_lost" and fields["restart_seconds"] is None:
+            self.note_given_up(f"actor {fields['worker']}", num_senders(self.plan), "actors", fields["words"])
+
+    def note_given_up(self, who: str, num: int, of: str, why: str) -> None:
+        """Somebody failed more often than the plan allows: say what that means, now and at the end."""
+        limit = "runtime.restarts" if of == "actors" else "learners.restarts"
+        text = f"{who} (of {num}) was lost for good at step {self.steps}: {why or 'it did not say why'}"
+        self.book.lose(text)
+        self.warn(f"{text}; it is not started again ({limit}), and the run goes on without it")
 
     def note_learner(self, event: Row) -> None:
         """Somebody came, left or was lost among the learners; what is lost is worth a word on the screen."""
         kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}
         self.events.event(kind, env_steps=self.steps, **fields)
         if kind == "learner_lost":
-            after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
-            self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+            self.note_lost_learner(event)
         if kind == "learner_slow":
             self.warn(f"learner {event['learner']} is much slower than the fastest one (learners.balance)")
         if kind == "codec_given_up":
@@ -253,6 +262,13 @@ class Diary:
             self.warn(f"the group of learners is formed anew: {event['what']}")
         if kind == "bundle_inexact":
             self.warn(f"not exact: learner {event['learner']}: {event['what']}")
+
+    def note_lost_learner(self, event: Row) -> None:
+        """A learner is gone; another one comes in its place, or not."""
+        if event["replaced"]:
+            self.warn(f"learner {event['learner']} is lost: {event['what']}; another one is started")
+        else:
+            self.note_given_up(f"learner {event['learner']}", self.plan.learners.num, "learners", event["what"])
 
     def endure(self, cause: StorageError) -> None:
         """A disk that says no is reported and tried again, a few times in a row."""
@@ -278,6 +294,7 @@ class Diary:
             **self.book.chosen(),
             "score": None if score is None else short(score),
             **self.exactness(),
+            "lost": self.book.lost,
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
             **self.together(),

@@ -141,7 +141,9 @@ def time_line(profile: Mapping[str, Any]) -> str:
     shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= 0.01 * profile["wall_seconds"]]
     busy = f"learner busy {profile['learner_busy']:.0%}"
     if "actors_busy" in profile:
-        busy += f", {profile['actors']} actors {profile['actors_busy']:.0%}"
+        lost = profile.get("actors_lost", 0)
+        num = f"{profile['actors'] - lost} of {profile['actors']}" if lost else f"{profile['actors']}"
+        busy += f", {num} actors {profile['actors_busy']:.0%}"
     if "speed_up" in profile:  # runs of earlier versions have none
         busy += f" · speed-up {profile['speed_up']:.2f}x, parallel efficiency {profile['parallel_efficiency']:.0%}"
     energy = profile.get("joules_per_million_steps")
@@ -170,6 +172,7 @@ def end_lines(status: Mapping[str, Any]) -> list[str]:
     reason = f": {status['reason']}" if status.get("reason") else ""
     counts = f"{number(status.get('env_steps'))} steps, {number(status.get('updates'))} updates"
     lines = [f"{status.get('state', 'ended')}{reason} ({counts})"]
+    lines += [f"lost: {what}" for what in status.get("lost") or ()]
     score = status.get("score")
     if score:
         lines.append(
