@@ -2,7 +2,7 @@
 
 from qfleet.act.actor import Actor, acting
 from qfleet.act.crowd import Crowd
-from qfleet.act.evaluate import lanes_for, play
+from qfleet.act.evaluate import Played, lanes_for, play
 from qfleet.act.explore import Explore, Explorer, make_epsilon, make_explorer
 from qfleet.act.policy import Policy, carry
 
@@ -11,6 +11,7 @@ __all__ = [
     "Crowd",
     "Explore",
     "Explorer",
+    "Played",
     "Policy",
     "acting",
     "carry",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -11,9 +12,21 @@ from qfleet.envs import Workers
 from qfleet.errors import EnvError
 
 MAX_LANES = 128
-# As many steps as an Atari game may have: a policy that never dies must not keep an evaluation for ever.
-MAX_EPISODE_STEPS = 27_000
 MAX_FAILURES = 100
+
+
+@dataclass
+class Played:
+    """What was seen of an evaluation: returns lane by lane, how many were cut at the limit, how many were lost."""
+
+    returns: list[float] = field(default_factory=list)
+    cut_episodes: int = 0  # of those counted: they had not ended after `max_steps`
+    lost_episodes: int = 0  # not counted: their environment failed
+
+    def row(self) -> dict[str, int]:
+        """The counts as an evaluation row has them."""
+        lost = {"lost_episodes": self.lost_episodes} if self.lost_episodes else {}
+        return {"cut_episodes": self.cut_episodes, **lost}
 
 
 def lanes_for(episodes: int) -> int:
@@ -39,11 +52,12 @@ def play(
     world: World,
     episodes: int,
     *,
+    max_steps: int = 2**62,
     stop: Callable[[], bool] = lambda: False,
-) -> list[float]:
-    """Returns of `episodes` full episodes (at most MAX_EPISODE_STEPS long), lane by lane; fewer if `stop` says so."""
-    quota = math.ceil(episodes / world.num)
-    returns: list[list[float]] = [[] for _ in range(world.num)]
+) -> Played:
+    """Play `episodes` full episodes (cut after `max_steps` each), lane by lane; fewer if `stop` says so."""
+    quota, num_lost = math.ceil(episodes / world.num), 0
+    returns: list[list[tuple[float, bool]]] = [[] for _ in range(world.num)]
     totals, lengths = np.zeros(world.num, np.float64), np.zeros(world.num, np.int64)
     last, failures = np.zeros(world.num, np.bool_), np.zeros(world.num, np.int64)
     now, state = world.reset(), policy.blank(world.num)
@@ -57,11 +71,14 @@ def play(
         totals += now.reward
         lengths += ~last
         totals[lost] = lengths[lost] = 0  # an environment failed: its episode does not count
-        endless = lengths >= MAX_EPISODE_STEPS
+        num_lost += int((lost & ~now.truncated).sum())
+        endless = lengths >= max_steps
         if endless.any():
             world.abandon(endless)
         last = (now.terminated | now.truncated | endless) & ~(last | lost)
         for lane in np.flatnonzero(last):
-            returns[lane].append(float(totals[lane]))
+            ended = bool(now.terminated[lane] | now.truncated[lane])
+            returns[lane].append((float(totals[lane]), not ended))
         totals[last] = lengths[last] = 0
-    return [value for rank in range(quota) for done in returns for value in done[rank : rank + 1]][:episodes]
+    found = [pair for rank in range(quota) for done in returns for pair in done[rank : rank + 1]][:episodes]
+    return Played([value for value, _ in found], sum(cut for _, cut in found), num_lost)

@@ -1,7 +1,7 @@
 """`qfleet eval`, `record`, `plot` and `verify`: looking at what a run has learned and kept."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -10,7 +10,12 @@ from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
 from qfleet.cli.words import whole
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
 
-Which = Annotated[str, Parameter(name="--which", help="Whose weights: best or latest.", metavar="WHICH")]
+if TYPE_CHECKING:
+    from qfleet.run import Run
+
+Which = Annotated[
+    str, Parameter(name="--which", help="Whose weights: best, latest, or any that can be read.", metavar="WHICH")
+]
 Episodes = Annotated[str | None, Parameter(help="How many whole episodes.", metavar="N")]
 
 
@@ -33,12 +38,18 @@ def evaluate(
     from qfleet.watch import find_run
 
     with say_warnings():
-        row = load(find_run(run, out), which=weights, trust_env=trust_env).evaluate(episodes=num, seed=other)
+        loaded = load(find_run(run, out), which=weights, trust_env=trust_env)
+        row = loaded.evaluate(episodes=num, seed=other)
     if json:
         say_json(row)
         return 0
     say(f"mean {row['mean']:.2f}, 95 % interval {row['low']:.2f} to {row['high']:.2f}")
-    say(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, {which} weights, greedy")
+    say(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, greedy")
+    if row["cut_episodes"]:
+        say(
+            f"cut: {row['cut_episodes']} episodes had not ended after eval.max_steps={loaded.plan.eval.max_steps} steps"
+        )
+    say(f"{_whose(loaded)}, seed {row['seed']}")
     return 0
 
 
@@ -60,11 +71,20 @@ def record(
     from qfleet.watch import find_run
 
     path = find_run(run, out)
-    target = Path(file) if file is not None else path / "videos" / f"{weights}.mp4"
     with say_warnings():
-        film = load(path, which=weights, trust_env=trust_env).record(target, episodes=num)
+        loaded = load(path, which=weights, trust_env=trust_env)
+        name = weights if loaded.weights is None else loaded.weights.which
+        film = loaded.record(Path(file) if file is not None else path / "videos" / f"{name}.mp4", episodes=num)
+    say(_whose(loaded), to_stderr=True)
     say(str(film))
     return 0
+
+
+def _whose(run: "Run") -> str:
+    """Which checkpoint's weights were looked at."""
+    if run.weights is None:
+        return "weights of the run itself"
+    return f"{run.weights.text(run.plan)}, checkpoint {run.weights.checkpoint.path.name}"
 
 
 def plot(
@@ -153,10 +173,12 @@ def _worst(errors: list[QfleetError], num: int) -> QfleetError:
     return type(worst)(f"{len(errors)} of {num} runs fail", "\n".join(error.what for error in errors), worst.fix)
 
 
-def _weights(which: str) -> Literal["best", "latest"]:
-    known: dict[str, Literal["best", "latest"]] = {"best": "best", "latest": "latest"}
+def _weights(which: str) -> Literal["best", "latest", "any"]:
+    known: dict[str, Literal["best", "latest", "any"]] = {"best": "best", "latest": "latest", "any": "any"}
     if which in known:
         return known[which]
     raise UsageError(
-        f"--which {which} is not valid", "--which must be one of best, latest.", "Write --which best or --which latest"
+        f"--which {which} is not valid",
+        "--which must be one of best, latest, any.",
+        "Write --which best, --which latest or --which any",
     )

@@ -9,6 +9,7 @@ from qfleet.data.types import Array, State
 from qfleet.errors import UsageError
 
 INTEGERS, FLOATS, FLAGS = "iu", "f", "b"
+LARGEST = 1e300  # that a saved number can be
 _PHILOX_WORDS = 4
 
 
@@ -39,6 +40,22 @@ def saved_count(state: State, name: str, high: int = 2**53) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= high:
         raise ValueError(f"{name}: expected an integer from 0 to {high}, got {_described(value)}")
     return int(value)
+
+
+def saved_number(state: State, name: str) -> float:
+    """One finite number."""
+    value = saved_value(state, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+        raise ValueError(f"{name}: expected a number, got {_described(value)}")
+    return float(value)
+
+
+def saved_tree(state: State, name: str) -> dict[str, Any]:
+    """A field that holds others."""
+    value = saved_value(state, name)
+    if not isinstance(value, dict):
+        raise ValueError(f"{name}: expected named values, got {_described(value)}")
+    return value
 
 
 def saved_value(state: State, name: str) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Stopwatch, Tick
-from qfleet.data.saved import saved_count, saved_value
+from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.bonus import Counts
 from qfleet.learn.gate import Gate
 from qfleet.learn.learner import Learner, NonFiniteUpdate
@@ -207,14 +207,14 @@ class ReplayFeed:
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Come back to that moment; an older version's batch was the plan's own, it kept no `refill`, no `drawn`."""
-        self.steps = int(state["steps"])
+        self.steps = saved_count(state, "steps")
         self.gate.load_state_dict(state["gate"])
         if "batch_size" in state:
             self.batch_size = saved_count(state, "batch_size")
         self.refill = saved_count(state, "refill") if "refill" in state else 0
         drawn = saved_value(state, "drawn") if "drawn" in state else asdict(Drawn())
         self.drawn = Drawn(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
-        self.observer.returns = np.array(state["returns"])
+        self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
         self.refold()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))

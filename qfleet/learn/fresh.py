@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
-from qfleet.data.saved import saved_count, saved_value
+from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.bonus import Counts
 from qfleet.learn.feed import Observer, add_paid, lanes_of, news_of, seal
 from qfleet.learn.learner import Learner
@@ -127,7 +127,7 @@ class FreshFeed:
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Come back to that moment; without its rows the block begins anew."""
         self.steps, self.learned_items = saved_count(state, "steps"), saved_count(state, "learned_items")
-        self.observer.returns = np.array(state["returns"])
+        self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
         self.waiting.clear()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))

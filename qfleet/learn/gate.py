@@ -3,6 +3,7 @@
 from fractions import Fraction
 
 from qfleet.data import State
+from qfleet.data.saved import saved_count
 
 
 class Gate:
@@ -36,4 +37,4 @@ class Gate:
 
     def load_state_dict(self, state: State) -> None:
         """Take the counts back."""
-        self.updates, self.forgiven = int(state["updates"]), int(state["forgiven"])
+        self.updates, self.forgiven = saved_count(state, "updates"), saved_count(state, "forgiven")

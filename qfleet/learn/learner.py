@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -89,6 +90,7 @@ class Learner:
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
         self.whole, self.carry = whole, make_carry(self.device)
+        self.not_compiled = ""  # why the update could not be compiled, if it was tried in vain
         self.partners: Partners | None = None
         self.updates = 0
         keep_freed_memory()
@@ -107,7 +109,7 @@ class Learner:
             marks, priority = self.whole(self.tensors(batch), self.rate())
         except CannotCompile as cause:
             warnings.warn(f"runtime.compile: going on step by step ({cause})", RuntimeWarning, stacklevel=2)
-            self.whole = None
+            self.whole, self.not_compiled = None, str(cause)
             return self.update_alone(batch)
         return self.moved(finite_report(marks.tolist(), priority))
 
@@ -259,7 +261,7 @@ class Learner:
         restore(self.target, {key[begin:]: value for key, value in named.items() if key.startswith("target.")})
         for key, moments in self.optimizer.moments.items():
             for name, value in zip(self.names, moments, strict=True):
-                value.copy_(torch.from_numpy(named[f"{key}.{name}"]))
+                overwrite(f"{key}.{name}", value, named[f"{key}.{name}"])
 
 
 def fastest(net: QNet, device: torch.device, *, reduced: bool, short: bool) -> Network:
@@ -299,6 +301,16 @@ def restore(net: nn.Module, values: dict[str, Array]) -> None:
     if own.keys() != values.keys():
         raise KeyError(f"weights do not fit: {sorted(own.keys() ^ values.keys())}")
     for name, value in values.items():
-        if own[name].shape != value.shape:
-            raise ValueError(f"{name} has shape {value.shape}, not {tuple(own[name].shape)}")
-        own[name].copy_(torch.from_numpy(value))
+        overwrite(name, own[name], value)
+
+
+@torch.no_grad()
+def overwrite(name: str, own: Tensor, value: Array) -> None:
+    """Write an array into a tensor, in place, if it can have been made from one like it."""
+    if own.shape != value.shape:
+        raise ValueError(f"{name} has shape {value.shape}, not {tuple(own.shape)}")
+    if own.is_floating_point() != (value.dtype.kind == "f") or value.dtype.kind == "c":
+        raise ValueError(f"{name} has numbers of type {value.dtype}, not {str(own.dtype).removeprefix('torch.')}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise ValueError(f"{name} has numbers that are not finite")
+    own.copy_(torch.from_numpy(value))

@@ -504,6 +504,8 @@ class Eval(Part):
     every_steps: Positive = 5_000
     episodes: Count = 20
     test_episodes: Count = 100
+    # An episode that has not ended by then is cut and counted: a policy that never dies must not be judged for ever.
+    max_steps: Positive = 27_000
 
 
 class SteadyRate(Part, tag="off"):

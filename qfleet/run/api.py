@@ -12,26 +12,27 @@ from torch import nn
 from qfleet.act import Explore, Policy
 from qfleet.data import World
 from qfleet.envs import absolute_id
-from qfleet.errors import NoCheckpointError, UsageError
-from qfleet.learn import restore
+from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
 from qfleet.plan import check, diff, read_plan, trusted_settings
 from qfleet.plan.schema import Plan
-from qfleet.run.conduct import conduct, teller, threads
-from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
+from qfleet.run.conduct import conduct, interactive_watcher, noting, teller, threads
+from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
 from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
+from qfleet.run.keeper import MALFORMED, malformed
 from qfleet.run.measure import settled_machine
 from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory, require_network
-from qfleet.run.older import arrays_in, room_for
+from qfleet.run.older import room_for
 from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.runtime import is_away, line_for, stand_by
 from qfleet.run.secrecy import keep_plan
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.video import record
+from qfleet.run.weights import Weights, give, weights_of
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
-from qfleet.save import Checkpoint, Checkpoints
+from qfleet.save import Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
 from qfleet.watch.runs import check_name
 
@@ -41,8 +42,16 @@ AnyPath = str | Path
 class Run:
     """A run on disk, and the policy it made."""
 
-    def __init__(self, path: Path, plan: Plan, policy: Policy, make: EnvMaker | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        plan: Plan,
+        policy: Policy,
+        make: EnvMaker | None = None,
+        weights: Weights | None = None,
+    ) -> None:
         self.path, self.plan, self.policy, self.make = path, plan, policy, make
+        self.weights = weights  # of a run that was loaded: whose they are
 
     @property
     def status(self) -> dict[str, Any]:
@@ -68,7 +77,9 @@ class Run:
         """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
         plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
         with threads(plan):
-            return {"kind": "eval", **(Judge(plan, self.make).test(self.policy, max(1, episodes)) or {})}
+            found = Judge(plan, self.make).test(self.policy, max(1, episodes)) or {}
+        named = {} if self.weights is None else self.weights.row()
+        return {"kind": "eval", **named, "seed": plan.seed, **found}
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
@@ -102,6 +113,7 @@ def train(
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     if stand_by(plan, env, torso, explore):
         raise SystemExit(0)
+    watcher = watcher if watcher is not None else interactive_watcher()
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -111,18 +123,19 @@ def train(
         for text in told:
             teller(course.diary)(text)
         course.keeper.require_space()
-        course.doubt(unpromised(plan.runtime.device))
+        course.doubt(course.unpromised())
         course.doubt([] if course.line.partners is None else course.line.partners.chances())
         course.begin()
         return course.line.notes
 
     with closing(world):
         source = None if weights_from is None else find_run(weights_from, out)
-        with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
+        with closing(prepared(plan, world, env, torso, explore, source, told.append, noting(watcher))) as line:
             plan = line.plan
             folder = new_run_dir(Path(out), plan.env.id, name)
             keep_plan(plan, folder / "run.toml")
-            write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
+            origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
+            write_json(folder / "provenance.json", origin)
             sign(folder, plan.env, trusted_settings(plan))
             conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
@@ -188,14 +201,19 @@ def prepared(
     explore: Explore | None,
     source: Path | None,
     warn: Callable[[str], object],
+    tell: Callable[[str], object] = lambda text: None,
 ) -> Line:
-    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here."""
+    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
+
+    `tell` hears what takes a while.
+    """
     asked_threads = plan.runtime.threads
     plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
     require_memory(plan, world.spec)
-    plan, told = settled_machine(plan, asked_threads, world.spec)
+    plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
     line = line_for(plan, world, env, torso, explore)
     line.notes = [*told, *line.notes]
+    line.doubts = doubts
     with ExitStack() as unless_all_is_well:
         unless_all_is_well.callback(line.close)
         if source is not None:
@@ -299,7 +317,10 @@ def load(
     torso: nn.Module | None = None,
     trust_env: bool = False,
 ) -> Run:
-    """A run's policy, from its best checkpoint or its latest."""
+    """A run's policy, from its best checkpoint or its latest (`which`: best, latest, or any that can be read).
+
+    `weights` of the answer says which one it is; a best checkpoint that cannot be read is an error.
+    """
     folder = find_run(path, out)
     plan = open_plan(folder, env, trust_env)
     judge = Judge(plan, env)
@@ -310,44 +331,16 @@ def load(
         policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
     finally:
         world.close()
-    try:
-        restore(policy.net, weights_of(folder, room_for(arrays(policy.net).values()), which))
-    except (KeyError, ValueError) as error:
-        raise UsageError(
-            f"the weights of {folder.name} do not fit its network: {error}",
-            "The torso or the environment is not the one this run was trained with.",
-            "Use the torso and environment of the beginning.",
-        ) from error
-    return Run(folder, plan, policy, env)
-
-
-def weights_of(
-    folder: Path, most_bytes: int, which: str = "best", warn: Callable[[str], object] | None = None
-) -> dict[str, Any]:
-    """The weights of a run's best or latest checkpoint; without an evaluation yet, the best is the latest."""
-    if which not in ("best", "latest"):
-        raise UsageError(
-            f"which={which!r} is not a checkpoint", "A run has a best one and a latest one.", "Use best or latest."
-        )
-    checkpoints = Checkpoints(folder / "checkpoints", writer=False, warn=warn)
-    best = read_json(folder / "best.json").get("step")
-    if which == "best" and isinstance(best, int):
-        try:
-            return model_of(checkpoints.load(best, whole=False), most_bytes)
-        except NoCheckpointError as error:
-            checkpoints.warn(f"{error.what} The latest checkpoint is used instead.")
-    return checkpoints.restore(lambda found: model_of(found, most_bytes), whole=False)
-
-
-def model_of(checkpoint: Checkpoint, most_bytes: int) -> dict[str, Any]:
-    """A checkpoint's weights."""
-    return arrays_in(checkpoint, "model.safetensors", most_bytes)
+    weights = weights_of(folder, room_for(arrays(policy.net).values()), which)
+    give(policy, weights, plan, own_env=env is not None)
+    return Run(folder, plan, policy, env, weights)
 
 
 def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
     own = line.learner.model_arrays()
-    weights = weights_of(source, room_for(own.values()), warn=warn)
+    found = weights_of(source, room_for(own.values()), warn=warn)
+    weights = found.arrays
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:
@@ -356,7 +349,11 @@ def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
             f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
             f"Use the same net.* settings: see `qfleet runs show {source.name}`.",
         )
-    line.learner.begin_with(weights)
+    try:
+        line.learner.begin_with(weights)
+    except MALFORMED as error:
+        raise malformed(found.checkpoint, error) from error
+    line.notes.append(f"begins with the {found.text(line.plan)}, of {source.name}")
 
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:

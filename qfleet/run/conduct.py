@@ -15,7 +15,7 @@ from qfleet.escape import indented
 from qfleet.files import open_log, require_plain
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
-from qfleet.run.diary import Callback, Diary, Ending
+from qfleet.run.diary import Callback, Diary, Ending, Row
 from qfleet.run.fleet import Fleet
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
@@ -41,19 +41,19 @@ def conduct(
     with threads(plan), own_torch_rng(plan), hold_run(folder) as held, listening() as asked, logbook(folder) as log:
         diary = Diary(line, folder, watcher, callbacks, require_folder=held.require_in_place)
         course = make_course(line, diary, env, asked)
+        status: Row = {}
         try:
             notes = begin(course)
+            diary.warn_of_clock()
             diary.begin()
             diary.write_status()
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
+                watcher.live(diary.snapshot())  # what is known to be wrong is said before the first step
             diary.callbacks += row_writers(plan, folder, course.steps)
             status = diary.write_status(*course.complete())
         except BaseException as error:
-            log.exception("the run ended with an error")
-            refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
-            status = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
-            status = diary.write_failure(ended, begun=course.keeper.last is not None, refused=refused)
+            status = write_down(error, course, log)
             raise
         finally:
             if watcher is not None:
@@ -62,10 +62,31 @@ def conduct(
         write_card(folder)
 
 
+def write_down(error: BaseException, course: Course, log: logging.Logger) -> Row:
+    """The status of a run that raised, in its log and folder as far as these can be written: the error goes first."""
+    refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
+    status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
+    try:
+        log.error("the run ended with an error", exc_info=error)
+    except Exception as second:
+        course.diary.warn(f"logs/run-0.log cannot be written: {second}")
+    try:
+        return course.diary.write_failure(ended, begun=course.keeper.last is not None, refused=refused)
+    except Exception as second:
+        error.add_note(f"The status could not be written either: {type(second).__name__}: {second}")
+        return status
+
+
 def interactive_watcher() -> Watcher | None:
     """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
     mode = auto_mode(sys.stdout)
     return make_watcher(mode) if mode == "live" else None
+
+
+def noting(watcher: Watcher | None) -> Callable[[str], object]:
+    """Where to say what takes a while before a run begins; a watcher that has no place for it is not told."""
+    found: Callable[[str], object] = getattr(watcher, "note", str)
+    return found
 
 
 def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:

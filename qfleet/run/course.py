@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from qfleet.act.policy import NonFiniteValues
-from qfleet.data import Batch, Sequences
+from qfleet.data import Array, Batch, Sequences
+from qfleet.data.saved import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.files import make_folder, remove_file
-from qfleet.learn import Diverging, Members, restore
+from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.partners import Partners
 from qfleet.plan import switches
 from qfleet.plan.together import Sync
@@ -20,20 +21,27 @@ from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
 from qfleet.run.judge import Judge
-from qfleet.run.keeper import Keeper
+from qfleet.run.keeper import MALFORMED, Keeper, malformed
 from qfleet.run.older import arrays_in, room_for
 from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
-from qfleet.save import pack_tensors
+from qfleet.save import Checkpoint, pack_tensors
 from qfleet.watch import write_file, write_json
 from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
-TELLING = ("learner_lost", "group_failed", "bundle_inexact")  # that no seed decides this run
+# Events among learners after which no seed decides this run.
+TELLING = {
+    "learner_lost": "a learner was lost",
+    "group_failed": "the group of learners was formed anew",
+    "bundle_inexact": "a learner's own environments or replay did not come back",
+}
+ASYNCHRONOUS = "actors work beside the learner, so their timing decides what is learned from when"
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
+FAULTED = "an environment failed and was made anew, with episodes that no seed decides"
 GAVE_UP = "no better validation score within steer.stop_patience"
 
 
@@ -94,6 +102,7 @@ class Course:
             self.book.note(tick)
             for fault in tick.stats.get("faults", ()):
                 self.diary.note_fault(fault)
+                self.doubt([FAULTED])
             if "reset" in tick.stats:
                 self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
@@ -152,10 +161,13 @@ class Course:
             self.diary.write_status()
 
     def note_learners(self) -> None:
-        """Write down what happened among several learners; a run that lost one is not the one its seed decides."""
+        """Write down what happened to learners; a run that lost one is not the one its seed decides."""
+        if why := getattr(self.line.learner, "not_compiled", ""):
+            self.doubt([f"the update could not be compiled and is made step by step, with other last digits ({why})"])
         for event in self.line.partners.take_events() if self.line.partners is not None else ():
             self.diary.note_learner(event)
-            self.book.exact = self.book.exact and event["kind"] not in TELLING
+            if event["kind"] in TELLING:
+                self.book.doubt(f"{TELLING[event['kind']]}: {event['what']}")
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
@@ -194,7 +206,12 @@ class Course:
             if self.due(self.plan.population.every_steps, before):
                 self.exploit(self.book.last_eval)
         if is_best and not self.try_save():
-            self.book.best = best
+            self.lose_best(best)
+
+    def lose_best(self, before: Row | None) -> None:
+        """The newest best policy could not be saved: the one before stays the best, and the run says so."""
+        lost, self.book.best = self.book.best or {}, before
+        self.doubt([f"the best policy so far, {lost['mean']:g} at step {lost['env_steps']}, could not be saved"])
 
     def steer(self, score: float) -> None:
         """Let a validation change what the plan lets it change, and tell."""
@@ -232,18 +249,22 @@ class Course:
         return {**rows[learner.leader], "members": scores, "leader": learner.leader}
 
     def validate(self, *, everyone: bool = True) -> bool:
-        """Judge the greedy policy: is it the best so far? Of equals the later one is, for it has seen more."""
+        """Judge the greedy policy: is it the best so far?"""
         with self.diary.watch.eval:
             row = self.judged(everyone=everyone)
         if row is None:
             return False  # cut short: not an evaluation, and still due
         self.book.judged_steps = self.steps
+        self.note_evaluation(row)
         self.diary.emit("eval", **row)
-        self.book.last_eval = {"env_steps": self.steps, **short(row)}
-        if self.book.best is not None and row["mean"] < self.book.best["mean"]:
-            return False
-        self.book.best = self.book.last_eval
-        return True
+        return self.book.judge({"env_steps": self.steps, **short(row)})
+
+    def note_evaluation(self, row: Row) -> None:
+        """Say that episodes were cut, or lost with their environment."""
+        if row["cut_episodes"]:
+            self.diary.warn(cut_warning(self.plan.eval.max_steps))
+        if row.get("lost_episodes"):
+            self.doubt([FAULTED])
 
     def write_best(self) -> None:
         """best.json says which checkpoint that is; it is gone when a run goes on from before its first evaluation."""
@@ -285,6 +306,7 @@ class Course:
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()
         self.tried_steps = self.steps
+        self.doubt(self.diary.write_waiting())
         with self.diary.watch.save:
             meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
             self.keeper.save(self.steps, self.book.state_dict(), meta)
@@ -314,14 +336,15 @@ class Course:
             self.line.remote.rest()
         if self.line.partners is not None:
             self.line.partners.forget()
-        meta, (book, lost) = self.keeper.checkpoints.restore(
-            lambda found: (found.meta, self.keeper.load(found)), **options
-        )
-        self.book.load_state_dict(book)
+        known = self.book.not_exact
+        meta, lost = self.keeper.checkpoints.restore(self.take_back, **options)
+        for reason in known:  # a run that goes back does not forget what happened
+            self.book.doubt(reason)
         self.bests = {self.steps: self.book.best["env_steps"]} if self.book.best is not None else {}
         if self.book.best is not None and self.book.best["env_steps"] not in self.keeper.checkpoints.steps():
             self.diary.warn(f"the best checkpoint, step {self.book.best['env_steps']}, is gone: a new best is sought")
             self.book.best = None
+        self.diary.waiting.clear()
         if missing := self.diary.rows.cut(int(meta["rows"])):
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
@@ -331,9 +354,20 @@ class Course:
         self.note_inexact(int(lost.sum()))
         return int(lost.sum())
 
+    def take_back(self, found: Checkpoint) -> tuple[Row, Array]:
+        """Line and book out of a checkpoint: what it says of itself, and the lanes [B] that could not come back."""
+        book, lost = self.keeper.load(found)
+        try:
+            self.book.load_state_dict(book)
+            saved_count(found.meta, "rows")
+            saved_number(found.meta, "seconds")
+        except MALFORMED as error:
+            raise malformed(found, error) from error
+        return found.meta, lost
+
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""
-        reasons = [*self.keeper.changed_conditions(), *unpromised(self.plan.runtime.device)]
+        reasons = [*self.keeper.changed_conditions(), *self.unpromised()]
         reasons += [] if self.line.partners is None else self.line.partners.doubts()
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
@@ -343,11 +377,16 @@ class Course:
             reasons.append("an older version began the present block of experience; it is gathered anew")
         self.doubt(reasons)
 
+    def unpromised(self) -> list[str]:
+        """Why no seed decides this run whatever happens, if so."""
+        found = [*self.line.doubts, *unpromised(self.plan.runtime.device)]
+        return found + ([ASYNCHRONOUS] if isinstance(self.line.actor, Fleet) else [])
+
     def doubt(self, reasons: Iterable[str]) -> None:
         """The run is not exact, for these reasons if there are any."""
         for reason in reasons:
             self.diary.warn(f"not exact: {reason}")
-            self.book.exact = False
+            self.book.doubt(reason)
 
     def roll_back(self, cause: Exception) -> None:
         """Numbers stopped being finite: go back to the last commit and draw other batches from there."""
@@ -371,7 +410,7 @@ class Course:
         """Draw other batches from here on; those that were skipped before say nothing about them."""
         self.book.skipped_in_a_row = 0
         self.book.rollbacks = rollbacks
-        self.book.exact = False  # where the last commit stood depends on the clock
+        self.book.doubt("numbers were not finite: it went back to a checkpoint, and the clock decides where that is")
         self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
         if self.line.partners is not None:
             self.line.partners.reseed(rollbacks)
@@ -440,37 +479,49 @@ class Course:
         result = None if score is None else short(score)
         how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason, "score": result}
         self.diary.emit("end", **how, **self.diary.filtered())
+        self.doubt(self.diary.write_waiting())
         return ending, score
 
     def report(self) -> Row | None:
         """The best checkpoint's score on episodes nothing has seen."""
         if not self.plan.eval.test_episodes or self.asked:
             return None
-        step = self.adopt_best()
+        step, which = self.adopt_best()
         with self.diary.watch.eval:
             found_score = self.judge.test(self.line.policy, stop=self.interrupted)
         if found_score is None:
             return None
-        row = {"checkpoint": step, **found_score}
+        row = {"checkpoint": step, "which": which, **self.book.chosen(), **found_score}
+        self.note_evaluation(row)
         self.diary.emit("eval", **row)
         return row
 
-    def adopt_best(self) -> int:
-        """Give the policy the weights of the best checkpoint, if it can be read; returns its step."""
-        step = self.book.best["env_steps"] if self.book.best else self.steps
+    def adopt_best(self) -> tuple[int, str]:
+        """Give the policy the weights of the best checkpoint, if it can be read; its step, and what it is called."""
+        step, net = self.book.best["env_steps"] if self.book.best else self.steps, self.line.policy.net
+        before = arrays(net)
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
-            most_bytes = room_for(self.line.learner.model_arrays().values())
-            restore(self.line.policy.net, arrays_in(found, "model.safetensors", most_bytes))
-        except NoCheckpointError as cause:
-            self.diary.warn(f"the best checkpoint cannot be used, the last weights are: {cause.what}")
-            return self.steps
-        return step
+            restore(net, arrays_in(found, "model.safetensors", room_for(before.values())))
+        except (NoCheckpointError, *MALFORMED) as cause:
+            restore(net, before)
+            what = cause.what if isinstance(cause, NoCheckpointError) else str(cause)
+            self.doubt([f"the best checkpoint cannot be used, the last weights were judged instead: {what}"])
+            return self.steps, "latest"
+        return step, "best" if self.book.best else "latest"
 
     def close(self) -> None:
         """Let go of files and of the judge's worlds; the line is closed by whoever made it."""
         self.diary.close()
         self.judge.close()
+
+
+def cut_warning(max_steps: int) -> str:
+    """What scores of episodes that were cut are."""
+    return (
+        f"evaluation episodes had not ended after eval.max_steps={max_steps} steps and were cut there: "
+        "their scores only say how far they came (cut_episodes in the rows)"
+    )
 
 
 def unpromised(device: str | None) -> list[str]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
+from qfleet.plan.places import num_senders
 from qfleet.run.book import Book
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, ReplayLost
@@ -22,7 +23,9 @@ from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_js
 LIVE_SECONDS = 0.25
 STATUS_SECONDS = 5.0
 FAILED_WRITES = 3
+MOST_WAITING = 1_000  # rows that are kept in memory while the disk refuses them
 ALARMING_VALUE = 1e6
+CLOCK_ENDS = "until.seconds is set, so the clock decides where it ends"
 
 Row = dict[str, Any]
 Callback = Callable[[Row], object]
@@ -60,6 +63,8 @@ class Diary:
         self.kept_out: Row = {}  # the last share that a filter told
         self.stop_asked = False  # by a callback
         self.failed_writes = 0  # in a row
+        self.waiting: list[Row] = []  # rows that could not be written yet
+        self.dropped = 0  # rows that never will be
         self.live_at = self.status_at = 0.0
         self.age: float | None = None  # of what was drawn, as the last row says
         self.lag: float | None = None
@@ -109,13 +114,32 @@ class Diary:
         self.require_folder()
         seconds = round(self.seconds(), 3)
         row = {"kind": kind, "seconds": seconds, "env_steps": self.steps, "updates": self.updates, **fields}
+        self.waiting.append(row)
         try:
-            self.rows.row(row)
+            self.write_rows()
         except StorageError as cause:
             self.endure(cause)
         if self.watcher is not None:
             self.watcher.row(row)
         return row
+
+    def write_rows(self) -> None:
+        """Write the rows that wait, in order; those that the disk refuses wait for the next one."""
+        too_many = len(self.waiting) - MOST_WAITING
+        if too_many > 0:
+            self.dropped += too_many
+            del self.waiting[:too_many]
+        while self.waiting:
+            self.rows.row(self.waiting[0])
+            del self.waiting[0]
+
+    def write_waiting(self) -> list[str]:
+        """Before a checkpoint, which counts the rows: write those that wait, or answer what is missing."""
+        with suppress(StorageError):
+            self.write_rows()
+        missing, self.dropped = self.dropped + len(self.waiting), 0
+        self.waiting.clear()  # a later row would stand behind what the checkpoint counts
+        return [f"metrics.jsonl lacks rows that were refused: {missing}"] if missing else []
 
     def tell(self, kind: str, text: str, **fields: Any) -> None:
         """Something that the run did to itself: an event, a row, and a line on the screen."""
@@ -217,14 +241,22 @@ class Diary:
         self.events.event(kind, **fields)
         if kind == "actor_slow":
             self.warn(f"actor {fields['worker']} brings in {fields['share']:.0%} of what the others do")
+        if kind == "actor_lost" and fields["restart_seconds"] is None:
+            self.note_given_up(f"actor {fields['worker']}", num_senders(self.plan), "actors", fields["words"])
+
+    def note_given_up(self, who: str, num: int, of: str, why: str) -> None:
+        """Somebody failed more often than the plan allows: say what that means, now and at the end."""
+        limit = "runtime.restarts" if of == "actors" else "learners.restarts"
+        text = f"{who} (of {num}) was lost for good at step {self.steps}: {why or 'it did not say why'}"
+        self.book.lose(text)
+        self.warn(f"{text}; it is not started again ({limit}), and the run goes on without it")
 
     def note_learner(self, event: Row) -> None:
         """Somebody came, left or was lost among the learners; what is lost is worth a word on the screen."""
         kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}
         self.events.event(kind, env_steps=self.steps, **fields)
         if kind == "learner_lost":
-            after = "another one is started" if event["replaced"] else "it is not replaced (learners.restarts)"
-            self.warn(f"learner {event['learner']} is lost: {event['what']}; {after}")
+            self.note_lost_learner(event)
         if kind == "learner_slow":
             self.warn(f"learner {event['learner']} is much slower than the fastest one (learners.balance)")
         if kind == "codec_given_up":
@@ -234,6 +266,13 @@ class Diary:
             self.warn(f"the group of learners is formed anew: {event['what']}")
         if kind == "bundle_inexact":
             self.warn(f"not exact: learner {event['learner']}: {event['what']}")
+
+    def note_lost_learner(self, event: Row) -> None:
+        """A learner is gone; another one comes in its place, or not."""
+        if event["replaced"]:
+            self.warn(f"learner {event['learner']} is lost: {event['what']}; another one is started")
+        else:
+            self.note_given_up(f"learner {event['learner']}", self.plan.learners.num, "learners", event["what"])
 
     def endure(self, cause: StorageError) -> None:
         """A disk that says no is reported and tried again, a few times in a row."""
@@ -256,8 +295,10 @@ class Diary:
             "seconds": round(self.seconds(), 3),
             "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
             "best": self.book.best,
+            **self.book.chosen(),
             "score": None if score is None else short(score),
-            "exact": self.book.exact,
+            **self.exactness(),
+            "lost": self.book.lost,
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
             **self.together(),
@@ -265,6 +306,17 @@ class Diary:
         }
         write_json(self.folder / "status.json", status)
         return status
+
+    def exactness(self) -> Row:
+        """`exact`: the plan and its seed decide this run, stopped and resumed or not; otherwise the reasons."""
+        clock = self.plan.until.seconds is not None
+        reasons = [*self.book.not_exact, *([CLOCK_ENDS] if clock else [])]
+        return {"exact": self.book.exact and not reasons, "not_exact": reasons}
+
+    def warn_of_clock(self) -> None:
+        """Say beforehand that the clock decides where the run ends, if so."""
+        if self.plan.until.seconds is not None:
+            self.warn(f"not exact: {CLOCK_ENDS}")
 
     def filtered(self) -> Row:
         """The share of items that the replay kept out, if it does so; as last heard if its process is gone."""

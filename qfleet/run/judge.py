@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from qfleet.act import Policy, lanes_for, play
+from qfleet.act import Played, Policy, lanes_for, play
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.plan.schema import Plan
@@ -33,8 +33,8 @@ class Judge:
         """The same validation episodes each time; None when it was cut short."""
         episodes = self.plan.eval.episodes
         self.validation = self.validation or self.world(VALIDATION, episodes)
-        returns = play(policy, self.validation, episodes, stop=stop)
-        return None if stop() else {"split": "validation", "epsilon": 0.0, **summarize(returns)}
+        played = play(policy, self.validation, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
+        return None if stop() else evaluation("validation", played)
 
     def test(
         self, policy: Policy, episodes: int | None = None, stop: Callable[[], bool] = lambda: False
@@ -43,13 +43,18 @@ class Judge:
         episodes = episodes or self.plan.eval.test_episodes
         world = self.world(TEST, episodes)
         try:
-            returns = play(policy, world, episodes, stop=stop)
+            played = play(policy, world, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
         finally:
             world.close()
-        return None if stop() else {"split": "test", "epsilon": 0.0, **summarize(returns)}
+        return None if stop() else evaluation("test", played)
 
     def close(self) -> None:
         """Let go of the validation world."""
         if self.validation is not None:
             self.validation.close()
             self.validation = None
+
+
+def evaluation(split: str, played: Played) -> dict[str, Any]:
+    """The fields of an evaluation row."""
+    return {"split": split, "epsilon": 0.0, **played.row(), **summarize(played.returns)}

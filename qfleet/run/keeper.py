@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 
 from qfleet.data import Array, State
+from qfleet.data.saved import saved_tree, saved_value
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.files import is_file
 from qfleet.plan import flatten
 from qfleet.plan.places import has_bundles
-from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
+from qfleet.plan.schema import OwnTorso, Plan, SteadyBatch, SteadyRate
 from qfleet.plan.secrets import hidden_settings
 from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
@@ -28,7 +29,19 @@ from qfleet.save import (
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
 MOST_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
-JUDGING = ("eval.every_steps", "eval.episodes")
+JUDGING = ("eval.every_steps", "eval.episodes", "eval.max_steps")
+MOST_SAID = 300  # characters of what is malformed
+# What values of another type, shape or size lead to.
+MALFORMED = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    msgspec.MsgspecError,
+)
 
 
 class Keeper:
@@ -127,27 +140,43 @@ class Keeper:
 
     def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
-        require_same_plan(checkpoint.meta["plan"], self.line.plan)
-        require_same("the environment", as_json(asdict(self.line.spec)), checkpoint.meta["spec"])
         try:
+            self.require_fitting(checkpoint.meta)
             book, lost = self.unpack(checkpoint)
-        except (KeyError, ValueError, TypeError, IndexError, RuntimeError) as error:
-            # Its bytes are those that were written: what does not fit is something on this side, and it stays in place.
-            raise UsageError(
-                f"{checkpoint.path.name} does not fit this run's network or environment: {error}",
-                "The checkpoint is whole, so the torso, the environment or runtime.* is not what it was trained with.",
-                "Resume with those of the beginning; the checkpoint was not touched.",
-            ) from error
+        except MALFORMED as error:
+            raise malformed(checkpoint, error) from error
         self.last, self.previous, self.told = checkpoint, None, self.tells(book)
         return book, lost
+
+    def require_fitting(self, meta: dict[str, Any]) -> None:
+        """Refuse another plan or environment, and what a checkpoint cannot say of itself."""
+        require_same_plan(saved_tree(meta, "plan"), self.line.plan)
+        require_same("the environment", as_json(asdict(self.line.spec)), saved_tree(meta, "spec"))
+        saved_tree(meta, "conditions")
+        if saved_value(meta, "replay") not in ("full", "none"):
+            raise ValueError("replay: expected full or none")
+
+    def unpack_weights(self, checkpoint: Checkpoint) -> None:
+        """Weights and moments; a torso of the user's own may be another one than it was."""
+        learner = self.line.learner
+        model = room_for(learner.model_arrays().values())
+        optim = room_for(learner.optim_arrays().values()) + model
+        try:
+            learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors", model))
+            learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors", optim))
+        except MALFORMED as error:
+            if not isinstance(self.line.plan.net.torso, OwnTorso):
+                raise
+            raise UsageError(
+                f"{checkpoint.path.name} does not fit this run's network: {shortened(error)}",
+                "The checkpoint is whole, so the torso is not the one it was trained with.",
+                "Resume with the torso of the beginning; the checkpoint was not touched.",
+            ) from error
 
     def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:
         """Every file into its place."""
         line = self.line
-        model = room_for(line.learner.model_arrays().values())
-        optim = room_for(line.learner.optim_arrays().values()) + model
-        line.learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors", model))
-        line.learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors", optim))
+        self.unpack_weights(checkpoint)
         store = line.feed.replay.store
         rest = MOST_STATE_BYTES + store.rows * store.lanes * store.row_bytes
         state = unpack_state({name: checkpoint.read(name, rest) for name in ("state.json", "state.safetensors")})
@@ -163,6 +192,20 @@ class Keeper:
         if line.partners is not None:
             line.partners.adopt([name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read)
         return state["book"], lost
+
+
+def malformed(checkpoint: Checkpoint, error: BaseException) -> NoCheckpointError:
+    """A checkpoint with the right hashes that cannot have been written by this run; it stays in place."""
+    return NoCheckpointError(
+        f"{checkpoint.path.name} is malformed: {shortened(error)}",
+        "Its files have the hashes that were recorded, but what they hold is no state of this run.",
+        "Move that folder away to go on from an older checkpoint, or restore the run folder from a copy.",
+    )
+
+
+def shortened(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_SAID]
 
 
 def decisive(plan: Plan) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -70,7 +70,17 @@ class Mate:
             while (parts := self.talk.hear(0.0)) is not None:
                 if parts[0].get("kind") == "failed":
                     return str(parts[0].get("what"))
-        return "its process is gone"
+        return self.how_ended() or "its process is gone"
+
+    def how_ended(self) -> str:
+        """How its process ended, where it has and that can be known."""
+        how: Callable[[], str] = getattr(self.life, "how_ended", str)
+        return "" if self.life.is_alive() else how()
+
+    def cause(self, seen: str) -> str:
+        """Why it is lost: what was seen of that, and how its process ended."""
+        how = self.how_ended()
+        return f"{seen}; {how}" if how and how not in seen else seen
 
     def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Tell it to do something."""
@@ -93,7 +103,7 @@ class Mate:
                 require_well(parts)
                 return parts
             if not self.life.is_alive():
-                raise Gone("its process is gone")
+                raise Gone(self.last_words())
             if time.monotonic() > until:
                 raise Gone("it does not answer")
 

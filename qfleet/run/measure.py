@@ -1,7 +1,9 @@
 """Choices that a short measurement makes: threads, precision, and whether the update is compiled.
 
 What was measured is kept in the user's cache, by machine, torch and the shape of the update, so that a run starts at
-once and chooses again as it did before. Short runs are not measured for: they take the usual choice.
+once and chooses again as it did before. Short runs are not measured for: they take the usual choice. A run whose
+choices come from a clock says so from its beginning: another load or an empty cache may lead to other choices, and
+these to numbers that differ in their last digits. `run.toml` holds what was chosen.
 """
 
 import hashlib
@@ -9,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +28,18 @@ from qfleet.learn.compiled import cache_folder, not_whole
 from qfleet.nets import make_net
 from qfleet.plan import total_updates
 from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView
+from qfleet.run.apart import answer_of
 from qfleet.watch import write_file
 
 Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
-LONG_UPDATES = 20_000  # a run with fewer is not worth a measurement
+Tell = Callable[[str], object]
+LONG_UPDATES = 50_000  # a run with fewer is not worth a measurement
+LIMIT_SHARE, LIMIT_SECONDS = 0.02, 30.0  # of the run's expected time, and in all: so long may measuring take
+PARTS = 4  # a measurement of step-by-step updates takes at most such a part of the limit
+LEAST_COMPILE_SECONDS = 20.0  # a compiler that has less time than this is not worth starting
 ROUNDS = 9  # of which the quickest counts: others may be using the machine
+WARM_UPDATES = 3
 WORTH = 1.1  # times faster that bfloat16 must be, for it costs digits
 NEVER = 1e12  # seconds to compile where there is no compiler
 GUESSED_SAVING, GUESSED_COMPILE_SECONDS = 0.4, 60.0  # before anything was compiled here: stay on the safe side
@@ -45,6 +53,7 @@ class Choices:
     precision: Precision
     compile: bool
     notes: tuple[str, ...] = ()
+    timed: tuple[str, ...] = ()  # the settings that a measurement decided, now or before
 
 
 class Measured:
@@ -78,31 +87,72 @@ class Measured:
             return  # a cache is a convenience
 
 
+class Trial:
+    """What one run measures: the numbers that are known, its clock, its limit, and which settings it decided."""
+
+    def __init__(self, kept: Measured, updates: int, clock: Clock, tell: Tell) -> None:
+        self.kept, self.updates, self.clock, self.tell = kept, updates, clock, tell
+        self.timed: list[str] = []
+        self.notes: list[str] = []
+        self.begun = False
+
+    def limit_seconds(self, update_seconds: float) -> float:
+        """How long measuring may take, where an update takes so long."""
+        return min(LIMIT_SECONDS, LIMIT_SHARE * self.updates * update_seconds)
+
+    def announce(self) -> None:
+        """Say once that something is measured."""
+        if not self.begun:
+            self.tell(f"measuring how long an update takes, to choose runtime.* (at most {LIMIT_SECONDS:.0f} s)")
+        self.begun = True
+
+
 def measured_choices(
-    plan: Plan, spec: Spec, usual_threads: int, kept: Measured | None = None, clock: Clock = time.monotonic
+    plan: Plan,
+    spec: Spec,
+    usual_threads: int,
+    kept: Measured | None = None,
+    clock: Clock = time.monotonic,
+    tell: Tell = lambda text: None,
 ) -> Choices:
     """The plan's own choices, or measured ones. `plan` names its torso and device; `usual_threads` is the rule's."""
-    kept = kept or Measured()
-    threads = choose_threads(plan, spec, usual_threads, kept, clock)
+    trial = Trial(kept or Measured(), total_updates(plan), clock, tell)
+    threads = choose_threads(plan, spec, usual_threads, trial)
     plan = with_runtime(plan, threads=threads)
     with so_many_threads(threads):
         # Compiling goes first: it costs no digits, and what is computed in bfloat16 cannot be compiled any more.
-        whole, notes = choose_compile(plan, spec, kept, clock)
-        precision, doubts = choose_precision(with_runtime(plan, compile=whole), spec, kept, clock)
-    return Choices(threads, precision, whole, (*doubts, *notes))
+        whole, notes = choose_compile(plan, spec, trial)
+        precision, doubts = choose_precision(with_runtime(plan, compile=whole), spec, trial)
+    return Choices(threads, precision, whole, (*doubts, *notes, *trial.notes), tuple(trial.timed))
 
 
-def settled_machine(plan: Plan, asked_threads: int | None, spec: Spec) -> tuple[Plan, list[str]]:
-    """The plan with its machine's choices made, and what to tell about them; its threads are the rule's so far."""
+def settled_machine(
+    plan: Plan, asked_threads: int | None, spec: Spec, tell: Tell = lambda text: None
+) -> tuple[Plan, list[str], list[str]]:
+    """The plan with its machine's choices made, what to tell about them, and why no seed decides them, if so.
+
+    Its threads are the rule's so far.
+    """
     asked = plan.runtime
-    choices = measured_choices(with_runtime(plan, threads=asked_threads), spec, asked.threads or 1)
+    choices = measured_choices(with_runtime(plan, threads=asked_threads), spec, asked.threads or 1, tell=tell)
     chosen = {"threads": choices.threads, "precision": choices.precision, "compile": choices.compile}
     told = list(choices.notes)
     if choices.compile and not asked.compile:
         told.append("update: compiled, as it saves more time than it costs")
+    if choices.compile:
+        told.append("update: compiled before the first one, which can take a minute when it is new on this machine")
     if choices.precision == "bfloat16" and asked.precision is None:
         told.append("update: in bfloat16, which this processor multiplies faster")
-    return with_runtime(plan, **chosen), told
+    return with_runtime(plan, **chosen), told, timed_reason(choices.timed, chosen)
+
+
+def timed_reason(names: Iterable[str], chosen: Mapping[str, object]) -> list[str]:
+    """Why the same command may give other numbers, if a clock chose something that numbers depend on."""
+    found = [f"runtime.{name}={msgspec.json.encode(chosen[name]).decode()}" for name in names]
+    if not found:
+        return []
+    what = f"a measurement of this machine chose {', '.join(found)}".replace('"', "")
+    return [f"{what}; to repeat this run, train with --plan and its run.toml"]
 
 
 def is_long(plan: Plan) -> bool:
@@ -116,7 +166,7 @@ def is_measurable(plan: Plan) -> bool:
     return ours and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
 
 
-def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Clock) -> int:
+def choose_threads(plan: Plan, spec: Spec, usual: int, trial: Trial) -> int:
     """One thread or every core, whichever makes an update sooner; small networks never gain by more.
 
     Several learners share the cores.
@@ -128,11 +178,12 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, kept: Measured, clock: Cl
         return max(1, cores // plan.learners.num)  # the others compute at the same time
     if cores == 1 or isinstance(plan.net.torso, MlpTorso) or not (is_long(plan) and is_measurable(plan)):
         return usual
-    seconds = {num: update_seconds(plan, spec, num, kept, clock) for num in (1, cores)}
+    trial.timed.append("threads")
+    seconds = {num: update_seconds(plan, spec, num, trial) for num in (1, cores)}
     return min(seconds, key=lambda num: seconds[num])
 
 
-def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tuple[Precision, tuple[str, ...]]:
+def choose_precision(plan: Plan, spec: Spec, trial: Trial) -> tuple[Precision, tuple[str, ...]]:
     """bfloat16 where the machine multiplies it natively and a step-by-step update is clearly faster; else float32."""
     asked, alone = plan.runtime.precision, isinstance(plan.algo.view, StepsView)
     if asked is not None:
@@ -142,9 +193,10 @@ def choose_precision(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tu
     worthwhile = is_long(plan) and is_measurable(plan) and not isinstance(plan.net.torso, MlpTorso)
     if plan.runtime.compile or not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
         return "float32", ()
+    trial.timed.append("precision")
     threads = torch.get_num_threads()
-    full = update_seconds(plan, spec, threads, kept, clock)
-    half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, kept, clock)
+    full = update_seconds(plan, spec, threads, trial)
+    half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, trial)
     return "bfloat16" if half * WORTH < full else "float32", ()
 
 
@@ -156,7 +208,7 @@ def has_bfloat16(device: torch.device) -> bool:
     return any(bool(getattr(torch.cpu, name, bool)()) for name in names)
 
 
-def choose_compile(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tuple[bool, tuple[str, ...]]:
+def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[str, ...]]:
     """Compile if the plan says so and it can be done; left open, if it saves more seconds than it costs."""
     asked, reason = plan.runtime.compile, not_whole(plan)
     if reason is not None:
@@ -166,60 +218,79 @@ def choose_compile(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> tupl
     small = isinstance(plan.net.torso, MlpTorso | MinatarTorso)  # convolutions are faster as they are
     if not small or not is_long(plan) or torch.device(plan.runtime.device or "cpu").type != "cpu":
         return False, ()
-    return saves(plan, spec, kept, clock), ()
+    trial.timed.append("compile")
+    return saves(plan, spec, trial), ()
 
 
-def saves(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> bool:
+def saves(plan: Plan, spec: Spec, trial: Trial) -> bool:
     """Is the time saved over the run longer than the compiler's?"""
-    threads, updates, name = torch.get_num_threads(), total_updates(plan), shape_name(plan, spec)
-    plain = update_seconds(plan, spec, threads, kept, clock)
+    threads, updates, name, kept = torch.get_num_threads(), total_updates(plan), shape_name(plan, spec), trial.kept
+    plain = update_seconds(plan, spec, threads, trial)
     if f"{name} compile" not in kept.read():
-        if updates * plain * GUESSED_SAVING < GUESSED_COMPILE_SECONDS:
+        limit = trial.limit_seconds(plain)
+        if updates * plain * GUESSED_SAVING < GUESSED_COMPILE_SECONDS or limit < LEAST_COMPILE_SECONDS:
             return False
-        measure_compiled(plan, spec, kept, clock)
+        measure_compiled(plan, spec, trial, limit)
     known = kept.read()
     cost, whole = known.get(f"{name} compile"), known.get(f"{name} compiled")
     return cost is not None and whole is not None and updates * (plain - whole) > cost
 
 
-def measure_compiled(plan: Plan, spec: Spec, kept: Measured, clock: Clock) -> None:
-    """Compile the update once and time it; where there is no compiler, that is remembered."""
-    learner, batch, name = (
-        rehearsal(with_runtime(plan, compile=True), spec),
-        made_up(plan, spec),
-        shape_name(plan, spec),
-    )
-    begin = clock()
-    learner.update(batch)
-    if learner.whole is None:
-        kept.put(f"{name} compile", NEVER)
+def measure_compiled(plan: Plan, spec: Spec, trial: Trial, limit_seconds: float) -> None:
+    """Compile the update once in a process of its own and time it there; that it cannot be done is remembered.
+
+    There it can be ended: by its limit, and by Ctrl-C, which a compiler in this process would take for its own error.
+    """
+    trial.tell(f"compiling the update, to measure what that saves (at most {limit_seconds:.0f} s)")
+    name, found = shape_name(plan, spec), answer_of(compile_seconds, (plan, spec), limit_seconds)
+    if found is None:
+        trial.notes.append(f"update: not compiled, the compiler was not done within {limit_seconds:.0f} s")
+    if not found:
+        trial.kept.put(f"{name} compile", NEVER)
         return
-    kept.put(f"{name} compile", clock() - begin)
-    kept.put(f"{name} compiled", quickest(learner, batch, clock))
+    trial.kept.put(f"{name} compile", found[0])
+    trial.kept.put(f"{name} compiled", found[1])
 
 
-def update_seconds(plan: Plan, spec: Spec, threads: int, kept: Measured, clock: Clock) -> float:
+def compile_seconds(plan: Plan, spec: Spec) -> list[float]:
+    """Seconds that compiling takes, and those of a compiled update; nothing where there is no compiler."""
+    clock = time.monotonic
+    with so_many_threads(plan.runtime.threads or 1):
+        learner, batch = rehearsal(with_runtime(plan, compile=True), spec), made_up(plan, spec)
+        begin = clock()
+        learner.update(batch)
+        spent = clock() - begin
+        return [] if learner.whole is None else [spent, quickest(learner, batch, clock, float("inf"))]
+
+
+def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
     """Seconds of one step-by-step update on so many threads."""
     plan = with_runtime(plan, threads=threads, compile=False)
 
     def measure() -> float:
+        trial.announce()
         with so_many_threads(threads):
-            return quickest(rehearsal(plan, spec), made_up(plan, spec), clock)
+            learner, batch = rehearsal(plan, spec), made_up(plan, spec)
+            begin = trial.clock()
+            for _ in range(WARM_UPDATES):
+                learner.update(batch)
+            limit = trial.limit_seconds((trial.clock() - begin) / WARM_UPDATES) / PARTS
+            return quickest(learner, batch, trial.clock, limit)
 
-    return kept.get(f"{shape_name(plan, spec)} {plan.runtime.precision or 'float32'}", measure)
+    return trial.kept.get(f"{shape_name(plan, spec)} {plan.runtime.precision or 'float32'}", measure)
 
 
-def quickest(learner: Learner, batch: Batch, clock: Clock) -> float:
-    """Seconds of an update, in the quickest of a few rounds of at least 50 ms."""
-    for _ in range(3):
-        learner.update(batch)
-    best = float("inf")
+def quickest(learner: Learner, batch: Batch, clock: Clock, limit_seconds: float) -> float:
+    """Seconds of an update, in the quickest of a few rounds of at least 50 ms; fewer rounds when the limit is near."""
+    best, first = float("inf"), clock()
     for _ in range(ROUNDS):
         begin, num = clock(), 0
         while (spent := clock() - begin) < 0.05 and num < 1_000:
             learner.update(batch)
             num += 1
         best = min(best, spent / max(1, num))
+        if clock() - first >= limit_seconds:
+            break
     return best
 
 

@@ -17,6 +17,7 @@ from qfleet.data.cargo import batch_parts, blank_batch
 from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
+from qfleet.envs.child import ending
 from qfleet.learn import Learner
 from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
@@ -106,6 +107,10 @@ class OwnProcess:
     def is_alive(self) -> bool:
         """Is it there?"""
         return self.process.is_alive()
+
+    def how_ended(self) -> str:
+        """How its process ended, in words."""
+        return f"its process {ending(self.process)}"
 
     def hand(self, *handles: int) -> None:
         """Hand descriptors over."""

@@ -18,7 +18,7 @@ from qfleet.data import Spec
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run import api
-from qfleet.run.conduct import interactive_watcher, threads
+from qfleet.run.conduct import interactive_watcher, noting, threads
 from qfleet.run.diary import Callback
 from qfleet.run.fleet import Fleet, make_fleet
 from qfleet.run.memory import sample_replay
@@ -91,7 +91,7 @@ def train(
     """As `api.train`, on Ray. What can be refused without Ray is refused first: starting it takes a while."""
     source = None if weights_from is None else find_run(weights_from, out)
     with threads(plan), closing(make_train_world(plan, own[0])) as world:
-        line = api.prepared(plan, world, *own, source, lambda text: None)
+        line = api.prepared(plan, world, *own, source, lambda text: None, noting(watcher))
         line.close()
     origin = None if source is None else str(source.absolute())
     task = Task(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)

@@ -504,6 +504,7 @@ class Team:
         if self.mates.get(number) is not mate:
             return
         self.losses += 1
+        what = mate.cause(what)  # before it is ended here
         mate.life.end()
         del self.mates[number]
         if mate in self.group:

@@ -65,7 +65,9 @@ class Times:
     def profile(self) -> dict[str, Any]:
         """The whole time so far, and what it means."""
         steps, updates = self.first
-        return profile_of(
+        actor = self.line.actor
+        lost = len(actor.supervisor.quarantined) if isinstance(actor, Fleet) else 0
+        found = profile_of(
             self.watch.read(),
             self.actors(),
             self.line.plan,
@@ -75,6 +77,7 @@ class Times:
             joules=self.meter.joules(),
             savings=self.savings(),
         )
+        return {**found, "actors_lost": lost} if lost else found
 
 
 def saving(raw_bytes: int, packed_bytes: int, seconds: float) -> dict[str, float]:

@@ -17,6 +17,7 @@ from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
 from qfleet.data.budget import Budget
 from qfleet.data.kin import fork_server
+from qfleet.data.saved import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
@@ -123,6 +124,7 @@ class Line:
     learner: Learner | Members
     remote: Remote | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
+    doubts: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 
     @property
     def steps(self) -> int:
@@ -166,7 +168,7 @@ class Line:
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
         self.feed.load_state_dict(state["feed"], with_replay=with_replay)
-        self.learner.updates = int(state["updates"])
+        self.learner.updates = saved_count(state, "updates")
         # Before a rate could be steered it was the plan's own, which the learner has.
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))

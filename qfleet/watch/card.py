@@ -35,6 +35,7 @@ def write_card(run_dir: Path | str) -> Path:
     sections = [
         f"# {_cell(run['name'])}\n\n{_cell(run['env'])}, {_cell(run['state'])} after {number(run['steps'])} steps.",
         "## Score\n\n" + _scores(run),
+        *_not_exact(run),
         "## Plan\n\n" + _table(("setting", "value"), [(f"`{key}`", plan[key]) for key in HIGHLIGHTS if key in plan]),
         *_time(run),
         "## Made with\n\n" + _table(("package", "version"), list(_versions(run).items())),
@@ -55,7 +56,23 @@ def _scores(run: Mapping[str, Any]) -> str:
         return "Not evaluated yet."
     return _table(("", "mean", "low", "high", "median", "IQM", "episodes"), table) + (
         "\n\nGreedy policy, whole episodes, raw rewards; low and high are the 95 % bootstrap interval of the mean."
+        + _chosen(run)
     )
+
+
+def _chosen(run: Mapping[str, Any]) -> str:
+    """How many validations the best was chosen from: the more, the luckier it may be."""
+    count = run["status"].get("best_of")
+    told = isinstance(count, int) and count > 0 and run["best_row"]
+    return f" Best of {number(count)} validations; what is tested is the best one." if told else ""
+
+
+def _not_exact(run: Mapping[str, Any]) -> list[str]:
+    """Why the plan and its seed do not decide this run, if so."""
+    reasons = run["status"].get("not_exact")
+    if not isinstance(reasons, list) or not reasons:
+        return []
+    return ["## Not exact\n\n" + "\n".join(f"- {_cell(reason)}" for reason in reasons)]
 
 
 def _time(run: Mapping[str, Any]) -> list[str]:

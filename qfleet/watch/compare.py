@@ -42,6 +42,7 @@ class Scored(NamedTuple):
     score: float
     low: float | None
     high: float | None
+    of_best: bool = True  # False: its best checkpoint could not be read, and the last weights were judged
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ def _entries(name: str, out: Path | str) -> list[Path]:
 
 
 def _scored(path: Path) -> Scored | None:
-    score = read_json(path / "status.json").get("score")
+    status = read_json(path / "status.json")
+    score = status.get("score")
     plan = read_tables(path)
     env = plan.get("env")
     if not isinstance(score, Mapping) or not isinstance(env, Mapping):
@@ -180,7 +182,8 @@ def _scored(path: Path) -> Scored | None:
     mean, low, high = (_finite(score.get(key)) for key in ("mean", "low", "high"))
     if mean is None:
         return None
-    return Scored(label(path), path, str(env.get("id")), int(plan.get("seed", 0)), mean, low, high)
+    of_best = score.get("which") != "latest" or status.get("best") is None
+    return Scored(label(path), path, str(env.get("id")), int(plan.get("seed", 0)), mean, low, high, of_best)
 
 
 def _finite(value: Any) -> float | None:
@@ -290,6 +293,12 @@ def read_bounds(file: str | Path) -> dict[str, tuple[float, float]]:
 
 def _notes(sides: tuple[Side, ...]) -> list[str]:
     notes = [f"{side.name}: not counted, no score yet: {', '.join(side.missing)}" for side in sides if side.missing]
+    notes += [
+        f"{run.name}: its best checkpoint could not be read, the score is that of its last weights"
+        for side in sides
+        for run in side.runs
+        if not run.of_best
+    ]
     notes += [
         f"{' and '.join(names)} share {run}: P says less than it seems, for a run never beats itself"
         for run, names in _shared(sides).items()

@@ -81,6 +81,10 @@ class PlainWatcher:
         self._next = clock() + self.every_seconds
         self._warnings = Warnings(lambda warning: self._lines.say(f"warning: {warning}"))
 
+    def note(self, text: str) -> None:
+        """Say what takes a while before a run begins."""
+        self._lines.say(text)
+
     def start(self, info: Mapping[str, Any]) -> None:
         """Say what runs, where and how."""
         parts = (info.get("env"), info.get("preset"), machine(info), info.get("run"))
@@ -117,6 +121,10 @@ class JsonWatcher:
     def __init__(self, stream: Stream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
         self._stream, self._warnings = stream, Warnings(warn)
+
+    def note(self, text: str) -> None:
+        """What takes a while before a run begins, beside the rows."""
+        Lines(Stream(sys.stderr)).say(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Rows only."""

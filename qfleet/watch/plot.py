@@ -14,6 +14,7 @@ from qfleet.escape import escaped
 from qfleet.watch.metrics import Row, each_row, write_file
 from qfleet.watch.runs import read_tables
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
+from qfleet.watch.words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -188,6 +189,8 @@ def _draw_returns(axes: "Axes", rows: list[Row], name: str, colour: str, line: s
     above, high = _curve(rows, "eval", "high")
     if below == above == steps:
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    if alone and steps:
+        _draw_last(axes, steps, means, colour)
     _draw_test(axes, rows, colour, alone=alone)
 
 
@@ -201,7 +204,7 @@ def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> No
         [max(0.0, mean - bound) for mean, bound in zip(means, low, strict=True)],
         [max(0.0, bound - mean) for mean, bound in zip(means, high, strict=True)],
     ]
-    label = "test episodes, 95 % interval" if alone else None
+    label = f"test episodes{_chosen_from(rows)}, 95 % interval" if alone else None
     star: dict[str, Any] = {
         "marker": "*",
         "markersize": 15,
@@ -211,6 +214,25 @@ def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> No
     }
     axes.errorbar(steps, means, spans, fmt="none", ecolor=INK, elinewidth=1.4, capsize=4, zorder=4)
     axes.plot(steps, means, color=colour, linestyle="", label=label, **star)
+
+
+def _chosen_from(rows: list[Row]) -> str:
+    """How many validations the tested policy was chosen from, as its row says."""
+    counts = [row.get("best_of") for row in rows if _kind(row) == "test"]
+    return f" of the best of {counts[-1]} validations" if counts and isinstance(counts[-1], int) else ""
+
+
+def _draw_last(axes: "Axes", steps: list[float], means: list[float], colour: str) -> None:
+    """A ring around the last evaluation, beside which the best is to be seen."""
+    ring: dict[str, Any] = {
+        "marker": "o",
+        "markersize": 11,
+        "markerfacecolor": "none",
+        "markeredgewidth": 1.6,
+        "linestyle": "",
+    }
+    label = f"last evaluation: {number(means[-1])}"
+    axes.plot(steps[-1:], means[-1:], color=colour, markeredgecolor=colour, label=label, **ring)
 
 
 def _label(axes: "Axes", text: str) -> None:

@@ -218,6 +218,10 @@ class LiveWatcher:
         self._live: Live | None = None
         self._above = Warnings(lambda warning: self._say(f"! {warning}", ALARM))
 
+    def note(self, text: str) -> None:
+        """Say what takes a while before a run begins."""
+        self._say(text, QUIET)
+
     def start(self, info: Mapping[str, Any]) -> None:
         """Print the notes, then open the screen."""
         self.screen.info = info

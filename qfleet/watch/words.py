@@ -82,8 +82,13 @@ def evaluation_line(row: Mapping[str, Any]) -> str:
     what = "test" if row.get("split") == "test" else "evaluation"
     return (
         f"{what} at {number(row.get('env_steps'))} steps: {interval(row)}"
-        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}"
+        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}{cut_words(row)}"
     )
+
+
+def cut_words(row: Mapping[str, Any]) -> str:
+    """How many episodes of an evaluation were cut at the limit of their length, if any."""
+    return f" · {number(row['cut_episodes'])} of them cut at eval.max_steps" if row.get("cut_episodes") else ""
 
 
 def remark_line(row: Mapping[str, Any]) -> str:
@@ -136,7 +141,9 @@ def time_line(profile: Mapping[str, Any]) -> str:
     shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= 0.01 * profile["wall_seconds"]]
     busy = f"learner busy {profile['learner_busy']:.0%}"
     if "actors_busy" in profile:
-        busy += f", {profile['actors']} actors {profile['actors_busy']:.0%}"
+        lost = profile.get("actors_lost", 0)
+        num = f"{profile['actors'] - lost} of {profile['actors']}" if lost else f"{profile['actors']}"
+        busy += f", {num} actors {profile['actors_busy']:.0%}"
     if "speed_up" in profile:  # runs of earlier versions have none
         busy += f" · speed-up {profile['speed_up']:.2f}x, parallel efficiency {profile['parallel_efficiency']:.0%}"
     energy = profile.get("joules_per_million_steps")
@@ -145,16 +152,34 @@ def time_line(profile: Mapping[str, Any]) -> str:
     return " · ".join([", ".join(shown), busy, *joules, *saving_lines(profile), advice])
 
 
+def chosen_lines(score: Mapping[str, Any], best: Any) -> list[str]:
+    """What a score is to be seen beside: how many validations its policy was chosen from, and the last of them."""
+    last = score.get("last_eval")
+    if not isinstance(last, Mapping):
+        return []
+    if score.get("which") == "latest":
+        return ["       of the last weights: the best checkpoint could not be used"] if best else []
+    count = number(score.get("best_of"), missing="all its")
+    same = last.get("env_steps") == score.get("checkpoint")
+    return [
+        f"       of the best of {count} validations, at {number(score.get('checkpoint'))} steps; "
+        + ("which was the last one" if same else f"the last, at {number(last.get('env_steps'))}: {interval(last)}")
+    ]
+
+
 def end_lines(status: Mapping[str, Any]) -> list[str]:
     """How the run ended: the state and why, the reported score, and how to go on when it stopped early."""
     reason = f": {status['reason']}" if status.get("reason") else ""
     counts = f"{number(status.get('env_steps'))} steps, {number(status.get('updates'))} updates"
     lines = [f"{status.get('state', 'ended')}{reason} ({counts})"]
+    lines += [f"lost: {what}" for what in status.get("lost") or ()]
     score = status.get("score")
     if score:
         lines.append(
             f"score {interval(score)} · mean and 95 % interval of {number(score.get('episodes'))} test episodes"
+            f"{cut_words(score)}"
         )
+        lines += chosen_lines(score, status.get("best"))
     if status.get("filtered") is not None:
         lines.append(f"filtered {status['filtered']:.1%} of the steps out of the replay")
     if status.get("resume") and status.get("exit_code"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from qfleet.act import Actor, Policy, acting, evaluate, lanes_for, play
+from qfleet.act import Actor, Policy, acting, lanes_for, play
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Rollout, Step
 from qfleet.envs.episodes import TRAIN
@@ -248,7 +248,7 @@ def test_a_generator_never_reads_outside_its_buffer(position: int) -> None:
 @pytest.mark.parametrize("episodes", [1, 3, 7])
 def test_every_lane_plays_equally_many_episodes(episodes: int) -> None:
     # Lane k's n-th episode has the n-th length, so the returns tell which episodes were counted.
-    returns = play(policy(), counting(3), episodes)
+    returns = play(policy(), counting(3), episodes).returns
     totals = [sum(100.0 * n + step + 1 for step in range(LENGTHS[n % 4])) for n in range(3)]
     assert returns == [totals[number // 3] for number in range(episodes)]
 
@@ -261,14 +261,12 @@ def test_short_episodes_are_not_favoured() -> None:
             super().__init__((20,) if Counting.made == 0 else (1,))
 
     Counting.made = 0
-    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6)
+    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6).returns
     lengths = [20 if value % 100 == 10 else 1 for value in returns]  # 1 + ... + 20 = 210, plus hundreds
     assert lengths == [20, 1] * 3
 
 
-def test_an_endless_episode_counts_as_ended_at_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "MAX_EPISODE_STEPS", 4)
-
+def test_an_endless_episode_counts_as_ended_at_the_limit() -> None:
     class Uneven(Counting):
         """The first copy never ends by itself; the second does before the limit, at it, and after it."""
 
@@ -276,14 +274,16 @@ def test_an_endless_episode_counts_as_ended_at_the_limit(monkeypatch: pytest.Mon
             super().__init__((10**9,) if Counting.made == 0 else (3, 4, 5))
 
     Counting.made = 0
-    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6)
+    found = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6, max_steps=4)
     # 1 + 2 + 3 + 4, plus 100 a step for each episode before; every episode is counted once, from its first step.
-    assert returns == [10, 6, 410, 410, 810, 810]
+    assert found.returns == [10, 6, 410, 410, 810, 810]
+    # Those of the first copy, and the one of the second that would have had five steps: four are not cut.
+    assert (found.cut_episodes, found.lost_episodes) == (4, 0)
 
 
 def test_an_evaluation_can_be_cut_short() -> None:
     calls = iter(range(100))
-    assert len(play(policy(), counting(2), 50, stop=lambda: next(calls) > 20)) < 50
+    assert len(play(policy(), counting(2), 50, stop=lambda: next(calls) > 20).returns) < 50
 
 
 @pytest.mark.parametrize("episodes", [1, 20, 100, 128, 129, 200, 1_000])

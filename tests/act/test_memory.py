@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.act import Actor, Policy, carry, evaluate, play
+from qfleet.act import Actor, Policy, carry, play
 from qfleet.act.actor import expected_values
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Rollout, State
@@ -105,15 +105,14 @@ def greedy_actions(lanes: int, episodes: int, steps: int) -> dict[tuple[int, int
 
 def test_an_evaluation_remembers_and_forgets_likewise() -> None:
     policy, memory = witness()
-    returns = play(policy, counting(2), 6)
+    returns = play(policy, counting(2), 6).returns
     assert returns == [6.0, 6.0, 515.0, 515.0, 201.0, 201.0]
     assert check_seen(memory.seen, greedy_actions(2, 8, 6)) > 10
 
 
-def test_an_evaluation_forgets_an_episode_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "MAX_EPISODE_STEPS", 4)
+def test_an_evaluation_forgets_an_episode_that_was_given_up() -> None:
     policy, memory = witness()
-    play(policy, counting(2, (10**9,)), 6)
+    play(policy, counting(2, (10**9,)), 6, max_steps=4)
     assert check_seen(memory.seen, greedy_actions(2, 8, 6)) > 10
     assert max(int(obs[0, 2]) for obs, _ in memory.seen) == 4
 

@@ -677,8 +677,8 @@ WRONG = [
     Wrong(
         "eval latest --which worst",
         "--which worst is not valid",
-        "--which must be one of best, latest.",
-        "Write --which best or --which latest",
+        "--which must be one of best, latest, any.",
+        "Write --which best, --which latest or --which any",
     ),
     Wrong(
         "record nothing --out .",

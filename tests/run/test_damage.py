@@ -105,26 +105,24 @@ def with_a_damaged_best(run: Path) -> str:
     best = checkpoints(run)[0]
     (run / "best.json").write_text(f'{{"step": {int(best.name.removeprefix("step_"))}}}')
     flip(best / "model.safetensors")
-    damage = "model.safetensors is not what the manifest says"
-    return f"{best.name} is damaged: {damage}. The latest checkpoint is used instead."
+    return f"{best.name} is damaged: model.safetensors is not what the manifest says."
 
 
-@pytest.mark.parametrize("verb", ["eval", "resume", "train"])
+@pytest.mark.parametrize("verb", ["eval", "resume"])
 def test_the_command_line_says_it_in_one_line(
     verb: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     run = copied(stopped, tmp_path)
     commands = {
-        "eval": ["eval", str(run), "--episodes", "1"],
+        "eval": ["eval", str(run), "--episodes", "1", "--which", "any"],
         "resume": ["resume", str(run), "--steps", "300"],
-        "train": [*(word for word in words(tmp_path) if word != "--quiet"), "--from", str(run)],
     }
     if verb == "resume":
         told = f"The checkpoint {checkpoints(run)[-1].name} is damaged (optim.safetensors "
         flip(checkpoints(run)[-1] / "optim.safetensors")
     else:
-        told = with_a_damaged_best(run)
+        told = f"{with_a_damaged_best(run)} The latest checkpoint is used instead."
     assert main(commands[verb]) == 0
     out, err = capsys.readouterr()
     (line,) = [line for line in (out + err).splitlines() if "damaged" in line]
@@ -176,10 +174,29 @@ def test_damage_while_it_runs_does_not_end_the_run(tmp_path: Path, reference: Re
     assert same(run.path, whole.path)
 
 
-def test_a_damaged_best_checkpoint_means_the_latest(stopped: Path, tmp_path: Path) -> None:
+def test_a_damaged_best_checkpoint_means_the_latest_if_that_is_asked_for(stopped: Path, tmp_path: Path) -> None:
     run = copied(stopped, tmp_path)
-    best, told = checkpoints(run)[0], with_a_damaged_best(run)
-    with pytest.warns(CheckpointWarning, match=re.escape(told)):
-        loaded = load(run)
-    assert loaded.policy is not None
+    (best, latest), told = checkpoints(run), with_a_damaged_best(run)
+    with pytest.warns(CheckpointWarning, match=re.escape(f"{told} The latest checkpoint is used instead.")):
+        loaded = load(run, which="any")
+    assert loaded.weights is not None
+    assert (loaded.weights.which, loaded.weights.checkpoint.path) == ("latest", latest)
     assert best.is_dir()  # readers change nothing
+
+
+@pytest.mark.parametrize("verb", ["eval", "record", "train"])
+def test_nothing_else_is_called_the_best(
+    verb: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = copied(stopped, tmp_path)
+    told, folders = with_a_damaged_best(run), sorted(tmp_path.iterdir())
+    commands = {
+        "eval": ["eval", str(run), "--episodes", "1"],
+        "record": ["record", str(run), "--episodes", "1"],
+        "train": [*words(tmp_path), "--from", str(run)],
+    }
+    assert main(commands[verb]) == 6
+    out, err = capsys.readouterr()
+    assert err.startswith(f"error: the best checkpoint of run cannot be used: {told}")
+    assert out == ""
+    assert sorted(tmp_path.iterdir()) == folders  # no run, no video

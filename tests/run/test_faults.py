@@ -24,6 +24,7 @@ from qfleet.run.resolve import resolve
 from qfleet.run.wiring import make_line, make_train_world
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
+from qfleet.watch.words import end_lines
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
 
@@ -84,6 +85,33 @@ def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -
         "actor 0, environment 0",
         "actor 1, environment 0",
         "environment 0",
+    ]
+    diary.close()
+
+
+def test_a_learner_or_actor_that_is_given_up_is_told_and_kept(tmp_path: Path) -> None:
+    plan = small({"learners.num": 2})
+    world = make_train_world(plan)
+    diary = Diary(make_line(resolve(plan, world.spec), world), tmp_path)
+    diary.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": True})
+    assert diary.book.lost == []
+    diary.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": False})
+    diary.note_actor("actor_lost", worker=0, words="", restart_seconds=0.1)
+    diary.note_actor("actor_lost", worker=0, words="", restart_seconds=None)
+    assert diary.book.lost == [
+        "learner 1 (of 2) was lost for good at step 0: it left",
+        "actor 0 (of 1) was lost for good at step 0: it did not say why",
+    ]
+    assert diary.warnings == [
+        "learner 1 is lost: it left; another one is started",
+        *(
+            f"{text}; it is not started again ({limit}.restarts), and the run goes on without it"
+            for text, limit in zip(diary.book.lost, ("learners", "runtime"), strict=True)
+        ),
+    ]
+    assert diary.write_status()["lost"] == diary.book.lost
+    assert [line for line in end_lines(status(tmp_path)) if line.startswith("lost: ")] == [
+        f"lost: {text}" for text in diary.book.lost
     ]
     diary.close()
 

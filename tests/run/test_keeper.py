@@ -11,7 +11,7 @@ from torch import nn
 
 from qfleet import load, resume, train
 from qfleet.envs.toys import Random
-from qfleet.errors import UsageError
+from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.run import keeper
 from qfleet.run import rows as saved_rows
 from qfleet.run.resolve import resolve
@@ -181,11 +181,11 @@ def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: py
     assert len(segments) == 4
     for name in segments:
         store.commit(2, ((each, data) for each, data in blobs.items() if each != name), found.meta)
-        with pytest.raises(UsageError, match="missing"):
+        with pytest.raises(NoCheckpointError, match="missing"):
             keeps.load(store.load(2))
     extra = {"replay/rows_000000000005_000000000008_00002_00004.zst": blobs[segments[0]]}
     store.commit(3, {**blobs, **extra}.items(), found.meta)
-    with pytest.raises(UsageError, match="belongs nowhere"):
+    with pytest.raises(NoCheckpointError, match="belongs nowhere"):
         keeps.load(store.load(3))
     line.close()
 

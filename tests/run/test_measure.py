@@ -1,6 +1,8 @@
 """Choices by measurement: what the plan says goes first, what is known is not measured again, short runs never are."""
 
+import multiprocessing
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ import msgspec
 import pytest
 import torch
 
+from qfleet import train
 from qfleet.data import Spec
+from qfleet.plan import read_plan
 from qfleet.plan.schema import (
     Algo,
     Env,
@@ -27,7 +31,10 @@ from qfleet.plan.schema import (
 )
 from qfleet.plan.together import Learners
 from qfleet.run import measure
+from qfleet.run.apart import answer_of
 from qfleet.run.measure import Measured, measured_choices, shape_name, with_runtime
+from qfleet.watch import make_watcher, read_json
+from tests.run.parts import checkpoints, hashes, small
 
 VECTOR = Spec((4,), "float32", (2,))
 GRID = Spec((4, 10, 10), "uint8", (3,))
@@ -145,6 +152,7 @@ def test_without_a_compiler_it_is_asked_once(kept: Measured, monkeypatch: pytest
 
     calls: list[int] = []
     monkeypatch.setattr("qfleet.learn.compiled.inductor", fails)
+    monkeypatch.setattr(measure, "answer_of", lambda work, args, limit: work(*args))
     plan = plan_of(threads=1)
     kept.put(f"{name_of(plan, VECTOR)} float32", 1e-2)
     for _ in range(2):
@@ -228,3 +236,132 @@ def test_another_shape_or_machine_has_another_name(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "processor", lambda: "another")
     names.add(name_of(plan, VECTOR))
     assert len(names) == 5
+
+
+# What a clock decides is said, and never takes long
+
+
+@pytest.mark.usefixtures("no_clock")
+def test_what_a_measurement_decided_is_named_although_it_was_made_before(
+    kept: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(Net(torso=MinatarTorso()), threads=1)
+    half_is_quick(plan, kept, monkeypatch)
+    kept.put(f"{name_of(plan, GRID)} compile", 300.0)
+    kept.put(f"{name_of(plan, GRID)} compiled", 5e-4)
+    assert measured_choices(plan, GRID, 1, kept).timed == ("compile", "precision")
+    assert measured_choices(with_runtime(plan, compile=False), GRID, 1, kept).timed == ("precision",)
+    whole = with_runtime(plan, compile=False, precision="float32")
+    assert measured_choices(whole, GRID, 1, kept).timed == ()
+    assert measured_choices(msgspec.structs.replace(plan, until=SHORT), GRID, 1, kept).timed == ()
+
+
+@pytest.mark.usefixtures("no_clock")
+@pytest.mark.skipif(CORES < 2, reason="one core: nothing to choose")
+def test_threads_that_a_measurement_chose_are_named(kept: Measured) -> None:
+    plan = plan_of(Net(torso=MinatarTorso()), compile=False, precision="float32")
+    for threads in (1, CORES):
+        kept.put(f"{name_of(plan, GRID, threads=threads)} float32", float(threads))
+    assert measured_choices(plan, GRID, 5, kept).timed == ("threads",)
+
+
+def test_the_reason_says_what_was_chosen_and_how_to_repeat_it() -> None:
+    chosen = {"threads": 2, "precision": "bfloat16", "compile": False}
+    (reason,) = measure.timed_reason(("compile", "precision"), chosen)
+    assert "chose runtime.compile=false, runtime.precision=bfloat16;" in reason
+    assert "--plan" in reason
+    assert measure.timed_reason((), chosen) == []
+
+
+class SlowLearner:
+    """Every update takes a second of a made-up clock."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def update(self, batch: Any) -> None:
+        self.now += 1.0
+
+
+@pytest.mark.parametrize(("limit", "updates"), [(0.1, 1), (2.5, 3), (1e9, measure.ROUNDS)])
+def test_slow_updates_are_measured_as_long_as_the_limit_allows(limit: float, updates: int) -> None:
+    learner = SlowLearner()
+    assert measure.quickest(learner, None, learner.clock, limit) == 1.0  # type: ignore[arg-type]
+    assert learner.now == updates
+
+
+def test_measuring_takes_two_hundredths_of_the_run_and_half_a_minute_at_most(kept: Measured) -> None:
+    trial = measure.Trial(kept, 100_000, time.monotonic, lambda text: None)
+    assert trial.limit_seconds(1e-3) == pytest.approx(2.0)
+    assert trial.limit_seconds(1.0) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "answers", "limits", "whole"),
+    [
+        (2e-3, [10.0, 1e-3], [], False),  # 250,000 updates: 500 s, of which measuring may have 10
+        (5e-3, [10.0, 1e-3], [25.0], True),
+        (5e-2, [10.0, 1e-3], [30.0], True),
+        (5e-2, None, [30.0], False),
+    ],
+)
+def test_a_compiler_has_a_limit_and_is_not_started_where_that_is_too_short(
+    seconds: float,
+    answers: list[float] | None,
+    limits: list[float],
+    whole: bool,
+    kept: Measured,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def answer(work: Any, args: Any, limit: float) -> list[float] | None:
+        seen.append(round(limit))
+        return answers
+
+    seen: list[float] = []
+    told: list[str] = []
+    monkeypatch.setattr(measure, "answer_of", answer)
+    plan = plan_of(threads=1)
+    kept.put(f"{name_of(plan, VECTOR)} float32", seconds)
+    choices = measured_choices(plan, VECTOR, 1, kept, tell=told.append)
+    assert (choices.compile, seen) == (whole, limits)
+    assert ["at most" in text for text in told] == [True] * len(limits)
+    if limits and not whole:
+        assert choices.notes == ("update: not compiled, the compiler was not done within 30 s",)
+    assert measured_choices(plan, VECTOR, 1, kept).compile == whole  # remembered
+    assert seen == limits
+
+
+def test_a_calculation_apart_answers_or_is_ended_at_its_limit() -> None:
+    assert answer_of(list, ((1.5, 2.5),), 30.0) == [1.5, 2.5]
+    assert answer_of(os._exit, (3,), 30.0) is None
+    begin = time.monotonic()
+    assert answer_of(time.sleep, (60.0,), 0.2) is None
+    assert time.monotonic() - begin < 20.0
+    assert not [child for child in multiprocessing.active_children() if child.name == "qfleet-measure"]
+
+
+def test_a_run_says_what_was_measured_and_its_plan_repeats_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(measure, "LONG_UPDATES", 10)
+    plan = small({"runtime.compile": None, "until.steps": 150})
+    first = train(plan, out=tmp_path, watcher=make_watcher("plain"))
+    said = capsys.readouterr().out.splitlines()
+    (reason,) = first.status["not_exact"]
+    assert "runtime.compile=false" in reason
+    assert said[0].startswith("measuring how long an update takes")
+    assert said.index(f"warning: not exact: {reason}") < min(at for at, line in enumerate(said) if "done" in line)
+    assert read_json(first.path / "provenance.json")["not_exact"] == [reason]
+    assert reason in (first.path / "card.md").read_text()
+    again = train(read_plan(first.path / "run.toml"), out=tmp_path)
+    assert (again.status["exact"], again.status["not_exact"]) == (True, [])
+    assert weights_hash(first.path) == weights_hash(again.path)
+
+
+def weights_hash(run: Path) -> str:
+    """Of what a run has learned."""
+    return hashes(checkpoints(run)[-1])["model.safetensors"]

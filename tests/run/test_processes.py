@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
 from qfleet.run.fleet import Fleet
 from qfleet.watch import read_rows
-from qfleet.watch.words import time_line
+from qfleet.watch.words import end_lines, time_line
 from tests.run.parts import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
 from tests.run.variants import ANNEAL, RESET
 
@@ -351,6 +352,19 @@ class Fragile(toys.Random):
 
 def make_fragile() -> gym.Env[Any, Any]:
     return Fragile()
+
+
+@pytest.mark.chaos
+def test_an_actor_that_is_given_up_is_told_with_its_cause_and_at_the_end(tmp_path: Path) -> None:
+    more = {"until.steps": 10_000_000, "replay.capacity": 2_000, "log.every_steps": 100, "runtime.restarts": 0}
+    blow = Once(300, sent("qfleet-actor-1", signal.SIGKILL), lambda: has_acted(tmp_path, 1))
+    run = train(plan_of(**more), out=tmp_path, callbacks=[blow, until_told(tmp_path, "actor_lost")])
+    (lost,) = run.status["lost"]
+    assert re.fullmatch(r"actor 1 \(of 2\) was lost for good at step \d+: its process ended with exit code -9", lost)
+    (warning,) = [row["text"] for row in events(run, "warning") if "lost for good" in row["text"]]
+    assert warning == f"{lost}; it is not started again (runtime.restarts), and the run goes on without it"
+    assert f"lost: {lost}" in end_lines(run.status)
+    assert "1 of 2 actors" in time_line(run.status["profile"])
 
 
 @pytest.mark.chaos

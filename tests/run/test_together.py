@@ -15,6 +15,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows, wanted
+from qfleet.watch.words import end_lines
 from tests.run.parts import SMALL, first_struck
 
 pytestmark = pytest.mark.timeout(110)
@@ -228,6 +229,22 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     assert lost["replaced"]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])
     assert all(not mate.life.is_alive() for mate in mates)  # nobody is left behind
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_given_up_is_told_with_its_cause_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mates, strike = first_struck(monkeypatch)
+    plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200, "learners.restarts": 0})
+    found = train(plan, out=tmp_path, callbacks=[lambda row: strike(row) if mates[0].life.is_alive() else None])
+    (lost,) = found.status["lost"]
+    assert lost.startswith("learner 1 (of 2) was lost for good at step ")
+    assert "its process was ended by SIGKILL" in lost
+    (warning,) = [row["text"] for row in events(found.path, "warning") if "lost for good" in row["text"]]
+    assert warning == f"{lost}; it is not started again (learners.restarts), and the run goes on without it"
+    assert f"lost: {lost}" in end_lines(found.status)
+    assert found.status["not_exact"][0].startswith("a learner was lost: ")
 
 
 @pytest.mark.parametrize(

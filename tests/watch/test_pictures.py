@@ -70,7 +70,8 @@ def test_what_is_drawn_is_what_was_measured(tmp_path: Path) -> None:
     figure = figures.Figure()
     _draw(figure, {"a": rows}, "")
     returns, loss, speed = figure.axes
-    training, evaluation = returns.lines
+    training, evaluation, last = returns.lines
+    assert last.get_xydata().tolist() == evaluation.get_xydata()[-1:].tolist()
     assert list(evaluation.get_xdata()) == [5000, 10_000, 15_000, 20_000]
     assert list(evaluation.get_ydata()) == [25, 50, 75, 100]
     assert len(training.get_xdata()) == 20
@@ -96,6 +97,21 @@ def test_the_test_score_is_a_star_at_its_checkpoint_and_no_point_of_the_curve(tm
     (bar,) = returns.containers
     assert bar.lines[2][0].get_segments()[0].tolist() == [[15_000, 70], [15_000, 95]]
     assert "test episodes, 95 % interval" in [text.get_text() for text in returns.get_legend().get_texts()]
+
+
+def test_the_picture_says_how_many_validations_the_best_was_chosen_from(tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    from qfleet.watch import read_rows
+    from qfleet.watch.plot import _draw
+
+    run = make_run(tmp_path / "a")
+    score = {"split": "test", "checkpoint": 15_000, "mean": 80.0, "low": 70.0, "high": 95.0, "best_of": 4}
+    RowLog(run / "metrics.jsonl").row({"kind": "eval", "env_steps": 20_000, **score})
+    figure = figures.Figure()
+    _draw(figure, {"a": read_rows(run / "metrics.jsonl")}, "")
+    texts = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert "test episodes of the best of 4 validations, 95 % interval" in texts
+    assert "last evaluation: 100.0" in texts
 
 
 def test_a_run_without_rows(tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""A calculation in a process of its own, which can be ended: by a limit of time, and by Ctrl-C."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+
+from qfleet.data.kin import die_with_parent, fork_server, hidden_main
+from qfleet.envs.child import end_group
+from qfleet.run.wiring import ROLES
+
+
+def answer_of(work: Callable[..., list[float]], args: tuple[Any, ...], limit_seconds: float) -> list[float] | None:
+    """What `work` answers, or None if it was not done in time or its process ended; no process is left."""
+    context = fork_server(ROLES)
+    line, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(theirs, work, args), name="qfleet-measure", daemon=True)
+    try:
+        with hidden_main(), theirs:
+            process.start()
+        if not line.poll(limit_seconds):
+            return None
+        return msgspec.json.decode(line.recv_bytes(10_000), type=list[float])
+    except (EOFError, OSError, msgspec.MsgspecError):
+        return None
+    finally:
+        line.close()
+        if process.pid is not None:  # it was started
+            end_group(process)
+
+
+def answer(line: Connection, work: Callable[..., list[float]], args: tuple[Any, ...]) -> None:
+    """The life of that process: it has a group of its own, with all that it starts, and ends with its parent."""
+    die_with_parent()
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # whoever asked is told, and ends this process
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    found = work(*args)
+    with suppress(OSError):
+        line.send_bytes(msgspec.json.encode(found))
