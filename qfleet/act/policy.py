@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qfleet.act.explore import Choose, epsilon_greedy, greedy
 from qfleet.data import Array
-from qfleet.nets import QNet, chain_of, require_memory, set_noise
+from qfleet.nets import QNet, chain_of, may_share, require_memory, set_noise, write_weights
 from qfleet.qlearn import Head
 
 
@@ -27,16 +27,29 @@ class Policy:
         self.online = chain_of(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
-        self.shared: Mapping[str, Tensor] | None = None
+        self.source: Mapping[str, Tensor] | None = None  # whose weights these are
+        self.shares, self.stamps = may_share(net), list[int]()
         self.noisy = False
         set_noise(net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Take newer weights; on one device they are shared, not copied."""
-        if weights is not self.shared:
-            self.net.load_state_dict(dict(weights), assign=True)
-            self.shared, self.online = weights, chain_of(self.net) or self.net
+        """Take newer weights and follow what is written there later: shared if possible, else copied in place."""
+        if weights is not self.source:
+            self.source, self.stamps = weights, []
+            if self.shares:
+                self.net.load_state_dict(dict(weights), assign=True)
+                self.online = chain_of(self.net) or self.net
+        self.follow()
         self.version = version
+
+    def follow(self) -> None:
+        """Copy the weights again if they have changed; tensors count how often they were written."""
+        if self.shares or self.source is None:
+            return
+        stamps = [tensor._version for tensor in self.source.values()]
+        if stamps != self.stamps:
+            write_weights(self.net, self.source)
+            self.stamps = stamps
 
     def blank(self, lanes: int) -> Array | None:  # [B, S]
         """The state at the beginning of episodes; None without memory."""
@@ -44,6 +57,7 @@ class Policy:
 
     def look(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
         """The value of every action, and what a memory's cell holds afterwards [B, held]."""
+        self.follow()
         with torch.inference_mode():
             shown = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
             if state is None:

@@ -457,6 +457,7 @@ class Course:
         step = self.book.best["env_steps"] if self.book.best else self.steps
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
+            self.line.policy.follow()  # else what the learner changed last would be copied over the best
             restore(self.line.policy.net, arrays_in(found, "model.safetensors"))
         except NoCheckpointError as cause:
             self.diary.warn(f"the best checkpoint cannot be used, the last weights are: {cause.what}")

@@ -179,6 +179,7 @@ class Line:
         """The share of units that hardly ever fire, by the policy's network: without its noise it draws nothing."""
         self.policy.noisy = False
         set_noise(self.policy.net, active=False)
+        self.policy.follow()
         return dormant_units(self.policy.net, self.feed.replay)
 
     def moving(self) -> State:

@@ -53,6 +53,32 @@ def test_newer_weights_are_acted_by_wherever_they_lie(dueling: bool) -> None:
             assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
 
 
+class Hoarder(nn.Module):
+    """Computes by further references to its weights: the parameters in a list, or views of them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        own = [self.layer.weight, self.layer.bias]
+        self.kept = own if kind == "list" else [value.detach() for value in own]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        weight, bias = self.kept
+        return obs @ weight.T + bias
+
+
+@pytest.mark.parametrize("kind", ["list", "views"])
+def test_newer_weights_are_acted_by_whatever_a_module_does_with_them(kind: str) -> None:
+    nets = [QNet(Hoarder(kind), nn.Identity()) for _ in range(3)]
+    policy, obs = Policy(nets[0], Scalar(), (3,)), rng().normal(size=(5, 4)).astype(np.float32)
+    for version, net in enumerate(nets[1:], start=1):
+        policy.load(version, weights := net.state_dict())
+        with torch.no_grad():
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+            next(iter(weights.values())).mul_(2.0)  # what is written there is seen at once
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+
+
 def test_greedy_takes_the_best_and_returns_the_values() -> None:
     obs = np.array([[0, 3, 1, 2], [5, 3, 1, 2]], np.float32)
     action, _, values = shown().act(obs)
