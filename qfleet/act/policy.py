@@ -4,13 +4,15 @@ Shapes: B lanes, A actions, D action dimensions, S state size. Values are [B, A]
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qfleet.act.explore import Choose, epsilon_greedy, greedy
-from qfleet.data import Array
+from qfleet.data import Array, Spec
+from qfleet.errors import UsageError
 from qfleet.nets import QNet, chain_of, may_share, require_memory, set_noise, write_weights
 from qfleet.qlearn import Head
 
@@ -22,8 +24,15 @@ class NonFiniteValues(Exception):
 class Policy:
     """Greedy in the network's values, random with probability epsilon; `actions` are the counts per dimension."""
 
-    def __init__(self, net: QNet, head: Head, actions: tuple[int, ...], device: torch.device | None = None) -> None:
-        self.net, self.head, self.actions = net, head, actions
+    def __init__(
+        self,
+        net: QNet,
+        head: Head,
+        actions: tuple[int, ...],
+        device: torch.device | None = None,
+        spec: Spec | None = None,
+    ) -> None:
+        self.net, self.head, self.actions, self.spec = net, head, actions, spec
         self.online = chain_of(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
@@ -78,6 +87,8 @@ class Policy:
         mask: Array | None = None,  # [B, A] bool
     ) -> tuple[Array, Array | None, Array]:
         """Actions [B], the next recurrent state, and the values they were chosen by; greedy without an `rng`."""
+        if self.spec is not None:
+            require_batch(obs, self.spec)
         if rng is None:
             return self.decide(obs, state, lambda values: greedy(values, mask, self.actions), noisy=False)
         return self.decide(
@@ -108,6 +119,22 @@ class Policy:
         state[:, : memory.held] = held
         state[np.arange(len(held)), memory.held + action] = 1.0
         return state
+
+
+def require_batch(obs: Any, spec: Spec) -> None:
+    """Refuse what is not a batch of observations as the network is shown them."""
+    wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
+    if not isinstance(obs, np.ndarray):
+        given, fix = f"a {type(obs).__name__}", f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
+    elif obs.shape == spec.input_shape:
+        given, fix = "one observation without a batch around it", "Write policy.act(obs[None])."
+    elif obs.shape[1:] != spec.input_shape:
+        given, fix = f"an array of shape {obs.shape}", "Show it what the environment it learned in shows."
+    elif obs.dtype != spec.dtype:
+        given, fix = f"numbers of type {obs.dtype}", f"Write obs.astype(np.{spec.dtype})."
+    else:
+        return
+    raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)
 
 
 def carry(state: Array | None, reward: Array, blank: Array) -> Array | None:

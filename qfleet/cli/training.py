@@ -16,6 +16,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
+from qfleet.plan.folders import local_path
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
@@ -26,7 +27,10 @@ Words = Annotated[
 ]
 Preset = Annotated[str | None, Parameter(help="Named preset over the environment's defaults (see: qfleet presets).")]
 PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command line wins over it.")]
-Out = Annotated[str, Parameter(help="Folder that holds the run folders.")]
+Out = Annotated[
+    str,
+    Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value)),
+]
 Json = Annotated[bool, Parameter(help="Print every row as a JSON line.", show_default=False)]
 Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=False)]
 Profile = Annotated[

@@ -15,6 +15,7 @@ from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
+from qfleet.plan.folders import local_path
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
@@ -70,7 +71,8 @@ class Run:
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
-        return record(self.plan, self.policy, Path(file or self.path / "videos" / "play.mp4"), episodes, self.make)
+        target = local_path(file or self.path / "videos" / "play.mp4")
+        return record(self.plan, self.policy, target, episodes, self.make)
 
     def __repr__(self) -> str:
         """Where it is and how it stands."""
@@ -91,7 +93,7 @@ def train(
     command: list[str] | None = None,
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if is_away(plan):
         from qfleet.run import ray
 
@@ -118,7 +120,7 @@ def train(
         source = None if weights_from is None else find_run(weights_from, out)
         with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
             plan = line.plan
-            folder = new_run_dir(Path(out), plan.env.id, name)
+            folder = new_run_dir(out, plan.env.id, name)
             write_plan(plan, folder / "run.toml")
             write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
             sign(folder, plan.env)
@@ -211,9 +213,9 @@ def rehearse(
     weights_from: AnyPath | None = None,
 ) -> dict[str, int]:
     """Refuse what `train` would refuse, and make nothing; otherwise the memory and disk that the plan needs."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if name is not None:
-        require_free(Path(out), name)
+        require_free(out, name)
     source = None if weights_from is None else find_run(weights_from, out)
     with closing(make_train_world(plan, env)) as world:
         # A short run's choices are not measured, and nothing else is refused for a long one.

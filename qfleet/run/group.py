@@ -20,6 +20,7 @@ import msgspec
 
 from qfleet.errors import UsageError
 from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
+from qfleet.plan.folders import local_path
 from qfleet.plan.schema import Plan
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
@@ -131,7 +132,7 @@ def train_group(
     command: list[str] | None = None,
 ) -> Group:
     """Train one plan with several seeds, from the plan's own on, as many at once as the machine has room for."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if name is not None:
         check_name(name)
     members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _numbers(plan, seeds)]

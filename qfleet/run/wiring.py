@@ -257,7 +257,7 @@ def make_policy(
     net.eval()  # a torso's dropout and the like are for learning
     if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, Implicit):
         net.head.fractions, net.head.even = plan.net.head.act_fractions, True
-    return Policy(net.to(device), make_head(plan, spec), spec.actions, device)
+    return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
 
 
 def join_parts(

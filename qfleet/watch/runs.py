@@ -13,6 +13,7 @@ from typing import Any
 
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_toml
+from qfleet.plan.folders import local_path
 from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -58,7 +59,7 @@ def next_name(env_id: str, preset: str | None = None) -> str:
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
     """Make the directory of a new run: the given name, or for cartpole-dqn-# the next free one, cartpole-dqn-0007."""
-    parent, name = Path(out), next_name(env_id) if name is None else name
+    parent, name = local_path(out), next_name(env_id) if name is None else name
     check_name(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def check_name(name: str) -> None:
 
 def find_run(name: str | Path, out: Path | str = "runs") -> Path:
     """A run by path, name, unique beginning of a name, or "latest"; a member as GROUP/MEMBER."""
-    text, parent = str(name), Path(out)
+    text, parent = str(name), local_path(out)
     if text == LATEST:
         return _latest(parent)
     found = [path for path in _places(text, parent) if is_run(path)]
@@ -137,7 +138,7 @@ def find_run(name: str | Path, out: Path | str = "runs") -> Path:
 
 def find_entry(name: str | Path, out: Path | str = "runs") -> Path:
     """A run or a group by path, name, unique beginning of a name, or "latest", which is the group of a member."""
-    text, parent = str(name), Path(out)
+    text, parent = str(name), local_path(out)
     if text == LATEST:
         run = _latest(parent)
         return run.parent if is_group(run.parent) else run
@@ -152,7 +153,7 @@ def _places(text: str, parent: Path) -> list[Path]:
     """Where a name may lead: into the folder of runs, or a path of its own."""
     parts = text.split("/")
     plain = len(parts) <= 2 and all(NAME.fullmatch(part) and part not in (".", "..") for part in parts)
-    return [*([parent / text] if plain else []), Path(text)]
+    return [*([parent / text] if plain else []), local_path(text)]
 
 
 def _beginning(text: str, paths: list[Path]) -> list[Path]:
@@ -234,7 +235,7 @@ def read_tables(run_dir: Path) -> dict[str, Any]:
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
     """One dict per run, the one active last first: name, path, env, state, steps, best, score, age_seconds."""
     now = datetime.now(UTC).timestamp()  # compared with file times, for display only
-    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(Path(out))]
+    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(local_path(out))]
 
 
 def _listed(path: Path) -> dict[str, Any]:
