@@ -194,10 +194,10 @@ def test_what_is_said_not_to_exist_does_not() -> None:
 
 
 def test_the_run_directory_is_as_drawn(place: Path) -> None:
-    drawn = next(block.text for block in BLOCKS if block.text.startswith("runs/cartpole-dqn-0001/"))
+    drawn = next(block.text for block in BLOCKS if block.text.startswith("runs/cartpole-double-n5-0001/"))
     assert main(["train", "CartPole-v1", "--quiet", *TINY]) == 0
     names = re.findall(r"\b[a-z]+\.(?:toml|jsonl|json|md|safetensors)\b", drawn.replace("--plan run.toml", ""))
-    made = {path.name for path in place.rglob("runs/cartpole-dqn-0001/**/*") if path.is_file()}
+    made = {path.name for path in place.rglob("runs/cartpole-double-n5-0001/**/*") if path.is_file()}
     assert {name for name in made if not name.endswith(".zst")} == set(names)
 
 

@@ -17,6 +17,7 @@ from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
 from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name, algorithm_words
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
@@ -113,10 +114,11 @@ def _train_run(
 
 
 def _name(composed: Composed, name: str | None) -> str:
-    """The name asked for, or one that says which preset runs where."""
+    """The name asked for, or one that says which algorithm runs where."""
     from qfleet.watch.runs import next_name
 
-    return name if name is not None else next_name(composed.plan.env.id, composed.preset)
+    plan = composed.plan
+    return name if name is not None else next_name(plan.env.id, algorithm_name(plan, composed.preset))
 
 
 def resume(
@@ -227,13 +229,14 @@ def _report(group: "Group", json: bool, quiet: bool) -> int:
 
 
 def summary(composed: Composed) -> str:
-    """One line that says which layers the plan is made of."""
+    """One line that says what is trained, and which layers its plan is made of."""
     plan, own = composed.plan, [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
     parts += [f"{path}={show(flatten(plan)[path])}" for path in own if path != "env.id"]
     tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
-    return f"{plan.env.id}: " + ", ".join([tuned or f"{composed.defaults} defaults", *parts])
+    layers = ", ".join([tuned or f"{composed.defaults} defaults", *parts])
+    return f"{plan.env.id}: {algorithm_words(plan)}; {layers}"
 
 
 def _introduce(composed: Composed, json: bool, quiet: bool) -> None:

@@ -16,6 +16,7 @@ from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan import check, diff, read_plan, write_plan
 from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course, unpromised
@@ -32,7 +33,7 @@ from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoint, Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
-from qfleet.watch.runs import check_name
+from qfleet.watch.runs import check_name, next_name
 
 AnyPath = str | Path
 
@@ -120,7 +121,9 @@ def train(
         source = None if weights_from is None else find_run(weights_from, out)
         with closing(prepared(plan, world, env, torso, explore, source, told.append)) as line:
             plan = line.plan
-            folder = new_run_dir(out, plan.env.id, name)
+            folder = new_run_dir(
+                out, plan.env.id, next_name(plan.env.id, algorithm_name(plan)) if name is None else name
+            )
             write_plan(plan, folder / "run.toml")
             write_json(folder / "provenance.json", {**provenance(command), "own_env": env is not None})
             sign(folder, plan.env)

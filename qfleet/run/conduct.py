@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from qfleet.errors import QfleetError, UsageError
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending
@@ -148,6 +149,7 @@ def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, An
     return {
         "run": str(folder),
         "env": plan.env.id,
+        "algorithm": algorithm_name(plan),
         "device": plan.runtime.device,
         "threads": plan.runtime.threads,
         "until_steps": plan.until.steps,

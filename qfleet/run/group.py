@@ -21,6 +21,7 @@ import msgspec
 from qfleet.errors import UsageError
 from qfleet.plan import plan_hash, read_plan, to_toml, write_plan
 from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
@@ -35,7 +36,7 @@ from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, r
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
-from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, read_tables
+from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, next_name, read_tables
 
 FORMAT = 1
 # A Python process with torch imported, beside its replay.
@@ -138,7 +139,7 @@ def train_group(
     members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _numbers(plan, seeds)]
     room = find_room(plan, len(members), jobs)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
-    folder = new_run_dir(out, plan.env.id, name)
+    folder = new_run_dir(out, plan.env.id, next_name(plan.env.id, algorithm_name(plan)) if name is None else name)
     write_plan(plan, folder / PLAN_FILE)
     sign(folder, plan.env)
     kept = {"command": command, "weights_from": None if source is None else str(source)}

@@ -43,7 +43,7 @@ def member_dirs(group: Path) -> list[Path]:
 
 
 def label(path: Path) -> str:
-    """A run's name; a member's with its group: cartpole-dqn-0007/seed-0."""
+    """A run's name; a member's with its group: cartpole-double-0007/seed-0."""
     return f"{path.parent.name}/{path.name}" if is_group(path.parent) else path.name
 
 
@@ -52,9 +52,9 @@ def runs_of(entry: Path) -> list[Path]:
     return member_dirs(entry) if is_group(entry) else [entry]
 
 
-def next_name(env_id: str, preset: str | None = None) -> str:
+def next_name(env_id: str, algorithm: str = "dqn") -> str:
     """The name of a new run that nobody named: cartpole-rainbow-#."""
-    return f"{_slug(env_id)}-{_slug(preset or 'dqn')}{NEXT}"
+    return f"{_slug(env_id)}-{_slug(algorithm)}{NEXT}"
 
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:

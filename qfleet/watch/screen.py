@@ -101,7 +101,7 @@ class Screen:
         return blocks
 
     def _title(self, simple: bool, width: int) -> Text:
-        what = " · ".join(str(self.info[key]) for key in ("env", "preset") if self.info.get(key))
+        what = " · ".join(str(self.info[key]) for key in ("env", "algorithm") if self.info.get(key))
         title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, simple, f"{STRONG} default"))
         run = str(self.info.get("run") or "")
         if run and len(title) + len(run) + 9 <= width:

@@ -57,19 +57,24 @@ def test_train_passes_the_plan_and_says_what_it_is(train: Calls, capsys: Capture
     assert (arguments["out"], arguments["name"], arguments["weights_from"]) == ("runs", "x", None)
     assert arguments["command"] == ["qfleet", *words]
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "CartPole-v1: cartpole defaults, preset per, algo.n_step=3, until.steps=5000, seed=4"
+    assert shown[0] == (
+        "CartPole-v1: Double DQN, prioritised replay, 3-step returns;"
+        " cartpole defaults, preset per, algo.n_step=3, until.steps=5000, seed=4"
+    )
     assert shown[-3:] == ["run    runs/my run", "next   qfleet plot 'runs/my run'", "       qfleet eval 'runs/my run'"]
 
 
 def test_a_preset_names_the_run(train: Calls) -> None:
     assert main(["train", "CartPole-v1", "--preset", "rainbow-small"]) == 0
     assert main(["train", "CartPole-v1"]) == 0
-    assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-dqn-#"]
+    assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-double-n5-#"]
 
 
 def test_an_untuned_environment_is_told_so(train: Calls, capsys: Captured) -> None:
     assert main(["train", "Taxi-v3"]) == 0
-    assert capsys.readouterr().out.startswith("Taxi-v3: general defaults (none tuned for Taxi-v3)\n")
+    assert capsys.readouterr().out.startswith(
+        "Taxi-v3: Double DQN, 3-step returns; general defaults (none tuned for Taxi-v3)\n"
+    )
 
 
 def test_json_keeps_standard_output_for_rows(train: Calls, capsys: Captured) -> None:

@@ -19,7 +19,7 @@ from qfleet.watch.words import duration, end_lines, number, seconds_left, sparkl
 INFO = {
     "run": "runs/cartpole-dqn-0007",
     "env": "CartPole-v1",
-    "preset": "cartpole",
+    "algorithm": "cartpole",
     "device": "cpu",
     "threads": 2,
     "notes": ["tuned defaults for CartPole"],
