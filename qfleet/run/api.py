@@ -1,7 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
+from qfleet.nets import under_own_names
 from qfleet.plan import check, diff, read_plan, write_plan
+from qfleet.plan.draft import show
 from qfleet.plan.folders import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
@@ -340,15 +342,30 @@ def model_of(checkpoint: Checkpoint) -> dict[str, Any]:
 def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
     weights, own = weights_of(source, warn=warn), line.learner.model_arrays()
+    with suppress(KeyError):
+        weights = under_own_names(own.keys(), weights)
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:
+        there = net_settings(source, line.plan)
         raise UsageError(
             f"--from {source.name}: its weights do not fit this plan's network",
             f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
-            f"Use the same net.* settings: see `qfleet runs show {source.name}`.",
+            f"Give this run the same network: {there}"
+            if there
+            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
         )
     line.learner.begin_with(weights)
+
+
+def net_settings(source: Path, plan: Plan) -> str:
+    """The settings of another run's network that this plan does not have, as they are typed."""
+    try:
+        found = diff(read_plan(source / "run.toml"), plan)
+    except UsageError:
+        return f"see net.* in {source / 'run.toml'}"
+    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
+    return " ".join(f"{path}={show(value).strip('[]').replace(' ', '')}" for path, value in paths)
 
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:

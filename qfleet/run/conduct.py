@@ -36,7 +36,7 @@ def conduct(
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
     watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
+    with threads(plan), own_torch_rng(plan), hold_run(folder), listening(watcher) as asked, logbook(folder) as log:
         diary = Diary(line, folder, watcher, callbacks)
         course = make_course(line, diary, env, asked)
         try:

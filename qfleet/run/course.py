@@ -419,6 +419,8 @@ class Course:
 
     def finish(self, ending: Ending) -> tuple[Ending, Row | None]:
         """Commit, then report the best policy on test seeds; what comes after the commit is cut off on resume."""
+        if self.asked:
+            self.diary.show_leaving()
         self.save()
         counts = {"env_steps": self.steps, "updates": self.line.learner.updates}
         self.history.note("learner", "closed", **counts, forgiven=self.line.forgiven, done=ending.state == "done")

@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -32,11 +31,20 @@ from qfleet.run.signals import ENDINGS, listening
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
-from qfleet.watch import find_run, new_run_dir, program, read_json, read_rows, remove_run, write_file
+from qfleet.watch import find_run, new_run_dir, read_json, read_rows, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
-from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, next_name, read_tables
+from qfleet.watch.runs import (
+    GROUP_FILE,
+    check_name,
+    find_entry,
+    is_run,
+    member_dirs,
+    next_name,
+    read_tables,
+    resume_command,
+)
 
 FORMAT = 1
 # A Python process with torch imported, beside its replay.
@@ -305,7 +313,7 @@ class _Conduct:
 
     def run(self, todo: list[Member]) -> Group:
         """All that is to do, and word of how it ended."""
-        with listening() as asked:
+        with listening(self.watcher) as asked:
             for member in todo:
                 member.state, member.exit_code, member.reason = "waiting", None, ""
                 member.shown["until_steps"] = self.plan.until.steps
@@ -422,7 +430,7 @@ class _Conduct:
             "state": state,
             "exit_code": code,
             "reason": reason,
-            "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
+            "resume": resume_command(self.folder),
             "members": [member.entry() for member in self.members.values()],
             **self.kept,
         }

@@ -4,6 +4,7 @@ import difflib
 import fcntl
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from qfleet.errors import StorageError, UsageError
 from qfleet.plan import read_toml
 from qfleet.plan.folders import local_path
 from qfleet.watch.metrics import open_plain, read_json, read_rows, sync_folder
+from qfleet.watch.origin import program
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 LATEST = "latest"
@@ -164,7 +166,22 @@ def _beginning(text: str, paths: list[Path]) -> list[Path]:
 def _only(text: str, matches: list[Path], parent: Path) -> Path:
     if len(matches) == 1:
         return matches[0]
+    if not matches and (broken := [path for path in _places(text, parent) if _was_run(path)]):
+        raise _without_plan(broken[0])
     raise _ambiguous(text, matches) if matches else _unknown(text, parent)
+
+
+def _was_run(path: Path) -> bool:
+    """Does a folder without run.toml hold what only runs hold?"""
+    return any(os.path.lexists(path / name) for name in ("status.json", "metrics.jsonl", "checkpoints", "run.toml"))
+
+
+def _without_plan(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} has no run.toml",
+        "it looks like a run, but the plan that it was begun with is missing or is not a plain file",
+        "put run.toml back from a copy of the run directory; without it the run can be neither resumed nor loaded",
+    )
 
 
 def _not_one(group: Path) -> UsageError:
@@ -356,7 +373,7 @@ def show_run(path: Path | str) -> dict[str, Any]:
     checkpoints = sorted(p.parent.name for p in path.glob("checkpoints/step_*/manifest.json"))
     return {
         **_listed(path),
-        "status": read_json(path / "status.json"),
+        "status": _status(path),
         "plan": read_tables(path),
         "best_row": read_json(path / "best.json"),
         "last_progress": _last(rows, "progress"),
@@ -366,6 +383,17 @@ def show_run(path: Path | str) -> dict[str, Any]:
         "bytes": _size(path),
         "provenance": read_json(path / "provenance.json"),
     }
+
+
+def _status(path: Path) -> dict[str, Any]:
+    """status.json; the command that goes on names where the run is now, not where it was written."""
+    status = read_json(path / "status.json")
+    return {**status, "resume": resume_command(path)} if "resume" in status else status
+
+
+def resume_command(path: Path) -> str:
+    """What to type to go on with a run or a group."""
+    return f"{program()} resume {shlex.quote(str(path))}"
 
 
 def _last(rows: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

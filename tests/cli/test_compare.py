@@ -190,6 +190,7 @@ def test_show_a_group(capsys: Captured) -> None:
     assert main(["runs", "show", "g"]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reason", "as", "played"] in shown
+    assert ["resume", "qfleet", "resume", "runs/g"] in shown  # where it is now, whatever the group wrote
     assert [line[0] for line in shown if line and line[0].startswith("g/")] == ["g/seed-0", "g/seed-1"]
     assert main(["runs", "show", "g", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
