@@ -240,11 +240,20 @@ def summary(composed: Composed) -> str:
 
 
 def _introduce(composed: Composed, json: bool, quiet: bool) -> None:
-    if quiet:
+    if quiet or _is_beside(composed):
         return
     say(summary(composed), to_stderr=json)
     for note in composed.notes:
         say(f"note: {note}", to_stderr=json)
+
+
+def _is_beside(composed: Composed) -> bool:
+    """Is this one of several processes that MPI has started, and not the first? Then the first one speaks."""
+    if composed.plan.learners.backend != "mpi":
+        return False
+    from qfleet.run.mpi_team import is_first
+
+    return not is_first(composed.plan)
 
 
 def _farewell(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:

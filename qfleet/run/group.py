@@ -27,7 +27,7 @@ from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE
 from qfleet.run.memory import estimate, require_memory
 from qfleet.run.resolve import resolve
-from qfleet.run.signals import ENDINGS, listening
+from qfleet.run.signals import ENDINGS, Asked, listening
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
@@ -333,7 +333,7 @@ class _Conduct:
         write_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
-    def _crew(self, todo: list[Member], asked: Any) -> Crew:
+    def _crew(self, todo: list[Member], asked: Asked) -> Crew:
         (self.folder / "logs").mkdir(exist_ok=True)
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return Crew(
@@ -344,7 +344,7 @@ class _Conduct:
             on_start=self._started,
             on_row=self._row,
             on_end=self._ended,
-            look=lambda: self._tell("live", [member.show() for member in self.members.values()]),
+            look=lambda: self._tell("live", [shown(member, asked) for member in self.members.values()]),
         )
 
     def _words(self, member: Member) -> tuple[str, ...]:
@@ -436,6 +436,12 @@ class _Conduct:
         }
         text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
         write_file(self.folder / GROUP_FILE, text.encode("ascii"))
+
+
+def shown(member: Member, asked: Asked) -> dict[str, Any]:
+    """For a display; members that still run when the group is asked to leave are saving."""
+    leaving = asked and member.state == "running"
+    return {**member.show(), **({"state": "saving"} if leaving else {})}
 
 
 def interactive_watcher() -> GroupWatcher | None:
