@@ -4,14 +4,16 @@ Shapes: B lanes, A actions, D action dimensions, S state size. Values are [B, A]
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qfleet.act.explore import Choose, epsilon_greedy, greedy
-from qfleet.data import Array
-from qfleet.nets import QNet, chain_of, require_memory, set_noise
+from qfleet.data import Array, Spec
+from qfleet.errors import UsageError
+from qfleet.nets import QNet, chain_of, may_share, require_memory, set_noise, write_weights
 from qfleet.qlearn import Head
 
 
@@ -22,21 +24,41 @@ class NonFiniteValues(Exception):
 class Policy:
     """Greedy in the network's values, random with probability epsilon; `actions` are the counts per dimension."""
 
-    def __init__(self, net: QNet, head: Head, actions: tuple[int, ...], device: torch.device | None = None) -> None:
-        self.net, self.head, self.actions = net, head, actions
+    def __init__(
+        self,
+        net: QNet,
+        head: Head,
+        actions: tuple[int, ...],
+        device: torch.device | None = None,
+        spec: Spec | None = None,
+    ) -> None:
+        self.net, self.head, self.actions, self.spec = net, head, actions, spec
         self.online = chain_of(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
-        self.shared: Mapping[str, Tensor] | None = None
+        self.source: Mapping[str, Tensor] | None = None  # whose weights these are
+        self.shares, self.stamps = may_share(net), list[int]()
         self.noisy = False
         set_noise(net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Take newer weights; on one device they are shared, not copied."""
-        if weights is not self.shared:
-            self.net.load_state_dict(dict(weights), assign=True)
-            self.shared, self.online = weights, chain_of(self.net) or self.net
+        """Take newer weights and follow what is written there later: shared if possible, else copied in place."""
+        if weights is not self.source:
+            self.source, self.stamps = weights, []
+            if self.shares:
+                self.net.load_state_dict(dict(weights), assign=True)
+                self.online = chain_of(self.net) or self.net
+        self.follow()
         self.version = version
+
+    def follow(self) -> None:
+        """Copy the weights again if they have changed; tensors count how often they were written."""
+        if self.shares or self.source is None:
+            return
+        stamps = [tensor._version for tensor in self.source.values()]
+        if stamps != self.stamps:
+            write_weights(self.net, self.source)
+            self.stamps = stamps
 
     def blank(self, lanes: int) -> Array | None:  # [B, S]
         """The state at the beginning of episodes; None without memory."""
@@ -44,6 +66,7 @@ class Policy:
 
     def look(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
         """The value of every action, and what a memory's cell holds afterwards [B, held]."""
+        self.follow()
         with torch.inference_mode():
             shown = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
             if state is None:
@@ -64,6 +87,8 @@ class Policy:
         mask: Array | None = None,  # [B, A] bool
     ) -> tuple[Array, Array | None, Array]:
         """Actions [B], the next recurrent state, and the values they were chosen by; greedy without an `rng`."""
+        if self.spec is not None:
+            require_batch(obs, self.spec)
         if rng is None:
             return self.decide(obs, state, lambda values: greedy(values, mask, self.actions), noisy=False)
         return self.decide(
@@ -94,6 +119,22 @@ class Policy:
         state[:, : memory.held] = held
         state[np.arange(len(held)), memory.held + action] = 1.0
         return state
+
+
+def require_batch(obs: Any, spec: Spec) -> None:
+    """Refuse what is not a batch of observations as the network is shown them."""
+    wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
+    if not isinstance(obs, np.ndarray):
+        given, fix = f"a {type(obs).__name__}", f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
+    elif obs.shape == spec.input_shape:
+        given, fix = "one observation without a batch around it", "Write policy.act(obs[None])."
+    elif obs.shape[1:] != spec.input_shape:
+        given, fix = f"an array of shape {obs.shape}", "Show it what the environment it learned in shows."
+    elif obs.dtype != spec.dtype:
+        given, fix = f"numbers of type {obs.dtype}", f"Write obs.astype(np.{spec.dtype})."
+    else:
+        return
+    raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)
 
 
 def carry(state: Array | None, reward: Array, blank: Array) -> Array | None:

@@ -16,14 +16,18 @@ from qfleet.cli.say import say, say_columns, say_json, size
 from qfleet.cli.training import Out
 
 NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
+# Of each extra the module, and the package that it comes in.
 EXTRAS = {
-    "atari": "ale_py",
-    "box2d": "Box2D",
-    "mujoco": "mujoco",
-    "minatar": "minatar",
-    "video": "imageio",
-    "plot": "matplotlib",
-    "tb": "tensorboardX",
+    "atari": ("ale_py", "ale-py"),
+    "box2d": ("Box2D", "box2d"),
+    "mujoco": ("mujoco", "mujoco"),
+    "minatar": ("minatar", "minatar"),
+    "video": ("imageio", "imageio"),
+    "plot": ("matplotlib", "matplotlib"),
+    "tb": ("tensorboardX", "tensorboardX"),
+    "lz4": ("lz4", "lz4"),
+    "ray": ("ray", "ray"),
+    "mpi": ("mpi4py", "mpi4py"),
 }
 LEAST_FREE_BYTES = 1_000_000_000
 
@@ -106,7 +110,16 @@ def _write_probe(folder: Path) -> Finding:
 
 
 def _extras() -> list[Finding]:
-    return [
-        Finding(extra, True, "installed" if find_spec(module) else f'not installed: pip install "qfleet[{extra}]"')
-        for extra, module in EXTRAS.items()
-    ]
+    return [Finding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
+
+
+def _installed(extra: str, module: str, package: str) -> str:
+    if find_spec(module) is None:
+        return f'not installed: pip install "qfleet[{extra}]"'
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        found = "of unknown version"
+    # mpi4py is not imported here: that would begin MPI.
+    missing = extra == "mpi" and shutil.which("mpirun") is None
+    return f"{package} {found}" + (", but no mpirun: install an MPI of the system" if missing else "")

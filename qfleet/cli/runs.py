@@ -61,11 +61,12 @@ def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
 
 def _show_group(group: Path, json: bool) -> int:
     from qfleet.watch import read_json, show_run
-    from qfleet.watch.runs import GROUP_FILE, member_dirs
+    from qfleet.watch.runs import GROUP_FILE, member_dirs, resume_command
 
     status, runs = read_json(group / GROUP_FILE), [show_run(path) for path in member_dirs(group)]
     about: dict[str, Any] = {"name": group.name, "path": str(group)}
-    about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code", "resume")}
+    about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code")}
+    about |= {"resume": resume_command(group)}  # where it is now
     if json:
         say_json({**about, "runs": runs})
         return 0

@@ -16,6 +16,8 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
+from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name, algorithm_words
 from qfleet.plan.secrets import hidden_settings
 
 if TYPE_CHECKING:
@@ -27,7 +29,10 @@ Words = Annotated[
 ]
 Preset = Annotated[str | None, Parameter(help="Named preset over the environment's defaults (see: qfleet presets).")]
 PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command line wins over it.")]
-Out = Annotated[str, Parameter(help="Folder that holds the run folders.")]
+Out = Annotated[
+    str,
+    Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value)),
+]
 Json = Annotated[bool, Parameter(help="Print every row as a JSON line.", show_default=False)]
 Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=False)]
 Profile = Annotated[
@@ -116,10 +121,11 @@ def _train_run(
 
 
 def _name(composed: Composed, name: str | None) -> str:
-    """The name asked for, or one that says which preset runs where."""
+    """The name asked for, or one that says which algorithm runs where."""
     from qfleet.watch.runs import next_name
 
-    return name if name is not None else next_name(composed.plan.env.id, composed.preset)
+    plan = composed.plan
+    return name if name is not None else next_name(plan.env.id, algorithm_name(plan, composed.preset))
 
 
 def resume(
@@ -243,22 +249,32 @@ def _report(group: "Group", json: bool, quiet: bool) -> int:
 
 
 def summary(composed: Composed) -> str:
-    """One line that says which layers the plan is made of."""
+    """One line that says what is trained, and which layers its plan is made of."""
     plan, own = composed.plan, [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
     values = hidden_settings(flatten(plan))
     parts += [f"{path}={show(values[path])}" for path in own if path != "env.id"]
     tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
-    return f"{plan.env.id}: " + ", ".join([tuned or f"{composed.defaults} defaults", *parts])
+    layers = ", ".join([tuned or f"{composed.defaults} defaults", *parts])
+    return f"{plan.env.id}: {algorithm_words(plan)}; {layers}"
 
 
 def _introduce(composed: Composed, json: bool, quiet: bool) -> None:
-    if quiet:
+    if quiet or _is_beside(composed):
         return
     say(summary(composed), to_stderr=json)
     for note in composed.notes:
         say(f"note: {note}", to_stderr=json)
+
+
+def _is_beside(composed: Composed) -> bool:
+    """Is this one of several processes that MPI has started, and not the first? Then the first one speaks."""
+    if composed.plan.learners.backend != "mpi":
+        return False
+    from qfleet.run.mpi_team import is_first
+
+    return not is_first(composed.plan)
 
 
 def _farewell(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:

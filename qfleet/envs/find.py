@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from itertools import accumulate
@@ -67,8 +68,9 @@ def _origin(module: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def called(env: Env, make: Callable[[], AnyEnv]) -> Callable[[], AnyEnv]:
-    """The user's own function, with its failures named."""
+def called(env: Env, make: Callable[[], AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    """The user's own function, with its failures named; a render mode goes to it if it has that argument."""
+    _require_maker(make)
     for key, given in (("options", hidden(env.options)), ("secrets", env.secrets)):
         if given:
             raise UsageError(
@@ -76,7 +78,36 @@ def called(env: Env, make: Callable[[], AnyEnv]) -> Callable[[], AnyEnv]:
                 "The environment is made by your own function, which takes no arguments.",
                 f"Remove env.{key}, or use the values inside the function.",
             )
-    return _guarded(env, make)
+    return _guarded(env, make, render_mode if render_mode and _takes(make, "render_mode") else None)
+
+
+def _require_maker(make: object) -> None:
+    """An environment that was made already can neither be copied nor made again."""
+    if callable(make) and not isinstance(make, gym.Env | gym.vector.VectorEnv):
+        return
+    several = isinstance(make, gym.vector.VectorEnv)
+    kind = "a vector environment" if several else "an environment" if isinstance(make, gym.Env) else "an object"
+    raise UsageError(
+        f"env= was given {kind} ({type(make).__name__}), not the function that makes one",
+        "A run makes several environments: to learn in, to judge in, and again after a failure or on resume.",
+        f"Give the class or a function without arguments: env=lambda: {_name_of(make)}"
+        + ("; env.num says how many are made." if several else ""),
+    )
+
+
+def _name_of(made: object) -> str:
+    """How to write what makes such an environment."""
+    if isinstance(made, str):
+        return f"gym.make({made!r})"
+    spec = getattr(made, "spec", None)
+    return f"gym.make({spec.id!r})" if spec is not None else f"{type(made).__name__}(...)"
+
+
+def _takes(make: Callable[..., object], argument: str) -> bool:
+    try:
+        return argument in inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
@@ -106,6 +107,17 @@ class Lanes:
     def render(self) -> Any:
         """What the first lane's environment draws."""
         return self._envs[0].render()
+
+    @property
+    def render_mode(self) -> str | None:
+        """How the first lane's environment says it draws."""
+        return getattr(self._envs[0], "render_mode", None)
+
+    @property
+    def has_render(self) -> bool:
+        """Has the environment a render() of its own? The one that it inherits from Gymnasium draws nothing."""
+        kind = type(getattr(self._envs[0], "unwrapped", self._envs[0]))
+        return getattr(kind, "render", gym.Env.render) is not gym.Env.render
 
     def close(self) -> None:
         """Close every environment."""

@@ -56,7 +56,7 @@ def make_world(
             return _cartpole(env, num, seed, stream, options)
     if env.workers and render_mode is None:
         return _workers(env, num, seed, stream, make, logs)
-    factory = called(env, make) if make else find(env, render_mode)
+    factory = called(env, make, render_mode) if make is not None else find(env, render_mode)
     return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
 
 

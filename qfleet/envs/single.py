@@ -80,7 +80,7 @@ class Single:
 
 def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     """One environment, if that is what it is."""
-    env = make()
+    env: Any = make()
     missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(env, part)]
     if missing:
         raise UsageError(
@@ -88,7 +88,14 @@ def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
             f"It lacks {', '.join(missing)}.",
             "Give a gymnasium.Env class or a function that returns an environment.",
         )
-    return env
+    if isinstance(env, gym.vector.VectorEnv):
+        raise UsageError(
+            f"env.id={name!r} made a {type(env).__name__}: {env.num_envs} environments as one.",
+            "qfleet makes the copies by itself, and must see each of them.",
+            f"Return one environment (gym.make, not gym.make_vec), and set env.num={env.num_envs}.",
+        )
+    one: AnyEnv = env
+    return one
 
 
 def blank(spec: Spec, num: int) -> Step:

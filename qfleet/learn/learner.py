@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.compiled import CannotCompile, Whole
@@ -17,8 +18,18 @@ from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
 from qfleet.learn.partners import Partners
 from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
-from qfleet.learn.target import Follow, tensors
-from qfleet.nets import Chain, Network, QNet, Reduced, chain_of, gradients_of, keep_freed_memory
+from qfleet.learn.target import Follow, floating, tensors
+from qfleet.nets import (
+    Chain,
+    Network,
+    QNet,
+    Reduced,
+    chain_of,
+    gradients_of,
+    keep_freed_memory,
+    may_share,
+    under_own_names,
+)
 from qfleet.nets.gradients import Ready
 from qfleet.nets.normalize import LIMIT
 from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
@@ -85,7 +96,8 @@ class Learner:
         # A torso of one's own may be frozen in part.
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
         self.names, self.parameters = [name for name, _ in learned], [parameter for _, parameter in learned]
-        self.online_tensors, self.target_tensors = tensors(net.parameters()), tensors(target.parameters())
+        self.online_tensors, self.target_tensors = tensors(floating(net)), tensors(floating(target))
+        self.shared = may_share(net)  # else policies copy the weights, whenever their tensors count one more write
         short = isinstance(head, Scalar) and isinstance(view, Steps)  # what can be differentiated by hand
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
@@ -192,6 +204,8 @@ class Learner:
     def moved(self, report: Report) -> Report:
         """A step was made: count it, let the target follow, and begin anew if it is time."""
         self.updates += 1
+        if not self.shared:
+            increment_version(self.online_tensors)  # torch's fused optimisers do not count their writes
         if self.whole is None or self.whole.tau is None:
             self.follow(self.target_tensors, self.online_tensors, self.updates)
         if self.reset is not None and self.reset.due(self.updates):
@@ -260,8 +274,10 @@ class Learner:
         begin = len("target.")
         restore(self.target, {key[begin:]: value for key, value in named.items() if key.startswith("target.")})
         for key, moments in self.optimizer.moments.items():
+            saved = {name.removeprefix(f"{key}."): value for name, value in named.items() if name.startswith(f"{key}.")}
+            saved = under_own_names(self.names, saved)
             for name, value in zip(self.names, moments, strict=True):
-                overwrite(f"{key}.{name}", value, named[f"{key}.{name}"])
+                overwrite(f"{key}.{name}", value, saved[name])
 
 
 def fastest(net: QNet, device: torch.device, *, reduced: bool, short: bool) -> Network:
@@ -294,13 +310,10 @@ def arrays(net: nn.Module) -> dict[str, Array]:
     return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in net.state_dict().items()}
 
 
-@torch.no_grad()
 def restore(net: nn.Module, values: dict[str, Array]) -> None:
     """Write arrays into a network without moving its memory: others share it."""
     own = net.state_dict()
-    if own.keys() != values.keys():
-        raise KeyError(f"weights do not fit: {sorted(own.keys() ^ values.keys())}")
-    for name, value in values.items():
+    for name, value in under_own_names(own.keys(), values).items():
         overwrite(name, own[name], value)
 
 

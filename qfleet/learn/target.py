@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qfleet.plan.schema import CopyTarget, Fresh, Plan
 
@@ -51,6 +51,11 @@ def make_follow(plan: Plan) -> Follow:
     if isinstance(plan.replay, Fresh):
         return stay
     return CopyEvery(algo.target.every_updates) if isinstance(algo.target, CopyTarget) else Average(algo.target.tau)
+
+
+def floating(net: nn.Module) -> list[Tensor]:
+    """The parameters that a target can follow: Keras counts whole numbers, such as seeds, among parameters."""
+    return [parameter for parameter in net.parameters() if parameter.is_floating_point()]
 
 
 def tensors(parameters: Iterable[Tensor]) -> list[Tensor]:

@@ -10,6 +10,7 @@ from qfleet.nets.precision import Reduced
 from qfleet.nets.qnet import QNet, draws, make_net, require_memory
 from qfleet.nets.rescale import shrink, stretch
 from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
+from qfleet.nets.weights import may_share, under_own_names, write_weights
 
 __all__ = [
     "NATURE",
@@ -35,10 +36,13 @@ __all__ = [
     "gradients_of",
     "keep_freed_memory",
     "make_net",
+    "may_share",
     "require_memory",
     "set_noise",
     "settle_norms",
     "shrink",
     "stretch",
+    "under_own_names",
     "watching",
+    "write_weights",
 ]

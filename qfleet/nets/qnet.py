@@ -164,6 +164,12 @@ def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Modul
 
 def own_features(torso: nn.Module, spec: Spec) -> int:
     """How many features the user's torso makes: asked by showing it one observation."""
+    if not isinstance(torso, nn.Module):
+        raise UsageError(
+            f"torso= was given {torso!r}, which is not a torch.nn.Module",
+            "A torso is a module that was made: an object, not its class or a function.",
+            "Write torso=MyTorso(); a Keras model is one on its torch backend (KERAS_BACKEND=torch).",
+        )
     with torch.no_grad():
         out = torso(torch.zeros(1, *spec.input_shape))
     if out.ndim != 2:

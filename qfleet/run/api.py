@@ -1,7 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,11 @@ from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
+from qfleet.nets import under_own_names
 from qfleet.plan import check, diff, read_plan, trusted_settings
+from qfleet.plan.draft import show
+from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.conduct import conduct, interactive_watcher, noting, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
@@ -34,7 +38,7 @@ from qfleet.run.weights import Weights, give, weights_of
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
-from qfleet.watch.runs import check_name
+from qfleet.watch.runs import check_name, next_name
 
 AnyPath = str | Path
 
@@ -83,7 +87,8 @@ class Run:
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
-        return record(self.plan, self.policy, Path(file or self.path / "videos" / "play.mp4"), episodes, self.make)
+        target = local_path(file or self.path / "videos" / "play.mp4")
+        return record(self.plan, self.policy, target, episodes, self.make)
 
     def __repr__(self) -> str:
         """Where it is and how it stands."""
@@ -104,7 +109,7 @@ def train(
     command: list[str] | None = None,
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if is_away(plan):
         from qfleet.run import ray
 
@@ -132,7 +137,8 @@ def train(
         source = None if weights_from is None else find_run(weights_from, out)
         with closing(prepared(plan, world, env, torso, explore, source, told.append, noting(watcher))) as line:
             plan = line.plan
-            folder = new_run_dir(Path(out), plan.env.id, name)
+            chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
+            folder = new_run_dir(out, plan.env.id, chosen)
             keep_plan(plan, folder / "run.toml")
             origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
             write_json(folder / "provenance.json", origin)
@@ -231,9 +237,9 @@ def rehearse(
     weights_from: AnyPath | None = None,
 ) -> dict[str, int]:
     """Refuse what `train` would refuse, and make nothing; otherwise the memory and disk that the plan needs."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if name is not None:
-        require_free(Path(out), name)
+        require_free(out, name)
     source = None if weights_from is None else find_run(weights_from, out)
     with closing(make_train_world(plan, env)) as world:
         # A short run's choices are not measured, and nothing else is refused for a long one.
@@ -341,19 +347,34 @@ def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
     own = line.learner.model_arrays()
     found = weights_of(source, room_for(own.values()), warn=warn)
     weights = found.arrays
+    with suppress(KeyError):
+        weights = under_own_names(own.keys(), weights)
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:
+        there = net_settings(source, line.plan)
         raise UsageError(
             f"--from {source.name}: its weights do not fit this plan's network",
             f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
-            f"Use the same net.* settings: see `qfleet runs show {source.name}`.",
+            f"Give this run the same network: {there}"
+            if there
+            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
         )
     try:
         line.learner.begin_with(weights)
     except MALFORMED as error:
         raise malformed(found.checkpoint, error) from error
     line.notes.append(f"begins with the {found.text(line.plan)}, of {source.name}")
+
+
+def net_settings(source: Path, plan: Plan) -> str:
+    """The settings of another run's network that this plan does not have, as they are typed."""
+    try:
+        found = diff(read_plan(source / "run.toml"), plan)
+    except UsageError:
+        return f"see net.* in {source / 'run.toml'}"
+    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
+    return " ".join(f"{path}={show(value).strip('[]').replace(' ', '')}" for path, value in paths)
 
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:

@@ -13,6 +13,7 @@ import torch
 from qfleet.errors import QfleetError, UsageError
 from qfleet.escape import indented
 from qfleet.files import open_log, require_plain
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending, Row
@@ -38,7 +39,13 @@ def conduct(
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
     watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan), own_torch_rng(plan), hold_run(folder) as held, listening() as asked, logbook(folder) as log:
+    with (
+        threads(plan),
+        own_torch_rng(plan),
+        hold_run(folder) as held,
+        listening(watcher) as asked,
+        logbook(folder) as log,
+    ):
         diary = Diary(line, folder, watcher, callbacks, require_folder=held.require_in_place)
         course = make_course(line, diary, env, asked)
         status: Row = {}
@@ -183,6 +190,7 @@ def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, An
     return {
         "run": str(folder),
         "env": plan.env.id,
+        "algorithm": algorithm_name(plan),
         "device": plan.runtime.device,
         "threads": plan.runtime.threads,
         "until_steps": plan.until.steps,

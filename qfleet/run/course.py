@@ -461,6 +461,8 @@ class Course:
 
     def finish(self, ending: Ending) -> tuple[Ending, Row | None]:
         """Commit, then report the best policy on test seeds; what comes after the commit is cut off on resume."""
+        if self.asked:
+            self.diary.show_leaving()
         self.save()
         counts = {"env_steps": self.steps, "updates": self.line.learner.updates}
         self.history.note("learner", "closed", **counts, forgiven=self.line.forgiven, done=ending.state == "done")
@@ -502,6 +504,7 @@ class Course:
         before = arrays(net)
         try:
             found = self.keeper.checkpoints.load(step, whole=False)
+            self.line.policy.follow()  # else what the learner changed last would be copied over the best
             restore(net, arrays_in(found, "model.safetensors", room_for(before.values())))
         except (NoCheckpointError, *MALFORMED) as cause:
             restore(net, before)

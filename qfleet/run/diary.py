@@ -1,7 +1,6 @@
 """The diary: everything a run tells its readers. Rows, events, status, warnings, the live screen and callbacks."""
 
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,7 +17,9 @@ from qfleet.plan.places import num_senders
 from qfleet.run.book import Book
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, ReplayLost
-from qfleet.watch import EventLog, RowLog, Watcher, program, read_json, write_json
+from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
+from qfleet.watch.runs import resume_command
+from qfleet.watch.words import LEAVING
 
 LIVE_SECONDS = 0.25
 STATUS_SECONDS = 5.0
@@ -194,6 +195,11 @@ class Diary:
             with suppress(StorageError):  # a sign of life is not worth the run
                 self.write_status()
 
+    def show_leaving(self) -> None:
+        """Say that the run saves and leaves, before it does."""
+        if self.watcher is not None:
+            self.watcher.live({**self.snapshot(), "leaving": LEAVING})
+
     def snapshot(self) -> Row:
         """What a live display shows."""
         book, (steps_per_second, updates_per_second) = self.book, self.speed()
@@ -293,7 +299,7 @@ class Diary:
             "env_steps": self.steps,
             "updates": self.updates,
             "seconds": round(self.seconds(), 3),
-            "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
+            "resume": resume_command(self.folder),
             "best": self.book.best,
             **self.book.chosen(),
             "score": None if score is None else short(score),

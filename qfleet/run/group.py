@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import os
-import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -22,6 +21,8 @@ from qfleet.errors import UsageError
 from qfleet.files import names_inside, read_inside, remove_drafts
 from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
 from qfleet.plan.files import LARGEST_FILE_BYTES
+from qfleet.plan.folders import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.plan.secrets import hidden_words
 from qfleet.run.api import checked
@@ -30,16 +31,25 @@ from qfleet.run.member import PLAN_FILE
 from qfleet.run.memory import estimate, require_memory
 from qfleet.run.resolve import resolve
 from qfleet.run.secrecy import keep_plan
-from qfleet.run.signals import ENDINGS, listening
+from qfleet.run.signals import ENDINGS, Asked, listening
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
-from qfleet.watch import find_run, new_run_dir, program, read_json, remove_run, write_file
+from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
 from qfleet.watch.metrics import last_rows
-from qfleet.watch.runs import GROUP_FILE, check_name, find_entry, is_run, member_dirs, read_tables
+from qfleet.watch.runs import (
+    GROUP_FILE,
+    check_name,
+    find_entry,
+    is_run,
+    member_dirs,
+    next_name,
+    read_tables,
+    resume_command,
+)
 
 FORMAT = 1
 # A Python process with torch imported, beside its replay.
@@ -136,13 +146,13 @@ def train_group(
     command: list[str] | None = None,
 ) -> Group:
     """Train one plan with several seeds, from the plan's own on, as many at once as the machine has room for."""
-    plan = checked(plan)
+    plan, out = checked(plan), local_path(out)
     if name is not None:
         check_name(name)
     members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _numbers(plan, seeds)]
     room = find_room(plan, len(members), jobs)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
-    folder = new_run_dir(out, plan.env.id, name)
+    folder = new_run_dir(out, plan.env.id, next_name(plan.env.id, algorithm_name(plan)) if name is None else name)
     keep_plan(plan, folder / PLAN_FILE)
     sign(folder, plan.env, trusted_settings(plan))
     kept = {
@@ -313,7 +323,7 @@ class _Conduct:
 
     def run(self, todo: list[Member]) -> Group:
         """All that is to do, and word of how it ended."""
-        with listening() as asked:
+        with listening(self.watcher) as asked:
             for member in todo:
                 member.state, member.exit_code, member.reason = "waiting", None, ""
                 member.shown["until_steps"] = self.plan.until.steps
@@ -333,7 +343,7 @@ class _Conduct:
         keep_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
-    def _crew(self, todo: list[Member], asked: Any) -> Crew:
+    def _crew(self, todo: list[Member], asked: Asked) -> Crew:
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return Crew(
             jobs,
@@ -343,7 +353,7 @@ class _Conduct:
             on_start=self._started,
             on_row=self._row,
             on_end=self._ended,
-            look=lambda: self._tell("live", [member.show() for member in self.members.values()]),
+            look=lambda: self._tell("live", [shown(member, asked) for member in self.members.values()]),
         )
 
     def _words(self, member: Member) -> tuple[str, ...]:
@@ -429,12 +439,18 @@ class _Conduct:
             "state": state,
             "exit_code": code,
             "reason": reason,
-            "resume": f"{program()} resume {shlex.quote(str(self.folder))}",
+            "resume": resume_command(self.folder),
             "members": [member.entry() for member in self.members.values()],
             **self.kept,
         }
         text = json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n"
         write_file(self.folder / GROUP_FILE, text.encode("ascii"))
+
+
+def shown(member: Member, asked: Asked) -> dict[str, Any]:
+    """For a display; members that still run when the group is asked to leave are saving."""
+    leaving = asked and member.state == "running"
+    return {**member.show(), **({"state": "saving"} if leaving else {})}
 
 
 def interactive_watcher() -> GroupWatcher | None:

@@ -167,6 +167,13 @@ class MpiWays:
         """There is nothing to close."""
 
 
+def is_first(plan: Plan) -> bool:
+    """Is this process the one that has the run, and speaks for it? The others of MPI's only learn beside it."""
+    if plan.learners.backend != "mpi" or plan.learners.num == 1:
+        return True
+    return int(mpi().COMM_WORLD.Get_rank()) == 0
+
+
 def is_partner(plan: Plan) -> bool:
     """Is this process one of the others? Everybody looks whether there are enough."""
     world = mpi().COMM_WORLD

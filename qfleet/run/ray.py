@@ -125,7 +125,7 @@ def follow(
         host = place(task.plan)
         try:
             course = started(host, task, own)
-            with listening() as asked:
+            with listening(hear.watcher) as asked:
                 result = watched(host, course, hear, asked)
         finally:
             ray.kill(host, no_restart=True)

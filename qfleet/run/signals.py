@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
 
+from qfleet.watch.words import LEAVING
+
 # What the run's state and exit code become after saving.
 ENDINGS = {
     "SIGINT": ("interrupted", 130),
@@ -17,11 +19,17 @@ ENDINGS = {
 }
 
 
-class Asked:
-    """Which signal asked the run to end, if any."""
+SAVING = b"\nsaving... (once more to leave at once)\n"
+# For a live screen, which ends with an empty line: a message that moves to no other line leaves nothing behind.
+SAVING_IN_PLACE = f"\r{LEAVING}".encode()
 
-    def __init__(self) -> None:
+
+class Asked:
+    """Which signal asked the run to end, if any; `in_place` if a live screen is drawn where the answer is written."""
+
+    def __init__(self, in_place: bool = False) -> None:
         self.name: str | None = None
+        self.in_place = in_place
 
     def __bool__(self) -> bool:
         """Has anyone asked?"""
@@ -36,7 +44,8 @@ class Asked:
         # os.write: a handler may run in the middle of another write to the same stream. A terminal that was closed
         # cannot be told, and that must not end the run half-saved.
         with suppress(OSError, ValueError):
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"\nsaving... (once more to leave at once)\n")
+            text = SAVING_IN_PLACE if self.in_place else SAVING
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text)
 
 
 # Where signals reach another process than the one that runs: who is asked by it.
@@ -44,10 +53,10 @@ given: ContextVar[Asked | None] = ContextVar("given", default=None)
 
 
 @contextmanager
-def listening() -> Iterator[Asked]:
-    """Listen for the time of a run; outside the main thread nothing is installed."""
+def listening(watcher: object = None) -> Iterator[Asked]:
+    """Listen for the time of a run; outside the main thread nothing is installed. `watcher` shows the run, if any."""
     if (asked := given.get()) is None:
-        asked = Asked()
+        asked = Asked(in_place=getattr(watcher, "draws_in_place", False))
     if threading.current_thread() is not threading.main_thread():
         yield asked
         return

@@ -17,6 +17,8 @@ from qfleet.files import make_folder, replace_inside
 from qfleet.plan.schema import Plan
 from qfleet.run.wiring import EnvMaker
 
+MODE = "rgb_array"
+WRITE_RENDER = "Give it a render() that returns the picture as an array [height, width, 3] of bytes."
 MAX_FRAMES = 20_000
 FRAMES_PER_SECOND = 30
 # What ffmpeg is told for each ending. A gif goes through it too: other writers keep every frame in memory.
@@ -37,7 +39,7 @@ def record(plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker
             f"Give a name that ends in {', '.join(FORMATS)}.",
         )
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window: pictures are all that is wanted
-    world = make_world(plan.env, seed=plan.seed, stream=TEST, num=1, make=make, render_mode="rgb_array")
+    world = make_world(plan.env, seed=plan.seed, stream=TEST, num=1, make=make, render_mode=MODE)
     with closing(world):
         write(played(world, policy, episodes), file)
     return file
@@ -61,21 +63,32 @@ def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
 
 def picture(world: Any) -> Array:
     """What the first lane looks like now, with even sides as video codecs want them."""
+    if not getattr(world, "has_render", True):
+        raise _no_picture("It has no render() of its own.", WRITE_RENDER)
     try:
         frame = world.render()
     except Exception as error:
-        raise _no_picture(f"Its render() raised {type(error).__name__}: {error}.") from error
+        raise _no_picture(f"Its render() raised {type(error).__name__}: {error}.", *_made_with(world)) from error
     if not isinstance(frame, np.ndarray) or frame.ndim < 2:
-        raise _no_picture("It does not render pictures (render_mode=rgb_array).")
+        why = f"Its render() returned {type(frame).__name__ if frame is not None else None}, not a picture."
+        raise _no_picture(why, *_made_with(world))
     return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]
 
 
-def _no_picture(why: str) -> UsageError:
-    return UsageError(
-        "this environment cannot be recorded",
-        why,
-        "Choose an environment with an rgb_array render mode; your own is to be made with that mode.",
+def _made_with(world: Any) -> tuple[str, ...]:
+    """What to do about an environment that draws no picture: most often it was made for another way to draw."""
+    mode = getattr(world, "render_mode", None)
+    if mode == MODE:
+        return (WRITE_RENDER,)
+    fix = 'Make it with that mode: env=lambda: gym.make("CartPole-v1", render_mode="rgb_array"). A class of your own'
+    return (
+        f"{fix} takes the argument render_mode=None and keeps it as self.render_mode.",
+        f"It was made with render_mode={mode!r}, and only {MODE!r} makes pictures.",
     )
+
+
+def _no_picture(why: str, fix: str, *before: str) -> UsageError:
+    return UsageError("this environment cannot be recorded", " ".join((*before, why)), fix)
 
 
 def write(frames: Iterator[Array], file: Path) -> None:

@@ -181,6 +181,7 @@ class Line:
         """The share of units that hardly ever fire, by the policy's network: without its noise it draws nothing."""
         self.policy.noisy = False
         set_noise(self.policy.net, active=False)
+        self.policy.follow()
         return dormant_units(self.policy.net, self.feed.replay)
 
     def moving(self) -> State:
@@ -258,7 +259,7 @@ def make_policy(
     net.eval()  # a torso's dropout and the like are for learning
     if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, Implicit):
         net.head.fractions, net.head.even = plan.net.head.act_fractions, True
-    return Policy(net.to(device), make_head(plan, spec), spec.actions, device)
+    return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
 
 
 def join_parts(

@@ -25,7 +25,7 @@ class Watcher(Protocol):
     every_seconds: float
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """The run begins: run, env, preset, device, threads, notes."""
+        """The run begins: run, env, algorithm, device, threads, notes."""
         ...
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -87,7 +87,7 @@ class PlainWatcher:
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Say what runs, where and how."""
-        parts = (info.get("env"), info.get("preset"), machine(info), info.get("run"))
+        parts = (info.get("env"), info.get("algorithm"), machine(info), info.get("run"))
         self._lines.say(" · ".join(str(part) for part in parts if part))
         for note in info.get("notes") or ():
             self._lines.say(f"note: {note}")

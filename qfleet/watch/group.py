@@ -134,6 +134,8 @@ class QuietGroup:
 class LiveGroup:
     """A small table redrawn in place; members that end leave a line above it."""
 
+    draws_in_place = True
+
     def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
         from rich.live import Live
@@ -234,4 +236,5 @@ def table(members: Sequence[Member]) -> Any:
             number(member.get("evaluation")),
             number(member.get("steps_per_second")) if member["state"] == "running" else "",
         )
+    shown.add_row()  # where the cursor rests: what a signal writes there is no part of the table
     return shown

@@ -11,6 +11,7 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
+from qfleet.plan.folders import local_path
 from qfleet.watch.metrics import Row, each_row, write_file
 from qfleet.watch.runs import read_tables
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
@@ -50,14 +51,14 @@ STYLE: dict[Any, Any] = {
 
 def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
     """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`."""
-    target = _target(Path(file))
+    target = _target(local_path(file))
     runs = {name: _rows(Path(path)) for name, path in _labels(paths).items()}
     return _save(target, (12, 9), lambda figure: _draw(figure, runs, _title(paths)))
 
 
 def plot_sides(sides: Mapping[str, Sequence[Path]], file: Path | str) -> Path:
     """Draw the return of each side over steps: IQM over its runs with the 95 % interval, a panel per environment."""
-    target = _target(Path(file))
+    target = _target(local_path(file))
     panels: dict[str, dict[str, list[Points]]] = {}
     for name, paths in sides.items():
         for path in paths:

@@ -5,6 +5,7 @@ import fcntl
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -14,7 +15,9 @@ from typing import Any
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_tree, sync_folder
 from qfleet.plan import read_tables_in
+from qfleet.plan.folders import local_path
 from qfleet.watch.metrics import count_lines, last_rows, open_plain, read_json
+from qfleet.watch.origin import program
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 STEP = re.compile(r"step_[0-9]{12}")
@@ -45,7 +48,7 @@ def member_dirs(group: Path) -> list[Path]:
 
 
 def label(path: Path) -> str:
-    """A run's name; a member's with its group: cartpole-dqn-0007/seed-0."""
+    """A run's name; a member's with its group: cartpole-double-0007/seed-0."""
     return f"{path.parent.name}/{path.name}" if is_group(path.parent) else path.name
 
 
@@ -54,14 +57,14 @@ def runs_of(entry: Path) -> list[Path]:
     return member_dirs(entry) if is_group(entry) else [entry]
 
 
-def next_name(env_id: str, preset: str | None = None) -> str:
+def next_name(env_id: str, algorithm: str = "dqn") -> str:
     """The name of a new run that nobody named: cartpole-rainbow-#."""
-    return f"{_slug(env_id)}-{_slug(preset or 'dqn')}{NEXT}"
+    return f"{_slug(env_id)}-{_slug(algorithm)}{NEXT}"
 
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
     """Make the directory of a new run: the given name, or for cartpole-dqn-# the next free one, cartpole-dqn-0007."""
-    parent, name = Path(out), next_name(env_id) if name is None else name
+    parent, name = local_path(out), next_name(env_id) if name is None else name
     check_name(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +129,7 @@ def check_name(name: str) -> None:
 
 def find_run(name: str | Path, out: Path | str = "runs") -> Path:
     """A run by path, name, unique beginning of a name, or "latest"; a member as GROUP/MEMBER."""
-    text, parent = str(name), Path(out)
+    text, parent = str(name), local_path(out)
     if text == LATEST:
         return _latest(parent)
     found = [path for path in _places(text, parent) if is_run(path)]
@@ -140,7 +143,7 @@ def find_run(name: str | Path, out: Path | str = "runs") -> Path:
 
 def find_entry(name: str | Path, out: Path | str = "runs") -> Path:
     """A run or a group by path, name, unique beginning of a name, or "latest", which is the group of a member."""
-    text, parent = str(name), Path(out)
+    text, parent = str(name), local_path(out)
     if text == LATEST:
         run = _latest(parent)
         return run.parent if is_group(run.parent) else run
@@ -155,7 +158,7 @@ def _places(text: str, parent: Path) -> list[Path]:
     """Where a name may lead: into the folder of runs, or a path of its own."""
     parts = text.split("/")
     plain = len(parts) <= 2 and all(NAME.fullmatch(part) and part not in (".", "..") for part in parts)
-    return [*([parent / text] if plain else []), Path(text)]
+    return [*([parent / text] if plain else []), local_path(text)]
 
 
 def _beginning(text: str, paths: list[Path]) -> list[Path]:
@@ -166,7 +169,22 @@ def _beginning(text: str, paths: list[Path]) -> list[Path]:
 def _only(text: str, matches: list[Path], parent: Path) -> Path:
     if len(matches) == 1:
         return matches[0]
+    if not matches and (broken := [path for path in _places(text, parent) if _was_run(path)]):
+        raise _without_plan(broken[0])
     raise _ambiguous(text, matches) if matches else _unknown(text, parent)
+
+
+def _was_run(path: Path) -> bool:
+    """Does a folder without run.toml hold what only runs hold?"""
+    return any(os.path.lexists(path / name) for name in ("status.json", "metrics.jsonl", "checkpoints", "run.toml"))
+
+
+def _without_plan(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} has no run.toml",
+        "it looks like a run, but the plan that it was begun with is missing or is not a plain file",
+        "put run.toml back from a copy of the run directory; without it the run can be neither resumed nor loaded",
+    )
 
 
 def _not_one(group: Path) -> UsageError:
@@ -237,7 +255,7 @@ def read_tables(run_dir: Path) -> dict[str, Any]:
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
     """One dict per run, the one active last first: name, path, env, state, steps, best, score, age_seconds."""
     now = datetime.now(UTC).timestamp()  # compared with file times, for display only
-    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(Path(out))]
+    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(local_path(out))]
 
 
 def _listed(path: Path) -> dict[str, Any]:
@@ -367,7 +385,7 @@ def show_run(path: Path | str) -> dict[str, Any]:
     rows = last_rows(path / "metrics.jsonl")
     return {
         **_listed(path),
-        "status": read_json(path / "status.json"),
+        "status": _status(path),
         "plan": read_tables(path),
         "best_row": read_json(path / "best.json"),
         "last_progress": _last(rows, "progress"),
@@ -386,6 +404,17 @@ def _checkpoints(path: Path) -> list[str]:
     except OSError:
         return []
     return [name for name in names if STEP.fullmatch(name) and is_file(path, f"checkpoints/{name}/manifest.json")]
+
+
+def _status(path: Path) -> dict[str, Any]:
+    """status.json; the command that goes on names where the run is now, not where it was written."""
+    status = read_json(path / "status.json")
+    return {**status, "resume": resume_command(path)} if "resume" in status else status
+
+
+def resume_command(path: Path) -> str:
+    """What to type to go on with a run or a group."""
+    return f"{program()} resume {shlex.quote(str(path))}"
 
 
 def _last(rows: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:

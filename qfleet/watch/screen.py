@@ -1,6 +1,7 @@
 """The live screen: one calm panel, redrawn twice a second by the training loop itself (no thread)."""
 
 import math
+import textwrap
 import time
 from collections.abc import Callable, Mapping
 from typing import IO, Any, cast
@@ -82,7 +83,7 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
         roomy = (options.height or console.height) >= 22
-        body = Group(*_spaced(self._blocks(width - 6, options.ascii_only), roomy))
+        body = Group(*_spaced(self._blocks(width - 6, roomy, options.ascii_only), roomy))
         yield Panel(
             Padding(body, (1 if roomy else 0, 2)),
             title=self._title(options.ascii_only, width),
@@ -93,16 +94,19 @@ class Screen:
             box=box.ROUNDED,
             width=width,
         )
+        if not self.ended:
+            # The cursor rests on a line of its own: what a terminal or a signal writes there moves nothing.
+            yield _text(str(self.snapshot.get("leaving") or ""), options.ascii_only, ALARM)
 
-    def _blocks(self, width: int, simple: bool) -> list[RenderableType]:
-        blocks = [self._bar(simple), self._learning(width, simple), self._machine(simple)]
+    def _blocks(self, width: int, roomy: bool, simple: bool) -> list[RenderableType]:
+        blocks = [self._bar(simple), self._learning(width, simple), self._machine(width, roomy, simple)]
         warnings = list(self.snapshot.get("warnings") or ())[-MOST_WARNINGS:]
         if warnings:
             blocks.append(Group(*(_text(f"! {warning}", simple, ALARM) for warning in warnings)))
         return blocks
 
     def _title(self, simple: bool, width: int) -> Text:
-        what = " · ".join(str(self.info[key]) for key in ("env", "preset") if self.info.get(key))
+        what = " · ".join(str(self.info[key]) for key in ("env", "algorithm") if self.info.get(key))
         title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, simple, f"{STRONG} default"))
         run = str(self.info.get("run") or "")
         if run and len(title) + len(run) + 9 <= width:
@@ -130,7 +134,7 @@ class Screen:
         grid.add_row("loss", _text(number(shot.get("loss")), simple), Text(sparkline(fall, room, ramp), QUIET))
         row = self.evaluation or shot.get("eval")
         if row:
-            grid.add_row("evaluation", _text(number(row.get("mean")), simple, STRONG), _judged(row, simple))
+            grid.add_row("evaluation", _text(number(row.get("mean")), simple, STRONG), _judged(row, room, simple))
         else:
             grid.add_row("evaluation", _text("–", simple), _text("none yet", simple, QUIET))
         if shot.get("best") is not None:
@@ -138,23 +142,35 @@ class Screen:
             grid.add_row("best", _text(number(_score(shot["best"])), simple, "bold green"), scores)
         return grid
 
-    def _machine(self, simple: bool) -> Table:
-        shot, grid = self.snapshot, Table.grid(padding=(0, 2, 0, 0))
+    def _machine(self, width: int, roomy: bool, simple: bool) -> Table:
+        facts = self._state()
+        pairs = list(zip(facts[::2], facts[1::2], strict=True))
+        least = sum(max(len(each[side][part]) for each in pairs) for side in (0, 1) for part in (0, 1)) + 6
+        wide, grid = width >= 70, Table.grid(padding=(0, 2, 0, 0))
+        if least > width and roomy:  # one below the other: values are never cut to save lines that are there
+            pairs = [(fact, ("", "")) for fact in facts]
         for column in range(2):
-            grid.add_column(style=QUIET, no_wrap=True, min_width=10)
-            grid.add_column(no_wrap=True, min_width=22 if column == 0 else 0)
-        room = shot.get("replay_capacity")
-        full = f"{share(shot.get('replay_size'), room):.0%} of {number(room)}"
-        facts = [
-            ("speed", f"{_whole(shot.get('steps_per_second'))} steps/s", "epsilon", number(shot.get("epsilon"))),
-            ("", f"{_whole(shot.get('updates_per_second'))} updates/s", "replay", full),
-            ("elapsed", duration(shot.get("seconds")), "checkpoint", _ago(shot.get("checkpoint_age_seconds"))),
-            ("left", f"about {duration(seconds_left(shot))}", "device", machine(self.info)),
-            ("learner", _gate(shot), "lag · age", _ages(shot)),
-        ]
-        for a, b, c, d in facts:
+            grid.add_column(style=QUIET, no_wrap=True, min_width=10 if wide else 0)
+            grid.add_column(no_wrap=True, min_width=22 if wide and column == 0 else 0)
+        for (a, b), (c, d) in pairs:
             grid.add_row(a, _text(b, simple), _text(c, simple), _text(d, simple))
         return grid
+
+    def _state(self) -> list[tuple[str, str]]:
+        """How fast it goes, how long it takes and how it stands: names and values, in the order of two columns."""
+        shot, room = self.snapshot, self.snapshot.get("replay_capacity")
+        return [
+            ("speed", f"{_whole(shot.get('steps_per_second'))} steps/s"),
+            ("epsilon", number(shot.get("epsilon"))),
+            ("", f"{_whole(shot.get('updates_per_second'))} updates/s"),
+            ("replay", f"{share(shot.get('replay_size'), room):.0%} of {number(room)}"),
+            ("elapsed", duration(shot.get("seconds"))),
+            ("checkpoint", _ago(shot.get("checkpoint_age_seconds"))),
+            ("left", f"about {duration(seconds_left(shot))}"),
+            ("device", machine(self.info)),
+            ("learner", _gate(shot)),
+            ("lag · age", _ages(shot)),
+        ]
 
 
 def _facts() -> Table:
@@ -165,10 +181,12 @@ def _facts() -> Table:
     return grid
 
 
-def _judged(row: Mapping[str, Any], simple: bool) -> Text:
+def _judged(row: Mapping[str, Any], room: int, simple: bool) -> Text:
     between = f"[{number(row.get('low'))}, {number(row.get('high'))}]"
-    where = f"{number(row.get('episodes'))} episodes at {number(row.get('env_steps'))} steps"
-    return _text(f"95 % {between} · {where}", simple)
+    where = f"at {number(row.get('env_steps'))} steps"
+    full = f"95 % {between} · {number(row.get('episodes'))} episodes {where}"
+    fitting = [text for text in (full, f"95 % {between} {where}", f"{between} {where}") if len(text) <= room]
+    return _text(fitting[0] if fitting else between, simple)
 
 
 def _score(best: Any) -> Any:
@@ -208,6 +226,8 @@ def _spaced(blocks: list[RenderableType], roomy: bool) -> list[RenderableType]:
 class LiveWatcher:
     """Redraws the screen in place and leaves the last one standing."""
 
+    draws_in_place = True
+
     def __init__(
         self, stream: Stream, clock: Callable[[], float] = time.monotonic, console: Console | None = None
     ) -> None:
@@ -243,7 +263,7 @@ class LiveWatcher:
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """Redraw, if the last drawing is half a second old."""
         now = self._clock()
-        if self._live is None or now < self._next:
+        if self._live is None or (now < self._next and not snapshot.get("leaving")):
             return
         self._next = now + self.every_seconds
         # The panel has room for the newest; the others stay above it.
@@ -264,7 +284,14 @@ class LiveWatcher:
             self._say(line, style)
             style = ""
         if status.get("profile"):
-            self._say(f"time: {time_line(status['profile'])}", QUIET)
+            self._explain(f"time: {time_line(status['profile'])}")
+
+    def _explain(self, text: str) -> None:
+        """A long line, broken between words."""
+        simple, width = self._console.options.ascii_only, min(self._console.width, WIDEST)
+        wrapped = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
+        for line in wrapped.wrap(text):
+            self._console.print(_text(line, simple, QUIET), soft_wrap=True)
 
     def _say(self, text: str, style: str) -> None:
         shown = _text(text, self._console.options.ascii_only, style)

@@ -7,6 +7,8 @@ from typing import Any
 
 RAMP = "▁▂▃▄▅▆▇█"
 SIMPLE_RAMP = "_.-=+*#@"
+SHOWN_SHARE = 0.03  # stages that take less of the time are in `--profile`'s table only
+LEAVING = "saving... (Ctrl-C once more leaves at once)"
 
 
 def number(value: Any, missing: str = "–") -> str:
@@ -138,7 +140,7 @@ def megabytes(count: float) -> str:
 def time_line(profile: Mapping[str, Any]) -> str:
     """Where the time went, in one line: seconds by stage, who was busy, the bottleneck and what to do about it."""
     spent = sorted(profile["seconds"].items(), key=lambda item: -item[1])
-    shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= 0.01 * profile["wall_seconds"]]
+    shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= SHOWN_SHARE * profile["wall_seconds"]]
     busy = f"learner busy {profile['learner_busy']:.0%}"
     if "actors_busy" in profile:
         lost = profile.get("actors_lost", 0)

@@ -1,5 +1,7 @@
 """The policy: greedy, exploring within the mask, with a fixed use of random numbers, and never on NaN."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor, nn
 from qfleet.act import Policy, make_epsilon
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Spec
+from qfleet.errors import UsageError
 from qfleet.nets import QNet, make_net
 from qfleet.plan.schema import Algo, ConstantEpsilon, ExponentialEpsilon, LinearEpsilon, MlpTorso, Net
 from qfleet.qlearn import Scalar
@@ -51,6 +54,53 @@ def test_newer_weights_are_acted_by_wherever_they_lie(dueling: bool) -> None:
             assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
             next(iter(weights.values())).mul_(2.0)  # shared: what is written there is seen at once
             assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+
+
+class Hoarder(nn.Module):
+    """Computes by further references to its weights: the parameters in a list, or views of them."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        own = [self.layer.weight, self.layer.bias]
+        self.kept = own if kind == "list" else [value.detach() for value in own]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        weight, bias = self.kept
+        return obs @ weight.T + bias
+
+
+@pytest.mark.parametrize("kind", ["list", "views"])
+def test_newer_weights_are_acted_by_whatever_a_module_does_with_them(kind: str) -> None:
+    nets = [QNet(Hoarder(kind), nn.Identity()) for _ in range(3)]
+    policy, obs = Policy(nets[0], Scalar(), (3,)), rng().normal(size=(5, 4)).astype(np.float32)
+    for version, net in enumerate(nets[1:], start=1):
+        policy.load(version, weights := net.state_dict())
+        with torch.no_grad():
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+            next(iter(weights.values())).mul_(2.0)  # what is written there is seen at once
+            assert policy.look(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
+
+
+@pytest.mark.parametrize(
+    ("obs", "given", "fix"),
+    [
+        (np.zeros(4, np.float32), "one observation without a batch", "policy.act(obs[None])"),
+        (np.zeros((2, 5), np.float32), "shape (2, 5)", "the environment it learned in"),
+        (np.zeros((2, 4)), "type float64", "obs.astype(np.float32)"),
+        ([[0.0] * 4], "a list", "np.asarray(obs, np.float32)"),
+        (torch.zeros(1, 4), "a Tensor", "np.asarray(obs, np.float32)"),
+    ],
+)
+def test_what_is_no_batch_of_observations_is_named(obs: Any, given: str, fix: str) -> None:
+    spec = Spec((4,), "float32", (3,))
+    net = make_net(Net(torso=MlpTorso(sizes=(8,))), spec, normalize="off", seed=0)
+    policy = Policy(net, Scalar(), (3,), spec=spec)
+    with pytest.raises(UsageError) as caught:
+        policy.act(obs)
+    assert given in caught.value.what
+    assert "[B, 4] of float32" in caught.value.why
+    assert fix in caught.value.fix
 
 
 def test_greedy_takes_the_best_and_returns_the_values() -> None:

@@ -105,7 +105,7 @@ def test_train_with_seeds_makes_a_group(monkeypatch: pytest.MonkeyPatch, capsys:
     assert [arguments[key] for key in ("jobs", "out", "name", "weights_from")] == [1, "runs", "x", None]
     assert arguments["command"] == ["qfleet", *words]
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0].startswith("CartPole-v1: cartpole defaults")
+    assert shown[0].startswith("CartPole-v1: Double DQN, 5-step returns; cartpole defaults")
     assert "my group/seed-1  1     11.0 [10.0, 12.0]" in shown
     assert shown[-3:] == [
         "plot   runs/my group/plot.png",
@@ -179,7 +179,7 @@ def test_a_preset_names_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qfleet.run, "train_group", calls)
     assert main(["train", "CartPole-v1", "--seeds", "1", "--preset", "rainbow-small", "--quiet"]) == 0
     assert main(["train", "CartPole-v1", "--seeds", "1", "--quiet"]) == 0
-    assert [arguments["name"] for _, arguments in calls] == ["cartpole-rainbow-small-#", "cartpole-dqn-#"]
+    assert [arguments["name"] for _, arguments in calls] == ["cartpole-rainbow-small-#", "cartpole-double-n5-#"]
 
 
 # --- other verbs on a group ---
@@ -190,6 +190,7 @@ def test_show_a_group(capsys: Captured) -> None:
     assert main(["runs", "show", "g"]) == 0
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reason", "as", "played"] in shown
+    assert ["resume", "qfleet", "resume", "runs/g"] in shown  # where it is now, whatever the group wrote
     assert [line[0] for line in shown if line and line[0].startswith("g/")] == ["g/seed-0", "g/seed-1"]
     assert main(["runs", "show", "g", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

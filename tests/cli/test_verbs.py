@@ -1,8 +1,12 @@
+import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,19 +61,24 @@ def test_train_passes_the_plan_and_says_what_it_is(train: Calls, capsys: Capture
     assert (arguments["out"], arguments["name"], arguments["weights_from"]) == ("runs", "x", None)
     assert arguments["command"] == ["qfleet", *words]
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == "CartPole-v1: cartpole defaults, preset per, algo.n_step=3, until.steps=5000, seed=4"
+    assert shown[0] == (
+        "CartPole-v1: Double DQN, prioritised replay, 3-step returns;"
+        " cartpole defaults, preset per, algo.n_step=3, until.steps=5000, seed=4"
+    )
     assert shown[-3:] == ["run    runs/my run", "next   qfleet plot 'runs/my run'", "       qfleet eval 'runs/my run'"]
 
 
 def test_a_preset_names_the_run(train: Calls) -> None:
     assert main(["train", "CartPole-v1", "--preset", "rainbow-small"]) == 0
     assert main(["train", "CartPole-v1"]) == 0
-    assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-dqn-#"]
+    assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-double-n5-#"]
 
 
 def test_an_untuned_environment_is_told_so(train: Calls, capsys: Captured) -> None:
     assert main(["train", "Taxi-v3"]) == 0
-    assert capsys.readouterr().out.startswith("Taxi-v3: general defaults (none tuned for Taxi-v3)\n")
+    assert capsys.readouterr().out.startswith(
+        "Taxi-v3: Double DQN, 3-step returns; general defaults (none tuned for Taxi-v3)\n"
+    )
 
 
 def test_json_keeps_standard_output_for_rows(train: Calls, capsys: Captured) -> None:
@@ -213,6 +222,31 @@ def test_doctor_looks_at_the_disk(train: Calls, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(doctor, "LEAST_FREE_BYTES", 2**80)
     assert main(["doctor"]) == 5
     assert "1 problem: disk" in capsys.readouterr().out
+
+
+def test_doctor_tells_every_extra_and_its_version(train: Calls, capsys: Captured) -> None:
+    assert main(["doctor", "--json"]) == 0
+    found = {each["name"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"].keys() - {"all", "dev"}
+    assert extras <= found.keys()
+    for extra in ("lz4", "ray", "mpi"):
+        package = {"mpi": "mpi4py"}.get(extra, extra)
+        missing = importlib.util.find_spec(package) is None
+        wanted = f'not installed: pip install "qfleet[{extra}]"' if missing else f"{package} {version(package)}"
+        assert found[extra].startswith(wanted)
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False)])
+def test_of_mpis_processes_the_first_one_speaks(
+    rank: int, speaks: bool, train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    from qfleet.run import mpi_team
+
+    world = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_rank=lambda: rank))
+    monkeypatch.setattr(mpi_team, "mpi", lambda: world)
+    assert main(["train", "CartPole-v1", "learners.num=2", "learners.backend=mpi"]) == 0
+    assert ("cartpole defaults" in capsys.readouterr().out) == speaks
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -130,6 +131,30 @@ def test_the_users_own_function_is_used_instead_of_the_id() -> None:
     assert made.reset().obs.shape == (3, 4)
     with pytest.raises(UsageError, match=r"env\.options"):
         make_world(Env(id="mine", options={"a": 1}), seed=0, stream=TRAIN, make=toys.DictObs)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("given", "kind", "fix"),
+    [
+        (lambda: gym.make("CartPole-v1"), "an environment (TimeLimit)", "env=lambda: gym.make('CartPole-v1')"),
+        (lambda: gym.make_vec("CartPole-v1", 2), "a vector environment", "env=lambda: gym.make('CartPole-v1')"),
+        (toys.Constant, "an environment (Constant)", "env=lambda: Constant(...)"),
+        (lambda: "CartPole-v1", "an object (str)", "env=lambda: gym.make('CartPole-v1')"),
+    ],
+    ids=["made", "vector", "class", "id"],
+)
+def test_an_environment_instead_of_what_makes_it_is_named(given: Any, kind: str, fix: str, workers: int) -> None:
+    with pytest.raises(UsageError) as caught:
+        make_world(Env(id="mine", num=1, workers=workers), seed=0, stream=TRAIN, make=given())
+    assert kind in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_a_function_that_makes_several_as_one_is_named() -> None:
+    with pytest.raises(UsageError, match="3 environments as one") as caught:
+        make_world(Env(id="mine"), seed=0, stream=TRAIN, make=lambda: gym.make_vec("CartPole-v1", 3))  # type: ignore[arg-type, return-value]
+    assert "env.num=3" in caught.value.fix
 
 
 def test_num_overrides_the_plans() -> None:

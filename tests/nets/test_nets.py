@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,6 +142,13 @@ def test_a_torso_of_ones_own_needs_nothing_but_features(dueling: bool) -> None:
 def test_a_torso_that_does_not_return_features_is_refused() -> None:
     with pytest.raises(UsageError, match=r"\(1, 2, 2\)"):
         make_net(Net(), VECTOR, normalize="off", seed=1, torso=nn.Unflatten(1, (2, 2)))
+
+
+@pytest.mark.parametrize("torso", [OwnNet, lambda obs: obs], ids=["class", "function"])
+def test_a_torso_that_was_not_made_is_named(torso: Any) -> None:
+    with pytest.raises(UsageError, match=r"not a torch\.nn\.Module") as caught:
+        make_net(Net(), VECTOR, normalize="off", seed=1, torso=torso)
+    assert "torso=MyTorso()" in caught.value.fix
 
 
 def test_a_torso_of_ones_own_that_was_not_given_is_asked_for() -> None:

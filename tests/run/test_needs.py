@@ -81,8 +81,9 @@ def test_a_rehearsal_makes_nothing_and_refuses_a_name_that_is_taken(tmp_path: Pa
     run = trained(until(small(), 60), tmp_path, name="first")
     with pytest.raises(UsageError, match="already a run called 'first'"):
         rehearse(small(), out=tmp_path, name="first")
-    with pytest.raises(UsageError, match="do not fit this plan's network"):
-        rehearse(small({"net.torso.sizes": (8,)}), out=tmp_path, weights_from=run.path)
+    with pytest.raises(UsageError, match="do not fit this plan's network") as caught:
+        rehearse(small({"net.torso.sizes": (8,), "net.dueling": True}), out=tmp_path, weights_from=run.path)
+    assert caught.value.fix == "Give this run the same network: net.torso.sizes=16 net.dueling=false"
     assert rehearse(small(), out=tmp_path, name="second", weights_from="first")["replay_bytes"] > 0
 
 

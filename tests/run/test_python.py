@@ -333,3 +333,15 @@ def test_gymnasium_ids_registered_by_the_user_need_no_factory(tmp_path: Path) ->
         assert trained(until(small(env_id="OfTheUser-v0"), 60), tmp_path).exit_code == 0
     finally:
         del gym.registry["OfTheUser-v0"]
+
+
+def test_a_preset_from_python_names_the_run(tmp_path: Path) -> None:
+    short = {"until.steps": 20, "eval.episodes": 0, "eval.test_episodes": 0, "env.num": 4}
+    names = [
+        train(Plan.of("CartPole-v1", preset, short), out=tmp_path).path.name for preset in (None, "dqn", "pqn-small")
+    ]
+    assert names == [
+        "cartpole-double-n5-0001",
+        "cartpole-dqn-0001",
+        "cartpole-pqn-0001",
+    ]  # env.num is not that preset's

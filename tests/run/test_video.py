@@ -161,3 +161,46 @@ def test_a_failure_half_way_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(gym.error.Error, match="half way"):
         video.write(frames(), tmp_path / "play.mp4")
     assert list(tmp_path.iterdir()) == []
+
+
+class Drawn(Pictures):
+    """Draws only in the mode it was made with."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        return super().render() if self.render_mode == "rgb_array" else None
+
+
+def text_only() -> Any:
+    return Drawn("ansi")
+
+
+def refusal(make: Any, tmp_path: Path) -> UsageError:
+    plan = small()
+    with pytest.raises(UsageError, match="cannot be recorded") as caught:
+        video.record(plan, policy_for(plan, make), tmp_path / "play.mp4", 1, make)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("make", "mode"), [(lambda: gym.make("CartPole-v1"), "None"), (text_only, "'ansi'")], ids=["none", "ansi"]
+)
+def test_an_environment_made_without_the_mode_is_told_so(make: Any, mode: str, tmp_path: Path) -> None:
+    error = refusal(make, tmp_path)
+    assert f"made with render_mode={mode}" in error.why
+    assert 'gym.make("CartPole-v1", render_mode="rgb_array")' in error.fix
+
+
+def test_an_environment_without_render_is_told_to_have_one(tmp_path: Path) -> None:
+    error = refusal(toys.Constant, tmp_path)
+    assert error.why == "It has no render() of its own."
+    assert "[height, width, 3]" in error.fix
+
+
+def test_a_class_that_takes_the_mode_is_given_it(tmp_path: Path) -> None:
+    plan = small()
+    file = video.record(plan, policy_for(plan, Drawn), tmp_path / "play.mp4", 1, Drawn)
+    assert len(frames_of(file)) == 4

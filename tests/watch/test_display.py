@@ -2,6 +2,8 @@ import io
 import json
 import math
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +13,16 @@ import pytest
 from rich.console import Console
 
 from qfleet.errors import UsageError
+from qfleet.run.signals import listening
 from qfleet.watch import Watcher, auto_mode, make_watcher
 from qfleet.watch.screen import LiveWatcher, Screen, Trend
 from qfleet.watch.stream import Stream
-from qfleet.watch.words import duration, end_lines, number, seconds_left, sparkline
+from qfleet.watch.words import LEAVING, duration, end_lines, number, seconds_left, sparkline
 
 INFO = {
     "run": "runs/cartpole-dqn-0007",
     "env": "CartPole-v1",
-    "preset": "cartpole",
+    "algorithm": "cartpole",
     "device": "cpu",
     "threads": 2,
     "notes": ["tuned defaults for CartPole"],
@@ -412,8 +415,74 @@ def test_where_the_time_went_is_said_at_the_end() -> None:
         each.start(INFO)
         each.stop({**STATUS, "profile": PROFILE})
     assert plain.getvalue().splitlines()[-1] == TIME
-    assert TIME in live.getvalue()
+    lines = [re.sub(r"\x1b\[[0-9;?]*[a-z]", "", line) for line in live.getvalue().splitlines()]
+    assert lines[-2:] == [TIME[:-16], "      " + TIME[-15:]]  # broken between words
     assert "time:" not in quiet.getvalue()
+
+
+class Terminal(io.StringIO):
+    """A small terminal: text that wraps at the edge, and the few commands that the screen uses."""
+
+    def __init__(self, width: int, height: int) -> None:
+        super().__init__()
+        self.width, self.height = width, height
+        self.lines, self.row, self.column = [""], 0, 0
+
+    def write(self, text: str) -> int:
+        for mark, command in re.findall(r"(?s)\x1b\[[0-9;?]*([A-Za-z])|(.)", text):
+            self.obey(mark) if mark else self.put(command)
+        return len(text)
+
+    def obey(self, command: str) -> None:
+        if command == "A":
+            self.row = max(self.row - 1, len(self.lines) - self.height, 0)
+        elif command == "K":
+            self.lines[self.row] = ""
+
+    def put(self, mark: str) -> None:
+        if mark == "\r":
+            self.column = 0
+            return
+        if mark == "\n" or self.column == self.width:
+            self.row, self.column = self.row + 1, 0
+            self.lines += [""] * (self.row + 1 - len(self.lines))
+        if mark != "\n":
+            line = self.lines[self.row].ljust(self.column)
+            self.lines[self.row] = line[: self.column] + mark + line[self.column + 1 :]
+            self.column += 1
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_ctrl_c_leaves_no_ghosts_and_saving_is_seen(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, clock = Terminal(width, 24), Clock()
+    console = Console(file=terminal, force_terminal=True, width=width, height=24)
+    watcher = LiveWatcher(Stream(terminal), clock, console)
+    monkeypatch.setattr(os, "write", lambda descriptor, text: terminal.write(text.decode()))
+    watcher.start(INFO)
+    watcher.live(SNAPSHOT)
+    with listening(watcher) as asked:
+        terminal.write("^C")  # as a terminal echoes it
+        asked.receive(signal.SIGINT, None)
+        assert terminal.lines[-1] == LEAVING
+        watcher.live({**SNAPSHOT, "leaving": LEAVING})  # at once, though the last drawing is new
+        assert terminal.lines[-1] == LEAVING
+        watcher.stop(STATUS)
+    text = "\n".join(terminal.lines)
+    assert text.count("qfleet CartPole-v1") == text.count("╭") == text.count("╰") == 1
+    assert "saving" not in text
+    assert "^C" not in text
+
+
+def test_no_value_is_cut_at_sixty_columns() -> None:
+    screen = Screen()
+    screen.info = INFO
+    screen.see(EVAL)
+    screen.snapshot = {**SNAPSHOT, **LEARNING}
+    console = Console(record=True, width=60, height=24, color_system=None, file=io.StringIO())
+    console.print(screen)
+    text = console.export_text()
+    values = ("31% of 100,000", "cpu, 2 threads", "4 s ago", "waiting, 3/4 actors", "12.5 · 40,123", "273 updates/s")
+    assert [value for value in (*values, "[491.0, 500.0] at 30,000 steps") if value not in text] == []
 
 
 LEARNING = {"gate": "waiting", "actors": "3/4", "policy_lag": 12.5, "replay_age": 40_123.4}

@@ -1,7 +1,9 @@
 import fcntl
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +19,7 @@ from qfleet.watch import (
     write_card,
     write_json,
 )
-from qfleet.watch.runs import next_name, remove_group
+from qfleet.watch.runs import find_entry, next_name, remove_group
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 
@@ -120,6 +122,23 @@ def test_not_finding(tmp_path: Path) -> None:
         find_run("cart", tmp_path)
     assert caught.value.what == "'cart' could be 2 runs"
     assert "cartpole-dqn-0001, cartpole-dqn-0002" in caught.value.why
+
+
+@pytest.mark.parametrize("find", [find_run, find_entry])
+def test_a_run_without_its_plan_is_told_so(find: Any, tmp_path: Path) -> None:
+    (make_run(tmp_path, "pong") / "run.toml").unlink()
+    for name in ("pong", tmp_path / "pong"):
+        with pytest.raises(UsageError, match=r"pong has no run\.toml") as caught:
+            find(name, tmp_path)
+        assert "put run.toml back" in caught.value.fix
+
+
+def test_the_command_that_goes_on_names_where_the_run_is_now(tmp_path: Path) -> None:
+    old = make_run(tmp_path, "pong")
+    write_json(old / "status.json", {"state": "interrupted", "resume": f"qfleet resume {old}"})
+    new = shutil.copytree(old, tmp_path / "my copies" / "pong")
+    assert show_run(old)["status"]["resume"] == f"qfleet resume {old}"
+    assert show_run(new)["status"]["resume"] == f"qfleet resume '{new}'"
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "a/../b", "nothing\0here", "x" * 300])

@@ -1,0 +1,23 @@
+"""Where files are kept: on this machine's own disks."""
+
+import re
+from pathlib import Path
+
+from qfleet.errors import UsageError
+
+# s3://bucket/runs; a Path has made s3:/bucket/runs of it. One letter is a drive.
+REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
+
+
+def local_path(path: str | Path) -> Path:
+    """A path of this machine; an address such as s3://bucket/runs is refused, for no folder is made of it."""
+    found = REMOTE.match(str(path))
+    if found is None:
+        return Path(path)
+    rest = str(path)[found.end() :]
+    own = found[1].lower() == "file"
+    raise UsageError(
+        f"{found[1]}://{rest} is not a path on this machine",
+        "Remote storage is not supported yet: runs are written to and read from local folders.",
+        f"Leave file:// out: /{rest}" if own else "Give a local folder, and copy the run directory when it is done.",
+    )

@@ -1,0 +1,59 @@
+"""Names of runs say what the plan is, whoever made it and whatever was changed since."""
+
+from typing import Any
+
+import pytest
+
+from qfleet import Plan
+from qfleet.plan import algorithm_presets
+from qfleet.plan.naming import algorithm_name, algorithm_words
+
+PLAIN = {"algo.rule.type": "max", "algo.n_step": 1}
+
+
+def plan_of(preset: str | None = None, **changes: Any) -> Plan:
+    return Plan.of("CartPole-v1", preset, changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "words"),
+    [
+        ({}, "double-n5", "Double DQN, 5-step returns"),
+        (PLAIN, "dqn", "DQN"),
+        ({"algo.n_step": 1}, "double", "Double DQN"),
+        ({**PLAIN, "net.head.type": "quantile"}, "qrdqn", "QR-DQN"),
+        ({"net.dueling": True, "replay.sampler.type": "prioritized"}, "double-dueling-per-n5", "Double DQN, dueling, "),
+    ],
+)
+def test_what_it_is_made_of_is_its_name(changes: dict[str, Any], name: str, words: str) -> None:
+    assert algorithm_name(plan_of(**changes)) == name
+    assert algorithm_words(plan_of(**changes)).startswith(words)
+
+
+@pytest.mark.parametrize("preset", list(algorithm_presets()))
+def test_a_preset_that_was_asked_for_is_the_name_as_long_as_it_is_true(preset: str) -> None:
+    assert algorithm_name(plan_of(preset), preset) == preset
+    assert algorithm_name(plan_of(preset, seed=7), preset) == preset
+
+
+def test_a_preset_is_the_name_only_as_long_as_it_is_true() -> None:
+    assert algorithm_name(plan_of("dqn", **{"algo.rule.type": "double"}), "dqn") == "double"
+    assert algorithm_name(plan_of("per", **{"algo.n_step": 3}), "per") == "double-per-n3"
+    assert algorithm_name(plan_of("rainbow", **{"optim.learning_rate": 1e-3}), "rainbow") == "rainbow"
+
+
+@pytest.mark.parametrize(
+    "preset", ["rainbow", "rainbow-small", "apex", "gorila", "r2d2-small", "pqn", "btr", "decqn-small"]
+)
+def test_a_preset_given_in_python_is_found_again(preset: str) -> None:
+    assert algorithm_name(plan_of(preset, **{"until.steps": 1_234_567})) == preset
+
+
+@pytest.mark.parametrize("preset", list(algorithm_presets()))
+def test_no_plan_bears_the_name_of_another_algorithm(preset: str) -> None:
+    plan = plan_of(preset)
+    name = algorithm_name(plan)
+    if name in algorithm_presets():
+        assert algorithm_words(plan_of(name)) == algorithm_words(plan)
+    else:
+        assert name in ("double-dueling", "double-n3")
