@@ -12,7 +12,7 @@ import torch
 
 from qfleet.errors import QfleetError, UsageError
 from qfleet.escape import indented
-from qfleet.files import open_log, require_plain
+from qfleet.files import make_folder, open_log, require_plain
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
@@ -156,6 +156,19 @@ def own_torch_rng(plan: Plan) -> Iterator[None]:
             set_device_rng(plan.runtime.device, before)
 
 
+class LogFile(logging.Handler):
+    """A log of the run folder, which no link can lead out of; it is made with its first record."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.file = file
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one record."""
+        with open(open_log(self.file), "a", encoding="utf-8", errors="backslashreplace") as stream:
+            stream.write(self.format(record) + "\n")
+
+
 class EscapedFormat(logging.Formatter):
     """Lines that text from elsewhere cannot forge: control characters are escaped, lines after the first indented."""
 
@@ -170,19 +183,18 @@ def logbook(folder: Path) -> Iterator[logging.Logger]:
     log = logging.getLogger(f"qfleet.{folder.name}")
     try:
         for name in ("logs", "history"):
-            require_plain(folder, name)  # children open theirs later
-        file = open_log(folder / "logs" / "run-0.log")
+            require_plain(folder, name)  # these files are opened later, some of them by children
+        make_folder(folder, "logs")
     except OSError as error:
-        raise unwritable(folder / "logs" / "run-0.log", error) from error
-    with open(file, "a", encoding="utf-8", errors="backslashreplace") as stream:
-        handler = logging.StreamHandler(stream)
-        handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
-        try:
-            yield log
-        finally:
-            log.removeHandler(handler)
+        raise unwritable(folder / "logs", error) from error
+    handler = LogFile(folder / "logs" / "run-0.log")
+    handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    log.propagate = False
+    try:
+        yield log
+    finally:
+        log.removeHandler(handler)
 
 
 def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:

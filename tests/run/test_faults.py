@@ -501,6 +501,6 @@ def test_a_folder_that_is_moved_away_ends_the_run_at_the_next_write(tmp_path: Pa
     assert caught.value.exit_code == 5
     assert len(seen) == 2
     left = list((tmp_path / "runs").rglob("*"))
-    assert len(left) == (how == "removed and made again"), "no second folder, and nothing in one that was made meanwhile"
+    assert len(left) == (how == "removed and made again"), "no second folder, nothing in one that was made meanwhile"
     if how == "renamed":
         assert all(verdict.ok for verdict in verify_run(moved))

@@ -195,7 +195,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
         return writing
 
     with monkeypatch.context() as patched:
-        for name in ("write_plan", "write_file"):
+        for name in ("keep_plan", "write_file"):
             patched.setattr(group, name, counted(getattr(group, name)))
         with pytest.raises(Killed):
             resume_group(made.path, steps=900)

@@ -191,11 +191,15 @@ def test_weights_that_are_not_finite_or_too_short_are_malformed(stopped: Path, t
             resume(run, steps=180)
 
 
-def test_a_log_that_cannot_be_opened_does_not_hide_the_error(stopped: Path, tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_opened_does_not_hide_the_error(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = copied(stopped, tmp_path)
-    for log in (run / "logs").glob("*"):
-        log.unlink()
-    (run / "logs" / "run-0.log").mkdir(parents=True)
+
+    def refused(file: Path) -> int:
+        raise PermissionError("the second error")
+
+    monkeypatch.setattr("qfleet.run.conduct.open_log", refused)
 
     def failing(row: dict[str, Any]) -> None:
         raise ZeroDivisionError("the first error")
