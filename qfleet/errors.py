@@ -9,6 +9,7 @@ class QfleetError(Exception):
     def __init__(self, what: str, why: str = "", fix: str = "") -> None:
         super().__init__(what, why, fix)
         self.what, self.why, self.fix = what, why, fix
+        self.log: str | None = None  # the file that has the whole traceback, if there is one
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)

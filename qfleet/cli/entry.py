@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from cyclopts import CycloptsError
 
-from qfleet.cli.say import invocation, say_error
-from qfleet.errors import QfleetError, StorageError
+from qfleet.cli.say import invocation, say, say_error
+from qfleet.errors import EnvError, QfleetError, StorageError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what the shell reports for any program whose reader went away
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except Exception as error:
         return _fail(error, debug)
+    except SystemExit as error:  # of the code that a command runs: nothing of ours leaves so before it is done
+        return _fail(error, debug) if type(error) is SystemExit else int(error.code or 0)
     finally:
         invocation.reset(token)
 
@@ -48,18 +50,32 @@ def _run(words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(error: Exception, debug: bool) -> int:
+def _fail(error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     shown = _for_user(error)
     try:
         say_error(shown)
+        _say_frames(shown)
     except BrokenPipeError:
         _silence()
     return shown.exit_code
 
 
-def _for_user(error: Exception) -> QfleetError:
+def _say_frames(error: QfleetError) -> None:
+    """The lines of the user's own code that an environment's error came from, and the file with all of them."""
+    if not isinstance(error, EnvError) or error.__cause__ is None:
+        return
+    from qfleet.frames import own_frames, text_of
+
+    frames = own_frames(text_of(error.__cause__))
+    for frame in frames:
+        say(f"   at: {frame}{f': {frame.source}' if frame.source else ''}", to_stderr=True)
+    if frames:
+        say(f"  log: {error.log or _write_log(error, 'env')}", to_stderr=True)
+
+
+def _for_user(error: BaseException) -> QfleetError:
     if isinstance(error, QfleetError):
         return error
     if isinstance(error, OSError) and error.errno in DISK_SAYS_NO:
@@ -76,9 +92,9 @@ def _for_user(error: Exception) -> QfleetError:
     )
 
 
-def _write_log(error: Exception) -> str:
+def _write_log(error: BaseException, what: str = "bug") -> str:
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="qfleet-bug-", suffix=".log", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", prefix=f"qfleet-{what}-", suffix=".log", delete=False) as file:
             traceback.print_exception(error, file=file)
             return file.name
     except OSError:

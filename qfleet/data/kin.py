@@ -18,6 +18,10 @@ LOG_BYTES = 1_000_000
 PRELOADED: list[str] = []  # by the fork server
 
 
+class AskedToLeave(SystemExit):
+    """This process was asked to end by its parent; an environment that calls sys.exit() raises a plain SystemExit."""
+
+
 @contextmanager
 def hidden_main(hide: bool = True) -> Iterator[None]:
     """A process that multiprocessing starts in here does not run the user's script again: it needs nothing from it."""

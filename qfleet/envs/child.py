@@ -139,8 +139,8 @@ def needs_main(task: Task) -> bool:
     return task.make is not None and b"__main__" in task.make
 
 
-def scouted(task: Task, seed: int, log: str) -> Spec:
-    """The spec of an environment that is made and reset once in a process of its own."""
+def scouted(task: Task, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
+    """The spec of an environment that is made and reset once in a process of its own, and notes about it."""
     desk = Region(DESK_BYTES)
     process = launched(scout, (task, seed, desk, log), needs_main(task))
     process.join(timeout=START_SECONDS)
@@ -154,7 +154,7 @@ def scouted(task: Task, seed: int, log: str) -> Spec:
     found = msgspec.json.decode(text, type=Finding)
     if found.error is not None:
         raise _told(found) from Elsewhere(found.traceback)
-    return Spec(found.obs, found.dtype, found.actions, masked=found.masked)
+    return Spec(found.obs, found.dtype, found.actions, masked=found.masked), found.notes
 
 
 def ending(process: BaseProcess) -> str:

@@ -55,7 +55,8 @@ def make_world(
     if env.workers and render_mode is None:
         return _workers(env, num, seed, stream, make, logs)
     factory = called(env, make) if make else find(env, render_mode)
-    return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
+    given = {"name": env.id, "bins": env.bins, "check_bounds": env.check_bounds}
+    return Lanes(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
 
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
@@ -133,6 +134,8 @@ def _refuse_workers(env: Env) -> None:
     if env.workers:
         why = "All its copies are stepped together in native code, faster than one process can answer another."
         raise _no_effect("workers", env.workers, env.id, why)
+    if not env.check_bounds:
+        raise _no_effect("check_bounds", "false", env.id, "It is stepped in native code, whose answers need no check.")
 
 
 def _refuse_atari_settings(env: Env) -> None:

@@ -59,7 +59,8 @@ def _look(name: str, probe: Probe, world: World) -> Check:
 def _spaces(world: World) -> str:
     spec = world.spec
     dimensions = f" ({' x '.join(map(str, spec.actions))})" if len(spec.actions) > 1 else ""
-    return f"observation {spec.input_shape} {spec.dtype}, {spec.num_actions} actions{dimensions}"
+    notes = "".join(f"; {note}" for note in getattr(world, "notes", ()))
+    return f"observation {spec.input_shape} {spec.dtype}, {spec.num_actions} actions{dimensions}{notes}"
 
 
 def _drive(world: World, steps: int = _STEPS) -> list[Step]:

@@ -19,9 +19,9 @@ import msgspec
 from qfleet.data import Spec
 from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.data.region import Region
-from qfleet.envs.adapt import OutsideSpace
+from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.find import called, find
-from qfleet.envs.single import AnyEnv, Raised, Single, made
+from qfleet.envs.single import AnyEnv, Raised, Single, describe, made
 from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.plan.schema import Env
@@ -62,6 +62,7 @@ class Finding(msgspec.Struct):
     masked: bool = False
     error: tuple[str, str, str, str] | None = None
     traceback: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Seats:
@@ -105,7 +106,7 @@ class Seats:
             single.begin(env, argument, self._slab.step, lane)
         else:
             single.advance(env, argument, self._slab.step, lane)
-        single.check_finite(self._slab.step, lane)
+        single.check_numbers(self._slab.step, lane)
 
     def _seated(self, lane: int, command: int) -> tuple[AnyEnv, Single]:
         env = self._envs[lane]
@@ -123,7 +124,8 @@ class Seats:
         return made(self._make, self._task.env.id)
 
     def _fitting(self, env: AnyEnv) -> Single:
-        single = Single(env, self._task.env.bins, self._task.env.id, masked=self._spec.masked)
+        given = self._task.env
+        single = Single(env, given.bins, given.id, masked=self._spec.masked, check_bounds=given.check_bounds)
         if single.spec != self._spec:
             raise OutsideSpace("spaces of a new copy", str(self._spec), str(single.spec))
         return single
@@ -161,9 +163,8 @@ def scout(task: Task, seed: int, desk: Region, log: str) -> None:
     except QfleetError as error:
         found = Finding(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
     except BaseException as error:
-        head = f"{task.env.id}: the environment could not be made: {type(error).__name__}: {error}"
-        fix = "Mend the environment; its own traceback is this error's cause."
-        parts = (head[:_SAY_CHARACTERS], "The exception came from inside it.", fix)
+        head = f"{task.env.id}: the environment could not be made: it {describe(error)}"
+        parts = (head[:_SAY_CHARACTERS], "This came from inside it.", "Mend the environment.")
         found = Finding(error=("EnvError", *parts), traceback=_trace(error))
     data = msgspec.json.encode(found)
     desk.view[: len(data)] = data
@@ -178,13 +179,14 @@ def _look(task: Task, seed: int) -> Finding:
     except Raised as raised:
         error = raised.error
         raise EnvError(
-            f"{task.env.id}, lane 0: reset() raised {type(error).__name__}: {error}",
-            f"The exception came from inside the environment, in its first reset (seed {seed}).",
-            "Mend the environment; its own traceback is this error's cause.",
+            f"{task.env.id}, lane 0: reset() {describe(error)}",
+            f"This came from inside the environment, in its first reset (seed {seed}).",
+            "Mend the environment.",
         ) from error
     with contextlib.suppress(Exception):
         env.close()
-    return Finding(single.spec.obs, single.spec.dtype, single.spec.actions, single.spec.masked)
+    spec = single.spec
+    return Finding(spec.obs, spec.dtype, spec.actions, spec.masked, notes=single.notes)
 
 
 def settle(folder: str, desk: Region, log: str) -> None:
@@ -225,8 +227,7 @@ def _described(error: BaseException) -> str:
         call, error = f"{error.call}()", error.error
     else:
         call = "the environment"
-    first = (str(error).splitlines() or [""])[0]
-    return f"{call} raised {type(error).__name__}: {first}\n{_trace(error)}"
+    return f"{call} {describe(error)}\n{_trace(error)}"
 
 
 def _trace(error: BaseException) -> str:

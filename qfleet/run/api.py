@@ -25,7 +25,7 @@ from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory
 from qfleet.run.older import arrays_in
 from qfleet.run.resolve import require_device, resolve, usable_device
-from qfleet.run.runtime import is_away, line_for, stand_by
+from qfleet.run.runtime import StoodBy, is_away, line_for, stand_by
 from qfleet.run.trust import require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
@@ -99,7 +99,7 @@ def train(
         own = (env, torso, explore)
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     if stand_by(plan, env, torso, explore):
-        raise SystemExit(0)
+        raise StoodBy(0)
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -157,7 +157,7 @@ def resume(
         own = (env, torso, explore)
         return ray.resume(plan, own, folder=folder, steps=steps, trust_env=trust_env, strict=strict, **heard)
     if stand_by(plan, env, torso, explore):
-        raise SystemExit(0)
+        raise StoodBy(0)
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -193,7 +193,7 @@ def prepared(
     require_memory(plan, world.spec)
     plan, told = settled_machine(plan, asked_threads, world.spec)
     line = line_for(plan, world, env, torso, explore)
-    line.notes = [*told, *line.notes]
+    line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
     with ExitStack() as unless_all_is_well:
         unless_all_is_well.callback(line.close)
         if source is not None:

@@ -22,6 +22,8 @@ from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 
+LOG_FILE = "run-0.log"
+
 
 def conduct(
     line: Line,
@@ -48,6 +50,8 @@ def conduct(
             status = diary.write_status(*course.complete())
         except BaseException as error:
             log.exception("the run ended with an error")
+            if isinstance(error, QfleetError):
+                error.log = str(folder / "logs" / LOG_FILE)
             refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
             status = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
             status = diary.write_failure(ended, begun=course.keeper.last is not None, refused=refused)
@@ -131,7 +135,7 @@ def logbook(folder: Path) -> Iterator[logging.Logger]:
     (folder / "logs").mkdir(exist_ok=True)
     log, handler = (
         logging.getLogger(f"qfleet.{folder.name}"),
-        logging.FileHandler(folder / "logs" / "run-0.log", delay=True),
+        logging.FileHandler(folder / "logs" / LOG_FILE, delay=True),
     )
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)

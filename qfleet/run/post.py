@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +19,7 @@ from torch import nn
 from qfleet.act import Explore, acting
 from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
-from qfleet.data.kin import bound_log, die_with_parent
+from qfleet.data.kin import AskedToLeave, bound_log, die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Inline, Plan
 from qfleet.run.board import Board
@@ -91,7 +90,7 @@ def serve(post: Post) -> None:
 def leave(number: int, frame: object) -> None:
     """Asked to end: environments are closed first, and asking again does not disturb that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
+    raise AskedToLeave(0)
 
 
 def act(post: Post) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from qfleet.run.quarters import Own, Quarters
 
 
+class StoodBy(SystemExit):
+    """This process was another learner of a run that MPI has started, and that run is over."""
+
+
 class Runtime(Protocol):
     """Turns the parts of a line."""
 
