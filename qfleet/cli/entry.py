@@ -5,11 +5,14 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from cyclopts import CycloptsError
 
-from qfleet.cli.say import invocation, say, say_error
+from qfleet import heartbeat
+from qfleet.cli.guard import watched
+from qfleet.cli.say import invocation, say, say_error, supervising
 from qfleet.errors import EnvError, QfleetError, StorageError
 
 INTERRUPTED = 130
@@ -20,11 +23,29 @@ DISK_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and answer with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        heartbeat.attach_given()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     token = invocation.set(tuple(words))
+    # Tests and other programs that call this have processes of their own to look after.
+    alone = supervising.set(argv is None and not debug)
     try:
-        return _run(words)
+        whole = words[:1] in (["eval"], ["record"]) or words[:2] == ["env", "check"]
+        work = partial(answer, partial(_run, words), debug)
+        code = watched(work) if whole else work()
+        if argv is None:
+            heartbeat.end(code)
+        return code
+    finally:
+        supervising.reset(alone)
+        invocation.reset(token)
+
+
+def answer(work: Callable[[], int], debug: bool = False) -> int:
+    """The exit code of some work, with its errors told."""
+    try:
+        return work()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -34,8 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, debug)
     except SystemExit as error:  # of the code that a command runs: nothing of ours leaves so before it is done
         return _fail(error, debug) if type(error) is SystemExit else int(error.code or 0)
-    finally:
-        invocation.reset(token)
 
 
 def _run(words: list[str]) -> int:

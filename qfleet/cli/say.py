@@ -15,6 +15,10 @@ from qfleet.errors import QfleetError
 invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
 
 
+# May the present command do its work in a fork that it supervises?
+supervising: ContextVar[bool] = ContextVar("supervising", default=False)
+
+
 def escaped(text: str) -> str:
     """Text that cannot move the cursor or recolour the terminal: run names and ids may come from anywhere."""
     return "".join(mark if mark.isprintable() or mark == "\n" else ascii(mark)[1:-1] for mark in text)

@@ -2,12 +2,13 @@
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from qfleet.cli.guard import guarded, needs_guard
+from qfleet.cli.guard import guarded, needs_guard, runs_here, watched
 from qfleet.cli.plans import origin_rows
 from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
@@ -16,6 +17,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
+from qfleet.plan.schema import Plan
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run
@@ -72,7 +74,7 @@ def train(
     num, at_once = _group_size(seeds, jobs)
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
+        return watched(lambda: _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_))
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_guard(composed.plan):
@@ -80,8 +82,9 @@ def train(
         return guarded(invocation.get(), out, lambda folder: _go_on(folder, out, how), to_stderr=json)
     _introduce(composed, json, quiet)
     if num is not None:
-        return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
-    return _train_run(composed, out, name, from_, json=json, quiet=quiet, profile=profile)
+        return watched(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
+    run = partial(_train_run, composed, out, name, from_, json=json, quiet=quiet, profile=profile)
+    return watched(run) if runs_here(composed.plan) else run()
 
 
 def _go_on(run: Path, out: str, how: dict[str, bool]) -> list[str]:
@@ -135,18 +138,36 @@ def resume(
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
     until, at_once = whole("--steps", steps), whole("--jobs", jobs, example=2)
-    from qfleet.run import resume as start
-    from qfleet.watch import auto_mode, make_watcher
     from qfleet.watch.runs import find_entry, is_group
 
     path = find_entry(run, out)
     if is_group(path):
         refuse_profile(profile, f"{path} is a group of several.")
-        return _resume_group(path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
+        group = partial(_resume_group, path, until, at_once, trust_env=trust_env, strict=strict, json=json, quiet=quiet)
+        return watched(group)
     _refuse_jobs(at_once, f"{path} is one run.")
     if needs_guard(plan := read_plan(path / "run.toml")):
         how = {"--json": json, "--quiet": quiet, "--profile": profile, "--trust-env": trust_env, "--strict": strict}
         return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
+    go_on = {"json": json, "quiet": quiet, "profile": profile, "trust_env": trust_env, "strict": strict}
+    work = partial(_resume_run, path, plan, until, **go_on)
+    return watched(work) if runs_here(plan) else work()
+
+
+def _resume_run(
+    path: Path,
+    plan: Plan,
+    until: int | None,
+    *,
+    json: bool,
+    quiet: bool,
+    profile: bool,
+    trust_env: bool,
+    strict: bool,
+) -> int:
+    from qfleet.run import resume as start
+    from qfleet.watch import auto_mode, make_watcher
+
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
     found = start(path, steps=until, watcher=watcher, trust_env=trust_env, strict=strict, callbacks=traces)
     return _farewell(found, json, quiet, traces if profile else None)

@@ -17,6 +17,7 @@ from qfleet.envs import atari, minatar
 from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.single import describe
 from qfleet.errors import EnvError, QfleetError, UsageError
+from qfleet.heartbeat import IMPORT, inside
 from qfleet.plan.schema import Env
 
 _EXTRAS = {
@@ -183,7 +184,8 @@ def _import(name: str, module: str) -> None:
     try:
         if not _is_module(module):
             raise ImportError(f"{module!r} is not the name of a module")
-        importlib.import_module(module)
+        with inside(IMPORT):
+            importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
             f"env.id={name!r}: the module {module!r} could not be imported.",
@@ -245,7 +247,7 @@ def _load(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses and the like look their own module up
     try:
-        with _importable(str(path.resolve().parent)):
+        with _importable(str(path.resolve().parent)), inside(IMPORT):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[key]

@@ -19,6 +19,7 @@ from qfleet.envs.episodes import Episodes, episode_seed
 from qfleet.envs.single import AnyEnv as AnyEnv
 from qfleet.envs.single import Raised, Single, blank, describe, made
 from qfleet.errors import EnvError
+from qfleet.heartbeat import CLOSE, RENDER, inside
 
 
 class Lanes:
@@ -108,14 +109,16 @@ class Lanes:
 
     def render(self) -> Any:
         """What the first lane's environment draws."""
-        return self._envs[0].render()
+        with inside(RENDER):
+            return self._envs[0].render()
 
     def close(self) -> None:
         """Close every environment; one that cannot be closed does not keep the others from it."""
         while self._envs:
             env = self._envs.pop()
             try:
-                env.close()
+                with inside(CLOSE, len(self._envs)):
+                    env.close()
             except AskedToLeave:
                 raise
             except (Exception, SystemExit) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from qfleet import heartbeat
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
@@ -43,6 +44,7 @@ def make_world(
     itself, or nowhere. A world that is to draw stays in this process.
     """
     num = num or env.num
+    heartbeat.tell(env=env.id, step_seconds=env.step_timeout_seconds)
     if make is None and is_atari(env.id):
         _refuse_workers(env)
         return _atari(env, num, seed, stream, threads)

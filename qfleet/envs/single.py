@@ -13,6 +13,7 @@ from qfleet.envs.answers import as_flag, as_info, as_mask, as_reward
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.errors import UsageError
 from qfleet.frames import place
+from qfleet.heartbeat import MAKE, RESET, STEP, enter, inside, leave
 
 AnyEnv = gym.Env[Any, Any]
 
@@ -52,18 +53,21 @@ class Single:
 
     def begin(self, env: AnyEnv, seed: int, step: Step, lane: int) -> None:
         """Begin the episode of this seed."""
-        obs, info = _reset(env, seed)
+        obs, info = _reset(env, seed, lane)
         step.reward[lane], step.terminated[lane], step.truncated[lane] = 0.0, False, False
         self._show(lane, obs, info, step)
 
     def advance(self, env: AnyEnv, action: int, step: Step, lane: int) -> None:
         """Take one step."""
+        enter(STEP, lane)
         try:
             obs, reward, terminated, truncated, info = env.step(self._actions.decode(action))
         except AskedToLeave:
             raise
         except (Exception, SystemExit) as error:
             raise Raised("step", error) from error
+        finally:
+            leave()
         step.reward[lane] = reward if type(reward) is float else as_reward(reward)
         step.terminated[lane] = terminated if type(terminated) is bool else as_flag("terminated", terminated)
         step.truncated[lane] = truncated if type(truncated) is bool else as_flag("truncated", truncated)
@@ -107,7 +111,8 @@ class Single:
 
 def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     """One environment, if that is what it is."""
-    env = make()
+    with inside(MAKE):
+        env = make()
     missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(env, part)]
     if missing:
         raise UsageError(
@@ -132,11 +137,14 @@ def check_finite(field: str, values: Array) -> None:
         raise OutsideSpace(field, "finite numbers", str(row[~np.isfinite(row)][0]))
 
 
-def _reset(env: AnyEnv, seed: int) -> tuple[Any, dict[str, Any]]:
+def _reset(env: AnyEnv, seed: int, lane: int = 0) -> tuple[Any, dict[str, Any]]:
+    enter(RESET, lane)
     try:
         obs, info = env.reset(seed=seed)
     except AskedToLeave:
         raise
     except (Exception, SystemExit) as error:
         raise Raised("reset", error) from error
+    finally:
+        leave()
     return obs, as_info(info)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from qfleet import heartbeat
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
@@ -36,6 +37,7 @@ def conduct(
 ) -> None:
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
+    heartbeat.tell(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
     with threads(plan), own_torch_rng(plan), hold_run(folder), listening() as asked, logbook(folder) as log:
         diary = Diary(line, folder, watcher, callbacks)
