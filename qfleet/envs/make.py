@@ -12,6 +12,7 @@ from qfleet import heartbeat
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
+from qfleet.envs.child import clocked
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.find import called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
@@ -59,6 +60,11 @@ def make_world(
     factory = called(env, make) if make else find(env, render_mode)
     given = {"name": env.id, "bins": env.bins, "check_bounds": env.check_bounds}
     return Lanes(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
+
+
+def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
+    """Seconds of one step of one environment, timed in a process of its own: it may hang or crash there."""
+    return clocked(_task(env, make), env.step_timeout_seconds)
 
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:

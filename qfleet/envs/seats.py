@@ -20,7 +20,9 @@ from qfleet.data import Spec
 from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.data.region import Region
 from qfleet.envs.bounds import OutsideSpace
+from qfleet.envs.clock import clock_steps
 from qfleet.envs.find import called, find
+from qfleet.envs.lanes import Lanes
 from qfleet.envs.single import AnyEnv, Raised, Single, describe, made
 from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
@@ -29,6 +31,7 @@ from qfleet.plan.schema import Env
 # What is said through the socket: one byte each.
 READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
 DESK_BYTES = 65_536
+MADE_AT = DESK_BYTES - 1  # the byte that says that an environment was made and reset
 TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
 _LEAVE_SECONDS = 2
 _LISTEN_SECONDS = 60.0
@@ -63,6 +66,7 @@ class Finding(msgspec.Struct):
     error: tuple[str, str, str, str] | None = None
     traceback: str = ""
     notes: tuple[str, ...] = ()
+    step_seconds: float = 0.0
 
 
 class Seats:
@@ -158,8 +162,18 @@ def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line:
 def scout(task: Task, seed: int, desk: Region, log: str) -> None:
     """Make one environment, reset it, and leave what was seen of it on the desk."""
     settle(task.folder, desk, log)
+    _leave_word(task, desk, lambda: _look(task, seed))
+
+
+def clock(task: Task, seed: int, desk: Region, log: str) -> None:
+    """Make one environment, time its steps, and leave that on the desk."""
+    settle(task.folder, desk, log)
+    _leave_word(task, desk, lambda: _clock(task, seed, desk))
+
+
+def _leave_word(task: Task, desk: Region, look: Callable[[], "Finding"]) -> None:
     try:
-        found = _look(task, seed)
+        found = look()
     except QfleetError as error:
         found = Finding(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
     except BaseException as error:
@@ -169,6 +183,14 @@ def scout(task: Task, seed: int, desk: Region, log: str) -> None:
     data = msgspec.json.encode(found)
     desk.view[: len(data)] = data
     os._exit(0)
+
+
+def _clock(task: Task, seed: int, desk: Region) -> Finding:
+    env = task.env
+    world = Lanes(task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds)
+    world.reset()
+    desk.view[MADE_AT] = 1
+    return Finding(step_seconds=clock_steps(world))
 
 
 def _look(task: Task, seed: int) -> Finding:
