@@ -375,9 +375,9 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def end_descendants(seconds: float = REAP_SECONDS) -> None:
+def end_descendants(seconds: float = REAP_SECONDS, patience: float = TELL_SECONDS) -> None:
     """End all processes below this one: what environments have started, in whatever group or session it is."""
-    until, patience = time.monotonic() + seconds, time.monotonic() + TELL_SECONDS
+    until, patience = time.monotonic() + seconds, time.monotonic() + patience
     while (left := descendants(os.getpid())) and time.monotonic() < until:
         if time.monotonic() > patience:  # some are just leaving by themselves
             for pid in left:

@@ -4,7 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
@@ -26,7 +26,9 @@ from qfleet.run.board import Board
 from qfleet.run.history import History
 from qfleet.run.shared import Belt, Gauges
 from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
+from qfleet.supervise import adopt_orphans, end_descendants
 
+LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
 MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
@@ -76,6 +78,9 @@ def say(post: Post, words: Trouble | LastWords) -> None:
 def serve(post: Post) -> None:
     """The life of an actor's process."""
     die_with_parent()
+    with suppress(OSError):
+        os.setpgid(0, 0)  # what an environment starts is ended with it
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
     signal.signal(signal.SIGTERM, leave)
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
@@ -85,6 +90,8 @@ def serve(post: Post) -> None:
         except Exception as error:
             say(post, words_of(error))
             raise
+        finally:
+            end_descendants(LEAVE_SECONDS, patience=0.0)
 
 
 def leave(number: int, frame: object) -> None:
