@@ -101,6 +101,11 @@ def tell(**facts: Any) -> None:
     _own.tell(**facts)
 
 
+def present_call() -> tuple[int, int, int] | None:
+    """The call of an environment that is under way in this process: its number, its kind and its lane."""
+    return _own.call()
+
+
 def is_attached() -> bool:
     """Is this process supervised?"""
     return _streams is not None

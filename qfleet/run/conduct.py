@@ -16,6 +16,7 @@ from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending
 from qfleet.run.fleet import Fleet
+from qfleet.run.hangs import watching
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import Asked, listening
@@ -49,7 +50,8 @@ def conduct(
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
             diary.callbacks += row_writers(plan, folder, course.steps)
-            status = diary.write_status(*course.complete())
+            with watching(asked, plan.env.step_timeout_seconds, folder, diary.warn):
+                status = diary.write_status(*course.complete())
         except BaseException as error:
             log.exception("the run ended with an error")
             if isinstance(error, QfleetError):
