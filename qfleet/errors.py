@@ -34,6 +34,7 @@ class QfleetError(Exception):
         self.why = redacted(why)
         self.fix = redacted(fix)
         super().__init__(self.what, self.why, self.fix)
+        self.log: str | None = None  # the file that has the whole traceback, if there is one
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)

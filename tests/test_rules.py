@@ -32,6 +32,8 @@ FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink"
 # Files that are not in a run folder, or whose folder is made here: each with the reason.
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
+    "qfleet/supervise.py": "/proc",
+    "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/runs.py": "makes the folder of a new run, and removes that of an empty group",
     "qfleet/run/group.py": "removes the empty folder of a member; reads a control group's limit",
@@ -253,7 +255,8 @@ def test_the_house_plan_and_the_layers_name_every_room() -> None:
     page = (ROOT / "docs/house.md").read_text("utf-8")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = re.findall(r"qfleet\.(\w+)", " ".join(contracts[0]["layers"]))
-    assert sorted(layers) == sorted([*ROOMS, "errors", "escape", "files"])
+    below = ["errors", "escape", "files", "frames", "heartbeat", "supervise"]
+    assert sorted(layers) == sorted([*ROOMS, *below])
     assert sorted(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == ROOMS
 
 

@@ -5,12 +5,15 @@ import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from cyclopts import CycloptsError
 
-from qfleet.cli.say import invocation, say_error
-from qfleet.errors import QfleetError, StorageError
+from qfleet import heartbeat
+from qfleet.cli.guard import watched
+from qfleet.cli.say import invocation, say, say_error, supervising
+from qfleet.errors import EnvError, QfleetError, StorageError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what the shell reports for any program whose reader went away
@@ -20,11 +23,29 @@ DISK_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPE
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and answer with its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        heartbeat.attach_given()
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
     token = invocation.set(tuple(words))
+    # Tests and other programs that call this have processes of their own to look after.
+    alone = supervising.set(argv is None and not debug)
     try:
-        return _run(words)
+        whole = words[:1] in (["eval"], ["record"]) or words[:2] == ["env", "check"]
+        work = partial(answer, partial(_run, words), debug)
+        code = watched(work) if whole else work()
+        if argv is None:
+            heartbeat.end(code)
+        return code
+    finally:
+        supervising.reset(alone)
+        invocation.reset(token)
+
+
+def answer(work: Callable[[], int], debug: bool = False) -> int:
+    """The exit code of some work, with its errors told."""
+    try:
+        return work()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -32,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except Exception as error:
         return _fail(error, debug)
-    finally:
-        invocation.reset(token)
+    except SystemExit as error:  # of the code that a command runs: nothing of ours leaves so before it is done
+        return _fail(error, debug) if type(error) is SystemExit else int(error.code or 0)
 
 
 def _run(words: list[str]) -> int:
@@ -48,18 +69,32 @@ def _run(words: list[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _fail(error: Exception, debug: bool) -> int:
+def _fail(error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     shown = _for_user(error)
     try:
         say_error(shown)
+        _say_frames(shown)
     except BrokenPipeError:
         _silence()
     return shown.exit_code
 
 
-def _for_user(error: Exception) -> QfleetError:
+def _say_frames(error: QfleetError) -> None:
+    """The lines of the user's own code that an environment's error came from, and the file with all of them."""
+    if not isinstance(error, EnvError) or error.__cause__ is None:
+        return
+    from qfleet.frames import own_frames, text_of
+
+    frames = own_frames(text_of(error.__cause__))
+    for frame in frames:
+        say(f"   at: {frame}{f': {frame.source}' if frame.source else ''}", to_stderr=True)
+    if frames:
+        say(f"  log: {error.log or _write_log(error, 'env')}", to_stderr=True)
+
+
+def _for_user(error: BaseException) -> QfleetError:
     if isinstance(error, QfleetError):
         return error
     if isinstance(error, OSError) and error.errno in DISK_SAYS_NO:
@@ -76,9 +111,9 @@ def _for_user(error: Exception) -> QfleetError:
     )
 
 
-def _write_log(error: Exception) -> str:
+def _write_log(error: BaseException, what: str = "bug") -> str:
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="qfleet-bug-", suffix=".log", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", prefix=f"qfleet-{what}-", suffix=".log", delete=False) as file:
             traceback.print_exception(error, file=file)
             return file.name
     except OSError:

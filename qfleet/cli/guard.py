@@ -6,21 +6,19 @@ Only where actors live in processes of their own; a run in one thread is one pro
 import os
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
-from qfleet.cli.say import say
-from qfleet.plan.schema import Plan, Processes
+from qfleet import heartbeat
+from qfleet.cli.say import say, supervising
+from qfleet.plan.schema import Inline, Plan, Processes
+from qfleet.supervise import Child, Verdict, adopt_orphans, drain, end_descendants, forwarding, report, supervised, wait
 
 GUARDED = "QFLEET_GUARDED"  # set for the process under guard
 START = "from qfleet.cli import main; sys.exit(main())"
 RESTARTS = 5  # in ten minutes
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-POLL_SECONDS = 0.2
 
 
 def needs_guard(plan: Plan) -> bool:
@@ -31,6 +29,20 @@ def needs_guard(plan: Plan) -> bool:
 
     die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
     return False
+
+
+def runs_here(plan: Plan) -> bool:
+    """Are the environments of this run stepped in this process?"""
+    return isinstance(plan.runtime, Inline) and plan.learners.backend != "mpi"  # MPI knows the processes it started
+
+
+def watched(work: Callable[[], int]) -> int:
+    """Do work that runs environments: where this is a command of its own, in a fork that is supervised."""
+    if not supervising.get() or GUARDED in os.environ:
+        return work()
+    from qfleet.cli.entry import answer
+
+    return supervised(lambda: answer(work))
 
 
 def guarded(
@@ -45,6 +57,8 @@ def guarded(
     from qfleet.data.budget import Budget  # most commands need none of that room
     from qfleet.data.oom import oom_kills
 
+    if supervising.get():
+        adopt_orphans()
     command, budget = list(words), Budget(RESTARTS)
     while True:
         before = owners(Path(out))
@@ -70,34 +84,34 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     """
     from qfleet.data.kin import python_command
 
-    child = subprocess.Popen(  # noqa: S603  our own program
-        python_command(START, *command), env={**os.environ, GUARDED: str(os.getpid())}, process_group=0
-    )
+    page, desk = heartbeat.new_file(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  both processes have it
+    ours, theirs = os.pipe()
+    given = (page, theirs, desk.fileno())
+    known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.GIVEN: ",".join(map(str, given))}
+    words = python_command(START, *command)
+    process = subprocess.Popen(words, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
+    os.close(theirs)
+    child = Child(process.pid, heartbeat.Heartbeat(page), ours, desk)
+    os.close(page)
     with forwarding(child) as asked:
-        while True:
-            try:
-                return child.wait(POLL_SECONDS), child.pid, bool(asked)
-            except subprocess.TimeoutExpired:
-                continue
+        verdict = wait(child, asked)
+    process.returncode = child.code()
+    return _ended(child, verdict), child.pid, bool(asked)
 
 
-@contextmanager
-def forwarding(child: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
-    """Signals that mean the run are passed on, and collected; it saves and leaves, and so do we."""
-    asked: list[int] = []
-
-    def forward(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-        child.send_signal(number)
-
-    # What is ignored, as SIGHUP by nohup, does not mean the run; the child ignores it too.
-    meant = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
-    before: dict[int, Any] = {number: signal.signal(number, forward) for number in meant}
-    try:
-        yield asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _ended(child: Child, verdict: Verdict | None) -> int:
+    """Its exit code, once nothing of it is left and it was told how it ended, if it did not tell so itself."""
+    if supervising.get():
+        end_descendants()
+    drain(child)
+    if verdict is None:
+        return child.code()
+    folder = child.heartbeat.facts().get("folder")
+    if child.code() < 0 and folder is not None:
+        say(f"warning: {verdict.what}", to_stderr=True)
+        return child.code()  # it goes on from its last commit
+    report(verdict, folder)
+    return verdict.code
 
 
 def owners(out: Path) -> dict[Path, int | None]:

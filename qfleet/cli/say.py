@@ -14,6 +14,8 @@ from qfleet.escape import escaped, indented
 
 # The words of the present command, for provenance.
 invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
+# May the present command do its work in a fork that it supervises?
+supervising: ContextVar[bool] = ContextVar("supervising", default=False)
 
 
 def say(*lines: str, to_stderr: bool = False) -> None:

@@ -2,12 +2,13 @@
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qfleet.cli.guard import guarded, needs_guard
+from qfleet.cli.guard import guarded, needs_guard, runs_here, watched
 from qfleet.cli.plans import origin_rows
 from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
@@ -18,6 +19,7 @@ from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
 from qfleet.plan.folders import local_path
 from qfleet.plan.naming import algorithm_name, algorithm_words
+from qfleet.plan.schema import Plan
 from qfleet.plan.secrets import hidden_settings
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ def train(
     num, at_once = _group_size(seeds, jobs)
     composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_)
+        return watched(lambda: _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_))
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_guard(composed.plan):
@@ -92,8 +94,9 @@ def train(
         return guarded(invocation.get(), out, lambda folder: _go_on(folder, out, how), to_stderr=json)
     _introduce(composed, json, quiet)
     if num is not None:
-        return _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet)
-    return _train_run(composed, out, name, from_, json=json, quiet=quiet, profile=profile)
+        return watched(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
+    run = partial(_train_run, composed, out, name, from_, json=json, quiet=quiet, profile=profile)
+    return watched(run) if runs_here(composed.plan) else run()
 
 
 def _go_on(run: Path, out: str, how: dict[str, bool]) -> list[str]:
@@ -149,20 +152,39 @@ def resume(
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
     until, at_once = whole("--steps", steps), whole("--jobs", jobs, example=2)
-    from qfleet.run import resume as start
-    from qfleet.watch import auto_mode, make_watcher
     from qfleet.watch.runs import find_entry, is_group
 
     path = find_entry(run, out)
     if is_group(path):
         refuse_profile(profile, f"{path} is a group of several.")
         trust = {"trust_env": trust_env, "trust_run": trust_run}
-        return _resume_group(path, until, at_once, **trust, strict=strict, json=json, quiet=quiet)
+        return watched(partial(_resume_group, path, until, at_once, **trust, strict=strict, json=json, quiet=quiet))
     _refuse_jobs(at_once, f"{path} is one run.")
     if needs_guard(plan := read_plan(path / "run.toml")):
         how = {"--json": json, "--quiet": quiet, "--profile": profile, "--strict": strict}
         how |= {"--trust-env": trust_env, "--trust-run": trust_run}
         return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
+    go_on = {"json": json, "quiet": quiet, "profile": profile, "strict": strict}
+    go_on |= {"trust_env": trust_env, "trust_run": trust_run}
+    work = partial(_resume_run, path, plan, until, **go_on)
+    return watched(work) if runs_here(plan) else work()
+
+
+def _resume_run(
+    path: Path,
+    plan: Plan,
+    until: int | None,
+    *,
+    json: bool,
+    quiet: bool,
+    profile: bool,
+    trust_env: bool,
+    trust_run: bool,
+    strict: bool,
+) -> int:
+    from qfleet.run import resume as start
+    from qfleet.watch import auto_mode, make_watcher
+
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
     more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
     found = start(path, steps=until, watcher=watcher, callbacks=traces, **more)

@@ -55,6 +55,10 @@ def safe_path() -> Iterator[None]:
         os.environ.pop(SAFE_PATH, None)
 
 
+class AskedToLeave(SystemExit):
+    """This process was asked to end by its parent; an environment that calls sys.exit() raises a plain SystemExit."""
+
+
 @contextmanager
 def hidden_main(hide: bool = True) -> Iterator[None]:
     """A process that multiprocessing starts in here does not run the user's script again: it needs nothing from it."""

@@ -2,7 +2,7 @@
 
 from qfleet.envs.episodes import TEST, TRAIN, VALIDATION, episode_seed
 from qfleet.envs.find import absolute_id, module_file
-from qfleet.envs.make import is_native, make_world
+from qfleet.envs.make import is_native, make_world, time_env
 from qfleet.envs.probe import Check, check_env
 from qfleet.envs.staff import Fault
 from qfleet.envs.workers import Workers
@@ -20,4 +20,5 @@ __all__ = [
     "is_native",
     "make_world",
     "module_file",
+    "time_env",
 ]

@@ -10,27 +10,25 @@ from gymnasium import spaces
 
 from qfleet.data import Array, split_actions
 from qfleet.data.actions import LARGEST
+from qfleet.envs.bounds import Bounds, OutsideSpace
+from qfleet.envs.leaves import Leaf, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
-_FLATTENED = (spaces.Dict, spaces.Tuple, spaces.MultiDiscrete, spaces.MultiBinary)
-
-
-class OutsideSpace(Exception):
-    """An environment returned something its own space does not contain."""
-
-    def __init__(self, field: str, expected: str, got: str) -> None:
-        super().__init__(field, expected, got)
-        self.field, self.expected, self.got = field, expected, got
 
 
 @dataclass(frozen=True, slots=True)
 class ObsAdapter:
-    """Turns what the environment shows into an array of `shape`, to be stored as `dtype`."""
+    """Turns what the environment shows into an array of `shape`, to be stored as `dtype`.
+
+    `bounds` are those of the stored array, if there are any; `notes` say what of the space is left out.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     encode: Callable[[Any], Array]
+    bounds: Bounds | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +45,14 @@ def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
         return _box_obs(space)
     if isinstance(space, spaces.Discrete):
         return _one_hot(space)
-    if isinstance(space, _FLATTENED) and space.is_np_flattenable:
-        return _flat_obs(space)
+    leaves, left_out = encodable(space)
+    if leaves:
+        return _flat_obs(leaves, tuple(f"{name}: {text}" for text in left_out))
+    inside = f" ({'; '.join(left_out)})" if isinstance(space, spaces.Dict | spaces.Tuple) else ""
     raise UsageError(
-        f"env.id={name!r} has observations of type {type(space).__name__}.",
+        f"env.id={name!r} has observations of type {type(space).__name__}{inside}.",
         "qfleet takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these.",
-        "Wrap the environment so that its observation is an array of fixed shape.",
+        "Wrap the environment so that its observation is an array of fixed shape (gymnasium.ObservationWrapper).",
     )
 
 
@@ -73,7 +73,7 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
             array = array.astype(np.uint8) * np.uint8(scale)
         return array.reshape(stored)
 
-    return ObsAdapter(stored, dtype, encode)
+    return ObsAdapter(stored, dtype, encode, None if scale else Bounds.of(space))
 
 
 def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
@@ -90,19 +90,14 @@ def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
     return ObsAdapter((size,), "float32", encode)
 
 
-def _flat_obs(space: spaces.Space[Any]) -> ObsAdapter:
-    shape = (spaces.flatdim(space),)
+def _flat_obs(leaves: list[Leaf], notes: tuple[str, ...]) -> ObsAdapter:
+    shape = (sum(leaf.size for leaf in leaves),)
 
     def encode(obs: Any) -> Array:
-        try:
-            array = np.asarray(spaces.flatten(space, obs), np.float32)
-        except (KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError) as error:
-            raise OutsideSpace("observation", str(space), f"{type(obs).__name__} ({error!r})") from error
-        if array.shape != shape:
-            raise OutsideSpace("observation size when flattened", str(shape), str(array.shape))
-        return array
+        return np.concatenate([leaf.encode(obs) for leaf in leaves])
 
-    return ObsAdapter(shape, "float32", encode)
+    bounds = Bounds.joined([leaf.bounds() for leaf in leaves], [leaf.key for leaf in leaves])
+    return ObsAdapter(shape, "float32", encode, bounds, notes)
 
 
 def adapt_actions(space: spaces.Space[Any], bins: int | None, name: str) -> ActionAdapter:

@@ -18,14 +18,16 @@ from qfleet import errors
 from qfleet.data import Spec
 from qfleet.data.kin import LOG_BYTES, fork_server, hidden_main
 from qfleet.data.region import Region
-from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, TELL_SIGNAL, Finding, Task, scout, work
+from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, MADE_AT, TELL_SIGNAL, Finding, Task, clock, scout, work
 from qfleet.envs.slab import Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
+from qfleet.frames import own_frames
 
 START_SECONDS = 60.0  # imports and constructors may take a while
 _END_SECONDS = 2.0
 _TELL_SECONDS = 0.3
+_LOOK_SECONDS = 0.05
 
 
 class Elsewhere(Exception):
@@ -140,22 +142,41 @@ def needs_main(task: Task) -> bool:
     return task.make is not None and b"__main__" in task.make
 
 
-def scouted(task: Task, seed: int, log: str) -> Spec:
-    """The spec of an environment that is made and reset once in a process of its own."""
+def scouted(task: Task, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
+    """The spec of an environment that is made and reset once in a process of its own, and notes about it."""
+    found = _found(task, scout, (task, seed), log, "when the first copy was made and reset", 0.0)
+    return Spec(found.obs, found.dtype, found.actions, masked=found.masked), found.notes
+
+
+def clocked(task: Task, step_seconds: float) -> float:
+    """Seconds of one step, timed in a process of its own; none may take `step_seconds`."""
+    return _found(task, clock, (task, 0), os.devnull, "when its steps were timed", step_seconds).step_seconds
+
+
+def _found(
+    task: Task, target: Callable[..., None], args: tuple[Any, ...], log: str, doing: str, seconds: float
+) -> Finding:
+    """What a process of its own finds out; it may take so many seconds more once its environment was made."""
     desk = Region(DESK_BYTES)
-    process = launched(scout, (task, seed, desk, log), needs_main(task))
-    process.join(timeout=START_SECONDS)
-    text = bytes(desk.view).split(b"\0", 1)[0]
-    code = process.exitcode
-    how = f"was not done after {START_SECONDS:.0f} s" if code is None else ending(process)
+    process = launched(target, (*args, desk, log), needs_main(task))
+    begin = time.monotonic()
+    while process.exitcode is None and not desk.view[MADE_AT] and time.monotonic() - begin < START_SECONDS:
+        process.join(timeout=_LOOK_SECONDS)
+    if process.exitcode is None and desk.view[MADE_AT]:
+        process.join(timeout=seconds)
+    how = f"was not done after {time.monotonic() - begin:.0f} s" if process.exitcode is None else ending(process)
+    if process.exitcode is None and process.pid is not None:
+        os.kill(process.pid, TELL_SIGNAL)
+        process.join(timeout=_TELL_SECONDS)
+    code, text = process.exitcode, bytes(desk.view[:MADE_AT]).split(b"\0", 1)[0]
     end_group(process)
     desk.close()
     if code != 0 or not text:  # an environment may leave by os._exit(0), before anything was seen
-        raise _never_seen(task.env.id, how) from Elsewhere(text.decode(errors="replace"))
+        raise _never_seen(task.env.id, how, doing, text.decode(errors="replace"))
     found = msgspec.json.decode(text, type=Finding)
     if found.error is not None:
         raise _told(found) from Elsewhere(found.traceback)
-    return Spec(found.obs, found.dtype, found.actions, masked=found.masked)
+    return found
 
 
 def ending(process: BaseProcess) -> str:
@@ -177,12 +198,15 @@ def _told(found: Finding) -> QfleetError:
     return error
 
 
-def _never_seen(name: str, how: str) -> EnvError:
-    return EnvError(
-        f"{name}: the environment's process {how} when the first copy was made and reset.",
-        "Nothing can be learned in it before it was reset once.",
+def _never_seen(name: str, how: str, doing: str, text: str) -> EnvError:
+    at = "".join(f" at {frame}" for frame in own_frames(text, 1))
+    error = EnvError(
+        f"{name}: the environment's process {how} {doing}{at}.",
+        "Nothing can be learned in it before it was reset once and could be stepped.",
         f"Mend the environment; `qfleet env check {name}` makes one in the foreground.",
     )
+    error.__cause__ = Elsewhere(text)
+    return error
 
 
 def end_group(process: BaseProcess) -> None:

@@ -13,10 +13,13 @@ from typing import Any
 
 import gymnasium as gym
 
+from qfleet.data.kin import AskedToLeave
 from qfleet.envs import atari, minatar
 from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.options import with_secrets
+from qfleet.envs.single import describe
 from qfleet.errors import EnvError, QfleetError, UsageError, conceal
+from qfleet.heartbeat import IMPORT, inside
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import hidden
 
@@ -123,14 +126,16 @@ def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = No
             raise UsageError(
                 f"env.id={env.id!r} needs a package that is not installed.", f"{error}.", _extra_fix(env.id)
             ) from error
-        except Exception as error:
+        except AskedToLeave:
+            raise
+        except (Exception, SystemExit) as error:
             conceal(error)
             raise _not_made(env, render_mode, error) from error
 
     return made
 
 
-def _not_made(env: Env, render_mode: str | None, error: Exception) -> QfleetError:
+def _not_made(env: Env, render_mode: str | None, error: BaseException) -> QfleetError:
     if isinstance(error, TypeError) and render_mode and "render_mode" in str(error):
         return UsageError(
             f"env.id={env.id!r} cannot be recorded: its constructor takes no render_mode.",
@@ -144,9 +149,9 @@ def _not_made(env: Env, render_mode: str | None, error: Exception) -> QfleetErro
             "Options are keyword arguments of the environment's constructor: correct or remove them.",
         )
     return EnvError(
-        f"{env.id}: the environment could not be made: {type(error).__name__}: {error}",
-        "The exception came from its own constructor.",
-        "Mend the environment; its own traceback is this error's cause.",
+        f"{env.id}: the environment could not be made: it {describe(error)}",
+        "This came from its own constructor.",
+        "Mend the environment.",
     )
 
 
@@ -213,18 +218,19 @@ def _import(name: str, module: str) -> None:
     try:
         if not _is_module(module):
             raise ImportError(f"{module!r} is not the name of a module")
-        importlib.import_module(module)
+        with inside(IMPORT):
+            importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
             f"env.id={name!r}: the module {module!r} could not be imported.",
             f"Python said: {error}.",
             "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvError(
-            f"{name}: importing {module} raised {type(error).__name__}: {error}",
+            f"{name}: importing {module} {describe(error)}",
             "The module must be imported without errors before its environment can be made.",
-            "Mend the module; its own traceback is this error's cause.",
+            "Mend the module.",
         ) from error
 
 
@@ -275,13 +281,13 @@ def _load(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[key] = module  # dataclasses and the like look their own module up
     try:
-        with _importable(str(path.resolve().parent)):
+        with _importable(str(path.resolve().parent)), inside(IMPORT):
             spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[key]
         raise EnvError(
-            f"{name}: running {path} raised {type(error).__name__}: {error}",
+            f"{name}: running {path} {describe(error)}",
             "The file must run without errors before its environment can be made.",
-            "Mend the file; its own traceback is this error's cause.",
+            "Mend the file.",
         ) from error
     return module

@@ -4,6 +4,7 @@ A lane that ended shows its final observation; its next step ignores the action 
 episode has a seed of its own and its actions are recorded, so that it can be driven again to the same moment.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,14 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
+from qfleet.data.kin import AskedToLeave
 from qfleet.data.saved import FLAGS, saved_array
-from qfleet.envs.adapt import OutsideSpace
+from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import Episodes, episode_seed
 from qfleet.envs.single import AnyEnv as AnyEnv
-from qfleet.envs.single import Raised, Single, blank, check_finite, made
+from qfleet.envs.single import Raised, Single, blank, describe, made
 from qfleet.errors import EnvError
+from qfleet.heartbeat import CLOSE, RENDER, inside
 
 
 class Lanes:
@@ -32,22 +35,23 @@ class Lanes:
         stream: int,
         name: str = "the environment",
         bins: int | None = None,
+        check_bounds: bool = True,
     ) -> None:
         self.num, self._name = num, name
         self._envs: list[AnyEnv] = []
         try:
             for _ in range(num):
                 self._envs.append(made(make, name))
-            self._single = Single(self._envs[0], bins, name)
+            self._single = Single(self._envs[0], bins, name, check_bounds=check_bounds)
             self._episodes = Episodes(num, seed, stream)
             self._single.learn_masks(self._envs[0], episode_seed(seed, stream, 0, 0))
-        except Raised as error:
+        except (Raised, OutsideSpace) as error:
             self.close()
-            raise self._named(0, error) from error.error
+            raise self._named(0, error) from getattr(error, "error", error)
         except BaseException:
             self.close()
             raise
-        self.spec = self._single.spec
+        self.spec, self.notes = self._single.spec, self._single.notes
         self._sent: Array | None = None
         self._last = blank(self.spec, num)
 
@@ -106,7 +110,8 @@ class Lanes:
 
     def render(self) -> Any:
         """What the first lane's environment draws."""
-        return self._envs[0].render()
+        with inside(RENDER):
+            return self._envs[0].render()
 
     @property
     def render_mode(self) -> str | None:
@@ -120,9 +125,16 @@ class Lanes:
         return getattr(kind, "render", gym.Env.render) is not gym.Env.render
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment; one that cannot be closed does not keep the others from it."""
         while self._envs:
-            self._envs.pop().close()
+            env = self._envs.pop()
+            try:
+                with inside(CLOSE, len(self._envs)):
+                    env.close()
+            except AskedToLeave:
+                raise
+            except (Exception, SystemExit) as error:
+                warnings.warn(f"{self._name}: close() {describe(error)}", stacklevel=2)
 
     def _redrive(self, lane: int, step: Step) -> None:
         self._begin(lane, step)
@@ -146,18 +158,17 @@ class Lanes:
 
     def _checked(self, step: Step) -> Step:
         # All lanes at once: asking each would take longer than a small environment's step.
-        if not (np.isfinite(step.reward).all() and (not self._single.finite or np.isfinite(step.obs).all())):
+        if not self._single.is_fine(step):
             self._find_fault(step)
         self._last = step
         return step
 
     def _find_fault(self, step: Step) -> None:
-        for field, values in (("reward", step.reward), ("observation", step.obs)):
-            for lane in range(self.num):
-                try:
-                    check_finite(field, values[lane])
-                except OutsideSpace as error:
-                    raise self._named(lane, error) from error
+        for lane in range(self.num):
+            try:
+                self._single.check_numbers(step, lane)
+            except OutsideSpace as error:
+                raise self._named(lane, error) from error
 
     def _require_idle(self) -> None:
         if self._sent is not None:
@@ -169,13 +180,14 @@ class Lanes:
         return EnvError(
             f"{self._name}, lane {lane}: {error.field}: expected {error.expected}, got {error.got}.",
             "The environment returned something outside its own declared spaces.",
-            f"Mend the environment or its declared spaces; `qfleet env check {self._name}` looks for this.",
+            error.fix
+            or f"Mend the environment or its declared spaces; `qfleet env check {self._name}` looks for this.",
         )
 
-    def _raised(self, lane: int, call: str, error: Exception) -> EnvError:
+    def _raised(self, lane: int, call: str, error: BaseException) -> EnvError:
         return EnvError(
-            f"{self._name}, lane {lane}: {call}() raised {type(error).__name__}: {error}",
-            f"The exception came from inside the environment, in episode {self._episodes.number[lane]}"
+            f"{self._name}, lane {lane}: {call}() {describe(error)}",
+            f"This came from inside the environment, in episode {self._episodes.number[lane]}"
             f" (seed {self._episodes.seed[lane]}) after {self._episodes.length[lane]} steps.",
-            "Mend the environment; its own traceback is this error's cause.",
+            "Mend the environment.",
         )

@@ -8,9 +8,11 @@ from typing import Any
 
 import gymnasium as gym
 
+from qfleet import heartbeat
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
+from qfleet.envs.child import clocked
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.find import called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
@@ -43,6 +45,7 @@ def make_world(
     itself, or nowhere. A world that is to draw stays in this process.
     """
     num = num or env.num
+    heartbeat.tell(env=env.id, step_seconds=env.step_timeout_seconds)
     if make is None and is_atari(env.id):
         _refuse_workers(env)
         _refuse_secrets(env)
@@ -57,7 +60,13 @@ def make_world(
     if env.workers and render_mode is None:
         return _workers(env, num, seed, stream, make, logs)
     factory = called(env, make, render_mode) if make is not None else find(env, render_mode)
-    return Lanes(factory, num, seed=seed, stream=stream, name=env.id, bins=env.bins)
+    given = {"name": env.id, "bins": env.bins, "check_bounds": env.check_bounds}
+    return Lanes(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
+
+
+def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
+    """Seconds of one step of one environment, timed in a process of its own: it may hang or crash there."""
+    return clocked(_task(env, make), env.step_timeout_seconds)
 
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
@@ -135,6 +144,8 @@ def _refuse_workers(env: Env) -> None:
     if env.workers:
         why = "All its copies are stepped together in native code, faster than one process can answer another."
         raise _no_effect("workers", env.workers, env.id, why)
+    if not env.check_bounds:
+        raise _no_effect("check_bounds", "false", env.id, "It is stepped in native code, whose answers need no check.")
 
 
 def _refuse_secrets(env: Env) -> None:

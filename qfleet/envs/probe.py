@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qfleet.data import Array, Step, World
+from qfleet.envs.clock import any_allowed
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.make import make_world
@@ -59,7 +60,8 @@ def _look(name: str, probe: Probe, world: World) -> Check:
 def _spaces(world: World) -> str:
     spec = world.spec
     dimensions = f" ({' x '.join(map(str, spec.actions))})" if len(spec.actions) > 1 else ""
-    return f"observation {spec.input_shape} {spec.dtype}, {spec.num_actions} actions{dimensions}"
+    notes = "".join(f"; {note}" for note in getattr(world, "notes", ()))
+    return f"observation {spec.input_shape} {spec.dtype}, {spec.num_actions} actions{dimensions}{notes}"
 
 
 def _drive(world: World, steps: int = _STEPS) -> list[Step]:
@@ -70,13 +72,6 @@ def _drive(world: World, steps: int = _STEPS) -> list[Step]:
         world.send(any_allowed(world, seen[-1], rng))
         seen.append(world.receive())
     return seen
-
-
-def any_allowed(world: World, step: Step, rng: np.random.Generator) -> Array:
-    """A random action for every lane, of those that are allowed after a step."""
-    score = rng.random((world.num, world.spec.num_actions))
-    choice: Array = np.argmax(score if step.mask is None else score * step.mask, axis=1)
-    return choice
 
 
 def _contract(world: World) -> tuple[bool, str]:

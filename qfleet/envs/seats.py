@@ -19,9 +19,11 @@ import msgspec
 from qfleet.data import Spec
 from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.data.region import Region
-from qfleet.envs.adapt import OutsideSpace
+from qfleet.envs.bounds import OutsideSpace
+from qfleet.envs.clock import clock_steps
 from qfleet.envs.find import called, find
-from qfleet.envs.single import AnyEnv, Raised, Single, made
+from qfleet.envs.lanes import Lanes
+from qfleet.envs.single import AnyEnv, Raised, Single, describe, made
 from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
@@ -30,6 +32,7 @@ from qfleet.plan.schema import Env
 # What is said through the socket: one byte each.
 READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
 DESK_BYTES = 65_536
+MADE_AT = DESK_BYTES - 1  # the byte that says that an environment was made and reset
 TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
 _LEAVE_SECONDS = 2
 _LISTEN_SECONDS = 60.0
@@ -63,6 +66,8 @@ class Finding(msgspec.Struct):
     masked: bool = False
     error: tuple[str, str, str, str] | None = None
     traceback: str = ""
+    notes: tuple[str, ...] = ()
+    step_seconds: float = 0.0
 
 
 class Seats:
@@ -106,7 +111,7 @@ class Seats:
             single.begin(env, argument, self._slab.step, lane)
         else:
             single.advance(env, argument, self._slab.step, lane)
-        single.check_finite(self._slab.step, lane)
+        single.check_numbers(self._slab.step, lane)
 
     def _seated(self, lane: int, command: int) -> tuple[AnyEnv, Single]:
         env = self._envs[lane]
@@ -124,7 +129,8 @@ class Seats:
         return made(self._make, self._task.env.id)
 
     def _fitting(self, env: AnyEnv) -> Single:
-        single = Single(env, self._task.env.bins, self._task.env.id, masked=self._spec.masked)
+        given = self._task.env
+        single = Single(env, given.bins, given.id, masked=self._spec.masked, check_bounds=given.check_bounds)
         if single.spec != self._spec:
             raise OutsideSpace("spaces of a new copy", str(self._spec), str(single.spec))
         return single
@@ -157,18 +163,35 @@ def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line:
 def scout(task: Task, seed: int, desk: Region, log: str) -> None:
     """Make one environment, reset it, and leave what was seen of it on the desk."""
     settle(task.folder, desk, log)
+    _leave_word(task, desk, lambda: _look(task, seed))
+
+
+def clock(task: Task, seed: int, desk: Region, log: str) -> None:
+    """Make one environment, time its steps, and leave that on the desk."""
+    settle(task.folder, desk, log)
+    _leave_word(task, desk, lambda: _clock(task, seed, desk))
+
+
+def _leave_word(task: Task, desk: Region, look: Callable[[], "Finding"]) -> None:
     try:
-        found = _look(task, seed)
+        found = look()
     except QfleetError as error:
         found = Finding(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
     except BaseException as error:
-        head = f"{task.env.id}: the environment could not be made: {type(error).__name__}: {error}"
-        fix = "Mend the environment; its own traceback is this error's cause."
-        parts = (head[:_SAY_CHARACTERS], "The exception came from inside it.", fix)
+        head = f"{task.env.id}: the environment could not be made: it {describe(error)}"
+        parts = (head[:_SAY_CHARACTERS], "This came from inside it.", "Mend the environment.")
         found = Finding(error=("EnvError", *parts), traceback=_trace(error))
     data = msgspec.json.encode(found)
     desk.view[: len(data)] = data
     os._exit(0)
+
+
+def _clock(task: Task, seed: int, desk: Region) -> Finding:
+    env = task.env
+    world = Lanes(task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds)
+    world.reset()
+    desk.view[MADE_AT] = 1
+    return Finding(step_seconds=clock_steps(world))
 
 
 def _look(task: Task, seed: int) -> Finding:
@@ -179,13 +202,14 @@ def _look(task: Task, seed: int) -> Finding:
     except Raised as raised:
         error = raised.error
         raise EnvError(
-            f"{task.env.id}, lane 0: reset() raised {type(error).__name__}: {error}",
-            f"The exception came from inside the environment, in its first reset (seed {seed}).",
-            "Mend the environment; its own traceback is this error's cause.",
+            f"{task.env.id}, lane 0: reset() {describe(error)}",
+            f"This came from inside the environment, in its first reset (seed {seed}).",
+            "Mend the environment.",
         ) from error
     with contextlib.suppress(Exception):
         env.close()
-    return Finding(single.spec.obs, single.spec.dtype, single.spec.actions, single.spec.masked)
+    spec = single.spec
+    return Finding(spec.obs, spec.dtype, spec.actions, spec.masked, notes=single.notes)
 
 
 def settle(folder: str, desk: Region, log: str) -> None:
@@ -226,8 +250,7 @@ def _described(error: BaseException) -> str:
         call, error = f"{error.call}()", error.error
     else:
         call = "the environment"
-    first = (str(error).splitlines() or [""])[0]
-    return f"{call} raised {type(error).__name__}: {first}\n{_trace(error)}"
+    return f"{call} {describe(error)}\n{_trace(error)}"
 
 
 def _trace(error: BaseException) -> str:

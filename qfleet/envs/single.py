@@ -7,25 +7,41 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.envs.adapt import OutsideSpace, adapt_actions, adapt_obs
+from qfleet.data.kin import AskedToLeave
+from qfleet.envs.adapt import adapt_actions, adapt_obs
+from qfleet.envs.answers import as_flag, as_info, as_mask, as_reward
+from qfleet.envs.bounds import OutsideSpace
 from qfleet.errors import UsageError, conceal
+from qfleet.frames import place
+from qfleet.heartbeat import MAKE, RESET, STEP, enter, inside, leave
 
 AnyEnv = gym.Env[Any, Any]
 
 
 class Raised(Exception):
-    """A method of an environment (`call`) raised; the exception is this one's cause."""
+    """A method of an environment (`call`) raised, or called sys.exit(); the exception is this one's cause."""
 
-    def __init__(self, call: str, error: Exception) -> None:
+    def __init__(self, call: str, error: BaseException) -> None:
         super().__init__(call, error)
         self.call, self.error = call, error
+
+
+def describe(error: BaseException) -> str:
+    """What an environment's code did, and where: `raised ValueError: text at my_env.py:12 in step`."""
+    first = (str(error).splitlines() or [""])[0]
+    called = " (it called sys.exit)" if isinstance(error, SystemExit) else ""
+    return f"raised {type(error).__name__}: {first}{called}{place(error)}"
 
 
 class Single:
     """Resets and steps environments like `env`, writing what they answer into a row of a `Step`."""
 
-    def __init__(self, env: AnyEnv, bins: int | None, name: str, *, masked: bool = False) -> None:
+    def __init__(
+        self, env: AnyEnv, bins: int | None, name: str, *, masked: bool = False, check_bounds: bool = True
+    ) -> None:
         self._obs = adapt_obs(env.observation_space, name)
+        self.bounds = self._obs.bounds if check_bounds else None
+        self.notes = self._obs.notes
         self._actions = adapt_actions(env.action_space, bins, name)
         self.spec = Spec(self._obs.shape, self._obs.dtype, self._actions.counts, masked=masked)
         self.finite = self._obs.dtype != "uint8"  # can its observations be anything else?
@@ -37,26 +53,44 @@ class Single:
 
     def begin(self, env: AnyEnv, seed: int, step: Step, lane: int) -> None:
         """Begin the episode of this seed."""
-        obs, info = _reset(env, seed)
+        obs, info = _reset(env, seed, lane)
         step.reward[lane], step.terminated[lane], step.truncated[lane] = 0.0, False, False
         self._show(lane, obs, info, step)
 
     def advance(self, env: AnyEnv, action: int, step: Step, lane: int) -> None:
         """Take one step."""
+        enter(STEP, lane)
         try:
             obs, reward, terminated, truncated, info = env.step(self._actions.decode(action))
-            step.reward[lane] = float(reward)
-        except Exception as error:
+        except AskedToLeave:
+            raise
+        except (Exception, SystemExit) as error:
             conceal(error)
             raise Raised("step", error) from error
-        step.terminated[lane], step.truncated[lane] = terminated, truncated
-        self._show(lane, obs, info, step)
+        finally:
+            leave()
+        step.reward[lane] = reward if type(reward) is float else as_reward(reward)
+        step.terminated[lane] = terminated if type(terminated) is bool else as_flag("terminated", terminated)
+        step.truncated[lane] = truncated if type(truncated) is bool else as_flag("truncated", truncated)
+        self._show(lane, obs, as_info(info), step)
 
-    def check_finite(self, step: Step, lane: int) -> None:
-        """Nothing but numbers goes on from here."""
+    def is_fine(self, step: Step) -> bool:
+        """Are the numbers of all lanes finite, and within the bounds of their space?"""
+        if not np.isfinite(step.reward).all():
+            return False
+        if self.bounds is not None and not self.bounds.contain(step.obs):
+            return False
+        # What is within finite bounds is finite.
+        bounded = self.bounds is not None and self.bounds.finite
+        return bounded or not self.finite or bool(np.isfinite(step.obs).all())
+
+    def check_numbers(self, step: Step, lane: int) -> None:
+        """Nothing but finite numbers within their bounds goes on from here."""
         check_finite("reward", step.reward[lane])
         if self.finite:
             check_finite("observation", step.obs[lane])
+        if self.bounds is not None:
+            self.bounds.check(step.obs[lane])
 
     def _show(self, lane: int, obs: Any, info: dict[str, Any], step: Step) -> None:
         step.obs[lane] = self._obs.encode(obs)
@@ -68,9 +102,7 @@ class Single:
         given = info.get("action_mask")
         if given is None and not terminated:
             raise OutsideSpace('info["action_mask"]', "a mask with every reset and step, as with the first", "none")
-        mask = np.ones(num, bool) if given is None else np.asarray(given).astype(bool).ravel()
-        if mask.shape != (num,):
-            raise OutsideSpace('info["action_mask"] size', str(num), str(mask.size))
+        mask = np.ones(num, bool) if given is None else as_mask(given, num)
         if not mask.any():
             if not terminated:
                 raise OutsideSpace('info["action_mask"]', "at least one allowed action", "none allowed")
@@ -80,7 +112,8 @@ class Single:
 
 def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     """One environment, if that is what it is."""
-    env: Any = make()
+    with inside(MAKE):
+        env: Any = make()
     missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(env, part)]
     if missing:
         raise UsageError(
@@ -112,10 +145,15 @@ def check_finite(field: str, values: Array) -> None:
         raise OutsideSpace(field, "finite numbers", str(row[~np.isfinite(row)][0]))
 
 
-def _reset(env: AnyEnv, seed: int) -> tuple[Any, dict[str, Any]]:
+def _reset(env: AnyEnv, seed: int, lane: int = 0) -> tuple[Any, dict[str, Any]]:
+    enter(RESET, lane)
     try:
         obs, info = env.reset(seed=seed)
-    except Exception as error:
+    except AskedToLeave:
+        raise
+    except (Exception, SystemExit) as error:
         conceal(error)
         raise Raised("reset", error) from error
-    return obs, info
+    finally:
+        leave()
+    return obs, as_info(info)

@@ -54,7 +54,7 @@ class Workers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num, self._name, self._clock = num, task.env.id, clock
-        self.spec = scouted(task, episode_seed(seed, stream, 0, 0), os.devnull)
+        self.spec, self.notes = scouted(task, episode_seed(seed, stream, 0, 0), os.devnull)
         limits = {"step_seconds": step_seconds, "memory_bytes": memory_bytes}
         self._staff = Staff(task, self.spec, num, min(workers, num), logs=logs, clock=clock, **limits)  # type: ignore[arg-type]
         self._episodes = Episodes(num, seed, stream)
@@ -268,5 +268,5 @@ class Workers:
             f"{self._name}: all {self.num} environments failed more than {self._budgets[0].limit} times"
             f" (env.rebuilds) in {_WINDOW_SECONDS:.0f} s and were given up. The last fault: {fault.what}",
             f"It said:\n{shown}" if shown else "It said nothing more.",
-            _FIXES.get(fault.kind, "Mend the environment; its own traceback is this error's cause."),
+            _FIXES.get(fault.kind, "Mend the environment."),
         ) from Elsewhere(fault.cause)

@@ -158,7 +158,6 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
         "It is what the process of runtime.replay_process=true asks for.",
     ),
     ("env.rebuilds", _unsupervised, "Environments are rebuilt in processes of their own: see env.workers."),
-    ("env.step_timeout_seconds", _unsupervised, "Steps are timed in processes of their own: see env.workers."),
     ("env.worker_memory_gib", _unsupervised, "It is what a process of env.workers may take."),
     ("sync.spare", _loose, "With staleness nobody is waited for: sync.spare goes with sync.max_staleness=0."),
     ("population.every_steps", is_alone, "With population.num=1 there is nobody to take weights from."),

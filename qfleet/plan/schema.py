@@ -30,7 +30,9 @@ class Env(Part):
 
     With `workers` the copies are stepped in so many processes of their own, for worlds that are slow or unsafe: one
     that raises, dies or answers later than `step_timeout_seconds` is made again, `rebuilds` times in ten minutes, and a
-    process that holds more than `worker_memory_gib` is replaced.
+    process that holds more than `worker_memory_gib` is replaced. Without workers a command ends when one call of the
+    environment takes four times `step_timeout_seconds`. An observation outside the bounds of its own space is an error,
+    unless `check_bounds` is false.
 
     `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
     variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
@@ -42,6 +44,7 @@ class Env(Part):
     step_timeout_seconds: Rate = 30.0
     rebuilds: Count = 5
     worker_memory_gib: Rate | None = None
+    check_bounds: bool = True
     bins: Annotated[int, Meta(ge=2, le=10_000)] | None = None
     frame_size: Annotated[int, Meta(ge=16, le=10_000)] | None = None
     sticky: Fraction | None = None

@@ -30,7 +30,7 @@ from qfleet.run.memory import estimate as estimate_memory
 from qfleet.run.memory import require_memory, require_network
 from qfleet.run.older import room_for
 from qfleet.run.resolve import require_device, resolve, usable_device
-from qfleet.run.runtime import is_away, line_for, stand_by
+from qfleet.run.runtime import StoodBy, is_away, line_for, stand_by
 from qfleet.run.secrecy import keep_plan
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.video import record
@@ -117,7 +117,7 @@ def train(
         own = (env, torso, explore)
         return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     if stand_by(plan, env, torso, explore):
-        raise SystemExit(0)
+        raise StoodBy(0)
     watcher = watcher if watcher is not None else interactive_watcher()
     with threads(plan):
         world = make_train_world(plan, env)
@@ -178,7 +178,7 @@ def resume(
         own = (env, torso, explore)
         return ray.resume(plan, own, folder=folder, steps=steps, strict=strict, trust_run=trust_run, **more)
     if stand_by(plan, env, torso, explore):
-        raise SystemExit(0)
+        raise StoodBy(0)
     with threads(plan):
         world = make_train_world(plan, env)
 
@@ -218,7 +218,7 @@ def prepared(
     require_memory(plan, world.spec)
     plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
     line = line_for(plan, world, env, torso, explore)
-    line.notes = [*told, *line.notes]
+    line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
     line.doubts = doubts
     with ExitStack() as unless_all_is_well:
         unless_all_is_well.callback(line.close)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from qfleet import heartbeat
 from qfleet.errors import QfleetError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
@@ -18,6 +19,7 @@ from qfleet.plan.schema import Plan
 from qfleet.run.course import Course
 from qfleet.run.diary import Callback, Diary, Ending, Row
 from qfleet.run.fleet import Fleet
+from qfleet.run.hangs import watching
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import Asked, listening
@@ -25,6 +27,8 @@ from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 from qfleet.watch.metrics import unwritable
+
+LOG_FILE = "run-0.log"
 
 
 def conduct(
@@ -38,6 +42,7 @@ def conduct(
 ) -> None:
     """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
     plan = line.plan
+    heartbeat.tell(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
     with (
         threads(plan),
@@ -58,7 +63,8 @@ def conduct(
                 watcher.start(introduction(plan, folder, notes))
                 watcher.live(diary.snapshot())  # what is known to be wrong is said before the first step
             diary.callbacks += row_writers(plan, folder, course.steps)
-            status = diary.write_status(*course.complete())
+            with watching(asked, plan.env.step_timeout_seconds, folder, diary.warn):
+                status = diary.write_status(*course.complete())
         except BaseException as error:
             status = write_down(error, course, log)
             raise
@@ -71,6 +77,8 @@ def conduct(
 
 def write_down(error: BaseException, course: Course, log: logging.Logger) -> Row:
     """The status of a run that raised, in its log and folder as far as these can be written: the error goes first."""
+    if isinstance(error, QfleetError):
+        error.log = str(course.folder / "logs" / LOG_FILE)
     refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
     status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
     try:
@@ -187,7 +195,7 @@ def logbook(folder: Path) -> Iterator[logging.Logger]:
         make_folder(folder, "logs")
     except OSError as error:
         raise unwritable(folder / "logs", error) from error
-    handler = LogFile(folder / "logs" / "run-0.log")
+    handler = LogFile(folder / "logs" / LOG_FILE)
     handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     log.propagate = False

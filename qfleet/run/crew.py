@@ -16,6 +16,7 @@ from typing import Any
 from qfleet.data.kin import python_command
 from qfleet.files import open_log
 from qfleet.run.signals import ENDINGS, Asked
+from qfleet.supervise import ENV_FAILED
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.
@@ -23,7 +24,7 @@ LEAVE_LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0
 MOST_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
-BOOT = "from qfleet.run.member import main; sys.exit(main(sys.argv[1:]))"
+BOOT = "from qfleet.supervise import boot; sys.exit(boot('qfleet.run.member', sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Row = dict[str, Any]
@@ -196,6 +197,8 @@ def outcome(code: int, status: Mapping[str, Any], error: Mapping[str, Any]) -> t
         name = signal.Signals(-code).name
         state, code = ENDINGS.get(name, ("killed", ENDINGS["SIGHUP"][1]))
         return state, code, f"killed by {name}"
+    if code == 0 and status.get("state") != "done":
+        return "failed", ENV_FAILED, "its process left with exit code 0, but its run is not done"
     if status.get("exit_code") == code:
         return str(status.get("state")), code, str(status.get("reason") or "")
     for name, (state, known) in ENDINGS.items():

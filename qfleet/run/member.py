@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from qfleet import heartbeat
 from qfleet.data.kin import die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.escape import indented
@@ -79,7 +80,9 @@ def _watcher() -> JsonWatcher:
 
 
 def _die_with(parent: int) -> None:
-    """Be told to save and leave when the parent is gone, be it killed."""
+    """Be told to save and leave when the parent is gone, be it killed; a supervisor passes that on."""
+    if heartbeat.is_attached():
+        return
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # it went before the call
         raise QfleetError(

@@ -22,11 +22,13 @@ import torch
 from qfleet.act import Policy
 from qfleet.data import World
 from qfleet.data.kin import die_with_parent, fork_server, hidden_main
-from qfleet.envs.probe import any_allowed
+from qfleet.envs import time_env
+from qfleet.envs.clock import any_allowed
+from qfleet.envs.lanes import Lanes
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
 from qfleet.run.resolve import require_device
-from qfleet.run.wiring import ROLES
+from qfleet.run.wiring import ROLES, EnvMaker
 
 HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
 ECHO_SECONDS = 60.0  # until the other process answers for the first time, imports included
@@ -81,8 +83,14 @@ def is_open(plan: Plan, place: Place) -> bool:
     return runtime.inference in (None, place.inference) and runtime.inference_device in (None, place.device)
 
 
-def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> Costs:
-    """Time one environment, and the network for the batches and devices in question."""
+def measure(
+    plan: Plan, world: World, policy_on: Callable[[torch.device], Policy], make: EnvMaker | None = None
+) -> Costs:
+    """Time one environment, and the network for the batches and devices in question.
+
+    An environment in Python is timed in a process of its own, where it may hang or crash.
+    """
+    taken = time_env(plan.env, make) if isinstance(world, Lanes) else step_seconds(world)
     looks: dict[tuple[str, int], float] = {}
     named = plan.runtime.inference_device if isinstance(plan.runtime, Processes) else None
     for device in devices() if named is None else [named]:
@@ -90,10 +98,10 @@ def measure(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
             state = policy.blank(batch)
-            taken = timed(partial(policy.look, obs, state))
-            looks[device, batch] = median(taken)  # somebody else may have had the core for a while
+            looked = timed(partial(policy.look, obs, state))
+            looks[device, batch] = median(looked)  # somebody else may have had the core for a while
     handover = handover_seconds() if plan.actors.num > 1 else 0.0  # of one actor none is central
-    return Costs(step_seconds(world), looks, handover)
+    return Costs(taken, looks, handover)
 
 
 def echo(line: Connection) -> None:
@@ -163,7 +171,9 @@ def timed(act: Callable[[], object]) -> list[float]:
         torch.set_num_threads(before)
 
 
-def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy]) -> tuple[Plan, list[str]]:
+def settled(
+    plan: Plan, world: World, policy_on: Callable[[torch.device], Policy], make: EnvMaker | None = None
+) -> tuple[Plan, list[str]]:
     """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
     runtime = plan.runtime
     if not isinstance(runtime, Processes):
@@ -173,7 +183,7 @@ def settled(plan: Plan, world: World, policy_on: Callable[[torch.device], Policy
     if None not in (runtime.inference, runtime.inference_device):
         return plan, []
     try:
-        found = places(plan, measure(plan, world, policy_on), len(os.sched_getaffinity(0)))
+        found = places(plan, measure(plan, world, policy_on, make), len(os.sched_getaffinity(0)))
         chosen, note = found[0], listed(found)
     except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
         chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)

@@ -2,10 +2,9 @@
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
@@ -20,7 +19,7 @@ from torch import nn
 from qfleet.act import Explore, acting
 from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
-from qfleet.data.kin import bound_log, die_with_parent
+from qfleet.data.kin import AskedToLeave, bound_log, die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Inline, Plan
@@ -28,7 +27,9 @@ from qfleet.run.board import Board
 from qfleet.run.history import History
 from qfleet.run.shared import Belt, Gauges
 from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
+from qfleet.supervise import adopt_orphans, end_descendants
 
+LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
 MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
@@ -78,6 +79,9 @@ def say(post: Post, words: Trouble | LastWords) -> None:
 def serve(post: Post) -> None:
     """The life of an actor's process."""
     die_with_parent()
+    with suppress(OSError):
+        os.setpgid(0, 0)  # what an environment starts is ended with it
+    adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
     signal.signal(signal.SIGTERM, leave)
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
@@ -87,12 +91,14 @@ def serve(post: Post) -> None:
         except Exception as error:
             say(post, words_of(error))
             raise
+        finally:
+            end_descendants(LEAVE_SECONDS, patience=0.0)
 
 
 def leave(number: int, frame: object) -> None:
     """Asked to end: environments are closed first, and asking again does not disturb that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(0)
+    raise AskedToLeave(0)
 
 
 def act(post: Post) -> None:

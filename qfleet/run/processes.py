@@ -73,6 +73,9 @@ class ProcessHand:
         if self.process.is_alive():
             self.process.kill()
             self.process.join(END_SECONDS)
+        if self.process.pid:  # the group of nobody would be our own
+            with suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # what its environments have started
 
     def troubles(self) -> list[dict[str, Any]]:
         """What went wrong in its environments since this was last asked."""

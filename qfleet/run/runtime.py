@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from qfleet.run.quarters import Own, Quarters
 
 
+class StoodBy(SystemExit):
+    """This process was another learner of a run that MPI has started, and that run is over."""
+
+
 class Runtime(Protocol):
     """Turns the parts of a line."""
 
@@ -93,9 +97,11 @@ def acting_line(
             line.actor.elapsed = lambda: all_steps(line, plan.learners.num)
         return line
     if isinstance(plan.runtime, Processes):
-        from qfleet.run.processes import make_process_line  # most runs need no processes, nor the time to import them
+        # Most runs need no processes, nor the time to import them.
+        from qfleet.run.processes import make_process_line, require_sendable
 
-        plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso))
+        require_sendable((make, torso, explore))
+        plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
         world.close()
         line = make_process_line(plan, world.spec, make, torso, explore)
         line.notes = notes

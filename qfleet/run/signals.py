@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
 
+from qfleet import heartbeat
 from qfleet.watch.words import LEAVING
 
 # What the run's state and exit code become after saving.
@@ -39,7 +40,7 @@ class Asked:
         """Remember the first; a second one ends the process, the last commit stays whole."""
         name = signal.Signals(number).name
         if self.name is not None:
-            os._exit(ENDINGS[name][1])
+            heartbeat.leave_at_once(ENDINGS[name][1])
         self.name = name
         # os.write: a handler may run in the middle of another write to the same stream. A terminal that was closed
         # cannot be told, and that must not end the run half-saved.

@@ -1,5 +1,6 @@
 """Single environments side by side: every row, every end, every fault."""
 
+import sys
 from typing import Any
 
 import gymnasium as gym
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Step
+from qfleet.data.kin import AskedToLeave
 from qfleet.envs import TEST, TRAIN, VALIDATION, episode_seed, make_world, toys
 from qfleet.envs.lanes import Lanes
 from qfleet.envs.minatar import MinAtar
@@ -417,3 +419,60 @@ def _layers(env: gym.Env[Any, Any]) -> list[Any]:
     while isinstance(found[-1], gym.Wrapper):
         found.append(found[-1].env)
     return found
+
+
+class Leaving(toys.Random):
+    """Calls sys.exit(0) somewhere."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+        self.leave("constructor")
+
+    def leave(self, where: str) -> None:
+        if where == self.where:
+            sys.exit(0)
+
+    def reset(self, **given: Any) -> Any:
+        self.leave("reset")
+        return super().reset(**given)
+
+    def step(self, action: Any) -> Any:
+        self.leave("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["constructor", "reset", "step"])
+def test_an_environment_that_calls_sys_exit_has_failed(where: str) -> None:
+    def run() -> None:
+        world: Any = make_world(Env(id="Leaving", num=2), seed=0, stream=TRAIN, make=lambda: Leaving(where))
+        world.reset()
+        drive(world, np.zeros((1, 2), np.int64))
+
+    with pytest.raises(EnvError, match=r"SystemExit: 0 \(it called sys.exit\) at .*test_lanes.py:\d+ in leave"):
+        run()
+
+
+def test_a_process_that_is_asked_to_leave_does_so_from_within_an_environment() -> None:
+    class Asked(toys.Random):
+        def step(self, action: Any) -> Any:
+            raise AskedToLeave(0)
+
+    world = lanes(Asked)
+    world.reset()
+    with pytest.raises(AskedToLeave):
+        drive(world, np.zeros((1, 2), np.int64))
+
+
+def test_an_environment_that_cannot_be_closed_does_not_keep_the_others_from_it() -> None:
+    closed: list[int] = []
+
+    class Stuck(toys.Random):
+        def close(self) -> None:
+            closed.append(1)
+            sys.exit(0)
+
+    world = lanes(Stuck, num=2)
+    with pytest.warns(UserWarning, match=r"close\(\) raised SystemExit"):
+        world.close()
+    assert len(closed) == 2

@@ -411,12 +411,6 @@ ALONE = [
         "Leave env.rebuilds out.",
     ),
     Refused(
-        "env.step_timeout_seconds=2",
-        "env.step_timeout_seconds=2.0 (command line) has no effect",
-        "Steps are timed in processes of their own: see env.workers.",
-        "Leave env.step_timeout_seconds out.",
-    ),
-    Refused(
         "runtime.type=processes runtime.inference=local env.worker_memory_gib=2",
         "env.worker_memory_gib=2.0 (command line) has no effect",
         "It is what a process of env.workers may take.",

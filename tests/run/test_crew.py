@@ -185,10 +185,16 @@ def test_a_child_finds_modules_where_its_parent_does(
     assert watch.rows == [("a", {"kind": "found"})]
 
 
+NOT_DONE = "its process left with exit code 0, but its run is not done"
+
+
 @pytest.mark.parametrize(
     ("code", "status", "error", "expected"),
     [
         (0, {"state": "done", "exit_code": 0, "reason": "solved"}, {}, ("done", 0, "solved")),
+        (0, {"state": "running", "exit_code": None}, {}, ("failed", 4, NOT_DONE)),
+        (0, {"state": "failed", "exit_code": 0}, {}, ("failed", 4, NOT_DONE)),
+        (0, {}, {}, ("failed", 4, NOT_DONE)),
         (3, {"state": "diverged", "exit_code": 3, "reason": "NaN"}, {}, ("diverged", 3, "NaN")),
         (4, {}, {"what": "no such world"}, ("failed", 4, "no such world")),
         (4, {"state": "running", "exit_code": None}, {}, ("failed", 4, "it left with exit code 4")),

@@ -4,6 +4,7 @@ import multiprocessing
 import time
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -12,9 +13,10 @@ import torch
 
 import qfleet.envs.toys as toys
 from qfleet.act import Policy
+from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
-from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.schema import Env, Plan, Processes
 from qfleet.run.placement import HANDOVER_SECONDS, Costs, measure, places, settled, step_seconds
 from qfleet.run.wiring import make_policy, make_train_world
 from tests.run.parts import SMALL
@@ -119,11 +121,37 @@ def test_a_network_that_fails_is_not_taken_for_a_missing_device() -> None:
 
 def test_an_environment_that_fails_is_left_to_the_actors() -> None:
     plan = make_plan("toys/Random-v0", overrides={**SMALL, "runtime.type": "processes", "actors.num": 2})
-    world = make_train_world(plan, lambda: toys.Raising(at=2))
-    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+    make = partial(toys.Raising, at=2)
+    world = make_train_world(plan, make)
+    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
     assert isinstance(chosen.runtime, Processes)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert "not measured" in notes[0]
+    assert "step() raised ZeroDivisionError" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("toy", "fault", "said"),
+    [
+        (toys.Hanging, "", "was not done after"),
+        (toys.Crashing, "", "was ended by SIGSEGV"),
+        (toys.Crashing, "exit", "left with exit code 7"),
+    ],
+)
+def test_an_environment_that_hangs_or_crashes_is_timed_in_a_process_of_its_own(toy: Any, fault: str, said: str) -> None:
+    settings = {**SMALL, "runtime.type": "processes", "actors.num": 2, "env.step_timeout_seconds": 1.0}
+    plan, make = make_plan("toys/Random-v0", overrides=settings), partial(toy, fault=fault)
+    world = make_train_world(plan, make)
+    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
+    assert isinstance(chosen.runtime, Processes)
+    assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
+    assert said in notes[0]
+    assert "when its steps were timed" in notes[0]
+
+
+def test_an_environment_that_is_well_is_timed_in_a_process_of_its_own() -> None:
+    taken = time_env(Env(id="toys/Random-v0"), toys.Random)
+    assert 0 < taken < 1
 
 
 class Strict(toys.Masked):

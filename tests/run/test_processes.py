@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -501,3 +502,36 @@ world.close()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "imported True\n", done.stderr
+
+
+class Starting(toys.Random):
+    """Starts processes in actors that would outlive these; they are found by the number they sleep for."""
+
+    def __init__(self, seconds: str) -> None:
+        super().__init__()
+        if not multiprocessing.current_process().name.startswith("qfleet-actor"):
+            return
+        subprocess.Popen(["sleep", seconds])
+        subprocess.Popen(["sh", "-c", f"setsid sleep {seconds} &"], start_new_session=True)
+
+
+@pytest.mark.parametrize("number", [0, signal.SIGKILL])
+def test_what_environments_of_actors_have_started_is_ended(number: int, tmp_path: Path) -> None:
+    plan = plan_of(**{"actors.num": 1, "env.num": 2, "runtime.inference": "local"})
+    kill = Once(100, sent("qfleet-actor-0", number) if number else list)
+    seconds = f"7{time.monotonic_ns()}"
+    run = train(plan, out=tmp_path, env=partial(Starting, seconds), callbacks=[kill])
+    assert run.status["state"] == "done"
+    # Of an actor that is killed those that have left its group are left; whoever starts the command ends these.
+    least = 0 if number == 0 else 2
+    left = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in text_of(path)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(left) <= least
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -143,6 +143,30 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> Non
     assert all(verdict.ok for verdict in verify_run(run))
 
 
+@pytest.mark.slow  # the environment is given five seconds
+@pytest.mark.chaos
+def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, nursery: Nursery) -> None:
+    code = (
+        "import time\nfrom qfleet.envs.toys import Random\nclass Stuck(Random):\n    done = 0\n"
+        "    def step(self, action):\n        Stuck.done += 1\n        time.sleep(60 if Stuck.done > 500 else 0)\n"
+        "        return super().step(action)\n"
+    )
+    (tmp_path / "stuck.py").write_text(code)
+    settings = {**LONG, "env.step_timeout_seconds": 0.5}
+    child = nursery.start(*words(tmp_path / "out", settings, f"{tmp_path}/stuck.py:Stuck"))
+    run = begun(child, tmp_path / "out", 2)
+    limit = time.monotonic() + 10
+    while "has not returned" not in child.said() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert "stuck.py:7 in step" in child.said()
+    child.send(signal.SIGTERM)
+    assert child.wait(10) == 143
+    assert "stopped by SIGTERM; environment" in child.said()
+    assert status(run)["state"] == "preempted"
+    assert status(run)["exit_code"] == 143
+    assert all(verdict.ok for verdict in verify_run(run))
+
+
 def test_a_closed_terminal_stops_the_run_cleanly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leader, follower = pty.openpty()
     os.close(leader)  # from here on every write to the terminal fails

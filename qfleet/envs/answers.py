@@ -1,0 +1,63 @@
+"""What an environment may answer besides observations: a number, two flags, a dict, a mask."""
+
+from numbers import Real
+from typing import Any
+
+import numpy as np
+
+from qfleet.data import Array
+from qfleet.envs.bounds import OutsideSpace
+
+_SHOWN_CHARACTERS = 80
+
+
+def as_reward(value: Any) -> float:
+    """A reward as a float: any real number, also as an array of one."""
+    if isinstance(value, Real):
+        return float(value)
+    array = _array(value)
+    if array is None or array.size != 1 or array.dtype.kind not in "biuf":
+        raise OutsideSpace("reward", "a number", shown(value))
+    return float(array.reshape(()).item())
+
+
+def as_flag(field: str, value: Any) -> bool:
+    """`terminated` or `truncated` as a bool: True, False, 1 or 0, also as an array of one."""
+    array = _array(value)
+    if array is None or array.size != 1 or array.dtype.kind not in "biu" or array.reshape(()).item() not in (0, 1):
+        raise OutsideSpace(field, "True or False", shown(value))
+    return bool(array.reshape(()).item())
+
+
+def as_info(value: Any) -> dict[str, Any]:
+    """The info that comes with every reset and step."""
+    if not isinstance(value, dict):
+        raise OutsideSpace("info", "a dict", shown(value))
+    return value
+
+
+def as_mask(value: Any, num: int) -> Array:
+    """A mask of the allowed actions, bool [num]."""
+    array = _array(value)
+    if array is None or array.dtype.kind not in "biuf":
+        raise OutsideSpace('info["action_mask"]', f"{num} flags", shown(value))
+    if array.size != num:
+        raise OutsideSpace('info["action_mask"] size', str(num), str(array.size))
+    return array.astype(bool).ravel()
+
+
+def shown(value: Any) -> str:
+    """A value and its type, in few characters."""
+    try:
+        text = repr(value)
+    except Exception as error:  # a repr of somebody else's
+        text = f"(its repr raised {type(error).__name__})"
+    short = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
+    return f"{short} of type {type(value).__name__}"
+
+
+def _array(value: Any) -> Array | None:
+    try:
+        return np.asarray(value)
+    except Exception:  # ragged lists, or an __array__ of somebody else's
+        return None

@@ -1,0 +1,164 @@
+"""What a process shows to the one that supervises it: which call of an environment it is in, and which run it has.
+
+Calls of environments are marked by `enter` and `leave` wherever they run; without a supervisor nobody looks at that.
+What an environment prints goes to the supervisor, which bounds it, while our own words go to the terminal.
+"""
+
+import faulthandler
+import io
+import json
+import mmap
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+CALLS = ("step", "reset", "the constructor", "close", "render", "the module")
+STEP, RESET, MAKE, CLOSE, RENDER, IMPORT = range(len(CALLS))
+GIVEN = "QFLEET_HEARTBEAT"  # descriptors for a process that is to be supervised: page, output, desk
+TELL_SIGNAL = signal.SIGUSR1  # makes a process say where it is
+_NUMBERS = 64  # bytes
+_PAGE = 16_384
+# Places among the numbers.
+_LANE, _COUNT, _CALL, _ENDED, _CODE, _LENGTH = range(6)
+
+
+class Heartbeat:
+    """A page of memory that a process and its supervisor both see."""
+
+    def __init__(self, file: int | None = None) -> None:
+        """A new page, or the one that another process has made as a file."""
+        self._page = mmap.mmap(-1 if file is None else file, _PAGE)
+        self.numbers = memoryview(self._page)[:_NUMBERS].cast("q")
+
+    def call(self) -> tuple[int, int, int] | None:
+        """The call of an environment that is under way: its number, its kind and its lane."""
+        lane = self.numbers[_LANE]
+        return None if lane == 0 else (self.numbers[_COUNT], self.numbers[_CALL], lane - 1)
+
+    def end(self, code: int) -> None:
+        """The process has done its work: this is its exit code, whatever happens to it now."""
+        self.numbers[_CODE] = code
+        self.numbers[_ENDED] = 1
+
+    def ended(self) -> int | None:
+        """The exit code, if the work was done to its end."""
+        return self.numbers[_CODE] if self.numbers[_ENDED] else None
+
+    def tell(self, **facts: Any) -> None:
+        """Add to what is known of the run."""
+        data = json.dumps({**self.facts(), **facts}).encode()
+        if len(data) <= _PAGE - _NUMBERS:
+            self.numbers[_LENGTH] = 0
+            self._page[_NUMBERS : _NUMBERS + len(data)] = data
+            self.numbers[_LENGTH] = len(data)
+
+    def facts(self) -> Mapping[str, Any]:
+        """What was told: `env`, `step_seconds`, `folder`."""
+        try:
+            found = json.loads(self._page[_NUMBERS : _NUMBERS + self.numbers[_LENGTH]])
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+_own = Heartbeat()
+_numbers = _own.numbers
+_streams: tuple[tuple[Any, Any], tuple[Any, Any]] | None = None  # ours and the environments', if they are apart
+
+
+def enter(call: int, lane: int = 0) -> None:
+    """An environment is called from here on."""
+    _numbers[_CALL] = call
+    _numbers[_COUNT] += 1
+    _numbers[_LANE] = lane + 1
+    if _streams is not None:
+        sys.stdout, sys.stderr = _streams[1]
+
+
+def leave() -> None:
+    """The call is over."""
+    _numbers[_LANE] = 0
+    if _streams is not None:
+        sys.stdout, sys.stderr = _streams[0]
+
+
+@contextmanager
+def inside(call: int, lane: int = 0) -> Iterator[None]:
+    """A call of an environment that is made rarely."""
+    enter(call, lane)
+    try:
+        yield
+    finally:
+        leave()
+
+
+def tell(**facts: Any) -> None:
+    """Let the supervisor know more of the run."""
+    _own.tell(**facts)
+
+
+def present_call() -> tuple[int, int, int] | None:
+    """The call of an environment that is under way in this process: its number, its kind and its lane."""
+    return _own.call()
+
+
+def is_attached() -> bool:
+    """Is this process supervised?"""
+    return _streams is not None
+
+
+def leave_at_once(code: int) -> None:
+    """End this process now, as it was asked to."""
+    _own.end(code)
+    os._exit(code)
+
+
+def end(code: int) -> None:
+    """This process has done its work, with this exit code."""
+    _own.end(code)
+
+
+def new_file() -> int:
+    """A file for a page that is given to a process which is no fork of this one."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(_PAGE)
+        return os.dup(file.fileno())
+
+
+def attach_given() -> None:
+    """Be supervised by whoever started this process, if that is what it wants."""
+    if given := os.environ.pop(GIVEN, ""):
+        page, output, desk = map(int, given.split(","))
+        attach(Heartbeat(page), output, desk)
+        for fd in (page, output):
+            os.close(fd)
+        os.set_inheritable(desk, False)
+
+
+def attach(heartbeat: Heartbeat, output: int, desk: int) -> None:
+    """Be supervised: show calls there, send what environments print to `output`, and leave crashes on the `desk`."""
+    global _own, _numbers, _streams
+    _own, _numbers = heartbeat, heartbeat.numbers
+    faulthandler.enable(desk, all_threads=False)
+    faulthandler.register(TELL_SIGNAL, desk, all_threads=False)
+    ours = tuple(_moved(stream) for stream in (sys.stdout, sys.stderr))
+    for fd in (1, 2):
+        os.dup2(output, fd)
+    theirs = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    _streams = ((ours[0], ours[1]), (theirs, theirs))
+    sys.stdout, sys.stderr = _streams[0]
+
+
+def _moved(stream: TextIO) -> TextIO:
+    """The same stream on a descriptor of its own."""
+    with suppress(OSError, ValueError):
+        stream.flush()
+    lines = bool(getattr(stream, "line_buffering", False))
+    fd = os.dup(stream.fileno())
+    os.set_inheritable(fd, False)
+    raw = open(fd, "wb")  # noqa: SIM115  open for as long as the process lives
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=lines)

@@ -1,0 +1,390 @@
+"""Supervising the process that runs environments: they may hang, crash, leave, print without end or start processes.
+
+The work is done in a fork of this process. This one passes signals on, bounds what environments print, ends the work
+when a call of an environment takes far too long, ends what environments have started, and knows how the work ended.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from types import FrameType
+from typing import Any, Protocol
+
+from qfleet.escape import escaped
+from qfleet.frames import own_frames
+from qfleet.heartbeat import CALLS, IMPORT, MAKE, TELL_SIGNAL, Heartbeat, attach
+
+FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ENV_FAILED = 4
+MOST_OUTPUT_BYTES = 1_000_000
+STEP_SECONDS, MAKE_SECONDS = 30.0, 60.0  # after these a call is said to hang, unless the plan says otherwise
+END_FACTOR = 4  # times that, and the work is ended
+GRACE_SECONDS = 5.0  # that a call may go on after a signal asked the work to end
+AT_ONCE_SECONDS = 0.7  # that the work may go on after a second signal
+LOOK_SECONDS = 0.1
+TELL_SECONDS = 0.3
+REAP_SECONDS = 2.0
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
+
+
+class Done(SystemExit):
+    """The work of a supervised process is done: nothing is left to do but to leave, with this exit code."""
+
+
+class Killable(Protocol):
+    """A process that takes signals."""
+
+    def send_signal(self, number: int, /) -> None:
+        """Send one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How work ended that did not end by itself."""
+
+    code: int
+    state: str
+    what: str
+    frames: tuple[str, ...] = ()
+
+
+class Child:
+    """The fork that does the work."""
+
+    def __init__(self, pid: int, heartbeat: Heartbeat, output: int, desk: Any) -> None:
+        self.pid, self.heartbeat, self.output, self.desk = pid, heartbeat, output, desk
+        self.status: int | None = None  # as waitpid gives it
+        self.printed = 0
+
+    def send_signal(self, number: int, /) -> None:
+        """Send a signal, unless it is gone."""
+        if self.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def poll(self) -> bool:
+        """Has it ended?"""
+        if self.status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = status if found else None
+        return self.status is not None
+
+    def code(self) -> int:
+        """Its exit code as it said it, or as the system does: minus the signal that ended it."""
+        said = self.heartbeat.ended()
+        return said if said is not None else os.waitstatus_to_exitcode(self.status or 0)
+
+    def pump(self, seconds: float) -> None:
+        """Pass on what environments print, up to a bound; return when there is nothing within the time."""
+        if not select.select([self.output], [], [], seconds)[0]:
+            return
+        data = os.read(self.output, 1 << 16)
+        if not data:
+            time.sleep(0.02)  # nobody prints any more: it is about to end
+            return
+        with suppress(OSError):
+            os.write(2, data[: max(0, MOST_OUTPUT_BYTES - self.printed)])
+        if self.printed < MOST_OUTPUT_BYTES <= self.printed + len(data):
+            say("")
+            say(f"warning: the environment has printed {MOST_OUTPUT_BYTES:,} bytes; what it prints now is dropped")
+        self.printed += len(data)
+
+    def is_stopped(self) -> bool:
+        """Did somebody stop it, as Ctrl-Z does?"""
+        with suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+        return False
+
+    def where(self) -> tuple[str, ...]:
+        """The user's own calls that it is in, if it can tell."""
+        before = os.fstat(self.desk.fileno()).st_size
+        self.send_signal(TELL_SIGNAL)
+        until = time.monotonic() + TELL_SECONDS
+        while os.fstat(self.desk.fileno()).st_size == before and time.monotonic() < until:
+            time.sleep(0.01)
+        time.sleep(0.01)  # it is written in pieces
+        return self.left(before)
+
+    def left(self, begin: int = 0) -> tuple[str, ...]:
+        """The user's own calls in what was left on the desk."""
+        text = os.pread(self.desk.fileno(), 1 << 16, begin).decode(errors="replace")
+        return tuple(str(frame) for frame in own_frames(text))
+
+
+class Watch:
+    """Looks at a child again and again: does a call of an environment hang, and does it heed signals?"""
+
+    def __init__(self, child: Child, asked: list[int], clock: Callable[[], float] = time.monotonic) -> None:
+        self.child, self.asked, self.clock = child, asked, clock
+        self.since = self.looked_at = clock()
+        self.call: tuple[int, int, int] | None = None
+        self.asked_at: list[float] = []
+        self.warned = False
+
+    def look(self) -> Verdict | None:
+        """Why the child must be ended, if it must."""
+        now, call = self.clock(), self.child.heartbeat.call()
+        if now - self.looked_at > 10 * LOOK_SECONDS:  # it was this process that did not run
+            self.since += now - self.looked_at
+        self.looked_at = now
+        self.asked_at += [now] * (len(self.asked) - len(self.asked_at))
+        if call != self.call:
+            self.call, self.since, self.warned = call, now, False
+        if len(self.asked_at) > 1 and now - self.asked_at[1] > AT_ONCE_SECONDS:
+            return self.signalled("it was asked to leave at once")
+        return None if call is None else self.judge(now - self.since, now)
+
+    def judge(self, stuck: float, now: float) -> Verdict | None:
+        """What to do about a call that has taken so many seconds."""
+        if self.asked_at and stuck > GRACE_SECONDS and now - self.asked_at[0] > GRACE_SECONDS:
+            return self.signalled(f"{self.named()} did not return within {GRACE_SECONDS:g} s")
+        if stuck <= self.limit():
+            return None
+        if self.child.is_stopped():
+            self.since = now
+            return None
+        if stuck > END_FACTOR * self.limit():
+            what = f"{self.named()} has not returned for {stuck:.0f} s"
+            return Verdict(ENV_FAILED, "failed", what, self.child.where())
+        if not self.warned:
+            self.warned = True
+            self.warn(stuck)
+        return None
+
+    def warn(self, stuck: float) -> None:
+        """Say that a call seems to hang, and where."""
+        where = self.child.where()
+        until = f"the run ends after {END_FACTOR * self.limit():.0f} s (env.step_timeout_seconds)"
+        say(f"warning: {self.named()} has not returned for {stuck:.0f} s; {until}")
+        for frame in where:
+            say(f"   at: {frame}")
+
+    def limit(self) -> float:
+        """Seconds after which the present call is said to hang."""
+        told = float(self.child.heartbeat.facts().get("step_seconds") or STEP_SECONDS)
+        return max(told, MAKE_SECONDS) if self.call is not None and self.call[1] in (MAKE, IMPORT) else told
+
+    def named(self) -> str:
+        """The call in words."""
+        env = self.child.heartbeat.facts().get("env") or "the environment"
+        if self.call is None:
+            return str(env)
+        _, kind, lane = self.call
+        name = CALLS[kind]
+        return f"{env}: {name}" if kind in (MAKE, IMPORT) else f"{env}, lane {lane}: {name}()"
+
+    def signalled(self, why: str) -> Verdict:
+        """It is ended because a signal asked for that."""
+        number = signal.Signals(self.asked[0])
+        state = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGHUP": "stopped"}[number.name]
+        code = 75 if number is signal.SIGHUP else 128 + number
+        return Verdict(code, state, f"stopped by {number.name}; {why}", self.child.where())
+
+
+def supervised(work: Callable[[], int]) -> int:
+    """Do the work in a fork, and answer with its exit code; in the fork this raises `Done`."""
+    adopt_orphans()
+    child = start(work)
+    with forwarding(child) as asked, stopping(child):
+        verdict = wait(child, asked)
+        end_descendants()
+        drain(child)
+        if verdict is not None:
+            report(verdict, child.heartbeat.facts().get("folder"))
+            return verdict.code
+    return child.code() if child.code() >= 0 else pass_on(-child.code())
+
+
+def pass_on(number: int) -> int:
+    """End as the work was ended: by this signal."""
+    if number in CRASHES:
+        say(f"error: the process was ended by {signal.Signals(number).name}")
+        return 128 + number
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    return 128 + number
+
+
+def boot(module: str, words: Sequence[str]) -> int:
+    """Do what a module's `main` does with these words, supervised; it saves and leaves when `--parent` is gone."""
+    die_with(int(words[list(words).index("--parent") + 1]), signal.SIGTERM)
+    return supervised(lambda: int(import_module(module).main(words)))
+
+
+def start(work: Callable[[], int]) -> Child:
+    """Fork; the fork does the work and raises `Done`."""
+    heartbeat, desk = Heartbeat(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  both processes have it
+    ours, theirs = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    if pid := os.fork():
+        os.close(theirs)
+        with suppress(OSError):
+            os.setpgid(pid, pid)
+        return Child(pid, heartbeat, ours, desk)
+    os.close(ours)
+    with suppress(OSError):
+        os.setpgid(0, 0)  # Ctrl-C reaches it through the supervisor alone, and once
+    die_with(parent)
+    attach(heartbeat, theirs, desk.fileno())
+    os.close(theirs)
+    code = work()
+    heartbeat.end(code)
+    raise Done(code)
+
+
+def wait(child: Child, asked: list[int]) -> Verdict | None:
+    """Wait until the child has ended, or end it: a verdict if it did not end by itself."""
+    watch = Watch(child, asked)
+    while not child.poll():
+        child.pump(LOOK_SECONDS)
+        if (verdict := watch.look()) is not None:
+            child.send_signal(signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+            child.status = 0
+            return verdict
+    return judged(child, watch)
+
+
+def judged(child: Child, watch: Watch) -> Verdict | None:
+    """What to say of a child that has ended, unless it did its work."""
+    watch.call = child.heartbeat.call()
+    code = child.code()
+    if child.heartbeat.ended() is not None or (watch.call is None and code != 0):
+        return None
+    if code >= 0:
+        return Verdict(ENV_FAILED, "failed", f"{watch.named()} ended the process with exit code {code} (os._exit)")
+    name = signal.Signals(-code).name
+    crash = Verdict(ENV_FAILED, "failed", f"{watch.named()} crashed the process ({name})", child.left())
+    return crash if -code in CRASHES else None
+
+
+def report(verdict: Verdict, folder: str | None) -> None:
+    """Say how it ended, and write it into the run's folder: nobody else is left to do so."""
+    asked = verdict.code != ENV_FAILED
+    say(f"{'' if asked else 'error: '}{verdict.what}")
+    for frame in verdict.frames:
+        say(f"   at: {frame}")
+    if folder is None:
+        return
+    from pathlib import Path
+
+    from qfleet.watch.metrics import EventLog, read_json, write_json
+
+    path = Path(folder)
+    how = {"state": verdict.state, "exit_code": verdict.code, "reason": verdict.what, "pid": None}
+    status = read_json(path / "status.json")
+    if status.get("exit_code") is None:
+        write_json(path / "status.json", {**status, **how})
+        EventLog(path / "events.jsonl").event("failed", what=verdict.what, exit_code=verdict.code)
+    say(f"  run: {folder} (its last checkpoint is whole)")
+
+
+def say(text: str) -> None:
+    """A line on standard error, without control characters."""
+    with suppress(OSError):
+        print(escaped(text), file=sys.stderr, flush=True)
+
+
+def drain(child: Child) -> None:
+    """Pass on what was printed last."""
+    os.set_blocking(child.output, False)
+    with suppress(BlockingIOError):
+        while data := os.read(child.output, 1 << 16):
+            with suppress(OSError):
+                os.write(2, data[: max(0, MOST_OUTPUT_BYTES - child.printed)])
+            child.printed += len(data)
+    os.close(child.output)
+
+
+@contextmanager
+def forwarding(child: Killable) -> Iterator[list[int]]:
+    """Signals that mean the run are passed on, and collected; it saves and leaves, and so do we."""
+    asked: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        child.send_signal(number)
+
+    # What is ignored, as SIGHUP by nohup, does not mean the run; the child ignores it too.
+    meant = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before: dict[int, Any] = {number: signal.signal(number, forward) for number in meant}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def stopping(child: Killable) -> Iterator[None]:
+    """Ctrl-Z stops both, and both go on together."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        child.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        child.send_signal(signal.SIGCONT)  # the shell has this process go on
+
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTSTP, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+
+# --- processes ---
+
+
+def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
+    """Let the kernel end this process when its parent is killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0)
+    if os.getppid() != parent:  # it went before the call
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Processes whose parent ends become children of this one, so that it can end them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one."""
+    parents = dict[int, int]()
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
+            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+    found, below = list[int](), {pid}
+    while below := {each for each, parent in parents.items() if parent in below}:
+        found += below
+    return found
+
+
+def end_descendants(seconds: float = REAP_SECONDS, patience: float = TELL_SECONDS) -> None:
+    """End all processes below this one: what environments have started, in whatever group or session it is."""
+    until, patience = time.monotonic() + seconds, time.monotonic() + patience
+    while (left := descendants(os.getpid())) and time.monotonic() < until:
+        if time.monotonic() > patience:  # some are just leaving by themselves
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        time.sleep(0.01)

@@ -1,0 +1,200 @@
+"""Supervised work: environments that hang, crash, leave, flood or start processes; each in a process of its own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qfleet.supervise import descendants
+from tests.cli.test_env_faults import write_env
+
+ROOT = Path(__file__).parents[2]
+# Work without torch and without an environment: what it does comes from the test.
+SCRIPT = """
+import ctypes, os, signal, subprocess, sys, time
+from qfleet import heartbeat, supervise
+supervise.GRACE_SECONDS = 0.5
+def asked(number, frame):
+    print("saving...", flush=True)
+    heard.append(number)
+heard = []
+def work():
+    heartbeat.tell(env="Toy", step_seconds={limit})
+    {work}
+    return 0
+sys.exit(supervise.supervised(work))
+"""
+HANG = "heartbeat.enter(heartbeat.STEP, 3); "
+HEED = "signal.signal(signal.SIGTERM, asked); signal.signal(signal.SIGINT, asked); "
+GIL_HELD = "sum(range(10**12))"  # no other Python code runs meanwhile, signal handlers neither
+
+
+def start(work: str, limit: float = 60.0) -> "subprocess.Popen[str]":
+    code = SCRIPT.format(work=work, limit=limit)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(work: str, limit: float = 60.0) -> tuple[int, str, str]:
+    process = start(work, limit)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def test_work_that_is_done_ends_as_it_says() -> None:
+    assert run("print('fine')") == (0, "fine\n", "")
+    assert run("print('fine'); return 75")[:2] == (75, "fine\n")
+
+
+@pytest.mark.parametrize(
+    ("work", "code", "said"),
+    [
+        (HANG + "os._exit(0)", 4, "error: Toy, lane 3: step() ended the process with exit code 0 (os._exit)"),
+        (HANG + "os._exit(7)", 4, "error: Toy, lane 3: step() ended the process with exit code 7 (os._exit)"),
+        ("os._exit(0)", 4, "error: Toy ended the process with exit code 0 (os._exit)"),
+        ("ctypes.CDLL(None).exit(0)", 4, "error: Toy ended the process with exit code 0"),
+        ("heartbeat.leave_at_once(143)", 143, ""),
+        (HANG + "ctypes.string_at(0)", 4, "error: Toy, lane 3: step() crashed the process (SIGSEGV)"),
+        ("ctypes.string_at(0)", 139, "the process was ended by SIGSEGV"),
+        ("import atexit; atexit.register(os._exit, 0); return 4", 4, ""),
+    ],
+)
+def test_only_work_that_came_to_its_end_has_succeeded(work: str, code: int, said: str) -> None:
+    found, _, err = run(work)
+    assert found == code
+    assert said in err
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(60)", GIL_HELD])
+def test_a_call_that_hangs_is_said_to_and_ended_in_time(hang: str) -> None:
+    begin = time.monotonic()
+    code, _, err = run(HANG + hang, limit=0.3)
+    assert code == 4
+    assert time.monotonic() - begin < 10
+    assert "warning: Toy, lane 3: step() has not returned for 0 s; the run ends after 1 s" in err
+    assert "error: Toy, lane 3: step() has not returned for 1 s" in err
+    assert err.count("at: <string>") == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("hang", ["time.sleep(60)", GIL_HELD])
+def test_a_signal_is_obeyed_although_a_call_hangs(hang: str, number: signal.Signals, code: int) -> None:
+    process = start(HEED + HANG + "os.write(1, b'in\\n'); " + hang)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "in\n"
+    process.send_signal(number)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert f"stopped by {number.name}; Toy, lane 3: step() did not return" in err
+
+
+def test_a_second_signal_ends_what_holds_the_interpreter_at_once() -> None:
+    process = start(HEED + "os.write(1, b'in\\n'); " + GIL_HELD)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "in\n"
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
+    process.communicate(timeout=5)
+    assert process.returncode == 143
+
+
+def test_work_that_saves_after_a_signal_takes_its_time() -> None:
+    process = start(HEED + "os.write(1, b'in\\n'); time.sleep(0.1)\n    while not heard: time.sleep(0.1)\n"
+                    "    time.sleep(1.5); return 143")  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "in\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert (process.returncode, out) == (143, "saving...\n")
+
+
+def test_a_call_that_was_stopped_does_not_hang() -> None:
+    process = start(HANG + "os.write(1, b'%d\\n' % os.getpid()); time.sleep(1.5); heartbeat.leave()", limit=0.5)
+    assert process.stderr is not None
+    worker = int(process.stderr.readline())
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(3)
+    os.kill(worker, signal.SIGCONT)
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+
+
+def test_what_an_environment_prints_is_bounded_and_not_mixed_with_ours() -> None:
+    flood = "heartbeat.enter(0)\n    for _ in range(100): print('x' * 99_999)\n    os.system('seq 1000000')"
+    code, out, err = run(flood + "\n    heartbeat.leave(); print('ours')")
+    assert (code, out) == (0, "ours\n")
+    assert 1_000_000 <= len(err) < 1_000_500
+    assert "what it prints now is dropped" in err
+
+
+@pytest.mark.parametrize("end", ["", "os._exit(0)", "ctypes.string_at(0)", "time.sleep(60)"])
+def test_nothing_that_an_environment_has_started_is_left(end: str) -> None:
+    mark = f"{os.getpid()}{time.monotonic_ns()}"
+    began = (
+        f"subprocess.Popen(['sleep', '9{mark}']); "
+        f"subprocess.Popen(['sh', '-c', 'setsid sleep 9{mark} & setsid sleep 9{mark} &'], start_new_session=True); "
+        "time.sleep(0.2); heartbeat.enter(0); "
+    )
+    run(began + end + "; heartbeat.leave()" if end else began + "heartbeat.leave()", limit=0.3)
+    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"9{mark}" in _text(path)]
+    assert not left
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def test_the_work_ends_with_its_supervisor() -> None:
+    process = start("os.write(1, b'%d\\n' % os.getpid()); time.sleep(60)")
+    assert process.stderr is not None
+    worker = int(process.stderr.readline())
+    assert worker in descendants(process.pid)
+    process.kill()
+    process.communicate(timeout=10)
+    limit = time.monotonic() + 5
+    while os.path.exists(f"/proc/{worker}") and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not os.path.exists(f"/proc/{worker}")
+
+
+def qfleet(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command of its own, as a user starts it."""
+    command = [sys.executable, "-m", "qfleet", *words]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_env_check_survives_an_environment_that_leaves(tmp_path: Path) -> None:
+    done = qfleet(tmp_path, "env", "check", write_env(tmp_path, "import os; os._exit(0)"))
+    assert done.returncode == 4
+    assert "step() ended the process with exit code 0 (os._exit)" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "2"]])
+def test_a_run_whose_environment_leaves_is_not_done(seeds: list[str], tmp_path: Path) -> None:
+    from qfleet.watch import read_json
+
+    name = write_env(tmp_path, "import os; os._exit(0)")
+    done = qfleet(tmp_path, "train", name, *seeds, "--steps", "400", "env.num=2", "eval.episodes=0")
+    assert done.returncode == 4
+    (run,) = (tmp_path / "runs").iterdir()
+    status = read_json(run / ("group.json" if seeds else "status.json"))
+    assert (status["state"], status["exit_code"]) == ("failed", 4)
+
+
+@pytest.mark.slow
+def test_a_run_whose_environment_leaves_an_actor_is_not_done(tmp_path: Path) -> None:
+    name = write_env(tmp_path, "import os; os._exit(0)")
+    settings = ["runtime.type=processes", "runtime.inference=local", "runtime.restarts=1", "eval.episodes=0"]
+    done = qfleet(tmp_path, "train", name, "--steps", "4000", "env.num=2", *settings)
+    assert done.returncode == 4
