@@ -272,7 +272,7 @@ def unknown_settings(text: str) -> Iterator[str]:
     for path, value in PATH.findall(text):
         if path.partition(".")[0] not in index().sections[""] or path in index().sections:
             continue
-        if path.startswith("env.options") or path.endswith((".safetensors", ".json", ".toml")):
+        if path.startswith(("env.options", "env.secrets")) or path.endswith((".safetensors", ".json", ".toml")):
             continue
         if path not in index().paths() or (value and not fits(path, value)):
             yield f"{path}={value}" if value else path

@@ -307,3 +307,20 @@ def test_constraints_pin_what_the_project_asks_for() -> None:
         return re.sub(r"[-_.]+", "-", name).lower()
 
     assert {plain(name) for name in names} <= {plain(pin) for pin in pins}
+
+
+def threats() -> list[tuple[str, list[str]]]:
+    """The rows of SECURITY.md's table: the threat, and the tests named beside it."""
+    page = (ROOT / "SECURITY.md").read_text("utf-8")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return [(row[0], re.findall(r"`(tests/[^`]+)`", row[-1])) for row in rows if row[0] not in ("threat", "---")]
+
+
+def test_every_threat_has_tests_that_exist() -> None:
+    assert len(threats()) >= 12
+    for threat, named in threats():
+        assert named, f"no test beside: {threat}"
+        for each in named:
+            file, _, name = each.partition("::")
+            assert (ROOT / file).is_file(), f"{threat}: {each}"
+            assert not name or f"def {name}(" in (ROOT / file).read_text("utf-8"), f"{threat}: {each}"

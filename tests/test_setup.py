@@ -1,13 +1,16 @@
 """scripts/qfleet on a strange machine: a stub stands in for Python, so nothing is downloaded."""
 
 import os
+import platform
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+HASHED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 TOOLS = ("bash", "cat", "chmod", "cksum", "cp", "dirname", "flock", "mkdir", "mv", "readlink", "rm", "sleep", "tail")
 
 # Answers the questions scripts/setup asks, makes a "venv" that holds itself, and counts its pip installs.
@@ -60,8 +63,13 @@ class Machine:
         return process.returncode, out, err
 
     @property
-    def installs(self) -> list[str]:
+    def calls(self) -> list[str]:
         return self.log.read_text().splitlines() if self.log.exists() else []
+
+    @property
+    def installs(self) -> list[str]:
+        """Those of the project itself; its packages come before, by their hashes."""
+        return [line for line in self.calls if "--editable" in line]
 
 
 @pytest.fixture
@@ -78,6 +86,18 @@ def test_the_first_call_installs_and_passes_everything_on(machine: Machine) -> N
     assert f"--constraint {machine.root}/constraints.txt --editable {machine.root}[all]" in machine.installs[0]
 
 
+@pytest.mark.skipif(not HASHED, reason="there are hashes for Linux on x86_64 and aarch64")
+def test_packages_come_by_their_hashes_first(machine: Machine) -> None:
+    machine.add_python()
+    machine.call()
+    locked = f"--no-deps --require-hashes --requirement {machine.root}/scripts/locked/all.txt"
+    assert locked in machine.calls[0]
+    assert len(machine.calls) == 2
+    (machine.root / ".venv/stamp").unlink()
+    machine.call(QFLEET_HASHES="0")
+    assert len(machine.calls) == 3  # by no hashes, as asked
+
+
 def test_later_calls_are_silent_and_install_nothing(machine: Machine) -> None:
     machine.add_python()
     machine.call()
@@ -85,7 +105,7 @@ def test_later_calls_are_silent_and_install_nothing(machine: Machine) -> None:
     assert len(machine.installs) == 1
 
 
-@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml"])
+@pytest.mark.parametrize("name", ["constraints.txt", "pyproject.toml", "scripts/locked/all.txt"])
 def test_changed_versions_are_installed(machine: Machine, name: str) -> None:
     machine.add_python()
     machine.call()
@@ -123,8 +143,11 @@ def test_a_failed_install_is_explained_and_never_taken_for_a_good_one(machine: M
     assert "the disk is full" in err
     assert "setup.log" in err
     assert "run the same command again" in err
+    failed = len(machine.calls)
+    assert failed == 1  # nothing is tried after what failed
     assert machine.call()[0] == 7
-    assert len(machine.installs) == 2
+    assert len(machine.installs) == 1
+    assert len(machine.calls) > failed
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="this system has no flock")
