@@ -1,7 +1,7 @@
 """What travels between rooms."""
 
 from qfleet.data.actions import join_actions, split_actions
-from qfleet.data.stopwatch import STAGES, Stopwatch
+from qfleet.data.stopwatch import COMPILERS, STAGES, Stopwatch
 from qfleet.data.types import (
     Array,
     Batch,
@@ -19,6 +19,7 @@ from qfleet.data.types import (
 )
 
 __all__ = [
+    "COMPILERS",
     "STAGES",
     "Array",
     "Batch",

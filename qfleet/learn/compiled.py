@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from qfleet.data import COMPILERS
 from qfleet.learn.optimizer import Adam, Optimizer
 from qfleet.nets import draws
 from qfleet.plan.schema import Adam as AdamPlan
@@ -91,7 +92,8 @@ class Whole:
     def make(self, names: tuple[str, ...], inputs: list[Tensor]) -> Piece:
         """The piece for batches with these fields."""
         try:
-            return self.engine(lambda *tensors: self.step(names, tensors), inputs, 1 + len(names))
+            with COMPILERS:
+                return self.engine(lambda *tensors: self.step(names, tensors), inputs, 1 + len(names))
         except Exception as error:  # a compiler can fail in any way: it is never worth a run
             raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
 

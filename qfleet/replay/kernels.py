@@ -5,11 +5,29 @@ An item is a (row, lane) pair written as one number, row * L + lane; rows count 
 repeat, their place in the ring is row % R.
 """
 
-from numba import njit
+from typing import Any
 
-from qfleet.data import Array
+from numba import njit
+from numba.core import event
+
+from qfleet.data import COMPILERS, Array
 
 BLOCK = 16  # rows of one lane that are packed together, where frames are
+
+
+class CompileTime(event.Listener):
+    """Tells the stopwatches of this process when numba compiles: the first run on a machine waits for that."""
+
+    def on_start(self, event: Any) -> None:
+        """A loop is compiled from here on."""
+        COMPILERS.__enter__()
+
+    def on_end(self, event: Any) -> None:
+        """It is done."""
+        COMPILERS.__exit__()
+
+
+event.register("numba:compile", CompileTime())  # type: ignore[no-untyped-call]
 
 
 @njit(cache=True)

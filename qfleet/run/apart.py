@@ -1,5 +1,6 @@
 """A calculation in a process of its own, which can be ended: by a limit of time, and by Ctrl-C."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -9,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from qfleet.data.kin import die_with_parent, fork_server, hidden_main
+from qfleet.data.kin import die_with_parent, hidden_main
 from qfleet.envs.child import end_group
-from qfleet.run.wiring import ROLES
 
 
 def answer_of(work: Callable[..., list[float]], args: tuple[Any, ...], limit_seconds: float) -> list[float] | None:
     """What `work` answers, or None if it was not done in time or its process ended; no process is left."""
-    context = fork_server(ROLES)
+    # Not from the fork server: that one cannot be ended while it imports, and Ctrl-C would wait for it.
+    context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(theirs, work, args), name="qfleet-measure", daemon=True)
     try:

@@ -17,6 +17,7 @@ CAUSES = {
     "actor": ("idle",),
     "save": ("save",),
     "eval": ("eval",),
+    "compile": ("compile",),
     "overhead": ("other",),
 }
 LEARNING = ("insert", "sample", "update", "sync")
@@ -152,6 +153,10 @@ def _eval(plan: Plan, actors: Shares, cores: int) -> str:
     return "evaluation takes {share} of the time; at most {ceiling} as fast without it: try " + seldom
 
 
+def _compile(plan: Plan, actors: Shares, cores: int) -> str:
+    return "compiling for this machine took {share} of the time: it is kept, so later runs do without"
+
+
 def _overhead(plan: Plan, actors: Shares, cores: int) -> str:
     return "starting, writing rows and drawing the screen take {share} of the time: in a longer run they take less"
 
@@ -164,6 +169,7 @@ ADVICE: dict[str, Callable[[Plan, Shares, int], str]] = {
     "actor": _actor,
     "save": _save,
     "eval": _eval,
+    "compile": _compile,
     "overhead": _overhead,
 }
 

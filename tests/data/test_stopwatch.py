@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from qfleet.data import STAGES, Stopwatch
+from qfleet.data import STAGES, Stopwatch, stopwatch
+from qfleet.data.stopwatch import Compilers
 
 
 class Clock:
@@ -28,6 +29,33 @@ def test_laps_of_a_stage_add_up_and_the_rest_is_in_the_wall_alone() -> None:
     assert (read["update"], read["env"], read["wall"]) == (21, 6, 30)
     assert set(read) == {*STAGES, "wall"}
     assert sum(read[stage] for stage in STAGES if stage not in ("update", "env")) == 0
+
+
+def test_what_is_compiled_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    compilers = Compilers(clock)
+    monkeypatch.setattr(stopwatch, "COMPILERS", compilers)
+    with compilers:
+        clock.now += 100  # before the run
+    watch = Stopwatch(clock)
+    with watch.insert:
+        clock.now += 3
+        with compilers, compilers:  # what a loop calls is compiled within
+            clock.now += 50
+    with watch.insert:
+        clock.now += 3
+    read = watch.read()
+    assert (read["insert"], read["compile"], read["wall"]) == (6, 50, 56)
+
+
+def test_numba_tells_when_it_compiles() -> None:
+    import numba
+
+    import qfleet.replay.kernels  # noqa: F401  which listens
+
+    watch = Stopwatch()
+    assert numba.njit(lambda number: number + 1)(1) == 2
+    assert 0 < watch.read()["compile"] <= watch.read()["wall"]
 
 
 def test_a_lap_that_raises_counts_too() -> None:

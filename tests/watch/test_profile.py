@@ -51,6 +51,7 @@ def test_the_learner_is_the_bottleneck() -> None:
         ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 4, "actor", 2.5, ["waited 60%", "up to about 2.5x", "70%"]),
         ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 2, "actor", 2.5, ["2 on 2 cores already"]),
         ({"idle": 0.1, "update": 0.8}, processes(), LAZY, 4, "learner", 1.25, ["will not help", "waited 80%"]),
+        ({"compile": 0.7, "insert": 0.1}, plan(), {}, 4, "compile", 3.33, ["70%", "later runs do without"]),
         ({"save": 0.7, "update": 0.3}, plan(), {}, 2, "save", 3.33, ["saving takes 70%", "save.every_steps="]),
         ({"eval": 0.5, "update": 0.4}, plan(), {}, 2, "eval", 2.0, ["evaluation takes 50%", "eval.test_episodes"]),
         ({"other": 0.9}, plan(), {}, 2, "overhead", 10, ["longer run"]),
@@ -125,7 +126,7 @@ def test_a_profile_covers_the_whole_time() -> None:
 def test_the_table_tells_what_a_step_and_an_update_cost() -> None:
     lines = profile_lines(made())
     assert lines[0].split() == ["stage", "seconds", "share", "per", "step", "per", "update"]
-    table = {line.split()[0]: line.split()[1:] for line in lines[1:12]}
+    table = {line.split()[0]: line.split()[1:] for line in lines[1:13]}
     assert table["update"] == ["6.00", "60.0%", "6.00", "ms", "12.00", "ms"]
     assert table["env"][2:] == ["2.00", "ms", "4.00", "ms"]
     assert table["wall"][:2] == ["10.00", "100.0%"]
