@@ -72,7 +72,7 @@ def _parse(data: bytes, file: str | Path) -> dict[str, Any]:
         raise UsageError(
             f"{file} is not text", f"Byte {error.start} is not UTF-8.", "Give a TOML file saved as UTF-8."
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError is one; a number of thousands of digits is another
         raise UsageError(
             f"{file} is not TOML", f"{error}.", 'Write sections and settings like: [algo] and, below, loss = "huber"'
         ) from error

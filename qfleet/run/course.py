@@ -29,6 +29,7 @@ from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.watch import write_file, write_json
+from qfleet.watch.metrics import unwritable
 from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
@@ -270,8 +271,11 @@ class Course:
         """best.json says which checkpoint that is; it is gone when a run goes on from before its first evaluation."""
         if self.book.best is not None:
             write_json(self.folder / "best.json", {**self.book.best, "step": self.book.best["env_steps"]})
-        else:
+            return
+        try:
             remove_file(self.folder, "best.json")
+        except OSError as error:
+            raise unwritable(self.folder / "best.json", error) from error
 
     # Saving
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qfleet.errors import UsageError
-from qfleet.files import names_inside, read_inside, remove_drafts
+from qfleet.files import is_folder, names_inside, read_inside, remove_drafts, require_plain
 from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
 from qfleet.plan.files import LARGEST_FILE_BYTES
 from qfleet.plan.folders import local_path
@@ -39,7 +39,7 @@ from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_fil
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.display import auto_mode
 from qfleet.watch.group import GroupWatcher, make_group_watcher
-from qfleet.watch.metrics import last_rows
+from qfleet.watch.metrics import last_rows, unwritable
 from qfleet.watch.runs import (
     GROUP_FILE,
     check_name,
@@ -271,6 +271,12 @@ def _file_hash(file: Path) -> str:
 
 def _recall(member: Member, folder: Path, end: int) -> None:
     """How a member stands by its own account; one that was killed before its first save has nothing to go on from."""
+    if os.path.lexists(folder) and not is_folder(folder.parent, folder.name):
+        raise UsageError(
+            f"{folder} is not the folder of a run",
+            "A link or a file is in its place; a group keeps its members in folders of their own.",
+            "Remove it, or restore the group from a copy.",
+        )
     if not is_run(folder):
         _clear(folder)
         return
@@ -344,6 +350,10 @@ class _Conduct:
         self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: Asked) -> Crew:
+        try:
+            require_plain(self.folder, "logs")
+        except OSError as error:
+            raise unwritable(self.folder / "logs", error) from error
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return Crew(
             jobs,

@@ -106,7 +106,11 @@ class RowLog:
             self._file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise unwritable(self.path, error) from error
-        self.cut(self._size())
+        try:
+            self.cut(self._size())
+        except StorageError:
+            self.close()
+            raise
 
     def _size(self) -> int:
         return os.fstat(self._file).st_size
@@ -137,12 +141,15 @@ class RowLog:
         return position - end
 
     def _last_line_end(self, end: int) -> int:
-        while end > 0:
-            begin = max(0, end - 65536)
+        least = max(0, end - 2 * MOST_LINE_BYTES)
+        while end > least:
+            begin = max(least, end - 65536)
             found = os.pread(self._file, end - begin, begin).rfind(b"\n")
             if found >= 0:
                 return begin + found + 1
             end = begin
+        if least:
+            raise unwritable(self.path, OSError(errno.EINVAL, f"its last {2 * MOST_LINE_BYTES:,} bytes are no rows"))
         return 0
 
     def close(self) -> None:
