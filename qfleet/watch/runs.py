@@ -16,6 +16,7 @@ from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_tree, sync_folder
 from qfleet.plan import read_tables_in
 from qfleet.plan.folders import local_path
+from qfleet.plan.secrets import hidden
 from qfleet.watch.metrics import count_lines, last_rows, open_plain, read_json
 from qfleet.watch.origin import program
 
@@ -30,8 +31,9 @@ GROUP_FILES = (GROUP_FILE, "plan.toml", "plot.png", "trust.json")
 
 
 def is_run(path: Path) -> bool:
-    """Is this the directory of a run?"""
-    return is_file(path, "run.toml")
+    """Is this the directory of a run? A member of a group that is a link to one is not: the group may be a stranger's."""
+    member = is_file(path.parent, GROUP_FILE)
+    return is_file(path, "run.toml") and (not member or is_folder(path.parent, path.name))
 
 
 def is_group(path: Path) -> bool:
@@ -249,7 +251,11 @@ def _touched(path: Path) -> float:
 
 def read_tables(run_dir: Path) -> dict[str, Any]:
     """run.toml as the tables it holds, be they a plan of this version or not."""
-    return read_tables_in(run_dir, "run.toml")
+    tables = read_tables_in(run_dir, "run.toml")
+    env = tables.get("env")
+    if isinstance(env, dict) and isinstance(env.get("options"), dict):
+        env["options"] = hidden(env["options"])  # they are read to be shown
+    return tables
 
 
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
