@@ -145,6 +145,18 @@ def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam 
     assert same(learner.model_arrays(), other.model_arrays())
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_step_that_learners_agreed_on_is_not_made_if_it_is_not_finite(bad: float) -> None:
+    learner = make()
+    learner.update(batch())
+    model, moments = learner.model_arrays(), learner.optim_arrays()
+    gradients = learner.propose(batch(seed=2)).gradients
+    gradients[-1].fill_(bad)
+    assert not np.isfinite(learner.step(gradients))
+    assert same(learner.model_arrays(), model)
+    assert same(learner.optim_arrays(), moments)
+
+
 def test_weights_that_are_not_finite_are_noticed() -> None:
     learner = make()
     assert learner.finite()

@@ -23,6 +23,14 @@ def filled(priority: list[float], **options: float) -> Prioritized:
     return sampler
 
 
+def test_negative_priorities_are_not_loaded() -> None:
+    sampler = filled([1, 2, 3])
+    state = sampler.state_dict()
+    state["leaves"][1] = -0.5
+    with pytest.raises(ValueError, match="negative"):
+        sampler.load_state_dict(state)
+
+
 def test_golden_probabilities() -> None:
     tree = leaves(filled([1, 2, 3, 4], alpha=0.6, eps=1e-12))
     assert tree / tree.sum() == pytest.approx([0.1482, 0.2247, 0.2866, 0.3405], abs=5e-5)

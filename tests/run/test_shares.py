@@ -31,6 +31,11 @@ def test_parts_are_a_whole() -> None:
     assert share_of(owners_of(9, (1.0,) * 3), 1, 3) == 1.0
 
 
+@pytest.mark.parametrize(("items", "shares"), [(2, (100.0, 1.0)), (5, (1000.0, 1.0, 1.0)), (3, (1.0, 1.0, 500.0))])
+def test_the_slowest_learner_gets_an_item_too(items: int, shares: tuple[float, ...]) -> None:
+    assert set(owners_of(items, shares).tolist()) == set(range(len(shares)))
+
+
 def test_shares_follow_speeds() -> None:
     speeds = Speeds(2, balance=True)
     named: list[tuple[int, float]] = []

@@ -14,6 +14,7 @@ import pytest
 from qfleet import Plan
 from qfleet.act import play as played
 from qfleet.run import judge
+from qfleet.run.signals import listening
 from qfleet.save import verify_run
 from tests.run.conftest import Reference
 from tests.run.nursery import Child, Nursery
@@ -117,6 +118,17 @@ def test_signals_of_others_come_back_afterwards(tmp_path: Path) -> None:
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_is_ignored_does_not_end_the_run() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    try:
+        with listening() as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.chaos

@@ -178,6 +178,13 @@ def test_test_seeds_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.Monkey
     assert hashes(checkpoints(run)[-1]) == hashes(checkpoints(plain)[-1])
 
 
+def test_test_episodes_are_not_those_that_validation_has_seen(tmp_path: Path) -> None:
+    run = trained(small({**JUDGED, "eval.episodes": 8, "eval.test_episodes": 8}), tmp_path)
+    found = {row["split"]: row["returns"] for row in run.metrics if row["kind"] == "eval"}
+    assert len(found["validation"]) == len(found["test"]) == 8
+    assert found["validation"] != found["test"]
+
+
 # Giving up
 
 

@@ -138,10 +138,11 @@ def test_an_own_environment_may_lie_in_a_folder_with_a_space(tmp_path: Path, mon
     assert a == b
 
 
-def test_a_copy_of_a_run_is_not_trusted(run: Path) -> None:
+@pytest.mark.parametrize("name", ["b", "elsewhere/a"])
+def test_a_copy_of_a_run_is_not_trusted(run: Path, name: str) -> None:
     sign(run, MINE)
-    copy = run.with_name("b")
-    copy.mkdir()
+    copy = run.parent / name
+    copy.mkdir(parents=True)
     (copy / trust.FILE).write_bytes((run / trust.FILE).read_bytes())
     assert not trusted(copy, MINE)
 

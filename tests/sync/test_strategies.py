@@ -1,5 +1,6 @@
 """Strategies: many learners equal one where they should, and all find the optimum of a quadratic."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -171,6 +172,21 @@ def test_whoever_sends_steps_acts_as_if_all_its_own_had_come_through() -> None:
     mean, owed = sum(made for _, made, _ in found) / 3, sum(error for *_, error in found) / 3
     for weights, _, error in found:
         assert torch.allclose(weights, mean - owed + error / 3, rtol=0, atol=1e-6)  # numbers travel in float32
+
+
+def test_nobody_moves_where_somebody_had_no_step_to_make() -> None:
+    weights = [torch.ones(3)]
+
+    def own(gradients: list[Tensor]) -> float:
+        weights[0].sub_(gradients[0])
+        return 1.0
+
+    def average(made: Tensor) -> Tensor:
+        return torch.full_like(made, torch.nan)  # what one who had none has sent
+
+    steps = Steps(own, average, weights)  # type: ignore[arg-type]
+    assert math.isnan(steps.step([torch.ones(3)]))
+    assert torch.equal(weights[0], torch.ones(3))
 
 
 def test_steps_that_come_late_do_not_add_up_beyond_the_goal() -> None:

@@ -1,0 +1,191 @@
+"""Every command that reads a run folder, and what is right for it whatever the folder holds."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.hostile.place import COMMAND, FORGED, Case, Place, outside
+
+ROOT = Path(__file__).parents[2]
+LIMIT_SECONDS = 20.0
+LIMIT_MEGABYTES = 1000
+PROGRAMS = re.compile(r"(git|uname|lscpu|python[0-9.]*|ffmpeg[-\w.]*)$")
+TINY = ("net.torso.type=mlp", "net.torso.sizes=[8]", "replay.capacity=1000", "eval.episodes=2", "eval.test_episodes=2")
+# Characters that move the cursor, recolour, or ring; line ends and tabs are what tables are made of.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line for a place, and the exit codes it may answer with."""
+
+    words: Callable[[Place], list[str]]
+    codes: tuple[int, ...] = (0, 2, 3, 4, 5, 6)
+
+
+def one(place: Place) -> str:
+    """The run, or the first member of the group."""
+    member = place.run / "seed-0"
+    return f"runs/{place.name}/seed-0" if os.path.lexists(member) else f"runs/{place.name}"
+
+
+def whole(place: Place) -> str:
+    """The run or the group."""
+    return f"runs/{place.name}"
+
+
+COMMANDS: dict[str, Command] = {
+    "runs": Command(lambda place: ["runs"], (0,)),
+    "runs-json": Command(lambda place: ["runs", "--json"], (0,)),
+    "show": Command(lambda place: ["runs", "show", whole(place)], (0, 2, 5, 6)),
+    "show-json": Command(lambda place: ["runs", "show", whole(place), "--json"], (0, 2, 5, 6)),
+    "diff": Command(lambda place: ["runs", "diff", one(place), "good"], (0, 2, 5)),
+    "verify": Command(lambda place: ["verify", whole(place)], (0, 2, 5, 6)),
+    "plan-show": Command(lambda place: ["plan", "show", "--plan", one(place) + "/run.toml"], (0, 2)),
+    "plan-check": Command(lambda place: ["plan", "check", one(place) + "/run.toml"], (0, 2)),
+    "compare": Command(lambda place: ["compare", whole(place), "good"], (0, 2, 5)),
+    "plot": Command(lambda place: ["plot", whole(place)], (0, 2, 5)),
+    "eval": Command(lambda place: ["eval", one(place), "--episodes", "1"]),
+    "eval-latest": Command(lambda place: ["eval", one(place), "--episodes", "1", "--which", "latest", "--json"]),
+    "record": Command(lambda place: ["record", one(place)]),
+    "sync": Command(lambda place: ["sync", one(place), "sync.type=local"], (2, 5)),
+    "train-plan": Command(lambda place: ["train", "--plan", one(place) + "/run.toml", "--steps", "16", "--out", "new"]),
+    "train-from": Command(
+        lambda place: ["train", "CartPole-v1", "--from", one(place), "--steps", "16", "--out", "new", *TINY]
+    ),
+    "resume": Command(lambda place: ["resume", whole(place), "--steps", "320"]),
+    "rm": Command(lambda place: ["runs", "rm", whole(place), "--yes"], (0, 2, 5)),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command did."""
+
+    code: int
+    stopped: str
+    seconds: float
+    megabytes: int
+    left: int
+    out: str
+    err: str
+    audit: tuple[str, ...]
+
+
+class Server:
+    """The process that forks for each command."""
+
+    def __init__(self) -> None:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+        env |= {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+        line = [sys.executable, "-P", str(Path(__file__).with_name("server.py"))]
+        self.process = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.requests = 0
+        assert "ready" in self._line()
+
+    def _line(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the server has ended"
+        return dict(json.loads(line))
+
+    def _reply(self) -> dict[str, Any]:
+        """The reply to the last request; one to a request that a test gave up is passed over."""
+        while True:
+            reply = self._line()
+            if reply.pop("number") == self.requests:
+                return reply
+
+    def run(self, root: Path, words: list[str], limit_seconds: float = LIMIT_SECONDS) -> Answer:
+        """Run one command line in `root` as a user whose home is there."""
+        home = root / "home"
+        log = root / "logs" / "command"
+        log.parent.mkdir(exist_ok=True)
+        env = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "TMPDIR": str(root / "tmp")}
+        request: dict[str, Any] = {"words": words, "cwd": str(root), "env": env, "log": str(log), "root": str(root)}
+        self.requests += 1
+        request |= {"number": self.requests, "limit_seconds": limit_seconds}
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        reply = self._reply()
+        texts = [log.with_suffix(end).read_bytes().decode(errors="replace") for end in (".out", ".err", ".audit")]
+        return Answer(**reply, out=texts[0], err=texts[1], audit=tuple(texts[2].splitlines()))
+
+    def close(self) -> None:
+        """End it; it leaves when its input ends."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(timeout=10)
+
+
+def executed(place: Place, answer: Answer) -> list[str]:
+    """Signs that something of the hostile folder was executed or connected to."""
+    found = [f"executed: {path.name}" for path in place.canary.iterdir()]
+    for line in answer.audit:
+        what, _, rest = line.partition(" ")
+        program = rest.split("'")[1] if what == "start" and "'" in rest else ""
+        own = program and PROGRAMS.search(program) and not program.startswith(str(place.root))
+        found += [] if own else [f"audit: {line[:200]}"]
+    return found
+
+
+def unclean(answer: Answer) -> list[str]:
+    """Control characters and forged lines in what was printed."""
+    text = answer.out + "\n" + answer.err
+    marks = sorted(set(CONTROL.findall(text)))
+    forged = [line for line in text.splitlines() if line.startswith(FORGED)]  # one that is indented is none of ours
+    return [f"prints raw {mark!a}" for mark in marks] + [f"forged line: {line[:80]!r}" for line in forged[:1]]
+
+
+def over_limits(answer: Answer) -> list[str]:
+    """Time, memory and processes."""
+    found = [f"stopped: {answer.stopped} after {answer.seconds:.0f} s"] if answer.stopped else []
+    if answer.megabytes > LIMIT_MEGABYTES:
+        found.append(f"held {answer.megabytes} MB")
+    return found + ([f"left {answer.left} processes"] if answer.left else [])
+
+
+def broken(answer: Answer) -> list[str]:
+    """Tracebacks, and what calls itself a bug."""
+    text = answer.out + answer.err
+    found = [f"ended by signal {-answer.code}"] if answer.code < 0 and not answer.stopped else []
+    if "bug in qfleet" in text or "Traceback (most recent" in text:
+        line = next((line for line in text.splitlines() if "error:" in line.lower()), text[-200:])
+        found.append(f"bug: {line.strip()[:300]}")
+    return found
+
+
+def wrong(place: Place, name: str, case: Case, answer: Answer, before: dict[str, tuple[Any, ...]]) -> list[str]:
+    """All that is wrong with what a command did."""
+    found = executed(place, answer) + unclean(answer) + over_limits(answer) + broken(answer)
+    after = outside(place)
+    found += [
+        f"outside: {path} changed" for path in sorted(before.keys() | after) if before.get(path) != after.get(path)
+    ]
+    codes = case.codes.get(name, COMMANDS[name].codes)
+    if answer.code not in codes and not answer.stopped:
+        found.append(f"exit code {answer.code}, not one of {codes}: {(answer.err or answer.out)[-300:]!r}")
+    if name.startswith("runs") and "good" not in answer.out:
+        found.append("hides the good run")
+    if name not in ("show-json", "runs-json", "plan-show"):
+        found += [f"shows {text!r}" for text in (*case.absent, COMMAND) if text in answer.out + answer.err]
+    return found
+
+
+def all_wrong(server: Server, place: Place, case: Case, names: tuple[str, ...]) -> list[str]:
+    """Run commands one after the other on one hostile folder; says what was wrong with each."""
+    found: list[str] = []
+    for name in names:
+        before = outside(place)
+        answer = server.run(place.root, COMMANDS[name].words(place))
+        found += [f"{name}: {text}" for text in wrong(place, name, case, answer, before)]
+        for path in place.canary.iterdir():
+            path.unlink()
+    return found

@@ -1,0 +1,198 @@
+"""A process that imports everything once, then forks for each command line it is asked to run.
+
+One request per line of standard input, one reply per line of standard output, both JSON. A fork costs some
+milliseconds where a fresh Python with torch costs seconds. Commands that start processes of their own start fresh ones.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.005
+MOST_KILOBYTES = 3_000_000  # a command that holds more is ended, to spare the machine; 1 GB is what it may hold
+MOST_FILE_BYTES = 3 << 30
+MOST_PATIENCE = 3.0
+PR_CAPBSET_DROP = 24
+CAPABILITIES = (1, 2, 3)  # DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER: with them no mode of a file counts
+CAP_VERSION = 0x20080522
+STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "pty.spawn")
+
+
+def import_all() -> None:
+    """What commands import, and what they would otherwise compile or load first."""
+    import gymnasium
+    import matplotlib.pyplot
+    import numpy
+    import torch
+
+    import qfleet.cli.app
+    import qfleet.run.api
+    import qfleet.run.group
+    import qfleet.watch.compare
+    from qfleet.data import Spec
+    from qfleet.replay.warm import warm
+
+    torch.set_num_threads(1)
+    warm(Spec((4,), "float32", (2,)))
+    gymnasium.make("CartPole-v1").close()
+    matplotlib.use("Agg")
+    for name in ("imageio.v2", "imageio_ffmpeg", "pygame"):
+        __import__(name)
+    assert numpy
+    assert qfleet.run.group
+
+
+def act_as_plain_user() -> None:
+    """As root give up the right to pass over modes of files, here and in programs started from here."""
+    if os.geteuid() != 0:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = (ctypes.c_uint32 * 2)(CAP_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()
+    libc.capget(header, sets)
+    for each in CAPABILITIES:
+        libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
+        for word in (0, 1):  # effective, permitted
+            sets[word] &= ~(1 << each)
+    libc.capset(header, sets)
+
+
+def listen(file: int, root: str) -> None:
+    """Note every program that is started, connection that is made, and code below `root` that is executed."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        text = ""
+        if event in STARTS:
+            text = f"start {args[0]!r} {args[1] if len(args) > 1 else ''!r}"
+        elif event == "socket.connect" and isinstance(args[1], tuple):
+            text = f"connect {args[1]!r}"
+        elif event == "exec" and str(getattr(args[0], "co_filename", "")).startswith(root):
+            text = f"code {args[0].co_filename}"
+        if text:
+            os.write(file, (text.replace("\n", " ") + "\n").encode(errors="replace"))
+
+    sys.addaudithook(hook)
+
+
+def become(request: dict[str, Any]) -> None:
+    """Standard streams, folder, environment and limits of the command."""
+    os.setsid()
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(request["log"] + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    err = os.open(request["log"] + ".err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    audit = os.open(request["log"] + ".audit", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    for number, file in enumerate((nothing, out, err)):
+        os.dup2(file, number)
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+    act_as_plain_user()
+    listen(audit, request["root"])
+
+
+def run_command(request: dict[str, Any]) -> None:
+    """In the forked process: run the command line and leave with its exit code."""
+    code = 99
+    try:
+        become(request)
+        sys.argv = ["qfleet", *request["words"]]
+        from qfleet.cli.entry import main
+
+        code = main(request["words"])
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def session_of(pid: str) -> int | None:
+    """The session that a process belongs to; None once it is gone or only waits to be collected."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[3])
+
+
+def members(session: int) -> list[int]:
+    """Living processes of a session."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and session_of(name) == session]
+
+
+def end_all(session: int) -> int:
+    """End what a command has left behind; says how many processes that were."""
+    limit = time.monotonic() + patience(5.0)
+    while members(session) and time.monotonic() < limit:
+        time.sleep(0.02)  # those that end with their parent take a moment
+    left = members(session)
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return len(left)
+
+
+def resident_kilobytes(pid: int) -> int:
+    """Memory that a process holds now."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+    return pages * resource.getpagesize() // 1024
+
+
+def patience(limit_seconds: float) -> float:
+    """The limit, or longer where more processes than cores want to run: theirs is not the command's time."""
+    return limit_seconds * min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+
+
+def supervise(pid: int, limit_seconds: float) -> dict[str, Any]:
+    """Wait for the command, and end it when it takes too long or too much memory."""
+    begin = time.monotonic()
+    stopped = ""
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            break
+        if not stopped and time.monotonic() - begin > patience(limit_seconds):
+            stopped = "time"
+        elif not stopped and resident_kilobytes(pid) > MOST_KILOBYTES:
+            stopped = "memory"
+        if stopped:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_SECONDS)
+    seconds = time.monotonic() - begin
+    code = os.waitstatus_to_exitcode(status)
+    left = end_all(pid)
+    return {"code": code, "stopped": stopped, "seconds": seconds, "megabytes": usage.ru_maxrss // 1024, "left": left}
+
+
+def serve() -> None:
+    """Answer requests until standard input ends."""
+    import_all()
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            run_command(request)
+        reply = supervise(pid, request["limit_seconds"])
+        print(json.dumps({"number": request["number"], **reply}), flush=True)
+
+
+if __name__ == "__main__":
+    serve()
