@@ -31,7 +31,7 @@ GROUP_FILES = (GROUP_FILE, "plan.toml", "plot.png", "trust.json")
 
 
 def is_run(path: Path) -> bool:
-    """Is this the directory of a run? A member of a group that is a link to one is not: the group may be a stranger's."""
+    """Is this the directory of a run? A link in a group's folder is not: the group may be a stranger's."""
     member = is_file(path.parent, GROUP_FILE)
     return is_file(path, "run.toml") and (not member or is_folder(path.parent, path.name))
 
