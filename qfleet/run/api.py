@@ -88,7 +88,8 @@ class Run:
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
         target = local_path(file or self.path / "videos" / "play.mp4")
-        return record(self.plan, self.policy, target, episodes, self.make)
+        inside = self.path if target.is_relative_to(self.path) else None
+        return record(self.plan, self.policy, target, episodes, self.make, run=inside)
 
     def __repr__(self) -> str:
         """Where it is and how it stands."""

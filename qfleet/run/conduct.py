@@ -82,6 +82,7 @@ def write_down(error: BaseException, course: Course, log: logging.Logger) -> Row
     refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
     status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
     try:
+        course.diary.require_folder()
         log.error("the run ended with an error", exc_info=error)
     except Exception as second:
         course.diary.warn(f"logs/run-0.log cannot be written: {second}")

@@ -30,8 +30,18 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-def record(plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker | None = None) -> Path:
-    """Play greedily and write what is seen, frame by frame; the file's ending chooses the format."""
+def record(
+    plan: Plan,
+    policy: Policy,
+    file: Path,
+    episodes: int,
+    make: EnvMaker | None = None,
+    run: Path | None = None,
+) -> Path:
+    """Play greedily and write what is seen, frame by frame; the file's ending chooses the format.
+
+    `run` is the run folder that the file is in, if it is in one.
+    """
     if file.suffix.lower() not in FORMATS:
         raise UsageError(
             f"cannot record into {file}",
@@ -41,7 +51,7 @@ def record(plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # no window: pictures are all that is wanted
     world = make_world(plan.env, seed=plan.seed, stream=TEST, num=1, make=make, render_mode=MODE)
     with closing(world):
-        write(played(world, policy, episodes), file)
+        write(played(world, policy, episodes), file, run)
     return file
 
 
@@ -91,8 +101,8 @@ def _no_picture(why: str, fix: str, *before: str) -> UsageError:
     return UsageError("this environment cannot be recorded", " ".join((*before, why)), fix)
 
 
-def write(frames: Iterator[Array], file: Path) -> None:
-    """Hand frames on as they come; the file appears when it is whole."""
+def write(frames: Iterator[Array], file: Path, run: Path | None = None) -> None:
+    """Hand frames on as they come; the file appears when it is whole. `run` is the run folder that it is in, if any."""
     first = next(frames)  # an environment that cannot be drawn leaves no trace
     ending = file.suffix.lower()
     try:
@@ -102,7 +112,7 @@ def write(frames: Iterator[Array], file: Path) -> None:
                 _append(writer, first)
                 for frame in frames:
                     _append(writer, frame)
-            put_in_place(draft, file)
+            put_in_place(draft, file, run)
     except OSError as error:
         raise StorageError(
             f"cannot write {file}",
@@ -111,10 +121,14 @@ def write(frames: Iterator[Array], file: Path) -> None:
         ) from error
 
 
-def put_in_place(draft: Path, file: Path) -> None:
-    """Move a finished film into its folder, which is made if it is missing; no link of that name is followed."""
-    make_folder(file.parent.parent, file.parent.name)
-    replace_inside(file.parent.parent, Path(file.parent.name, file.name), draft.read_bytes())
+def put_in_place(draft: Path, file: Path, run: Path | None) -> None:
+    """Move a finished film into its folder, which is made if it is missing; inside a run folder no link is followed."""
+    if run is None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        run = file.parent
+    name = file.relative_to(run)
+    make_folder(run, name.parent)
+    replace_inside(run, name, draft.read_bytes())
 
 
 def _writer(file: Path, settings: dict[str, Any]) -> Any:
