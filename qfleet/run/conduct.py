@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from qfleet import heartbeat
-from qfleet.errors import QfleetError, UsageError
+from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
 from qfleet.plan.naming import algorithm_name
@@ -79,10 +79,14 @@ def write_down(error: BaseException, course: Course, log: logging.Logger) -> Row
     """The status of a run that raised, in its log and folder as far as these can be written: the error goes first."""
     if isinstance(error, QfleetError):
         error.log = str(course.folder / "logs" / LOG_FILE)
-    refused, ended = isinstance(error, UsageError | KeyboardInterrupt), failure(error)
+    refused = isinstance(error, UsageError | KeyboardInterrupt)
+    ended = failure(error)
     status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
     try:
         course.diary.require_folder()
+    except StorageError:
+        return status  # there is no folder to write it down in
+    try:
         log.error("the run ended with an error", exc_info=error)
     except Exception as second:
         course.diary.warn(f"logs/run-0.log cannot be written: {second}")
