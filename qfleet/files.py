@@ -23,10 +23,17 @@ WRITES = os.O_WRONLY | os.O_RDWR
 
 
 class NotPlain(OSError):
-    """It is not a regular file, or not reached without a link: a link, a fifo, a folder or a device is in its place."""
+    """A link, a fifo, a folder or a device stands where a regular file is expected."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "it is not a regular file", str(path))
+
+
+class HardLinked(OSError):
+    """It has a second name, which may lie outside of its folder."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EMLINK, "it has a second name (a hard link)", str(path))
 
 
 class TooLarge(OSError):
@@ -94,10 +101,13 @@ def open_inside(folder: Path, name: str | Path, flags: int = os.O_RDONLY, mode: 
                 raise NotPlain(path) from error
             raise
     found = os.fstat(file)
-    if stat.S_ISREG(found.st_mode) and (found.st_nlink == 1 or not flags & WRITES):
-        return file
-    os.close(file)
-    raise NotPlain(path)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(file)
+        raise NotPlain(path)
+    if found.st_nlink > 1 and flags & WRITES:
+        os.close(file)
+        raise HardLinked(path)
+    return file
 
 
 def read_inside(folder: Path, name: str | Path, most_bytes: int) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 from qfleet.escape import escaped, indented
 from qfleet.files import (
     DRAFT_END,
+    HardLinked,
     Identity,
     NotPlain,
     TooLarge,
@@ -104,7 +105,7 @@ def test_a_name_stays_below_its_folder(run: Path, name: str) -> None:
 def test_a_file_with_a_second_name_is_not_written_to(run: Path) -> None:
     os.link(run.parent / "outside" / "file", run / "metrics.jsonl")
     assert read_inside(run, "metrics.jsonl", 100) == b"precious"
-    with pytest.raises(NotPlain):
+    with pytest.raises(HardLinked):
         open_inside(run, "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
     replace_inside(run, "metrics.jsonl", b"mine")  # takes the name's place, not the file's
     assert unharmed(run)

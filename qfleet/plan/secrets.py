@@ -12,12 +12,14 @@ from qfleet.plan.schema import Plan
 
 HIDDEN = "(hidden)"
 OPTIONS = "env.options"
-SECRET = re.compile(r"(^|[_-])(api)?(key|token|secret|password|passwd|credential)s?([_-]|$)", re.IGNORECASE)
+SECRET = re.compile(r"secret|passw|passphrase|credential|apikey", re.IGNORECASE)
+WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")  # access_key, accessKey and ACCESS_KEY have the same two
 
 
 def looks_secret(name: str) -> bool:
     """Does an option's name say that its value is a secret?"""
-    return SECRET.search(name) is not None
+    words = {word.lower() for word in WORDS.findall(name)}
+    return SECRET.search(name) is not None or bool(words & {"key", "keys", "token", "tokens"})
 
 
 def typed_secrets(plan: Plan) -> list[str]:
@@ -44,7 +46,5 @@ def _hidden_word(word: str) -> str:
     path, given, _ = word.partition("=")
     if given and path.startswith(f"{OPTIONS}.") and looks_secret(path.removeprefix(f"{OPTIONS}.")):
         return f"{path}={HIDDEN}"
-    # The whole table in one word.
-    return (
-        f"{path}={HIDDEN}" if path == OPTIONS and re.search(r"key|token|secret|passw|credential", word, re.I) else word
-    )
+    whole = path == OPTIONS and any(looks_secret(name) for name in re.findall(r"[\w-]+", word))
+    return f"{path}={HIDDEN}" if whole else word

@@ -72,7 +72,10 @@ def conduct(
             if watcher is not None:
                 watcher.stop(status)
             course.close()
-        write_card(folder)
+        try:
+            write_card(folder)
+        except (QfleetError, OSError) as cause:
+            diary.warn(f"card.md could not be written: {cause}")  # the run itself is done
 
 
 def write_down(error: BaseException, course: Course, log: logging.Logger) -> Row:

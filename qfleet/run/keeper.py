@@ -27,7 +27,7 @@ from qfleet.save import (
 )
 
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
-FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience")
+FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")
 MOST_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
 JUDGING = ("eval.every_steps", "eval.episodes", "eval.max_steps")
 MOST_SAID = 300  # characters of what is malformed

@@ -243,8 +243,9 @@ def measure_compiled(plan: Plan, spec: Spec, trial: Trial, limit_seconds: float)
     """
     trial.tell(f"compiling the update, to measure what that saves (at most {limit_seconds:.0f} s)")
     name, found = shape_name(plan, spec), answer_of(compile_seconds, (plan, spec), limit_seconds)
-    if found is None:
+    if found is None:  # not remembered: the machine may have been busy
         trial.notes.append(f"update: not compiled, the compiler was not done within {limit_seconds:.0f} s")
+        return
     if not found:
         trial.kept.put(f"{name} compile", NEVER)
         return

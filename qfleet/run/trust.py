@@ -24,6 +24,7 @@ from qfleet.watch.metrics import open_plain
 
 FILE = "trust.json"
 KEY_BYTES = 32
+PLACE_MARKS = set("/\\:")  # of a path, an address or a module in the options of an environment
 
 
 def key() -> bytes:
@@ -94,8 +95,9 @@ def keyed(facts: Mapping[str, Any]) -> str:
 
 
 def asks_trust(env: Env) -> bool:
-    """Does it name code to import, or variables of the user's to hand over?"""
-    return names_code(env.id) or bool(env.secrets)
+    """Does it name code to import, variables of the user's to hand over, or a file or module in its options?"""
+    names = any(isinstance(value, str) and set(value) & PLACE_MARKS for value in env.options.values())
+    return names_code(env.id) or bool(env.secrets) or names
 
 
 def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> None:

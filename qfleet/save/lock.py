@@ -49,7 +49,7 @@ def hold_run(run_dir: Path) -> Iterator[HeldRun]:
     path = Path(run_dir) / LOCK_NAME
     with ExitStack() as opened:
         try:
-            identity = opened.enter_context(closing(Identity(path.parent)))
+            identity = opened.enter_context(closing(Identity(path.parent.absolute())))
             file = _acquire(path)
         except OSError as error:
             raise StorageError(

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.files import NotPlain, TooLarge, open_inside, read_inside, replace_inside
+from qfleet.files import HardLinked, NotPlain, TooLarge, open_inside, read_inside, replace_inside
 
 Row = dict[str, Any]
 
@@ -64,7 +64,7 @@ def plain(value: Any) -> Any:
 
 def json_line(row: Mapping[str, Any]) -> str:
     """One row as one line of JSON, fields in the order they were given, without the line end."""
-    return json.dumps(plain(row), allow_nan=False, separators=(",", ":"), ensure_ascii=False)
+    return json.dumps(plain(row), allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
@@ -74,6 +74,12 @@ def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
 
 def unwritable(path: Path, error: OSError) -> StorageError:
     """What to tell the user when a file of the run could not be written."""
+    if isinstance(error, HardLinked):
+        return StorageError(
+            f"cannot write {path}",
+            "it has a second name (a hard link), and what is written here would change that file too",
+            f"replace it by a copy of its own: cp {path} {path}.new && mv {path}.new {path}",
+        )
     if isinstance(error, NotPlain):
         return StorageError(
             f"cannot write {path}",
@@ -215,7 +221,7 @@ def each_row(path: Path, from_byte: int = 0) -> Iterator[Row]:
     A torn line is passed over. A file that is no run's, with too many bytes or lines, is refused.
     """
     try:
-        with _reading(path, MOST_ROW_BYTES) as file:
+        with _reading(path, from_byte + MOST_ROW_BYTES) as file:
             file.seek(from_byte)
             for number in itertools.count():
                 line = file.readline(MOST_LINE_BYTES)
@@ -260,7 +266,7 @@ def read_rows(path: Path) -> list[Row]:
 def last_rows(path: Path) -> list[Row]:
     """The rows in the last few megabytes of a JSON-lines file, without reading what is before them."""
     try:
-        with _reading(path, MOST_ROW_BYTES) as file:
+        with os.fdopen(open_plain(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
     except OSError:
         size = 0  # `each_row` says what is wrong

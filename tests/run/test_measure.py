@@ -330,8 +330,9 @@ def test_a_compiler_has_a_limit_and_is_not_started_where_that_is_too_short(
     assert ["at most" in text for text in told] == [True] * len(limits)
     if limits and not whole:
         assert choices.notes == ("update: not compiled, the compiler was not done within 30 s",)
-    assert measured_choices(plan, VECTOR, 1, kept).compile == whole  # remembered
-    assert seen == limits
+    assert measured_choices(plan, VECTOR, 1, kept).compile == whole
+    # An answer is remembered; that there was none in time is not, for the machine may have been busy.
+    assert seen == (limits if answers else 2 * limits)
 
 
 def test_a_calculation_apart_answers_or_is_ended_at_its_limit() -> None:

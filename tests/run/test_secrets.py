@@ -153,6 +153,8 @@ def test_other_runs_are_as_open_as_before(tmp_path: Path, monkeypatch: pytest.Mo
 def test_which_names_look_like_secrets() -> None:
     for name in ("key", "api_key", "apikey", "API_TOKEN", "token", "db_password", "client_secret", "credentials"):
         assert looks_secret(name), name
+    for name in ("authToken", "accessKey", "dbpassword", "password2", "token1", "passphrase", "ACCESS_KEY"):
+        assert looks_secret(name), name
     for name in ("keyboard", "monkey", "size", "tokenizer", "render_mode"):
         assert not looks_secret(name), name
     plan = make_plan("X-v0", overrides={"env.options.key": "x", "env.options.size": 3})

@@ -51,7 +51,15 @@ def test_what_this_user_signed_is_trusted_and_nothing_else(run: Path) -> None:
 def test_names_that_are_no_code_need_no_proof(run: Path) -> None:
     sign(run, Env(id="CartPole-v1"))
     assert os.listdir(run) == []
-    assert trusted(run, Env(id="CartPole-v1", options={"max_episode_steps": 3}))
+    assert trusted(run, Env(id="CartPole-v1", options={"max_episode_steps": 3, "map_name": "8x8"}))
+
+
+@pytest.mark.parametrize("value", ["/etc/passwd", "module:Id", "a\\b", "https://host/x"])
+def test_options_that_name_a_file_an_address_or_a_module_need_a_proof(run: Path, value: str) -> None:
+    env = Env(id="Ant-v5", options={"xml_file": value})
+    assert not trusted(run, env)
+    sign(run, env)
+    assert trusted(run, env)
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,24 @@ def test_a_lock_taken_away_while_waiting_is_not_mistaken_for_ours(
     assert len(opened) == 2
 
 
+def test_a_lock_that_is_released_while_it_is_opened_is_taken_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = [0]
+    real = os.fstat
+
+    def released(file: int) -> os.stat_result:
+        looks[0] += 1
+        if looks[0] == 1:
+            (tmp_path / "run.lock").unlink()
+        return real(file)
+
+    monkeypatch.setattr("qfleet.files.os.fstat", released)
+    with hold_run(tmp_path):
+        assert (tmp_path / "run.lock").exists()
+    assert looks[0] > 1
+
+
 def test_links_and_missing_directories_are_refused(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"precious")
     (tmp_path / "run.lock").symlink_to(tmp_path / "victim")
