@@ -16,7 +16,7 @@ from qfleet.envs.child import clocked
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.find import called, find, unknown
 from qfleet.envs.lanes import AnyEnv, Lanes
-from qfleet.envs.options import fitting
+from qfleet.envs.options import fitting, secret_variables
 from qfleet.envs.seats import Task
 from qfleet.envs.workers import Workers
 from qfleet.errors import UsageError
@@ -124,7 +124,7 @@ def _task(env: Env, make: Callable[[], AnyEnv] | None) -> Task:
         known = gym.registry.get(env.id)
         if known is not None:
             _sendable(env, known, f"the function that {env.id!r} was registered with")
-        return Task(env, None, known, os.getcwd())
+        return Task(env, None, known, os.getcwd(), secret_variables(env))
     called(env, make)  # refuses what goes with no function
     return Task(env, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd())
 

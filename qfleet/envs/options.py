@@ -23,6 +23,11 @@ def fitting(options: Mapping[str, Scalar], known: Mapping[str, Option], world: s
     return {name: _fit(name, value, known[name], world) if name in known else value for name, value in options.items()}
 
 
+def secret_variables(env: Env) -> dict[str, str]:
+    """The variables that `env.secrets` names, for a child: the fork server that it comes from may not know them yet."""
+    return {name: os.environ[name] for name in env.secrets.values() if name in os.environ}
+
+
 def with_secrets(env: Env) -> dict[str, Any]:
     """The options, and the values of the variables that `env.secrets` names; asked for when an environment is made."""
     found: dict[str, Any] = dict(env.options)

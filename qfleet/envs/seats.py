@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -47,9 +47,11 @@ class Task:
     make: bytes | None  # the user's own function
     known: Any  # how Gymnasium knows the id in the process that began
     folder: str  # what an id or a module's name is relative to
+    variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment, here."""
+        os.environ.update(self.variables)
         if self.make is not None:
             return called(self.env, ForkingPickler.loads(self.make))
         if self.known is not None:

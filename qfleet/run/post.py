@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -53,6 +53,7 @@ class Post:
     explore: Explore | None = None
     log: str | None = None
     history: str | None = None
+    variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
 
 
 class Trouble(msgspec.Struct, tag=True):
@@ -79,6 +80,7 @@ def say(post: Post, words: Trouble | LastWords) -> None:
 def serve(post: Post) -> None:
     """The life of an actor's process."""
     die_with_parent()
+    os.environ.update(post.variables)
     with suppress(OSError):
         os.setpgid(0, 0)  # what an environment starts is ended with it
     adopt_orphans()

@@ -19,6 +19,7 @@ from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.oom import oom_kills
 from qfleet.data.wire import lz4_block
 from qfleet.envs import is_native
+from qfleet.envs.options import secret_variables
 from qfleet.envs.staff import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.places import is_central, num_senders
@@ -149,7 +150,8 @@ class ProcessSite:
         log = self.file("logs", f"actor-{worker}.log")
         notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
         plan = msgspec.json.encode(self.plan)
-        post = Post(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, log=log, history=notes)
+        more: dict[str, Any] = {"log": log, "history": notes, "variables": secret_variables(self.plan.env)}
+        post = Post(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, **more)
         process = self.context.Process(target=serve, args=(post,), name=f"qfleet-actor-{worker}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
