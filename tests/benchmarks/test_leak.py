@@ -25,6 +25,7 @@ def test_growth_is_per_hour_and_the_warm_up_does_not_count() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_a_run_holds_as_many_descriptors_and_threads_at_its_end_as_before(tmp_path: Path) -> None:
     found = watch(seconds=100, every=2, folder=tmp_path)

@@ -36,6 +36,7 @@ def test_a_hostile_folder_harms_nobody(name: str, server: Server, bases: Path, t
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("name", [name for name in CASES if name not in SAMPLE])
 def test_no_hostile_folder_harms_anybody(name: str, server: Server, bases: Path, tmp_path: Path) -> None:
     check(name, server, bases, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 from qfleet.watch import read_json, read_rows
 from tests.run.parts import Settings, checkpoints, events, hashes, settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2_400)]
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(2_400)]
 
 TIMES = 20
 SHORT: Settings = {"until.steps": 600, "eval.every_steps": 200, "eval.episodes": 3, "eval.test_episodes": 3}
