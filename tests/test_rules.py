@@ -295,7 +295,7 @@ def test_slow_suites_name_paths_that_exist_and_fit_in_ci() -> None:
     suites = tomllib.loads((ROOT / "scripts/suites.toml").read_text("utf-8"))["suite"]
     assert not [path for suite in suites for path in [*suite["paths"], *suite["tests"]] if not (ROOT / path).exists()]
     minutes = {suite["name"]: suite["minutes"] for suite in suites}
-    # Of .ci/run's 40. Few changes call for `hostile`; where it does not fit beside the others, CI says that it is left out.
+    # Of .ci/run's 40. Few changes call for `hostile`; where it does not fit beside the others, CI says so.
     assert sum(minutes.values()) - minutes["hostile"] <= 30
     assert minutes["slow"] + minutes["hostile"] <= 30
 
