@@ -20,10 +20,10 @@ CALLS = ("step", "reset", "the constructor", "close", "render", "the module")
 STEP, RESET, MAKE, CLOSE, RENDER, IMPORT = range(len(CALLS))
 GIVEN = "QFLEET_HEARTBEAT"  # descriptors for a process that is to be supervised: page, output, desk
 TELL_SIGNAL = signal.SIGUSR1  # makes a process say where it is
-_NUMBERS = 64  # bytes
+_NUMBERS = 64  # bytes, 8 for each number
 _PAGE = 16_384
 # Places among the numbers.
-_LANE, _COUNT, _CALL, _ENDED, _CODE, _LENGTH = range(6)
+_LANE, _COUNT, _CALL, _ENDED, _CODE, _LENGTH, _REQUESTS = range(7)
 
 
 class Heartbeat:
@@ -47,6 +47,14 @@ class Heartbeat:
     def ended(self) -> int | None:
         """The exit code, if the work was done to its end."""
         return self.numbers[_CODE] if self.numbers[_ENDED] else None
+
+    def set_requests(self, num: int) -> None:
+        """So many times a signal asked the supervisor to end the work; written before it passes the signal on."""
+        self.numbers[_REQUESTS] = num
+
+    def requests(self) -> int:
+        """How many times the supervisor was asked to end the work."""
+        return int(self.numbers[_REQUESTS])
 
     def tell(self, **facts: Any) -> None:
         """Add to what is known of the run."""
@@ -109,6 +117,11 @@ def present_call() -> tuple[int, int, int] | None:
 def is_attached() -> bool:
     """Is this process supervised?"""
     return _streams is not None
+
+
+def num_requests() -> int | None:
+    """How many times the supervisor of this process was asked to end the work; None without a supervisor."""
+    return _own.requests() if is_attached() else None
 
 
 def leave_at_once(code: int) -> None:

@@ -14,7 +14,18 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.cli.say import say, supervising
 from qfleet.plan.schema import Inline, Plan, Processes
-from qfleet.supervise import Child, Verdict, adopt_orphans, drain, end_descendants, forwarding, report, supervised, wait
+from qfleet.supervise import (
+    Child,
+    Verdict,
+    adopt_orphans,
+    descendants,
+    drain,
+    end_descendants,
+    forwarding,
+    report,
+    supervised,
+    wait,
+)
 
 GUARDED = "QFLEET_GUARDED"  # set for the process under guard
 START = "from qfleet.cli import main; sys.exit(main())"
@@ -89,25 +100,26 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     given = (page, theirs, desk.fileno())
     known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.GIVEN: ",".join(map(str, given))}
     words = python_command(START, *command)
+    not_ours = descendants(os.getpid())
     process = subprocess.Popen(words, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
     os.close(theirs)
-    child = Child(process.pid, heartbeat.Heartbeat(page), ours, desk)
+    child = Child(process.pid, heartbeat.Heartbeat(page), ours, desk, adopts=supervising.get())
     os.close(page)
-    with forwarding(child) as asked:
+    with forwarding(child, child.heartbeat) as asked:
         verdict = wait(child, asked)
     process.returncode = child.code()
+    if supervising.get():
+        end_descendants(keep=not_ours)
     return _ended(child, verdict), child.pid, bool(asked)
 
 
 def _ended(child: Child, verdict: Verdict | None) -> int:
     """Its exit code, once nothing of it is left and it was told how it ended, if it did not tell so itself."""
-    if supervising.get():
-        end_descendants()
     drain(child)
     if verdict is None:
         return child.code()
     folder = child.heartbeat.facts().get("folder")
-    if child.code() < 0 and folder is not None:
+    if child.code() < 0 and not child.killed_by_us and folder is not None:
         say(f"warning: {verdict.what}", to_stderr=True)
         return child.code()  # it goes on from its last commit
     report(verdict, folder)

@@ -193,6 +193,7 @@ class Crew:
 
 def outcome(code: int, status: Mapping[str, Any], error: Mapping[str, Any]) -> tuple[str, int, str]:
     """State, exit code and reason of a process that has ended, from its code and what it left behind."""
+    code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code  # its supervisor says so
     if code < 0:
         name = signal.Signals(-code).name
         state, code = ENDINGS.get(name, ("killed", ENDINGS["SIGHUP"][1]))

@@ -37,8 +37,10 @@ class Asked:
         return self.name is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first; a second one ends the process, the last commit stays whole."""
+        """Remember the first; a second request ends the process, the last commit stays whole."""
         name = signal.Signals(number).name
+        if self.name is not None and not self._is_second_request(name):
+            return
         if self.name is not None:
             heartbeat.leave_at_once(ENDINGS[name][1])
         self.name = name
@@ -47,6 +49,15 @@ class Asked:
         with suppress(OSError, ValueError):
             text = SAVING_IN_PLACE if self.in_place else SAVING
             os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text)
+
+    def _is_second_request(self, name: str) -> bool:
+        """Is a further signal another request to end, or the first request again?
+
+        A signal to all processes (systemctl stop, scancel, kill of a group) reaches a supervised one twice: directly,
+        and from its supervisor, which counts the requests. Two equal signals that it has not seen came to this alone.
+        """
+        requests = heartbeat.num_requests()
+        return requests is None or requests > 1 or (requests == 0 and name == self.name)
 
 
 # Where signals reach another process than the one that runs: who is asked by it.

@@ -13,6 +13,7 @@ import pytest
 
 from qfleet.cli import guard
 from qfleet.cli.guard import guarded
+from qfleet.heartbeat import Heartbeat
 from qfleet.watch import read_rows
 
 RUN = ("train", "CartPole-v1")
@@ -105,7 +106,7 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
 def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     try:
-        with guard.forwarding(subprocess.Popen(["sleep", "9"])) as asked:
+        with guard.forwarding(subprocess.Popen(["sleep", "9"]), Heartbeat()) as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)

@@ -199,6 +199,7 @@ NOT_DONE = "its process left with exit code 0, but its run is not done"
         (4, {}, {"what": "no such world"}, ("failed", 4, "no such world")),
         (4, {"state": "running", "exit_code": None}, {}, ("failed", 4, "it left with exit code 4")),
         (-9, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
+        (137, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
         (-2, {}, {}, ("interrupted", 130, "killed by SIGINT")),
         (143, {"state": "running", "exit_code": None}, {}, ("preempted", 143, "left at once, by SIGTERM")),
     ],
