@@ -9,20 +9,29 @@ import os
 import select
 import signal
 import sys
-import tempfile
+import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from qfleet.errors import QfleetError
 from qfleet.escape import escaped
+from qfleet.files import names_inside
 from qfleet.frames import own_frames
-from qfleet.heartbeat import CALLS, IMPORT, MAKE, TELL_SIGNAL, Heartbeat, attach
+from qfleet.heartbeat import CALLS, IMPORT, MAKE, TELL_SIGNAL, Heartbeat, attach, new_file, open_standard_streams
 
-FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+# What a run's state and exit code become after one of these signals.
+ENDINGS = {
+    "SIGINT": ("interrupted", 130),
+    "SIGTERM": ("preempted", 143),
+    "SIGHUP": ("stopped", 75),
+}
+FORWARDED = tuple(signal.Signals[name] for name in ENDINGS)
 ENV_FAILED = 4
 MOST_OUTPUT_BYTES = 1_000_000
 STEP_SECONDS, MAKE_SECONDS = 30.0, 60.0  # after these a call is said to hang, unless the plan says otherwise
@@ -34,6 +43,7 @@ AT_ONCE_SECONDS = 0.7  # that the work may go on after a second signal
 LOOK_SECONDS = 0.1
 TELL_SECONDS = 0.3
 REAP_SECONDS = 2.0
+CONTINUE_SECONDS = 0.2  # after Ctrl-Z workers go on first: whoever waits for them with a limit finds their answers
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
@@ -63,8 +73,8 @@ class Verdict:
 class Child:
     """The process that does the work; with `adopts`, processes that lose their parent become children of ours."""
 
-    def __init__(self, pid: int, heartbeat: Heartbeat, output: int, desk: Any, *, adopts: bool) -> None:
-        self.pid, self.heartbeat, self.output, self.desk = pid, heartbeat, output, desk
+    def __init__(self, pid: int, heartbeat: Heartbeat, output: int, crash_log: int, *, adopts: bool) -> None:
+        self.pid, self.heartbeat, self.output, self.crash_log = pid, heartbeat, output, crash_log
         self.adopts = adopts
         self.status: int | None = None  # as waitpid gives it
         self.killed_by_us = False
@@ -114,28 +124,28 @@ class Child:
         self.printed += len(data)
 
     def is_stopped(self) -> bool:
-        """Did somebody stop it, as Ctrl-Z does?"""
+        """Was it stopped, by a signal or by the terminal?"""
         with suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
         return False
 
     def where(self) -> tuple[str, ...]:
         """The user's own calls that it is in, if it can tell."""
-        before = os.fstat(self.desk.fileno()).st_size
+        before = os.fstat(self.crash_log).st_size
         self.send_signal(TELL_SIGNAL)
         until = time.monotonic() + TELL_SECONDS
-        while os.fstat(self.desk.fileno()).st_size == before and time.monotonic() < until:
+        while os.fstat(self.crash_log).st_size == before and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.01)  # it is written in pieces
         return self.left(before)
 
     def left(self, begin: int = 0) -> tuple[str, ...]:
-        """The user's own calls in what was left on the desk."""
-        text = os.pread(self.desk.fileno(), 1 << 16, begin).decode(errors="replace")
+        """The user's own calls in what it has left in its crash log."""
+        text = os.pread(self.crash_log, 1 << 16, begin).decode(errors="replace")
         return tuple(str(frame) for frame in own_frames(text))
 
 
-class Watch:
+class HangWatch:
     """Looks at a child again and again: does a call of an environment hang, and does it heed signals?"""
 
     def __init__(self, child: Child, asked: list[int], clock: Callable[[], float] = time.monotonic) -> None:
@@ -177,9 +187,6 @@ class Watch:
             return self.signalled(f"{self.named()} did not return within {grace:.3g} s")
         if stuck <= self.limit():
             return None
-        if self.child.is_stopped():
-            self.since = now
-            return None
         if stuck > END_FACTOR * self.limit():
             what = f"{self.named()} has not returned for {stuck:.0f} s"
             return Verdict(ENV_FAILED, "failed", what, self.child.where())
@@ -192,7 +199,8 @@ class Watch:
         """Say that a call seems to hang, and where."""
         where = self.child.where()
         until = f"the run ends after {END_FACTOR * self.limit():.0f} s (env.step_timeout_seconds)"
-        say(f"warning: {self.named()} has not returned for {stuck:.0f} s; {until}")
+        stopped = " (it is stopped, not by Ctrl-Z here: does it use the terminal?)" if self.child.is_stopped() else ""
+        say(f"warning: {self.named()} has not returned for {stuck:.0f} s{stopped}; {until}")
         for frame in where:
             say(f"   at: {frame}")
 
@@ -212,10 +220,9 @@ class Watch:
 
     def signalled(self, why: str) -> Verdict:
         """It is ended because a signal asked for that."""
-        number = signal.Signals(self.asked[0])
-        state = {"SIGINT": "interrupted", "SIGTERM": "preempted", "SIGHUP": "stopped"}[number.name]
-        code = 75 if number is signal.SIGHUP else 128 + number
-        return Verdict(code, state, f"stopped by {number.name}; {why}", self.child.where())
+        name = signal.Signals(self.asked[0]).name
+        state, code = ENDINGS[name]
+        return Verdict(code, state, f"stopped by {name}; {why}", self.child.where())
 
 
 def call_limit(kind: int, step_seconds: float) -> float:
@@ -233,7 +240,7 @@ def supervised(work: Callable[[], int], is_new_request: Callable[[], bool] = lam
     adopt_orphans()
     not_ours, num_oom = descendants(os.getpid()), oom_kills()
     child = start(work)
-    with forwarding(child, child.heartbeat, is_new_request) as asked, stopping(child):
+    with forwarding(child, child.heartbeat, is_new_request) as asked, stopping(lambda: [child.pid]):
         verdict = wait(child, asked)
         end_descendants(keep=not_ours)
         drain(child)
@@ -274,7 +281,9 @@ def boot(module: str, words: Sequence[str]) -> int:
 
 def start(work: Callable[[], int]) -> Child:
     """Fork; the fork does the work and raises `Done`."""
-    heartbeat, desk = Heartbeat(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  both processes have it
+    open_standard_streams()
+    heartbeat = Heartbeat()
+    crash_log = new_file()  # both processes have it
     ours, theirs = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -283,12 +292,12 @@ def start(work: Callable[[], int]) -> Child:
         os.close(theirs)
         with suppress(OSError):
             os.setpgid(pid, pid)
-        return Child(pid, heartbeat, ours, desk, adopts=True)
+        return Child(pid, heartbeat, ours, crash_log, adopts=True)
     os.close(ours)
     with suppress(OSError):
         os.setpgid(0, 0)  # Ctrl-C reaches it through the supervisor alone, and once
     die_with(parent)
-    attach(heartbeat, theirs, desk.fileno())
+    attach(heartbeat, theirs, crash_log)
     os.close(theirs)
     code = work()
     heartbeat.end(code)
@@ -297,16 +306,16 @@ def start(work: Callable[[], int]) -> Child:
 
 def wait(child: Child, asked: list[int]) -> Verdict | None:
     """Wait until the child has ended, or end it: a verdict if it did not end by itself."""
-    watch = Watch(child, asked)
+    watch = HangWatch(child, asked)
     while not child.poll():
         child.pump(LOOK_SECONDS)
         if (verdict := watch.look()) is not None:
             child.kill()
             return verdict
-    return judged(child, watch)
+    return verdict_on(child, watch)
 
 
-def judged(child: Child, watch: Watch) -> Verdict | None:
+def verdict_on(child: Child, watch: HangWatch) -> Verdict | None:
     """What to say of a child that has ended, unless it did its work."""
     watch.call = child.heartbeat.call()
     code = child.code()
@@ -327,17 +336,21 @@ def report(verdict: Verdict, folder: str | None) -> None:
         say(f"   at: {frame}")
     if folder is None:
         return
-    from pathlib import Path
+    with suppress(OSError, QfleetError):  # the folder may be gone
+        write_down(verdict, Path(folder))
+    saved = any(name.startswith("step_") for name in names_inside(Path(folder), "checkpoints"))
+    say(f"  run: {folder} ({'its last checkpoint is whole' if saved else 'nothing was saved yet'})")
 
+
+def write_down(verdict: Verdict, path: Path) -> None:
+    """Into the run's folder: how it ended."""
     from qfleet.watch.metrics import EventLog, read_json, write_json
 
-    path = Path(folder)
     how = {"state": verdict.state, "exit_code": verdict.code, "reason": verdict.what, "pid": None}
     status = read_json(path / "status.json")
     if status.get("exit_code") is None:
         write_json(path / "status.json", {**status, **(how if verdict.state else {"reason": verdict.what})})
         EventLog(path / "events.jsonl").event("failed", what=verdict.what, exit_code=verdict.code)
-    say(f"  run: {folder} (its last checkpoint is whole)")
 
 
 def say(text: str) -> None:
@@ -355,6 +368,7 @@ def drain(child: Child) -> None:
                 os.write(2, data[: max(0, MOST_OUTPUT_BYTES - child.printed)])
             child.printed += len(data)
     os.close(child.output)
+    os.close(child.crash_log)
 
 
 @contextmanager
@@ -385,15 +399,18 @@ def forwarding(
 
 
 @contextmanager
-def stopping(child: Killable) -> Iterator[None]:
-    """Ctrl-Z stops both, and both go on together."""
+def stopping(children: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Ctrl-Z stops this process, these children and all processes below them, and all go on together."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        child.send_signal(signal.SIGSTOP)
+        stopped = stop_all(children())
         os.kill(os.getpid(), signal.SIGSTOP)
-        child.send_signal(signal.SIGCONT)  # the shell has this process go on
+        for pid in reversed(stopped):  # the shell has this process go on
+            send_all([pid], signal.SIGCONT)
+            time.sleep(CONTINUE_SECONDS / len(stopped))
 
-    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTSTP, stop)
@@ -404,6 +421,23 @@ def stopping(child: Killable) -> Iterator[None]:
 
 
 # --- processes ---
+
+
+def send_all(pids: Iterable[int], number: int) -> None:
+    """Send a signal to all of these that are there."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, number)
+
+
+def stop_all(pids: Iterable[int]) -> list[int]:
+    """Stop these processes and all below them, which are answered, parents first."""
+    stopped: list[int] = []
+    tops = list(pids)
+    while new := [pid for top in tops for pid in (top, *descendants(top)) if pid not in stopped]:
+        send_all(new, signal.SIGSTOP)  # one of them may have started another meanwhile
+        stopped += new
+    return stopped
 
 
 def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
@@ -440,9 +474,7 @@ def end_descendants(seconds: float = REAP_SECONDS, patience: float = TELL_SECOND
     until, patience = time.monotonic() + seconds, time.monotonic() + patience
     while (left := descendants(os.getpid(), keep)) and time.monotonic() < until:
         if time.monotonic() > patience:  # some are just leaving by themselves
-            for pid in left:
-                with suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            send_all(left, signal.SIGKILL)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue

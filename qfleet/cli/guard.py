@@ -6,7 +6,6 @@ Only where actors live in processes of their own; a run in one thread is one pro
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from qfleet.supervise import (
     end_descendants,
     forwarding,
     report,
+    stopping,
     supervised,
     wait,
 )
@@ -95,17 +95,18 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     """
     from qfleet.data.kin import python_command
 
-    page, desk = heartbeat.new_file(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  both processes have it
+    heartbeat.open_standard_streams()
+    page, crash_log = heartbeat.new_page(), heartbeat.new_file()
     ours, theirs = os.pipe()
-    given = (page, theirs, desk.fileno())
+    given = (page, theirs, crash_log)
     known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.GIVEN: ",".join(map(str, given))}
     words = python_command(START, *command)
     not_ours = descendants(os.getpid())
     process = subprocess.Popen(words, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
     os.close(theirs)
-    child = Child(process.pid, heartbeat.Heartbeat(page), ours, desk, adopts=supervising.get())
+    child = Child(process.pid, heartbeat.Heartbeat(page), ours, crash_log, adopts=supervising.get())
     os.close(page)
-    with forwarding(child, child.heartbeat) as asked:
+    with forwarding(child, child.heartbeat) as asked, stopping(lambda: [child.pid]):
         verdict = wait(child, asked)
     process.returncode = child.code()
     if supervising.get():

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -37,11 +39,14 @@ HEED = "signal.signal(signal.SIGTERM, asked); signal.signal(signal.SIGINT, asked
 GIL_HELD = "sum(range(10**12))"  # no other Python code runs meanwhile, signal handlers neither
 
 
-def start(work: str, limit: float = 60.0, before: str = "", first: str = "") -> "subprocess.Popen[str]":
+def start(
+    work: str, limit: float = 60.0, before: str = "", first: str = "", stdin: int | None = None
+) -> "subprocess.Popen[str]":
     """Work under a supervisor; a shell may do something first."""
     command = [sys.executable, "-c", SCRIPT.format(work=work, limit=limit, before=before)]
     command = ["sh", "-c", f'{first} exec "$@"', "sh", *command] if first else command
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdin=stdin, stdout=pipe, stderr=pipe, text=True)
 
 
 def begun(process: "subprocess.Popen[str]") -> int:
@@ -196,15 +201,85 @@ def test_what_a_shell_has_started_before_is_left_alone() -> None:
     assert len(left) == 1
 
 
-def test_a_call_that_was_stopped_does_not_hang() -> None:
-    process = start(HANG + "os.write(1, b'%d\\n' % os.getpid()); time.sleep(1.5); heartbeat.leave()", limit=0.5)
-    assert process.stderr is not None
-    worker = int(process.stderr.readline())
-    os.kill(worker, signal.SIGSTOP)
-    time.sleep(3)
-    os.kill(worker, signal.SIGCONT)
+def state_of(pid: int) -> str:
+    return _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()[0]
+
+
+def test_ctrl_z_stops_all_processes_and_a_call_that_was_stopped_does_not_hang() -> None:
+    began = "subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(0.1); "
+    process = start(began + HANG + IN + "time.sleep(0.3); heartbeat.leave()", limit=0.4)
+    begun(process)
+    process.send_signal(signal.SIGTSTP)
+    time.sleep(2)
+    family = [process.pid, *descendants(process.pid)]
+    assert [state_of(pid) for pid in family] == ["T", "T", "T"]
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_a_call_that_somebody_else_stopped_hangs() -> None:
+    code, _, err = run(HANG + "os.kill(os.getpid(), signal.SIGSTOP)", limit=0.3)
+    assert code == 4
+    assert "step() has not returned for 0 s (it is stopped, not by Ctrl-Z here" in err
+
+
+def test_an_environment_that_reads_the_keyboard_finds_nothing() -> None:
+    leader, follower = pty.openpty()
+    try:
+        process = start("try: input()\n    except EOFError: print('nothing')", stdin=follower)
+        assert process.communicate(timeout=10)[0] == "nothing\n"
+    finally:
+        process.kill()
+        os.close(leader)
+        os.close(follower)
+
+
+def test_what_is_no_terminal_can_be_read() -> None:
+    process = start("print(input())", stdin=subprocess.PIPE)
+    assert process.communicate("words\n", timeout=10)[0] == "words\n"
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_may_be_closed(closed: str, tmp_path: Path) -> None:
+    file = tmp_path / "said"
+    work = f"print('words'); os.write(2, b'more'); open({str(file)!r}, 'w').write('done'); return 75"
+    process = start(work, first=f"exec {closed};")
     process.communicate(timeout=10)
-    assert process.returncode == 0
+    assert (process.returncode, file.read_text()) == (75, "done")
+
+
+def test_no_folder_for_temporary_files_is_needed() -> None:
+    nowhere = "import tempfile\ntempfile.TemporaryFile = None"
+    assert run("print('fine')", before=nowhere) == (0, "fine\n", "")
+
+
+def test_words_come_at_once_where_python_does_not_buffer() -> None:
+    process = start("print('words', end=''); time.sleep(60)", first="export PYTHONUNBUFFERED=1;")
+    assert process.stdout is not None
+    try:
+        assert select.select([process.stdout], [], [], 10)[0]
+        assert os.read(process.stdout.fileno(), 99) == b"words"
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("step_000000000200", "its last checkpoint is whole"), (".tmp-1", "nothing was saved yet")]
+)
+def test_what_is_left_of_a_run_is_said(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    _, _, err = run(f"heartbeat.tell(folder={str(tmp_path)!r}); {HANG}os._exit(0)")
+    assert f"  run: {tmp_path} ({said})" in err
+    assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 4
+
+
+def test_a_folder_that_is_gone_does_not_hide_how_a_run_ended(tmp_path: Path) -> None:
+    code, _, err = run(f"heartbeat.tell(folder={str(tmp_path / 'gone')!r}); {HANG}os._exit(0)")
+    assert code == 4
+    assert "nothing was saved yet" in err
+    assert "Traceback" not in err
 
 
 def test_what_an_environment_prints_is_bounded_and_not_mixed_with_ours() -> None:

@@ -229,6 +229,15 @@ def test_a_closed_terminal_stops_the_run_cleanly(tmp_path: Path, monkeypatch: py
     assert (run.status["state"], run.exit_code) == ("stopped", 75)
 
 
+def test_a_supervised_run_answers_where_its_own_words_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()  # descriptor 2 is for what environments print, and bounded
+    with open(ours, "rb", buffering=0) as said, open(theirs, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(heartbeat, "_streams", ((stream, stream), (sys.stdout, sys.stdout)))
+        Asked().receive(signal.SIGTERM, None)
+        os.set_blocking(ours, False)
+        assert said.read(99) == b"\nsaving... (once more to leave at once)\n"
+
+
 @pytest.mark.chaos
 def test_sigterm_saves_in_time(tmp_path: Path, nursery: Nursery) -> None:
     child = nursery.start(*words(tmp_path, LONG))
