@@ -16,6 +16,7 @@ from qfleet.cli.guard import guarded
 from qfleet.heartbeat import Heartbeat
 from qfleet.watch import read_rows
 
+ROOT = Path(__file__).parents[2]
 RUN = ("train", "CartPole-v1")
 
 
@@ -101,6 +102,28 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
     end = json.loads(status.read_text())
     assert end["state"] == "done"
     assert end["updates"] == (end["env_steps"] - 1_000) // 4
+
+
+GUARD = """
+import sys
+from qfleet.cli import guard
+guard.START = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(0.5); os._exit(7)"
+code, pid, asked = guard.run_child([])
+print(code, asked)
+"""
+
+
+def test_ctrl_z_stops_the_process_under_guard_too() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", GUARD], cwd=ROOT, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGTSTP)
+        time.sleep(0.3)
+        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (process.pid, child)]
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "7 False\n"
+    assert states == ["T", "T"]
 
 
 def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
