@@ -18,12 +18,12 @@ from typing import Any, TextIO
 
 CALLS = ("step", "reset", "the constructor", "close", "render", "the module")
 STEP, RESET, MAKE, CLOSE, RENDER, IMPORT = range(len(CALLS))
-GIVEN = "QFLEET_HEARTBEAT"  # descriptors for a process that is to be supervised: page, output, desk
+GIVEN = "QFLEET_HEARTBEAT"  # descriptors for a process that is to be supervised: page, output, crash log
 TELL_SIGNAL = signal.SIGUSR1  # makes a process say where it is
-_NUMBERS = 64  # bytes
+_NUMBERS = 64  # bytes, 8 for each number
 _PAGE = 16_384
 # Places among the numbers.
-_LANE, _COUNT, _CALL, _ENDED, _CODE, _LENGTH = range(6)
+_LANE, _COUNT, _CALL, _ENDED, _CODE, _LENGTH, _REQUESTS = range(7)
 
 
 class Heartbeat:
@@ -47,6 +47,14 @@ class Heartbeat:
     def ended(self) -> int | None:
         """The exit code, if the work was done to its end."""
         return self.numbers[_CODE] if self.numbers[_ENDED] else None
+
+    def set_requests(self, num: int) -> None:
+        """So many times a signal asked the supervisor to end the work; written before it passes the signal on."""
+        self.numbers[_REQUESTS] = num
+
+    def requests(self) -> int:
+        """How many times the supervisor was asked to end the work."""
+        return int(self.numbers[_REQUESTS])
 
     def tell(self, **facts: Any) -> None:
         """Add to what is known of the run."""
@@ -111,6 +119,11 @@ def is_attached() -> bool:
     return _streams is not None
 
 
+def num_requests() -> int | None:
+    """How many times the supervisor of this process was asked to end the work; None without a supervisor."""
+    return _own.requests() if is_attached() else None
+
+
 def leave_at_once(code: int) -> None:
     """End this process now, as it was asked to."""
     _own.end(code)
@@ -122,29 +135,59 @@ def end(code: int) -> None:
     _own.end(code)
 
 
-def new_file() -> int:
+def stderr_descriptor() -> int:
+    """Where our own words go; in a supervised process that is not 2, which bounds what environments print."""
+    stream = sys.__stderr__ if _streams is None else _streams[0][1]
+    return 2 if stream is None else int(stream.fileno())
+
+
+def new_file(num_bytes: int = 0) -> int:
+    """A file without a name, in memory where the system can do so: no folder may be writable."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("qfleet")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, num_bytes)
+    return fd
+
+
+def new_page() -> int:
     """A file for a page that is given to a process which is no fork of this one."""
-    with tempfile.TemporaryFile() as file:
-        file.truncate(_PAGE)
-        return os.dup(file.fileno())
+    return new_file(_PAGE)
+
+
+def open_standard_streams() -> None:
+    """Give a process that was started without a standard stream (`2>&-`) a silent one.
+
+    Otherwise the next file that is opened gets its number, and whatever is written to the stream.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
 
 def attach_given() -> None:
     """Be supervised by whoever started this process, if that is what it wants."""
     if given := os.environ.pop(GIVEN, ""):
-        page, output, desk = map(int, given.split(","))
-        attach(Heartbeat(page), output, desk)
+        page, output, crash_log = map(int, given.split(","))
+        attach(Heartbeat(page), output, crash_log)
         for fd in (page, output):
             os.close(fd)
-        os.set_inheritable(desk, False)
+        os.set_inheritable(crash_log, False)
 
 
-def attach(heartbeat: Heartbeat, output: int, desk: int) -> None:
-    """Be supervised: show calls there, send what environments print to `output`, and leave crashes on the `desk`."""
+def attach(heartbeat: Heartbeat, output: int, crash_log: int) -> None:
+    """Be supervised: show calls there, send what environments print to `output`, and tracebacks to the `crash_log`."""
     global _own, _numbers, _streams
     _own, _numbers = heartbeat, heartbeat.numbers
-    faulthandler.enable(desk, all_threads=False)
-    faulthandler.register(TELL_SIGNAL, desk, all_threads=False)
+    faulthandler.enable(crash_log, all_threads=False)
+    faulthandler.register(TELL_SIGNAL, crash_log, all_threads=False)
+    _close_keyboard()
     ours = tuple(_moved(stream) for stream in (sys.stdout, sys.stderr))
     for fd in (1, 2):
         os.dup2(output, fd)
@@ -153,12 +196,22 @@ def attach(heartbeat: Heartbeat, output: int, desk: int) -> None:
     sys.stdout, sys.stderr = _streams[0]
 
 
+def _close_keyboard() -> None:
+    """A terminal stops a process in the background that reads from it: reading finds the end of the file instead."""
+    if os.isatty(0):
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+
+
 def _moved(stream: TextIO) -> TextIO:
     """The same stream on a descriptor of its own."""
     with suppress(OSError, ValueError):
         stream.flush()
     lines = bool(getattr(stream, "line_buffering", False))
+    at_once = bool(getattr(stream, "write_through", False))  # python -u
     fd = os.dup(stream.fileno())
     os.set_inheritable(fd, False)
-    raw = open(fd, "wb")  # noqa: SIM115  open for as long as the process lives
-    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=lines)
+    raw = open(fd, "wb", buffering=0 if at_once else -1)  # noqa: SIM115  open for as long as the process lives
+    how: dict[str, Any] = {"encoding": stream.encoding, "errors": stream.errors}
+    return io.TextIOWrapper(raw, **how, line_buffering=lines, write_through=at_once)

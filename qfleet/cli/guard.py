@@ -6,7 +6,6 @@ Only where actors live in processes of their own; a run in one thread is one pro
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,19 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.cli.say import say, supervising
 from qfleet.plan.schema import Inline, Plan, Processes
-from qfleet.supervise import Child, Verdict, adopt_orphans, drain, end_descendants, forwarding, report, supervised, wait
+from qfleet.supervise import (
+    Child,
+    Verdict,
+    adopt_orphans,
+    descendants,
+    drain,
+    end_descendants,
+    forwarding,
+    report,
+    stopping,
+    supervised,
+    wait,
+)
 
 GUARDED = "QFLEET_GUARDED"  # set for the process under guard
 START = "from qfleet.cli import main; sys.exit(main())"
@@ -84,30 +95,32 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     """
     from qfleet.data.kin import python_command
 
-    page, desk = heartbeat.new_file(), tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  both processes have it
+    heartbeat.open_standard_streams()
+    page, crash_log = heartbeat.new_page(), heartbeat.new_file()
     ours, theirs = os.pipe()
-    given = (page, theirs, desk.fileno())
+    given = (page, theirs, crash_log)
     known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.GIVEN: ",".join(map(str, given))}
     words = python_command(START, *command)
+    not_ours = descendants(os.getpid())
     process = subprocess.Popen(words, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
     os.close(theirs)
-    child = Child(process.pid, heartbeat.Heartbeat(page), ours, desk)
+    child = Child(process.pid, heartbeat.Heartbeat(page), ours, crash_log, adopts=supervising.get())
     os.close(page)
-    with forwarding(child) as asked:
+    with forwarding(child, child.heartbeat) as asked, stopping(lambda: [child.pid]):
         verdict = wait(child, asked)
     process.returncode = child.code()
+    if supervising.get():
+        end_descendants(keep=not_ours)
     return _ended(child, verdict), child.pid, bool(asked)
 
 
 def _ended(child: Child, verdict: Verdict | None) -> int:
     """Its exit code, once nothing of it is left and it was told how it ended, if it did not tell so itself."""
-    if supervising.get():
-        end_descendants()
     drain(child)
     if verdict is None:
         return child.code()
     folder = child.heartbeat.facts().get("folder")
-    if child.code() < 0 and folder is not None:
+    if child.code() < 0 and not child.killed_by_us and folder is not None:
         say(f"warning: {verdict.what}", to_stderr=True)
         return child.code()  # it goes on from its last commit
     report(verdict, folder)

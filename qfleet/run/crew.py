@@ -16,7 +16,7 @@ from typing import Any
 from qfleet.data.kin import python_command
 from qfleet.files import open_log
 from qfleet.run.signals import ENDINGS, Asked
-from qfleet.supervise import ENV_FAILED
+from qfleet.supervise import ENV_FAILED, descendants, send_all, stopping
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.
@@ -56,6 +56,7 @@ class Child:
             process_group=0,
             env={**dict.fromkeys(THREAD_VARIABLES, str(threads)), **os.environ},
         )
+        self.pid = self._process.pid
         self.pipe = self._process.stdout.fileno() if self._process.stdout else -1
         os.set_blocking(self.pipe, False)
         self.open = True
@@ -91,9 +92,11 @@ class Child:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it and what it has started, at once."""
+        """End it and what it has started, at once: its work and its environments have process groups of their own."""
+        if self.ended() is None:
+            send_all(descendants(self.pid), signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=KILL_LIMIT_SECONDS)
 
@@ -134,17 +137,21 @@ class Crew:
         self._selector = selectors.DefaultSelector()
 
     def work(self) -> None:
-        """Until every job has ended, or has left because somebody asked."""
+        """Until every job has ended, or has left because somebody asked; Ctrl-Z stops them all."""
         try:
-            while self.waiting or self.alive:
-                self._start()
-                self._pass_on()
-                self._selector.select(LOOK_EVERY_SECONDS)
-                for child in list(self.alive.values()):
-                    self._hear(child)
-                self.look()
+            with stopping(lambda: [child.pid for child in self.alive.values()]):
+                while self.waiting or self.alive:
+                    self._turn()
         finally:
             self._leave_none()
+
+    def _turn(self) -> None:
+        self._start()
+        self._pass_on()
+        self._selector.select(LOOK_EVERY_SECONDS)
+        for child in list(self.alive.values()):
+            self._hear(child)
+        self.look()
 
     def _start(self) -> None:
         while self.waiting and len(self.alive) < self.at_once and not self.asked:
@@ -193,6 +200,7 @@ class Crew:
 
 def outcome(code: int, status: Mapping[str, Any], error: Mapping[str, Any]) -> tuple[str, int, str]:
     """State, exit code and reason of a process that has ended, from its code and what it left behind."""
+    code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code  # its supervisor says so
     if code < 0:
         name = signal.Signals(-code).name
         state, code = ENDINGS.get(name, ("killed", ENDINGS["SIGHUP"][1]))

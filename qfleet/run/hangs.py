@@ -16,7 +16,7 @@ from qfleet import heartbeat
 from qfleet.frames import own_frames
 from qfleet.heartbeat import CALLS
 from qfleet.run.signals import ENDINGS, Asked
-from qfleet.supervise import GRACE_SECONDS, Verdict, report
+from qfleet.supervise import GRACE_SECONDS, Verdict, call_limit, report
 
 LOOK_SECONDS = 0.25
 LEAVING = ("SIGTERM", "SIGHUP")  # Ctrl-C may only mean a cell of a notebook
@@ -63,11 +63,14 @@ class Hangs:
         self.asked_since = self.asked_since or now if self.asked.name in LEAVING else 0.0
         if call is None:
             return
-        if self.asked_since and now - max(self.since, self.asked_since) > GRACE_SECONDS:
-            self.leave(f"stopped by {self.asked.name}; {self.named(call)} did not return within {GRACE_SECONDS:g} s")
-        if now - self.since > self.step_seconds and not self.warned:
+        stuck = now - self.since
+        if stuck <= call_limit(call[1], self.step_seconds):
+            return
+        if self.asked_since and min(stuck, now - self.asked_since) > GRACE_SECONDS:
+            self.leave(f"stopped by {self.asked.name}; {self.named(call)} did not return within {stuck:.0f} s")
+        if not self.warned:
             self.warned = True
-            self.tell(f"{self.named(call)} has not returned for {now - self.since:.0f} s")
+            self.tell(f"{self.named(call)} has not returned for {stuck:.0f} s")
 
     def named(self, call: tuple[int, int, int]) -> str:
         """A call in words, with the line of the user's own code that it is in."""

@@ -2,24 +2,16 @@
 
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
 
-from qfleet import heartbeat
+from qfleet import heartbeat, supervise
 from qfleet.watch.words import LEAVING
 
-# What the run's state and exit code become after saving.
-ENDINGS = {
-    "SIGINT": ("interrupted", 130),
-    "SIGTERM": ("preempted", 143),
-    "SIGHUP": ("stopped", 75),
-}
-
-
+ENDINGS = supervise.ENDINGS  # what the run's state and exit code become after saving
 SAVING = b"\nsaving... (once more to leave at once)\n"
 # For a live screen, which ends with an empty line: a message that moves to no other line leaves nothing behind.
 SAVING_IN_PLACE = f"\r{LEAVING}".encode()
@@ -37,8 +29,10 @@ class Asked:
         return self.name is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Remember the first; a second one ends the process, the last commit stays whole."""
+        """Remember the first; a second request ends the process, the last commit stays whole."""
         name = signal.Signals(number).name
+        if self.name is not None and not self._is_second_request(name):
+            return
         if self.name is not None:
             heartbeat.leave_at_once(ENDINGS[name][1])
         self.name = name
@@ -46,7 +40,16 @@ class Asked:
         # cannot be told, and that must not end the run half-saved.
         with suppress(OSError, ValueError):
             text = SAVING_IN_PLACE if self.in_place else SAVING
-            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text)
+            os.write(heartbeat.stderr_descriptor(), text)
+
+    def _is_second_request(self, name: str) -> bool:
+        """Is a further signal another request to end, or the first request again?
+
+        A signal to all processes (systemctl stop, scancel, kill of a group) reaches a supervised one twice: directly,
+        and from its supervisor, which counts the requests. Two equal signals that it has not seen came to this alone.
+        """
+        requests = heartbeat.num_requests()
+        return requests is None or requests > 1 or (requests == 0 and name == self.name)
 
 
 # Where signals reach another process than the one that runs: who is asked by it.

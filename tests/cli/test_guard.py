@@ -13,8 +13,10 @@ import pytest
 
 from qfleet.cli import guard
 from qfleet.cli.guard import guarded
+from qfleet.heartbeat import Heartbeat
 from qfleet.watch import read_rows
 
+ROOT = Path(__file__).parents[2]
 RUN = ("train", "CartPole-v1")
 
 
@@ -102,10 +104,32 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
     assert end["updates"] == (end["env_steps"] - 1_000) // 4
 
 
+GUARD = """
+import sys
+from qfleet.cli import guard
+guard.START = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(0.5); os._exit(7)"
+code, pid, asked = guard.run_child([])
+print(code, asked)
+"""
+
+
+def test_ctrl_z_stops_the_process_under_guard_too() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", GUARD], cwd=ROOT, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        process.send_signal(signal.SIGTSTP)
+        time.sleep(0.3)
+        states = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in (process.pid, child)]
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.read() == "7 False\n"
+    assert states == ["T", "T"]
+
+
 def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     try:
-        with guard.forwarding(subprocess.Popen(["sleep", "9"])) as asked:
+        with guard.forwarding(subprocess.Popen(["sleep", "9"]), Heartbeat()) as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)

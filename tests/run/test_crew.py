@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qfleet.run.signals import Asked
 
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
 STAND_IN = r"""
-import json, os, signal, sys, time
+import json, os, signal, subprocess, sys, time
 name, notes, *acts = sys.argv[1:]
 def note(what):
     with open(notes, "a") as file:
@@ -43,6 +44,8 @@ for act in acts:
         print(json.dumps({"kind": "threads", "threads": os.environ["OMP_NUM_THREADS"]}), flush=True)
     elif what == "leads":
         print(json.dumps({"kind": "leads", "leads": os.getpgrp() == os.getpid()}), flush=True)
+    elif what == "start":
+        subprocess.Popen(["sleep", value], start_new_session=True)
     elif what == "exit":
         note("end")
         sys.exit(int(value))
@@ -161,6 +164,28 @@ def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.Mon
     assert [what for _, what, _, _ in watch.notes()] == ["begin", "SIGINT"]
 
 
+def test_what_it_has_started_is_killed_with_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew, "LEAVE_LIMIT_SECONDS", 0.3)
+    mark = f"9{os.getpid()}{time.monotonic_ns()}"
+    group = watch.crew(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
+    group.look = lambda: setattr(watch.asked, "name", "SIGINT" if watch.rows else None)
+    group.work()
+    limit = time.monotonic() + 2
+    while started(mark) and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert not started(mark)
+
+
+def started(mark: str) -> list[int]:
+    """Processes with this in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if mark in path.read_text(errors="replace"):
+                found.append(int(path.parent.name))
+    return found
+
+
 def test_an_error_of_our_own_leaves_none_behind(watch: Watch) -> None:
     group = watch.crew(2, a=["row=1", "sleep=60"], b=["row=1", "sleep=60"])
 
@@ -199,6 +224,7 @@ NOT_DONE = "its process left with exit code 0, but its run is not done"
         (4, {}, {"what": "no such world"}, ("failed", 4, "no such world")),
         (4, {"state": "running", "exit_code": None}, {}, ("failed", 4, "it left with exit code 4")),
         (-9, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
+        (137, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
         (-2, {}, {}, ("interrupted", 130, "killed by SIGINT")),
         (143, {"state": "running", "exit_code": None}, {}, ("preempted", 143, "left at once, by SIGTERM")),
     ],

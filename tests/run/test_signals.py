@@ -4,6 +4,7 @@ import os
 import pty
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from qfleet import Plan
+from qfleet import Plan, heartbeat
 from qfleet.act import play as played
 from qfleet.run import judge
-from qfleet.run.signals import listening
+from qfleet.run.hangs import Hangs
+from qfleet.run.signals import Asked, listening
 from qfleet.save import verify_run
 from tests.run.conftest import Reference
 from tests.run.nursery import Child, Nursery
@@ -131,6 +133,45 @@ def test_a_signal_that_is_ignored_does_not_end_the_run() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize(
+    ("requests", "second", "leaves"),
+    [
+        (None, signal.SIGTERM, True),  # without a supervisor every signal is a request
+        (1, signal.SIGTERM, False),  # of a signal to all processes, once directly and once from the supervisor
+        (2, signal.SIGTERM, True),
+        (0, signal.SIGTERM, True),  # sent to this process alone, twice
+        (0, signal.SIGHUP, False),
+    ],
+)
+def test_only_a_second_request_leaves_at_once(
+    requests: int | None, second: signal.Signals, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(heartbeat, "num_requests", lambda: requests)
+    monkeypatch.setattr(heartbeat, "leave_at_once", left.append)
+    asked = Asked()
+    asked.receive(signal.SIGTERM, None)
+    asked.receive(second, None)
+    assert bool(left) == leaves
+
+
+@pytest.mark.parametrize(("kind", "limit"), [(heartbeat.STEP, 30.0), (heartbeat.MAKE, 60.0)])
+def test_a_run_from_python_is_not_left_before_a_call_has_had_its_time(
+    kind: int, limit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+    asked = Asked()
+    asked.name = "SIGTERM"
+    looking = Hangs(asked, 30.0, tmp_path, lambda text: None, threading.get_ident())
+    monkeypatch.setattr(looking, "leave", left.append)
+    with heartbeat.inside(kind):
+        for now in (1.0, 8.0, limit):
+            looking.look(now)
+        assert not left
+        looking.look(limit + 2)
+    assert len(left) == 1
+
+
 @pytest.mark.chaos
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> None:
     # The first one is heard in the middle of a step that takes longer than anybody waits.
@@ -186,6 +227,15 @@ def test_a_closed_terminal_stops_the_run_cleanly(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(sys, "__stderr__", terminal)
         run = trained(small(), tmp_path, callbacks=[at_row(3, lambda: signal.raise_signal(signal.SIGHUP))])
     assert (run.status["state"], run.exit_code) == ("stopped", 75)
+
+
+def test_a_supervised_run_answers_where_its_own_words_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()  # descriptor 2 is for what environments print, and bounded
+    with open(ours, "rb", buffering=0) as said, open(theirs, "w", encoding="utf-8") as stream:
+        monkeypatch.setattr(heartbeat, "_streams", ((stream, stream), (sys.stdout, sys.stdout)))
+        Asked().receive(signal.SIGTERM, None)
+        os.set_blocking(ours, False)
+        assert said.read(99) == b"\nsaving... (once more to leave at once)\n"
 
 
 @pytest.mark.chaos
