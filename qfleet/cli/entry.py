@@ -13,7 +13,7 @@ from cyclopts import CycloptsError
 from qfleet import heartbeat
 from qfleet.cli.guard import watched
 from qfleet.cli.say import invocation, say, say_error, supervising
-from qfleet.errors import EnvError, QfleetError, StorageError
+from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # what the shell reports for any program whose reader went away
@@ -103,6 +103,12 @@ def _for_user(error: BaseException) -> QfleetError:
             f"the system refused a file operation{where}: {error.strerror}",
             "The disk is full, failing or not yours to write.",
             "Check free space and permissions: qfleet doctor",
+        )
+    if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":
+        return UsageError(
+            f"the folder for temporary files has too long a name: {tempfile.gettempdir()}",
+            "Processes of a run meet at a socket in it, and the name of a socket has 107 characters at most.",
+            "Name a shorter one: export TMPDIR=/tmp",
         )
     return QfleetError(
         f"{type(error).__name__}: {error}",

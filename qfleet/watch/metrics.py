@@ -24,6 +24,7 @@ MOST_ROW_BYTES = 1 << 30
 MOST_ROWS = 2_000_000
 MOST_LINE_BYTES = 4 << 20
 TAIL_BYTES = 4 << 20
+MOST_LEVELS = 50
 MOST_DIGITS = 20  # of a whole number: 64 bits have no more
 
 # Two runs of one plan and seed agree on every field of every row but these.
@@ -204,9 +205,23 @@ def parse_json(text: bytes) -> Any:
     NaN and Infinity, which JSON does not know, are nothing.
     """
     try:
-        return json.loads(text, parse_int=_whole_number, parse_constant=lambda name: None)
+        value = json.loads(text, parse_int=_whole_number, parse_constant=lambda name: None)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    if _is_deep(value):
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def _is_deep(value: Any) -> bool:
+    """Are there more levels than any document of ours has? Looked at without recursion."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        below = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
+        level = [each for items in below for each in items if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _whole_number(digits: str) -> int:

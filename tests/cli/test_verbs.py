@@ -257,6 +257,17 @@ def test_completion_knows_the_verbs(shell: str, train: Calls, capsys: Captured) 
     assert "resume" in Path("script").read_text()
 
 
+def test_a_folder_for_temporary_files_with_too_long_a_name_is_named(
+    train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def fail(plan: Plan, **arguments: Any) -> None:
+        raise OSError("AF_UNIX path too long")
+
+    monkeypatch.setattr(qfleet.run, "train", fail)
+    assert main(["train", "CartPole-v1"]) == 2
+    assert "export TMPDIR=/tmp" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", [DivergedError, EnvError, StorageError, NoCheckpointError])
 def test_errors_of_a_run_keep_their_exit_code(
     error: type[DivergedError], train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured

@@ -92,7 +92,8 @@ def test_a_plot_keeps_no_more_rows_than_it_can_show(run: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "text", ["1" * 4_000, "1" * 400, "-" + "9" * 21, "1e999", "[" * 5_000, "NaN", '"x"', "null", "{}"]
+    "text",
+    ["1" * 4_000, "1" * 400, "-" + "9" * 21, "1e999", "[" * 5_000, "[" * 300 + "]" * 300, "NaN", '"x"', "null", "{}"],
 )
 @pytest.mark.parametrize("file", ["best.json", "status.json"])
 def test_one_bad_run_does_not_hide_the_others(
