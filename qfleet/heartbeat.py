@@ -49,7 +49,7 @@ class Heartbeat:
         return self.numbers[_CODE] if self.numbers[_ENDED] else None
 
     def set_requests(self, num: int) -> None:
-        """So many times a signal asked the supervisor to end the work; written before it passes the signal on."""
+        """How often a signal asked the supervisor to end the work; written before the signal is passed on."""
         self.numbers[_REQUESTS] = num
 
     def requests(self) -> int:

@@ -46,7 +46,7 @@ def module_folders() -> list[str]:
 def safe_path() -> Iterator[None]:
     """Whatever Python multiprocessing starts in here does not look for modules in the current folder."""
     if os.environ.get(SAFE_PATH):
-        yield  # the user's own wish, or another thread is in here
+        yield  # the user set it, or another thread is in here
         return
     os.environ[SAFE_PATH] = AT_START
     try:

@@ -156,7 +156,7 @@ def clocked(task: Task, step_seconds: float) -> float:
 def _found(
     task: Task, target: Callable[..., None], args: tuple[Any, ...], log: str, doing: str, seconds: float
 ) -> Finding:
-    """What a process of its own finds out; it may take so many seconds more once its environment was made."""
+    """What a child process reports about an environment; `seconds` is its limit after the environment was made."""
     desk = Region(DESK_BYTES)
     process = launched(target, (*args, desk, log), needs_main(task))
     begin = time.monotonic()

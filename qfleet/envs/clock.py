@@ -33,7 +33,7 @@ def clock_steps(world: World) -> float:
 
 
 def _repeat(act: Callable[[], None], seconds: float, fewest: int) -> int:
-    """Call it for so long, and so many times at least, unless that takes much too long; returns how often it was."""
+    """Call it until both the time and the least number of calls are reached, or a limit; returns how often it was."""
     begin, count = time.perf_counter(), 0
     while (spent := time.perf_counter() - begin) < seconds or (count < fewest and spent < _SLOW_SECONDS):
         act()
