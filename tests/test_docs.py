@@ -3,6 +3,7 @@
 import re
 import runpy
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -167,7 +168,8 @@ def test_every_exit_code_is_listed() -> None:
     table = (ROOT / "README.md").read_text("utf-8").partition("## Exit codes")[2].partition("\n## ")[0]
     listed = {int(code) for cell in re.findall(r"^\| ([\d, ]+) \|", table, re.MULTILINE) for code in cell.split(",")}
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.QfleetError)]
-    assert listed == {0, *(kind.exit_code for kind in kinds), *(code for _, code in ENDINGS.values())}
+    killed = 128 + signal.SIGKILL
+    assert listed == {0, killed, *(kind.exit_code for kind in kinds), *(code for _, code in ENDINGS.values())}
 
 
 def test_every_preset_is_listed() -> None:
