@@ -13,7 +13,7 @@ from benchmarks import report
 from qfleet.data import Batch, Spec
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.sync_schema import ServerSync
 from qfleet.replay import make_cut
 from qfleet.run.partner import lone_learner
 from qfleet.run.processes import fork_server

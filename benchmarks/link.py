@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.learners import SPEC, batch_of, plan_of
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     AllreduceSync,
     Codec,
     Fp16Codec,

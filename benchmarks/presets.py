@@ -1,7 +1,7 @@
 """CartPole with every small preset: five seeds each, judged by 100 greedy episodes that training never saw."""
 
 from benchmarks.grid import Cell, Grid, main
-from qfleet.plan.small import SMALL
+from qfleet.plan.presets.small import SMALL
 
 NAMES = [preset.__name__.replace("_", "-") for preset in SMALL]
 # A policy that fails one start in twenty often passes twenty; fifty tell better when to stop.

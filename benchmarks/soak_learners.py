@@ -20,7 +20,7 @@ from qfleet import Run, train
 from qfleet.data import Batch, Report, Sequences
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import ServerSync
+from qfleet.plan.sync_schema import ServerSync
 from qfleet.run.audit import check_history
 from qfleet.run.team import Team
 from qfleet.sync.strategies import Local

@@ -15,12 +15,12 @@ from qfleet.cli.say import invocation, say, say_columns, say_json, size
 from qfleet.cli.words import compose_words, refuse_both, whole
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
-from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.draft import show
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name, algorithm_words
 from qfleet.plan.schema import Plan
 from qfleet.plan.secrets import hidden_settings
+from qfleet.plan.validate.case import COMMAND_LINE
 
 if TYPE_CHECKING:
     from qfleet.run import Group, Run

@@ -16,10 +16,10 @@ from cyclopts import (
 
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, compose
-from qfleet.plan.case import COMMAND_LINE
 from qfleet.plan.part import Count, Positive
 from qfleet.plan.paths import index, nearest, nearest_path, parse
 from qfleet.plan.schema import OwnTorso
+from qfleet.plan.validate.case import COMMAND_LINE
 
 SETTING = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 

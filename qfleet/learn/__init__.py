@@ -18,8 +18,8 @@ from qfleet.learn.population import Members, rate_factors
 from qfleet.learn.target import make_follow, tensors
 from qfleet.nets import Implicit, QNet, constraints
 from qfleet.plan import updates_per_step
-from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Fresh, ImplicitHead, Plan
+from qfleet.plan.validate.placement import num_senders
 from qfleet.qlearn import Steps, make_head, make_rule, make_view
 from qfleet.replay import Replay
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from qfleet.data import Batch, Report, Sequences
-from qfleet.plan.together import Codec
-from qfleet.plan.together import Sync as SyncPlan
+from qfleet.plan.sync_schema import Codec
+from qfleet.plan.sync_schema import Sync as SyncPlan
 
 
 class Partners(Protocol):

@@ -1,14 +1,14 @@
 """The whole run as frozen data."""
 
-from qfleet.plan.amounts import largest_n_step, total_updates, updates_per_step
-from qfleet.plan.change import Switch, changed, switches
-from qfleet.plan.check import check
-from qfleet.plan.files import diff, plan_hash, read_plan, read_tables_in, read_toml, schema, to_toml, write_plan
-from qfleet.plan.layers import Composed, compose, make_plan, names_code
+from qfleet.plan.changes import Switch, changed, switches
+from qfleet.plan.compose import Composed, compose, make_plan, names_code
+from qfleet.plan.derived import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.paths import flatten
-from qfleet.plan.presets import Described, algorithm_presets, defaults_for, describe, environment_presets
+from qfleet.plan.presets.environments import Described, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
+from qfleet.plan.toml import diff, plan_hash, read_plan, read_tables_in, read_toml, schema, to_toml, write_plan
 from qfleet.plan.trusted import trusted_settings
+from qfleet.plan.validate.check import check
 
 __all__ = [
     "Composed",

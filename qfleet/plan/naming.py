@@ -1,7 +1,7 @@
 """What a plan is, in a name and in words: read from the plan itself, whoever made it and whatever was changed."""
 
-from qfleet.plan import presets
 from qfleet.plan.paths import flatten
+from qfleet.plan.presets import environments
 from qfleet.plan.schema import (
     CategoricalHead,
     DoubleRule,
@@ -32,12 +32,12 @@ HEADS = {CategoricalHead: "C51", QuantileHead: "QR-DQN", ImplicitHead: "IQN"}
 
 def algorithm_name(plan: Plan, asked: str | None = None) -> str:
     """The algorithm in a run's name: the preset that was asked for, another whose numbers it has, or its parts."""
-    known = [name for name in presets.algorithm_presets() if is_like(plan, name)]
+    known = [name for name in environments.algorithm_presets() if is_like(plan, name)]
     if asked in known:
         return asked
     found = [name for name in known if has_numbers_of(plan, name)]
     if found:
-        return max(found, key=lambda name: len(presets.settings_of(name, plan.env.id)))
+        return max(found, key=lambda name: len(environments.settings_of(name, plan.env.id)))
     return "-".join(name for name, _ in parts_of(plan) if name) or "dqn"
 
 
@@ -74,11 +74,11 @@ def is_like(plan: Plan, preset: str) -> bool:
     flat = PLAIN | flatten(plan)
     if isinstance(plan.replay, Fresh):
         flat["algo.n_step"] = 1  # has no effect there
-    settings = PLAIN | presets.settings_of(preset, plan.env.id)
+    settings = PLAIN | environments.settings_of(preset, plan.env.id)
     return all(flat[path] == settings[path] for path in PLAIN)
 
 
 def has_numbers_of(plan: Plan, preset: str) -> bool:
     """Does the plan have all that a preset sets, and does that say more than which algorithm it is?"""
-    flat, settings = flatten(plan), presets.settings_of(preset, plan.env.id)
+    flat, settings = flatten(plan), environments.settings_of(preset, plan.env.id)
     return not settings.keys() <= PLAIN.keys() and all(flat.get(path) == value for path, value in settings.items())

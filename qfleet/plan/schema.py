@@ -22,7 +22,7 @@ from qfleet.plan.part import (
     Width,
     Workers,
 )
-from qfleet.plan.together import AllreduceSync, Learners, Sync
+from qfleet.plan.sync_schema import AllreduceSync, Learners, Sync
 
 
 class Env(Part):
@@ -600,6 +600,6 @@ class Plan(Part):
     @classmethod
     def of(cls, env_id: str, preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> "Plan":
         """A checked plan with the environment's defaults: `Plan.of("CartPole-v1", overrides={"algo.n_step": 3})`."""
-        from qfleet.plan.layers import make_plan
+        from qfleet.plan.compose import make_plan
 
         return make_plan(env_id, preset, overrides)

@@ -15,11 +15,12 @@ from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
 from qfleet.nets import under_own_names
-from qfleet.plan import check, diff, read_plan, trusted_settings
+from qfleet.plan import diff, read_plan, trusted_settings
 from qfleet.plan.draft import show
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
+from qfleet.plan.validate import check
 from qfleet.run.conduct import conduct, interactive_watcher, noting, teller, threads
 from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
 from qfleet.run.diary import Callback

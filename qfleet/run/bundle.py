@@ -20,8 +20,8 @@ from qfleet.data.saved import saved_count, saved_value
 from qfleet.data.wire import Facts
 from qfleet.envs import TRAIN, make_world
 from qfleet.learn import Learner, ReplayFeed
-from qfleet.plan.places import one_bundle
 from qfleet.plan.schema import Plan
+from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized, Replay, make_replay
 from qfleet.run.rows import packed_rows, restore_rows, segments_of
 from qfleet.run.shares import Totals, share_in

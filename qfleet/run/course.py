@@ -16,7 +16,7 @@ from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.partners import Partners
 from qfleet.plan import switches
-from qfleet.plan.together import Sync
+from qfleet.plan.sync_schema import Sync
 from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes

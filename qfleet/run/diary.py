@@ -13,7 +13,7 @@ import numpy as np
 
 from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
-from qfleet.plan.places import num_senders
+from qfleet.plan.validate.placement import num_senders
 from qfleet.run.book import Book
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, ReplayLost

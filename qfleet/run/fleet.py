@@ -19,8 +19,8 @@ from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.cargo import COLUMNS, present
 from qfleet.data.saved import saved_value
 from qfleet.errors import EnvError
-from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Inline, Plan
+from qfleet.plan.validate.placement import num_senders
 from qfleet.run.history import History, NoHistory, Notes
 from qfleet.run.ledger import Ledger
 from qfleet.run.supervisor import Fault, Pace, Supervisor

@@ -20,11 +20,11 @@ import msgspec
 from qfleet.errors import UsageError
 from qfleet.files import is_folder, names_inside, read_inside, remove_drafts, require_plain
 from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
-from qfleet.plan.files import LARGEST_FILE_BYTES
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.plan.secrets import hidden_words
+from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE

@@ -11,9 +11,9 @@ from qfleet.data.saved import saved_tree, saved_value
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.files import is_file
 from qfleet.plan import flatten
-from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import OwnTorso, Plan, SteadyBatch, SteadyRate
 from qfleet.plan.secrets import hidden_settings
+from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.run.wiring import Line, together

@@ -10,8 +10,8 @@ import torch
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
-from qfleet.plan.places import has_replay_process
 from qfleet.plan.schema import Fresh, NoMemory, OwnTorso, Plan, Processes, Ray
+from qfleet.plan.validate.placement import has_replay_process
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
 GIB = 2**30

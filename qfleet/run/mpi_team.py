@@ -27,7 +27,7 @@ from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Partner
 from qfleet.run.quarters import Shards, orders_for

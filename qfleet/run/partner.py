@@ -18,10 +18,10 @@ from qfleet.data.cargo import as_batch, fact
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
-from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
-from qfleet.plan.together import Sync as SyncPlan
+from qfleet.plan.sync_schema import Serving
+from qfleet.plan.sync_schema import Sync as SyncPlan
+from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.bundle import Bundle, make_bundle
 from qfleet.run.wiring import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.average import Tell

@@ -17,7 +17,7 @@ from qfleet.data.region import Region, region_of
 from qfleet.data.wire import Arrays, Facts, Parts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
 from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS, logging_to
 from qfleet.run.server import ShardPort

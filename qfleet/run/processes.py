@@ -22,8 +22,8 @@ from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
 from qfleet.envs.staff import CLOSE_SECONDS
 from qfleet.errors import UsageError
-from qfleet.plan.places import is_central, num_senders
 from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.validate.placement import is_central, num_senders
 from qfleet.run.board import Board, layout_of
 from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve

@@ -19,9 +19,9 @@ from qfleet.data.region import Region
 from qfleet.data.wire import Facts, packed_bytes
 from qfleet.envs.child import ending
 from qfleet.learn import Learner
-from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
+from qfleet.plan.validate.placement import has_bundles
 from qfleet.replay import Cut
 from qfleet.run.bundle import PIECE_BYTES
 from qfleet.run.mate import Mate

@@ -24,8 +24,8 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_config import JobConfig
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.plan.places import has_bundles, has_replay_process
 from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.validate.placement import has_bundles, has_replay_process
 from qfleet.run import ray_reaper
 from qfleet.run.ray_reaper import children
 

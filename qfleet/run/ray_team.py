@@ -23,7 +23,7 @@ from qfleet.data import Array, Spec
 from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Ray
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS

@@ -8,8 +8,8 @@ from torch import nn
 from qfleet.act import Actor, Explore
 from qfleet.data import Spec, Stopwatch, Tick, World
 from qfleet.learn import Learner
-from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import Plan, Processes, Ray
+from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped

@@ -20,7 +20,7 @@ from qfleet.data.region import Region
 from qfleet.data.wire import Facts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.shard_post import FAILED, PUSH, REPLY, VERDICTS, ShardPost, halves, hold, pair_bytes, rows, write
 from qfleet.run.shares import pieces_of

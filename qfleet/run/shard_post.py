@@ -25,7 +25,7 @@ from qfleet.data.kin import die_with_parent
 from qfleet.data.region import Region, region_of
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Serving
+from qfleet.plan.sync_schema import Serving
 from qfleet.run.post import logging_to
 from qfleet.sync.make import make_shard
 from qfleet.sync.shard import Push, Verdict

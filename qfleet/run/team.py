@@ -24,8 +24,8 @@ from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
 from qfleet.nets import draws
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
-from qfleet.plan.together import Sync as SyncPlan
+from qfleet.plan.sync_schema import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
+from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.run.archive import Archive, bundle_files
 from qfleet.run.dealing import Dealing, Separate, Split, Tally
 from qfleet.run.history import History, NoHistory, Notes

@@ -34,7 +34,6 @@ from qfleet.learn import (
 from qfleet.learn.device import looking_up
 from qfleet.learn.partners import Partners
 from qfleet.nets import Implicit, QNet, make_net, set_noise
-from qfleet.plan.places import has_bundles, is_central, num_senders, one_bundle
 from qfleet.plan.schema import (
     ImplicitHead,
     Inline,
@@ -46,8 +45,9 @@ from qfleet.plan.schema import (
     SteadyBatch,
     SteadyRate,
 )
-from qfleet.plan.together import Codec
-from qfleet.plan.together import Sync as SyncPlan
+from qfleet.plan.sync_schema import Codec
+from qfleet.plan.sync_schema import Sync as SyncPlan
+from qfleet.plan.validate.placement import has_bundles, is_central, num_senders, one_bundle
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     AdmmSync,
     AllreduceSync,
     Bf16Codec,
@@ -27,8 +27,8 @@ from qfleet.plan.together import (
     least_cosine_of,
     sends_steps,
 )
-from qfleet.plan.together import Codec as CodecPlan
-from qfleet.plan.together import Sync as SyncPlan
+from qfleet.plan.sync_schema import Codec as CodecPlan
+from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.sync.average import Average, Tell
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places

@@ -11,7 +11,7 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.watch.metrics import Row, each_row, write_file
 from qfleet.watch.runs import read_tables
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm

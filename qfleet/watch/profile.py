@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from qfleet.data import STAGES
-from qfleet.plan.places import num_senders
 from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
+from qfleet.plan.validate.placement import num_senders
 from qfleet.watch.words import number, saving_lines
 
 # What limits a run, by what its time goes into. `actor`: the learner waits for them.

@@ -15,7 +15,7 @@ from typing import Any
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_tree, sync_folder
 from qfleet.plan import read_tables_in
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.plan.secrets import hidden
 from qfleet.watch.metrics import count_lines, last_rows, open_plain, read_json
 from qfleet.watch.origin import program

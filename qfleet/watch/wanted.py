@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from qfleet.files import is_file, remove_file, rename_inside
 from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Sync
+from qfleet.plan.sync_schema import Sync
 from qfleet.watch.metrics import read_json, write_json
 
 WANTED, TAKEN = "wanted.json", "wanted.taken.json"

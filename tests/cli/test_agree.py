@@ -10,7 +10,7 @@ import pytest
 
 from qfleet.cli import main
 from qfleet.plan import make_plan, write_plan
-from qfleet.plan.together import LocalSync, ServerSync
+from qfleet.plan.sync_schema import LocalSync, ServerSync
 from qfleet.watch import wanted, write_json
 
 WRONG = {

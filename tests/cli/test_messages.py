@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from qfleet.cli import main
-from qfleet.plan import presets
-from qfleet.plan.pieces import Settings
+from qfleet.plan.presets import environments
+from qfleet.plan.presets.pieces import Settings
 
 SECTIONS = (
     "A plan has env, algo, optim, net, replay, actors, learners, sync, runtime, save, eval, steer, population, until, "
@@ -818,7 +818,9 @@ def test_wrong_use(
     wrong: Wrong, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(presets, "ENVIRONMENTS", ((re.compile("^CartPole-"), cartpole), *presets.ENVIRONMENTS[1:]))
+    monkeypatch.setattr(
+        environments, "ENVIRONMENTS", ((re.compile("^CartPole-"), cartpole), *environments.ENVIRONMENTS[1:])
+    )
     if wrong.plan:
         Path("plan.toml").write_bytes(wrong.plan.encode() if isinstance(wrong.plan, str) else wrong.plan)
 

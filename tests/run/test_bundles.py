@@ -12,9 +12,9 @@ from qfleet import resume, train
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
-from qfleet.plan.places import one_bundle
 from qfleet.plan.schema import Plan, Replay
-from qfleet.plan.together import ServerSync
+from qfleet.plan.sync_schema import ServerSync
+from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized
 from qfleet.run.archive import bundle_files
 from qfleet.run.audit import check_history

@@ -29,7 +29,7 @@ from qfleet.plan.schema import (
     SequencesView,
     Until,
 )
-from qfleet.plan.together import Learners
+from qfleet.plan.sync_schema import Learners
 from qfleet.run import measure
 from qfleet.run.apart import answer_of
 from qfleet.run.measure import Measured, measured_choices, shape_name, with_runtime

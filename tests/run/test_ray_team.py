@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qfleet.data import Batch
-from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
+from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from tests.run.test_ray import family, wait_for
 from tests.run.test_team import LINE, alone, made_up, small_plan, spec_of, weights
 

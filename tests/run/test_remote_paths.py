@@ -10,7 +10,7 @@ import qfleet
 from qfleet import Plan
 from qfleet.cli import main
 from qfleet.errors import UsageError
-from qfleet.plan.folders import local_path
+from qfleet.plan.local_paths import local_path
 from qfleet.run import rehearse, train_group
 from qfleet.watch import list_runs, plot_runs
 from qfleet.watch.compare import compare

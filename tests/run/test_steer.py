@@ -18,7 +18,8 @@ from qfleet import train
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.nets import Noisy
-from qfleet.plan import check, make_plan
+from qfleet.plan import make_plan
+from qfleet.plan.validate import check
 from qfleet.run.book import Book
 from qfleet.run.judge import Judge
 from qfleet.run.steer import Act, Steering

@@ -20,7 +20,7 @@ from qfleet.data.wire import Parts
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     AdmmSync,
     AllreduceSync,
     Bf16Codec,

@@ -12,7 +12,7 @@ from qfleet import resume, train
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
+from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows, wanted
 from qfleet.watch.words import end_lines

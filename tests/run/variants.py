@@ -98,7 +98,7 @@ AXES: dict[str, dict[str, Settings]] = {
 }
 Chosen = dict[str, str]
 Meeting = tuple[tuple[str, str], tuple[str, str]]
-# The only ones that `plan/pairs.py` keeps apart.
+# The only ones that `plan/validate/pairs.py` keeps apart.
 APART: set[Meeting] = {
     (("head", "c51"), ("sampler", "actor")),
     (("filter", "once"), ("memory", "lstm")),

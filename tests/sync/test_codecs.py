@@ -8,8 +8,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from qfleet.plan.together import LEAST_COSINES, AllreduceSync, least_cosine_of
-from qfleet.plan.together import Codec as CodecPlan
+from qfleet.plan.sync_schema import LEAST_COSINES, AllreduceSync, least_cosine_of
+from qfleet.plan.sync_schema import Codec as CodecPlan
 from qfleet.sync.average import Average, cosine_of
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import NoComm, ThreadComm

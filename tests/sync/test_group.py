@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     Bf16Codec,
     Fp16Codec,
     Int8Codec,

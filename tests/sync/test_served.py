@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     Bf16Codec,
     Codec,
     Fp16Codec,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.learn.optimizer import Adam, Sgd, clip_gradients, gradient_norm
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     AdmmSync,
     AllreduceSync,
     Codec,

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from qfleet.errors import UsageError
-from qfleet.plan.case import Case
-from qfleet.plan.idle import IDLE
-from qfleet.plan.notes import NOTES
-from qfleet.plan.pairs import PAIRS
-from qfleet.plan.rules import RULES
 from qfleet.plan.schema import Plan
+from qfleet.plan.validate.advice import NOTES
+from qfleet.plan.validate.case import Case
+from qfleet.plan.validate.no_effect import IDLE
+from qfleet.plan.validate.pairs import PAIRS
+from qfleet.plan.validate.rules import RULES
 
 
 def _require_pairs(case: Case) -> None:

@@ -11,10 +11,10 @@ from inspect import getdoc
 from typing import TypeAlias
 
 from qfleet.errors import UsageError
-from qfleet.plan.algorithms import ALGORITHMS, COMBINATIONS
 from qfleet.plan.paths import nearest
-from qfleet.plan.pieces import ATARI, Settings
-from qfleet.plan.small import SMALL
+from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS
+from qfleet.plan.presets.pieces import ATARI, Settings
+from qfleet.plan.presets.small import SMALL
 
 Defaults: TypeAlias = Callable[[], Settings]
 Algorithm: TypeAlias = Callable[[str], Settings]

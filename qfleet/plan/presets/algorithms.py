@@ -4,7 +4,7 @@ They have the published numbers (for Atari, which most papers used); sizes of re
 of the environment's defaults unless the environment is an Atari game. `small.py` has the same for small machines.
 """
 
-from qfleet.plan.pieces import (
+from qfleet.plan.presets.pieces import (
     Settings,
     atari_beta,
     distributional,

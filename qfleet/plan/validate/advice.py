@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from qfleet.plan.amounts import total_updates
+from qfleet.plan.derived import total_updates
 from qfleet.plan.schema import (
     CopyTarget,
     ExponentialAnneal,

@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import Switch, changed, make_plan, switches
-from qfleet.plan.together import AllreduceSync, GossipSync, Int8Codec, LocalSync, ServerSync, WindowSync
+from qfleet.plan.sync_schema import AllreduceSync, GossipSync, Int8Codec, LocalSync, ServerSync, WindowSync
 
 TWO = {"learners.num": 2}
 

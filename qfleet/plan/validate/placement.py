@@ -4,9 +4,9 @@ import re
 
 from msgspec.structs import replace
 
-from qfleet.plan.case import Case, Problem, Rule
-from qfleet.plan.pieces import ATARI, CARTPOLE
+from qfleet.plan.presets.pieces import ATARI, CARTPOLE
 from qfleet.plan.schema import Fresh, Inline, Plan, Ray, Replay
+from qfleet.plan.validate.case import Case, Problem, Rule
 
 ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
 ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")

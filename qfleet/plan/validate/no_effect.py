@@ -5,9 +5,8 @@ What a preset or a default says is left alone.
 
 from collections.abc import Callable
 
-from qfleet.plan.places import has_bundles
 from qfleet.plan.schema import CountBonus, Inline, MaxRule, Plan, Processes, Ray, SoftmaxExplore
-from qfleet.plan.together import (
+from qfleet.plan.sync_schema import (
     AllreduceSync,
     Coded,
     LocalSync,
@@ -19,6 +18,7 @@ from qfleet.plan.together import (
     sends_steps,
 )
 from qfleet.plan.traits import is_alone, is_distribution, is_fresh, is_together
+from qfleet.plan.validate.placement import has_bundles
 
 FLEET = ("chunk_rows", "slots", "hung_seconds", "restarts", "compress", "actor_cpus")
 SOCKETS = ("gloo", "nccl")

@@ -7,10 +7,10 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import compose, paths
-from qfleet.plan.case import COMMAND_LINE
-from qfleet.plan.idle import IDLE
-from qfleet.plan.pairs import PAIRS
 from qfleet.plan.schema import Plan
+from qfleet.plan.validate.case import COMMAND_LINE
+from qfleet.plan.validate.no_effect import IDLE
+from qfleet.plan.validate.pairs import PAIRS
 
 
 class Refused(NamedTuple):

@@ -6,7 +6,6 @@ A pair is refused when both its conditions hold, wherever they came from.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qfleet.plan.places import has_bundles, has_replay_process, is_central
 from qfleet.plan.schema import (
     CategoricalHead,
     CountBonus,
@@ -23,8 +22,9 @@ from qfleet.plan.schema import (
     SequencesView,
     SteadyBatch,
 )
-from qfleet.plan.together import Coded, NoCodec, Serving, SoloSync
+from qfleet.plan.sync_schema import Coded, NoCodec, Serving, SoloSync
 from qfleet.plan.traits import is_alone, is_distribution, is_fresh, is_together
+from qfleet.plan.validate.placement import has_bundles, has_replay_process, is_central
 
 
 def _memory(plan: Plan) -> bool:

@@ -8,12 +8,12 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 
 from qfleet.errors import UsageError
-from qfleet.plan.case import SCHEDULE
-from qfleet.plan.check import check
 from qfleet.plan.draft import Draft, Entry, entries_of
-from qfleet.plan.files import plain
 from qfleet.plan.schema import Plan
-from qfleet.plan.together import Sync
+from qfleet.plan.sync_schema import Sync
+from qfleet.plan.toml import plain
+from qfleet.plan.validate.case import SCHEDULE
+from qfleet.plan.validate.check import check
 
 EXAMPLE = "Write for example: learners.schedule='[5000 sync.type=local sync.every_updates=4]'"
 

@@ -4,10 +4,11 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.plan import check, compose, make_plan, total_updates, updates_per_step
-from qfleet.plan.case import COMMAND_LINE
-from qfleet.plan.rules import RULES
+from qfleet.plan import compose, make_plan, total_updates, updates_per_step
 from qfleet.plan.schema import Algo, Env, LinearEpsilon, Plan, Replay, Until
+from qfleet.plan.validate import check
+from qfleet.plan.validate.case import COMMAND_LINE
+from qfleet.plan.validate.rules import RULES
 
 
 def broken(settings: Mapping[str, Any], env_id: str = "X-v0") -> str:

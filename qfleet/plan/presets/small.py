@@ -1,6 +1,6 @@
 """The same algorithms cut to a laptop and a small world: fewer atoms and fractions, the environment's own rates."""
 
-from qfleet.plan.algorithms import (
+from qfleet.plan.presets.algorithms import (
     double,
     dqn,
     dueling,
@@ -8,7 +8,7 @@ from qfleet.plan.algorithms import (
     per,
     pqn,
 )
-from qfleet.plan.pieces import (
+from qfleet.plan.presets.pieces import (
     CARTPOLE,
     Settings,
     batches_of_64,

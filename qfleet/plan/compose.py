@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.errors import UsageError
-from qfleet.plan import presets
-from qfleet.plan.case import COMMAND_LINE, PYTHON
-from qfleet.plan.change import switches
-from qfleet.plan.check import check
+from qfleet.plan.changes import switches
 from qfleet.plan.draft import Draft, Entry, entries_of, show
-from qfleet.plan.files import read_toml
-from qfleet.plan.pieces import Settings
+from qfleet.plan.presets import environments
+from qfleet.plan.presets.pieces import Settings
 from qfleet.plan.schema import Plan
+from qfleet.plan.toml import read_toml
 from qfleet.plan.trusted import TRUSTED
+from qfleet.plan.validate.case import COMMAND_LINE, PYTHON
+from qfleet.plan.validate.check import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def compose(
     draft = Draft()
     draft.lay(_settings(below, f"defaults for {chosen}" if name != preset else f"preset {name}"))
     if preset and preset != name:
-        draft.lay(_settings(presets.settings_of(preset, chosen), f"preset {preset}"))
+        draft.lay(_settings(environments.settings_of(preset, chosen), f"preset {preset}"))
     draft.lay(entries_of(tree, str(file)))
     if env_id is not None:
         draft.lay([Entry("env.id", env_id, origin, asked=True)])
@@ -75,9 +75,9 @@ def _settings(settings: Mapping[str, Any], origin: str) -> list[Entry]:
 
 def _defaults(env_id: str, preset: str | None) -> tuple[str, Settings]:
     # A preset named after an environment stands in for the defaults of the environment at hand.
-    if preset is not None and preset in presets.environment_presets():
-        return preset, presets.settings_of(preset, env_id)
-    return presets.defaults_for(env_id)
+    if preset is not None and preset in environments.environment_presets():
+        return preset, environments.settings_of(preset, env_id)
+    return environments.defaults_for(env_id)
 
 
 def _env_id(env_id: str | None, tree: Mapping[str, Any], asked: list[Entry]) -> str:

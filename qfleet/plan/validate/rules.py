@@ -8,11 +8,9 @@ import math
 import re
 
 from qfleet.plan import paths
-from qfleet.plan.amounts import item_steps, item_stride, largest_n_step, total_updates
-from qfleet.plan.case import SCHEDULE, Case, Problem, Rule
+from qfleet.plan.derived import item_steps, item_stride, largest_n_step, total_updates
 from qfleet.plan.draft import DEFAULT
-from qfleet.plan.pieces import ATARI
-from qfleet.plan.places import PLACES
+from qfleet.plan.presets.pieces import ATARI
 from qfleet.plan.schema import (
     CategoricalHead,
     ConvTorso,
@@ -29,7 +27,9 @@ from qfleet.plan.schema import (
     SequencesView,
     SoftmaxExplore,
 )
-from qfleet.plan.together import ServerSync, WindowSync
+from qfleet.plan.sync_schema import ServerSync, WindowSync
+from qfleet.plan.validate.case import SCHEDULE, Case, Problem, Rule
+from qfleet.plan.validate.placement import PLACES
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"

@@ -1,0 +1,1 @@
+"""Presets: settings for environments and for algorithms, as functions that return them."""
