@@ -10,8 +10,8 @@ from qfleet.act.crowd import Crowd
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
 from qfleet.data import Array, Board, Channel, Rollout, State, Step, Stopwatch, Tick, World, split_actions
-from qfleet.data.cargo import COLUMNS
-from qfleet.data.saved import (
+from qfleet.data.array_messages import COLUMNS
+from qfleet.data.state_reader import (
     FLAGS,
     FLOATS,
     restore_generator,

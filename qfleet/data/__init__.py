@@ -1,6 +1,6 @@
 """What travels between rooms."""
 
-from qfleet.data.actions import join_actions, split_actions
+from qfleet.data.joint_actions import join_actions, split_actions
 from qfleet.data.stopwatch import COMPILERS, STAGES, Stopwatch
 from qfleet.data.types import (
     Array,

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from qfleet.data import Array, split_actions
-from qfleet.data.actions import LARGEST
+from qfleet.data.joint_actions import LARGEST
 from qfleet.envs.bounds import Bounds, OutsideSpace
 from qfleet.envs.leaves import Leaf, encodable
 from qfleet.errors import UsageError

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from qfleet.data import Array, Spec, State, Step
-from qfleet.data.saved import FLAGS, saved_array
+from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import Episodes
 from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from qfleet.data import Array, Spec, State, Step
-from qfleet.data.saved import (
+from qfleet.data.state_reader import (
     FLAGS,
     FLOATS,
     INTEGERS,

@@ -5,7 +5,7 @@ from typing import Final
 import numpy as np
 
 from qfleet.data import Array, State
-from qfleet.data.saved import INTEGERS, check_lanes, saved_array, saved_numbers
+from qfleet.data.state_reader import INTEGERS, check_lanes, saved_array, saved_numbers
 
 TRAIN: Final = 0
 VALIDATION: Final = 1

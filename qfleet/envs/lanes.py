@@ -14,7 +14,7 @@ import numpy as np
 
 from qfleet.data import Array, State, Step
 from qfleet.data.kin import AskedToLeave
-from qfleet.data.saved import FLAGS, saved_array
+from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import Episodes, episode_seed
 from qfleet.envs.single import AnyEnv as AnyEnv

@@ -16,7 +16,7 @@ import numpy as np
 
 from qfleet.data import Array, State, Step
 from qfleet.data.budget import Budget
-from qfleet.data.saved import FLAGS, saved_array
+from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.child import Elsewhere, scouted
 from qfleet.envs.episodes import Episodes, episode_seed
 from qfleet.envs.seats import Task

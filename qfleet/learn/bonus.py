@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from qfleet.data import Array, Rollout, Spec, State
-from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_numbers, saved_value
+from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_numbers, saved_value
 from qfleet.plan.schema import CountBonus, Plan
 
 LARGE_PICTURE, SMALL_PICTURE = 16, 8  # sides from which pictures are shrunk, and to about what

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Stopwatch, Tick
-from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
+from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.bonus import Counts
 from qfleet.learn.gate import Gate
 from qfleet.learn.learner import Learner, NonFiniteUpdate

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
-from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
+from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.bonus import Counts
 from qfleet.learn.feed import Observer, add_paid, lanes_of, news_of, seal
 from qfleet.learn.learner import Learner

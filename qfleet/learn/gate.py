@@ -3,7 +3,7 @@
 from fractions import Fraction
 
 from qfleet.data import State
-from qfleet.data.saved import saved_count
+from qfleet.data.state_reader import saved_count
 
 
 class Gate:

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from qfleet.data import Array, State
-from qfleet.data.saved import saved_count, saved_numbers
+from qfleet.data.state_reader import saved_count, saved_numbers
 from qfleet.replay.cuts import Fold, show_steps
 from qfleet.replay.kernels import fold, frame_at
 from qfleet.replay.store import Store

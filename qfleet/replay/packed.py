@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.data.wire import lz4_block
+from qfleet.data.wire_format import lz4_block
 from qfleet.replay.kernels import BLOCK
 
 

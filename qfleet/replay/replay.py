@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
-from qfleet.data.saved import restore_generator, saved_count, saved_numbers, saved_value
+from qfleet.data.state_reader import restore_generator, saved_count, saved_numbers, saved_value
 from qfleet.replay.cuts import Cut, Fold, cut_places
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.intake import admit, look_up, number, seal

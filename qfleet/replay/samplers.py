@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from qfleet.data import Array, State
-from qfleet.data.saved import FLOATS, saved_array, saved_count, saved_value
+from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.replay.tree import sum_up, tree_draw, tree_fill, tree_levels, tree_set
 
 

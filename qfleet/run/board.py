@@ -21,7 +21,7 @@ from torch import Tensor
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
 from qfleet.data.region import Region
-from qfleet.data.wire import checksum
+from qfleet.data.wire_format import checksum
 from qfleet.learn.device import numbers
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from qfleet.data import State, Tick
-from qfleet.data.saved import saved_count, saved_number
+from qfleet.data.state_reader import saved_count, saved_number
 
 RECENT = 100  # episodes that `return_mean` averages over
 MOST_REASONS = 20  # that are kept of a run that is not exact

@@ -16,8 +16,8 @@ from torch import nn
 
 from qfleet.act import Actor, Explore
 from qfleet.data import Array, Batch, Sequences, Spec, State
-from qfleet.data.saved import saved_count, saved_value
-from qfleet.data.wire import Facts
+from qfleet.data.state_reader import saved_count, saved_value
+from qfleet.data.wire_format import Facts
 from qfleet.envs import TRAIN, make_world
 from qfleet.learn import Learner, ReplayFeed
 from qfleet.plan.schema import Plan

@@ -10,7 +10,7 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array, Batch, Sequences
-from qfleet.data.saved import saved_count, saved_number
+from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, arrays, restore

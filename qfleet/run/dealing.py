@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.data.cargo import batch_parts
-from qfleet.data.wire import Facts, Parts
+from qfleet.data.array_messages import batch_parts
+from qfleet.data.wire_format import Facts, Parts
 from qfleet.learn.parts import chosen
 from qfleet.replay import Stock
 from qfleet.run.shares import Known, Speeds, joined, owners_of, share_in, share_of, totals_of

@@ -16,8 +16,8 @@ import numpy as np
 
 from qfleet.act import Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Rollout, Spec, State, count_steps
-from qfleet.data.cargo import COLUMNS, present
-from qfleet.data.saved import saved_value
+from qfleet.data.array_messages import COLUMNS, present
+from qfleet.data.state_reader import saved_value
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Inline, Plan
 from qfleet.plan.validate.placement import num_senders

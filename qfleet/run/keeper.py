@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from qfleet.data import Array, State
-from qfleet.data.saved import saved_tree, saved_value
+from qfleet.data.state_reader import saved_tree, saved_value
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.files import is_file
 from qfleet.plan import flatten

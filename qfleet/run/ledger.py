@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from qfleet.data import State
-from qfleet.data.saved import FLAGS, saved_array, saved_numbers
+from qfleet.data.state_reader import FLAGS, saved_array, saved_numbers
 
 Source: TypeAlias = tuple[int, int, int]  # worker, incarnation, sequence
 Verdict: TypeAlias = Literal["accept", "duplicate", "refuse"]

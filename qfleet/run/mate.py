@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from qfleet.data import Array
-from qfleet.data.wire import Arrays, Facts, Parts
+from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.sync.comm import CommLost
 
 START_SECONDS, LISTEN_SECONDS = 120.0, 0.2

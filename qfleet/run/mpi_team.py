@@ -22,7 +22,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Spec
-from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
+from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
 from qfleet.learn import Learner

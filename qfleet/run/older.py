@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from qfleet.data import Array, State
-from qfleet.data.saved import saved_count, saved_numbers
+from qfleet.data.state_reader import saved_count, saved_numbers
 from qfleet.errors import UsageError
 from qfleet.plan.draft import Draft, Entry
 from qfleet.replay import Replay

@@ -14,8 +14,8 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Batch, Sequences, Spec
-from qfleet.data.cargo import as_batch, fact
-from qfleet.data.wire import Arrays, Facts, Parts
+from qfleet.data.array_messages import as_batch, fact
+from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
 from qfleet.plan.schema import Plan

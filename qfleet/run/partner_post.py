@@ -14,7 +14,7 @@ from multiprocessing.reduction import recv_handle
 
 from qfleet.data.kin import bound_log, die_with_parent
 from qfleet.data.region import Region, region_of
-from qfleet.data.wire import Arrays, Facts, Parts
+from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving

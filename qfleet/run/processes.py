@@ -17,7 +17,7 @@ from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.oom import oom_kills
-from qfleet.data.wire import lz4_block
+from qfleet.data.wire_format import lz4_block
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
 from qfleet.envs.staff import CLOSE_SECONDS

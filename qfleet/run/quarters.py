@@ -13,10 +13,10 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Spec
-from qfleet.data.cargo import batch_parts, blank_batch
+from qfleet.data.array_messages import batch_parts, blank_batch
 from qfleet.data.kin import fork_server, hidden_main
 from qfleet.data.region import Region
-from qfleet.data.wire import Facts, packed_bytes
+from qfleet.data.wire_format import Facts, packed_bytes
 from qfleet.envs.child import ending
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan

@@ -17,8 +17,8 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
-from qfleet.data.cargo import Freight, pack_rollout, rollout_bytes, unpack_rollout
-from qfleet.data.wire import HEADER_BYTES, NotWhole, to_bytes, unpack
+from qfleet.data.array_messages import Freight, pack_rollout, rollout_bytes, unpack_rollout
+from qfleet.data.wire_format import HEADER_BYTES, NotWhole, to_bytes, unpack
 from qfleet.run.board import Layout, Weights, finite
 
 ROOM_SECONDS = 0.25  # how long a call waits for room

@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from qfleet.data import Batch, Sequences, Spec, State
-from qfleet.data.cargo import as_batch
-from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
+from qfleet.data.array_messages import as_batch
+from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.replay import ring_rows

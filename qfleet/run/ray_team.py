@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from torch import Tensor
 
 from qfleet.data import Array, Spec
-from qfleet.data.wire import Arrays, Facts, Parts, to_bytes, unpack
+from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Ray
 from qfleet.plan.sync_schema import Serving

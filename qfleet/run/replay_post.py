@@ -13,10 +13,10 @@ import msgspec
 import numpy as np
 
 from qfleet.data import Array, Spec, State
-from qfleet.data.cargo import as_priorities, as_rollout, batch_parts
+from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
 from qfleet.data.kin import die_with_parent
 from qfleet.data.region import Region
-from qfleet.data.wire import Parts
+from qfleet.data.wire_format import Parts
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm

@@ -17,7 +17,7 @@ from torch import Tensor
 from qfleet.data import Array
 from qfleet.data.kin import hidden_main
 from qfleet.data.region import Region
-from qfleet.data.wire import Facts
+from qfleet.data.wire_format import Facts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving

@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from qfleet.data import Batch, Sequences, Spec, State
-from qfleet.data.cargo import as_batch, priority_parts, rollout_bytes
+from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
 from qfleet.data.kin import hidden_main
 from qfleet.data.region import Region
-from qfleet.data.wire import Arrays, Facts, packed_bytes
+from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Cut, make_replay
 from qfleet.run.remote_replay import RemoteReplay, batch_bytes, batch_size

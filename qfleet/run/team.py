@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qfleet.data import Batch, Report, Sequences
 from qfleet.data.budget import Budget
-from qfleet.data.wire import Facts
+from qfleet.data.wire_format import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
 from qfleet.nets import draws

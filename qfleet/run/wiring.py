@@ -17,7 +17,7 @@ from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
 from qfleet.data.budget import Budget
 from qfleet.data.kin import fork_server
-from qfleet.data.saved import saved_count
+from qfleet.data.state_reader import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (

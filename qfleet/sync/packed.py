@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.data.wire import Facts, to_bytes, unpack
+from qfleet.data.wire_format import Facts, to_bytes, unpack
 from qfleet.sync.codecs import Codec, Packing
 from qfleet.sync.comm import NoComm
 

@@ -12,7 +12,7 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
-from qfleet.data.cargo import pack_rollout
+from qfleet.data.array_messages import pack_rollout
 from qfleet.run import ray_mail
 from qfleet.run.board import layout_of
 from qfleet.run.ray_mail import Answer, Courier, Desk, Flat, Inbox, Message, NoAnswer, Tally, Window

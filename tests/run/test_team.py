@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from qfleet.data import Array, Batch, Spec
-from qfleet.data.wire import Parts
+from qfleet.data.wire_format import Parts
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec
-from qfleet.data.cargo import (
+from qfleet.data.array_messages import (
     as_batch,
     as_priorities,
     as_rollout,
@@ -25,7 +25,7 @@ from qfleet.data.cargo import (
     unpack_batch,
     unpack_rollout,
 )
-from qfleet.data.wire import pack, to_bytes, unpack
+from qfleet.data.wire_format import pack, to_bytes, unpack
 
 LIMIT = 1 << 20
 SPECS = st.builds(

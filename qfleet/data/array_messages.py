@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from qfleet.data.types import Array, Batch, Rollout, Sequences, Spec
-from qfleet.data.wire import Arrays, Parts, packed_bytes, to_bytes, unpack
+from qfleet.data.wire_format import Arrays, Parts, packed_bytes, to_bytes, unpack
 
 # A dtype and a shape, in which a letter stands for a length that is free but the same everywhere.
 Form: TypeAlias = tuple[str, tuple[int | str, ...]]

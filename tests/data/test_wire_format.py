@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from qfleet.data import wire
+from qfleet.data import wire_format
 from qfleet.data.types import Array
-from qfleet.data.wire import NotWhole, ParcelTooLarge, pack, packed_bytes, to_bytes, unpack
+from qfleet.data.wire_format import NotWhole, ParcelTooLarge, pack, packed_bytes, to_bytes, unpack
 from qfleet.errors import UsageError
 
 LIMIT = 1 << 20
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
 FACTS = st.dictionaries(st.text(max_size=10), SCALARS | st.lists(SCALARS, max_size=5), max_size=5)
 NUMBERS = hnp.arrays(
-    st.sampled_from(sorted(wire.DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
+    st.sampled_from(sorted(wire_format.DTYPES)), hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=6)
 )
 ARRAYS = st.dictionaries(st.text(max_size=10), NUMBERS, max_size=5)
 
@@ -41,10 +41,12 @@ def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
 def forged(table: Any, tail: bytes = b"", length: int | None = None, table_bytes: int | None = None) -> bytes:
     """A parcel with a right checksum and whatever else."""
     raw = table if isinstance(table, bytes) else msgspec.msgpack.encode(table)
-    body = raw + bytes(-(wire.HEADER_BYTES + len(raw)) % wire.ALIGN) + tail
-    size = wire.HEADER_BYTES + len(body) if length is None else length
-    head = wire.HEAD.pack(wire.MAGIC, wire.FORMAT, 0, size, len(raw) if table_bytes is None else table_bytes)
-    return wire.CHECK.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
+    body = raw + bytes(-(wire_format.HEADER_BYTES + len(raw)) % wire_format.ALIGN) + tail
+    size = wire_format.HEADER_BYTES + len(body) if length is None else length
+    head = wire_format.HEAD.pack(
+        wire_format.MAGIC, wire_format.FORMAT, 0, size, len(raw) if table_bytes is None else table_bytes
+    )
+    return wire_format.CHECK.pack(zlib.crc32(body, zlib.crc32(head))) + head + body
 
 
 @given(FACTS, ARRAYS, st.booleans())
@@ -122,25 +124,28 @@ def test_a_picture_that_moved_is_another(size: int) -> None:
     back = still + np.roll(still, 3032)
     for one, other in ((still, moved), (twice, back)):
         assert one.view(np.uint64).sum() == other.view(np.uint64).sum()
-        assert wire.checksum(one) != wire.checksum(other)
+        assert wire_format.checksum(one) != wire_format.checksum(other)
 
 
 def test_rows_that_changed_places_are_noticed() -> None:
-    words = np.arange(4 * wire.ROW_WORDS, dtype=np.uint64)
+    words = np.arange(4 * wire_format.ROW_WORDS, dtype=np.uint64)
     swapped = words.reshape(4, -1)[[1, 0, 2, 3]].ravel()
-    assert wire.checksum(words.view(np.uint8)) != wire.checksum(swapped.view(np.uint8))
+    assert wire_format.checksum(words.view(np.uint8)) != wire_format.checksum(swapped.view(np.uint8))
 
 
 def test_the_checksum_is_what_plain_arithmetic_says() -> None:
-    assert wire.ODD[:2].tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4 | 1]  # SplitMix64 from 0
-    words = [(number * 0x9E3779B97F4A7C15 + 12345) % 2**64 for number in range(2 * wire.ROW_WORDS + 7)]
+    assert wire_format.ODD[:2].tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4 | 1]  # SplitMix64 from 0
+    words = [(number * 0x9E3779B97F4A7C15 + 12345) % 2**64 for number in range(2 * wire_format.ROW_WORDS + 7)]
     data = np.array(words, np.uint64).view(np.uint8)
-    rows, odd = [words[: wire.ROW_WORDS], words[wire.ROW_WORDS : 2 * wire.ROW_WORDS]], wire.ODD.tolist()
+    rows, odd = (
+        [words[: wire_format.ROW_WORDS], words[wire_format.ROW_WORDS : 2 * wire_format.ROW_WORDS]],
+        wire_format.ODD.tolist(),
+    )
     columns = [(first + second) % 2**64 for first, second in zip(*rows, strict=True)]
     products = [sum(map(operator.mul, row, odd)) % 2**64 for row in rows]
-    folded = [*columns, *products, *words[2 * wire.ROW_WORDS :]]
-    assert wire.checksum(data, 77) == zlib.crc32(struct.pack(f"<{len(folded)}Q", *folded), 77)
-    assert wire.checksum(data[:800], 77) == zlib.crc32(data[:800].tobytes(), 77)
+    folded = [*columns, *products, *words[2 * wire_format.ROW_WORDS :]]
+    assert wire_format.checksum(data, 77) == zlib.crc32(struct.pack(f"<{len(folded)}Q", *folded), 77)
+    assert wire_format.checksum(data[:800], 77) == zlib.crc32(data[:800].tobytes(), 77)
 
 
 def test_too_large_for_its_place() -> None:
@@ -201,7 +206,7 @@ LIES = {  # each says that 2**32 - 1 more things follow
 @pytest.mark.parametrize("table", LIES.values(), ids=LIES.keys())
 def test_lengths_that_lie_take_no_memory(table: bytes) -> None:
     code = (
-        "import resource, sys; from qfleet.data.wire import unpack\n"
+        "import resource, sys; from qfleet.data.wire_format import unpack\n"
         "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try:\n    unpack(bytes.fromhex(sys.argv[1]), limit_bytes=1 << 40)\nexcept ValueError:\n    pass\n"
@@ -256,7 +261,7 @@ def test_without_the_extra_compression_is_a_clear_error(monkeypatch: pytest.Monk
 def test_a_number_must_be_the_one_expected() -> None:
     memory = memoryview(bytearray(200))
     pack({}, {}, memory, number=7)
-    assert memory.cast("Q")[wire.NUMBER_WORD] == 7
+    assert memory.cast("Q")[wire_format.NUMBER_WORD] == 7
     assert unpack(memory, limit_bytes=LIMIT, number=7) == ({}, {})
     with pytest.raises(NotWhole, match="number 7"):
         unpack(memory, limit_bytes=LIMIT, number=8)
