@@ -18,7 +18,7 @@ for name, value in {
 }.items():
     os.environ.setdefault(name, value)
 
-from qfleet.data.kin import fork_server  # noqa: E402  numpy comes with it, which reads these
+from qfleet.system.child_process import fork_server  # noqa: E402  numpy comes with it, which reads these
 
 # One fork server serves all tests of a process, whichever starts it: without this, after one that needs nothing of
 # qfleet, every actor, learner and shard of the others would import torch anew.

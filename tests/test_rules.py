@@ -32,14 +32,14 @@ FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink"
 # Files that are not in a run folder, or whose folder is made here: each with the reason.
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
-    "qfleet/supervise.py": "/proc",
+    "qfleet/train/supervise.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/runs.py": "makes the folder of a new run, and removes that of an empty group",
     "qfleet/run/group.py": "removes the empty folder of a member; reads a control group's limit",
     "qfleet/run/trust.py": "the user's own key",
     "qfleet/run/measure.py": "the user's own cache, and /proc",
-    "qfleet/data/oom.py": "/proc and a control group's counters",
+    "qfleet/system/oom.py": "/proc and a control group's counters",
     "qfleet/run/memory.py": "/proc and a control group's limits",
     "qfleet/run/video.py": "a film in a private temporary folder",
     "qfleet/run/ray_reaper.py": "/proc, and the folder of a Ray of our own",

@@ -13,7 +13,7 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.cli.say import say, supervising
 from qfleet.plan.schema import Inline, Plan, Processes
-from qfleet.supervise import (
+from qfleet.train.supervise import (
     Child,
     Verdict,
     adopt_orphans,
@@ -36,7 +36,7 @@ def needs_guard(plan: Plan) -> bool:
     """Is this run to be guarded, and by us? The process under guard ends with its guard, after saving."""
     if GUARDED not in os.environ:
         return isinstance(plan.runtime, Processes)
-    from qfleet.data.kin import die_with_parent  # most commands need none of that room
+    from qfleet.system.child_process import die_with_parent  # most commands need none of that room
 
     die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
     return False
@@ -65,8 +65,8 @@ def guarded(
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
-    from qfleet.data.budget import Budget  # most commands need none of that room
-    from qfleet.data.oom import oom_kills
+    from qfleet.system.oom import oom_kills
+    from qfleet.system.restart_budget import Budget  # most commands need none of that room
 
     if supervising.get():
         adopt_orphans()
@@ -93,7 +93,7 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
 
     The child has a process group of its own, so that Ctrl-C reaches it through us alone, and once.
     """
-    from qfleet.data.kin import python_command
+    from qfleet.system.child_process import python_command
 
     heartbeat.open_standard_streams()
     page, crash_log = heartbeat.new_page(), heartbeat.new_file()

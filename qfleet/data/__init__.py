@@ -1,7 +1,6 @@
 """What travels between rooms."""
 
 from qfleet.data.joint_actions import join_actions, split_actions
-from qfleet.data.stopwatch import COMPILERS, STAGES, Stopwatch
 from qfleet.data.types import (
     Array,
     Batch,
@@ -17,6 +16,7 @@ from qfleet.data.types import (
     World,
     count_steps,
 )
+from qfleet.system.timers import COMPILERS, STAGES, Stopwatch
 
 __all__ = [
     "COMPILERS",

@@ -16,13 +16,13 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
-from qfleet.data.kin import LOG_BYTES, fork_server, hidden_main
-from qfleet.data.region import Region
 from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, MADE_AT, TELL_SIGNAL, Finding, Task, clock, scout, work
 from qfleet.envs.slab import Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.frames import own_frames
+from qfleet.system.child_process import LOG_BYTES, fork_server, hidden_main
+from qfleet.system.shared_memory import Region
 
 START_SECONDS = 60.0  # imports and constructors may take a while
 _END_SECONDS = 2.0

@@ -13,7 +13,6 @@ from typing import Any
 
 import gymnasium as gym
 
-from qfleet.data.kin import AskedToLeave
 from qfleet.envs import atari, minatar
 from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.options import with_secrets
@@ -22,6 +21,7 @@ from qfleet.errors import EnvError, QfleetError, UsageError, conceal
 from qfleet.heartbeat import IMPORT, inside
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import hidden
+from qfleet.system.child_process import AskedToLeave
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),

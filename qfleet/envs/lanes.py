@@ -13,7 +13,6 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
-from qfleet.data.kin import AskedToLeave
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import Episodes, episode_seed
@@ -21,6 +20,7 @@ from qfleet.envs.single import AnyEnv as AnyEnv
 from qfleet.envs.single import Raised, Single, blank, describe, made
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, inside
+from qfleet.system.child_process import AskedToLeave
 
 
 class Lanes:

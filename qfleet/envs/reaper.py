@@ -10,8 +10,8 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from qfleet.data.kin import let_go_of_server
 from qfleet.envs.child import end_group, launched
+from qfleet.system.child_process import let_go_of_server
 
 
 class Reaper:

@@ -17,8 +17,6 @@ import gymnasium as gym
 import msgspec
 
 from qfleet.data import Spec
-from qfleet.data.kin import bound_log, die_with_parent
-from qfleet.data.region import Region
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.clock import clock_steps
 from qfleet.envs.find import called, find
@@ -28,6 +26,8 @@ from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Env
+from qfleet.system.child_process import bound_log, die_with_parent
+from qfleet.system.shared_memory import Region
 
 # What is said through the socket: one byte each.
 READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"

@@ -7,13 +7,13 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.data.kin import AskedToLeave
 from qfleet.envs.adapt import adapt_actions, adapt_obs
 from qfleet.envs.answers import as_flag, as_info, as_mask, as_reward
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.errors import UsageError, conceal
 from qfleet.frames import place
 from qfleet.heartbeat import MAKE, RESET, STEP, enter, inside, leave
+from qfleet.system.child_process import AskedToLeave
 
 AnyEnv = gym.Env[Any, Any]
 

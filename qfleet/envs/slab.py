@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.data.region import Region
+from qfleet.system.shared_memory import Region
 
 IDLE: Final = 0
 RESET: Final = 1  # the argument is the episode's seed

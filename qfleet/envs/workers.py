@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from qfleet.data import Array, State, Step
-from qfleet.data.budget import Budget
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.child import Elsewhere, scouted
 from qfleet.envs.episodes import Episodes, episode_seed
@@ -24,6 +23,7 @@ from qfleet.envs.single import blank
 from qfleet.envs.slab import IDLE, RESET, STEP
 from qfleet.envs.staff import Fault, Staff
 from qfleet.errors import EnvError
+from qfleet.system.restart_budget import Budget
 
 _WINDOW_SECONDS = 600.0
 _WELL_STEPS = 100  # so long an episode, and the environment is not in a row of faults any more

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from qfleet.data.kin import die_with_parent, hidden_main
 from qfleet.envs.child import end_group
+from qfleet.system.child_process import die_with_parent, hidden_main
 
 
 def answer_of(work: Callable[..., list[float]], args: tuple[Any, ...], limit_seconds: float) -> list[float] | None:

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
-from qfleet.data.region import Region
 from qfleet.data.wire_format import checksum
 from qfleet.learn.device import numbers
+from qfleet.system.shared_memory import Region
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member
 

@@ -1,6 +1,6 @@
 """Calls of environments that hang in a run without a supervisor: a thread of its own says so, and obeys SIGTERM.
 
-Commands are supervised from outside (`qfleet/supervise.py`); a run that is started from Python is not.
+Commands are supervised from outside (`qfleet/train/supervise.py`); a run that is started from Python is not.
 """
 
 import os

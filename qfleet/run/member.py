@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 
 from qfleet import heartbeat
-from qfleet.data.kin import die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
 from qfleet.run.signals import ENDINGS
 from qfleet.run.trust import require_places, require_trust
+from qfleet.system.child_process import die_with_parent
 from qfleet.watch import json_line
 from qfleet.watch.display import JsonWatcher
 from qfleet.watch.runs import is_run

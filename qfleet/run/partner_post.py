@@ -12,8 +12,6 @@ from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
-from qfleet.data.kin import bound_log, die_with_parent
-from qfleet.data.region import Region, region_of
 from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
@@ -22,11 +20,13 @@ from qfleet.run.partner import Orders, Partner, join_group
 from qfleet.run.post import MOST_CHARACTERS, logging_to
 from qfleet.run.server import ShardPort
 from qfleet.run.shard_post import pair_bytes
-from qfleet.run.shared import Ring
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.served import Port
 from qfleet.sync.shard import cuts_of
 from qfleet.sync.shared import SharedComm, region_bytes
+from qfleet.system.child_process import bound_log, die_with_parent
+from qfleet.system.ring import Ring
+from qfleet.system.shared_memory import Region, region_of
 
 LISTEN_SECONDS, NAP_SECONDS, SEEN_SECONDS = 1.0, 0.0001, 5.0
 BELL = b"!"

@@ -21,7 +21,6 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import World
-from qfleet.data.kin import die_with_parent, fork_server, hidden_main
 from qfleet.envs import time_env
 from qfleet.envs.clock import any_allowed
 from qfleet.envs.lanes import Lanes
@@ -29,6 +28,7 @@ from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
 from qfleet.run.resolve import require_device
 from qfleet.run.wiring import ROLES, EnvMaker
+from qfleet.system.child_process import die_with_parent, fork_server, hidden_main
 
 HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
 ECHO_SECONDS = 60.0  # until the other process answers for the first time, imports included

@@ -19,15 +19,15 @@ from torch import nn
 from qfleet.act import Explore, acting
 from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
-from qfleet.data.kin import AskedToLeave, bound_log, die_with_parent
 from qfleet.errors import QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Inline, Plan
 from qfleet.run.board import Board
 from qfleet.run.history import History
-from qfleet.run.shared import Belt, Gauges
 from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
 from qfleet.supervise import adopt_orphans, end_descendants
+from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
+from qfleet.system.ring import Belt, Gauges
 
 LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5

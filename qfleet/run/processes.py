@@ -15,8 +15,6 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
-from qfleet.data.kin import fork_server, hidden_main
-from qfleet.data.oom import oom_kills
 from qfleet.data.wire_format import lz4_block
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
@@ -28,9 +26,11 @@ from qfleet.run.board import Board, layout_of
 from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay, join_remote
-from qfleet.run.shared import Belt, Gauges
 from qfleet.run.shared_replay import make_shared_replay
 from qfleet.run.wiring import ROLES, EnvMaker, Learning, Line, join_parts
+from qfleet.system.child_process import fork_server, hidden_main
+from qfleet.system.oom import oom_kills
+from qfleet.system.ring import Belt, Gauges
 
 GAUGES = ("progress", "waits", *COUNTS)
 END_SECONDS = 0.5

@@ -14,8 +14,6 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_parts, blank_batch
-from qfleet.data.kin import fork_server, hidden_main
-from qfleet.data.region import Region
 from qfleet.data.wire_format import Facts, packed_bytes
 from qfleet.envs.child import ending
 from qfleet.learn import Learner
@@ -30,12 +28,14 @@ from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
 from qfleet.run.processes import require_sendable
 from qfleet.run.remote_replay import batch_size, window
 from qfleet.run.server import Servers
-from qfleet.run.shared import Ring
 from qfleet.run.wiring import ROLES, EnvMaker
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.group import make_store
 from qfleet.sync.served import Port
 from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
+from qfleet.system.child_process import fork_server, hidden_main
+from qfleet.system.ring import Ring
+from qfleet.system.shared_memory import Region
 
 ADDRESS = "127.0.0.1"
 ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time

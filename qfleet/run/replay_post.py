@@ -14,17 +14,17 @@ import numpy as np
 
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
-from qfleet.data.kin import die_with_parent
-from qfleet.data.region import Region
 from qfleet.data.wire_format import Parts
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
 from qfleet.run.history import NOTED_IDS, History, NoHistory, Notes
 from qfleet.run.post import logging_to
-from qfleet.run.shared import Ring
 from qfleet.run.wiring import own_replay
 from qfleet.save import pack_state, unpack_state
+from qfleet.system.child_process import die_with_parent
+from qfleet.system.ring import Ring
+from qfleet.system.shared_memory import Region
 
 NAP_SECONDS = 0.0002
 WORDS_BYTES = 1_000

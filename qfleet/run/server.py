@@ -15,8 +15,6 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
-from qfleet.data.kin import hidden_main
-from qfleet.data.region import Region
 from qfleet.data.wire_format import Facts
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
@@ -28,6 +26,8 @@ from qfleet.sync.comm import CommLost
 from qfleet.sync.packed import Packed
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
+from qfleet.system.child_process import hidden_main
+from qfleet.system.shared_memory import Region
 
 # A start takes so much longer than any other answer: no more, for shards are forked with everything imported.
 START_SECONDS, END_SECONDS = 5.0, 0.5

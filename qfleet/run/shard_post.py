@@ -21,8 +21,6 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
-from qfleet.data.kin import die_with_parent
-from qfleet.data.region import Region, region_of
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -30,6 +28,8 @@ from qfleet.run.post import logging_to
 from qfleet.sync.make import make_shard
 from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import flat, place
+from qfleet.system.child_process import die_with_parent
+from qfleet.system.shared_memory import Region, region_of
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)

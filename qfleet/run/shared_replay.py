@@ -19,17 +19,17 @@ import numpy as np
 
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
-from qfleet.data.kin import hidden_main
-from qfleet.data.region import Region
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.plan.schema import Plan, Processes
 from qfleet.replay import Cut, make_replay
 from qfleet.run.remote_replay import RemoteReplay, batch_bytes, batch_size
 from qfleet.run.replay_post import NOTHING, WORDS_BYTES, ReplayPost, keep, shared_store, store_region
-from qfleet.run.shared import Ring
 from qfleet.run.supervisor import LOOK_SECONDS
 from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
+from qfleet.system.child_process import hidden_main
+from qfleet.system.ring import Ring
+from qfleet.system.shared_memory import Region
 
 NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 30.0
 ORDERS, ANSWERS = 8, 4  # slots

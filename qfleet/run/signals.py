@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import FrameType
 
-from qfleet import heartbeat, supervise
+from qfleet import heartbeat
+from qfleet.train import supervise
 from qfleet.watch.words import LEAVING
 
 ENDINGS = supervise.ENDINGS  # what the run's state and exit code become after saving

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from qfleet.data.budget import Budget
+from qfleet.system.restart_budget import Budget
 
 # Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
 LOOK_SECONDS = 2.0

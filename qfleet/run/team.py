@@ -18,7 +18,6 @@ import msgspec
 from torch import Tensor
 
 from qfleet.data import Batch, Report, Sequences
-from qfleet.data.budget import Budget
 from qfleet.data.wire_format import Facts
 from qfleet.errors import UsageError
 from qfleet.learn import Feed, Learner
@@ -37,6 +36,7 @@ from qfleet.run.traffic import Traffic, Way
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.served import Served
 from qfleet.sync.strategies import Sync, listener
+from qfleet.system.restart_budget import Budget
 
 WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
 ADOPT_TRIES = 2

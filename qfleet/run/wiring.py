@@ -15,8 +15,6 @@ from torch import nn
 
 from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
 from qfleet.data import Array, Spec, State, World
-from qfleet.data.budget import Budget
-from qfleet.data.kin import fork_server
 from qfleet.data.state_reader import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
@@ -51,6 +49,8 @@ from qfleet.plan.validate.placement import has_bundles, is_central, num_senders,
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
+from qfleet.system.child_process import fork_server
+from qfleet.system.restart_budget import Budget
 
 ROLES = "qfleet.run.post"  # imports all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.

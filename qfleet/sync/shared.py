@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.data.region import Region
 from qfleet.sync.comm import AtOnce, CommLost
+from qfleet.system.shared_memory import Region
 
 WORD, ALIGN = b".", 64
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.test_kin import poisoned
 from tests.run.parts import LOCAL, Settings, words
+from tests.system.test_child_process import poisoned
 
 NAMES = (
     *("argparse", "cyclopts", "dataclasses", "json", "logging", "msgspec", "numpy", "random", "selectors", "signal"),

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qfleet.data.kin import LOG_BYTES
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Env
+from qfleet.system.child_process import LOG_BYTES
 from tests.envs.record import (
     NUM,
     SEED,

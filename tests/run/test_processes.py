@@ -22,13 +22,13 @@ from torch import nn
 import qfleet.envs.toys as toys
 from qfleet import Plan, Run, resume, train
 from qfleet.data import Rollout
-from qfleet.data.kin import LOG_BYTES
 from qfleet.errors import EnvError, UsageError
 from qfleet.learn import Learner
 from qfleet.learn.learner import NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.run.audit import check_history
 from qfleet.run.fleet import Fleet
+from qfleet.system.child_process import LOG_BYTES
 from qfleet.watch import read_rows
 from qfleet.watch.words import end_lines, time_line
 from tests.run.parts import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
@@ -492,7 +492,7 @@ def test_the_fork_server_has_imported_what_roles_need(more: dict[str, Any]) -> N
     """Whoever starts it first: otherwise every actor and replay would import torch anew."""
     settings = {"runtime.type": "processes", **more}
     code = f"""
-from qfleet.data.kin import fork_server
+from qfleet.system.child_process import fork_server
 from qfleet.plan import make_plan
 from qfleet.run.wiring import make_train_world
 world = make_train_world(make_plan("Acrobot-v1", overrides={settings!r}))

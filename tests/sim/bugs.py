@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfleet.data import State
-from qfleet.data.budget import Budget
 from qfleet.learn.gate import Gate
 from qfleet.run.ledger import Ledger, Source, Verdict
 from qfleet.run.supervisor import Failing, Fault, Supervisor
+from qfleet.system.restart_budget import Budget
 from tests.sim.driver import Parts
 
 

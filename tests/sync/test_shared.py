@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from qfleet.data.region import Region
 from qfleet.sync.comm import Comm, CommLost, Meeting, ThreadComm
 from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
+from qfleet.system.shared_memory import Region
 
 SLOT = 64
 

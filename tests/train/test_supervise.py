@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from qfleet.supervise import descendants
+
 from qfleet.watch import run_state
 from tests.cli.test_env_faults import write_env
 
@@ -20,7 +20,8 @@ ROOT = Path(__file__).parents[2]
 # Work without torch and without an environment: what it does comes from the test.
 SCRIPT = """
 import ctypes, os, signal, subprocess, sys, time
-from qfleet import heartbeat, supervise
+from qfleet import heartbeat
+from qfleet.train import supervise
 supervise.GRACE_SECONDS = 0.5
 {before}
 def asked(number, frame):

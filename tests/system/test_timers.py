@@ -2,8 +2,9 @@ import time
 
 import pytest
 
-from qfleet.data import STAGES, Stopwatch, stopwatch
-from qfleet.data.stopwatch import Compilers
+from qfleet.data import STAGES, Stopwatch
+from qfleet.system import timers
+from qfleet.system.timers import Compilers
 
 
 class Clock:
@@ -34,7 +35,7 @@ def test_laps_of_a_stage_add_up_and_the_rest_is_in_the_wall_alone() -> None:
 def test_what_is_compiled_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     compilers = Compilers(clock)
-    monkeypatch.setattr(stopwatch, "COMPILERS", compilers)
+    monkeypatch.setattr(timers, "COMPILERS", compilers)
     with compilers:
         clock.now += 100  # before the run
     watch = Stopwatch(clock)

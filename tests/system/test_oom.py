@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.data.oom import oom_kills
+from qfleet.system.oom import oom_kills
 
 
 @pytest.mark.parametrize(

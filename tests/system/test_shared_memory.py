@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qfleet.data import region as module
-from qfleet.data.region import Region
+from qfleet.system import shared_memory as module
+from qfleet.system.shared_memory import Region
 
 SIZE = 10_000
 

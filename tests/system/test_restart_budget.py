@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.data.budget import Budget
+from qfleet.system.restart_budget import Budget
 
 
 def test_the_fault_after_the_limit_is_the_last() -> None:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.data import kin
+from qfleet.system import child_process
 
 # Starts a process by every way of multiprocessing that is used, and tells what it sees.
 STARTS = """
 import json, multiprocessing, os, sys
-from qfleet.data.kin import fork_server, hidden_main
+from qfleet.system.child_process import fork_server, hidden_main
 
 def look(line):
     line.send((sys.path, "selectors" in sys.modules, os.environ.get("PYTHONSAFEPATH")))
 
 if __name__ == "__main__":
     found = []
-    for context in (fork_server("qfleet.data.kin"), multiprocessing.get_context("spawn")):
+    for context in (fork_server("qfleet.system.child_process"), multiprocessing.get_context("spawn")):
         mine, theirs = context.Pipe()
         process = context.Process(target=look, args=(theirs,))
         with hidden_main(False):
@@ -66,18 +66,18 @@ def test_another_python_finds_modules_where_we_do_and_nowhere_else(
     ours.mkdir()
     (ours / "only_ours.py").write_text("NAME = 'found'\n")
     monkeypatch.setattr(sys, "path", [str(ours), *(each for each in sys.path if each not in ("", os.getcwd()))])
-    command = kin.python_command("import only_ours, qfleet; print(only_ours.NAME, *sys.argv[1:])", "a b", "c")
+    command = child_process.python_command("import only_ours, qfleet; print(only_ours.NAME, *sys.argv[1:])", "a b", "c")
     done = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=60)
     assert done.stdout == "found a b c\n", done.stderr
     assert not (here / "marks").exists()
 
 
 def test_a_wish_of_the_users_for_a_safe_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kin.SAFE_PATH, "1")
-    with kin.safe_path():
-        assert os.environ[kin.SAFE_PATH] == "1"
-    assert os.environ[kin.SAFE_PATH] == "1"
-    monkeypatch.delenv(kin.SAFE_PATH)
-    with kin.safe_path(), kin.safe_path():
-        assert os.environ[kin.SAFE_PATH] == kin.AT_START
-    assert kin.SAFE_PATH not in os.environ
+    monkeypatch.setenv(child_process.SAFE_PATH, "1")
+    with child_process.safe_path():
+        assert os.environ[child_process.SAFE_PATH] == "1"
+    assert os.environ[child_process.SAFE_PATH] == "1"
+    monkeypatch.delenv(child_process.SAFE_PATH)
+    with child_process.safe_path(), child_process.safe_path():
+        assert os.environ[child_process.SAFE_PATH] == child_process.AT_START
+    assert child_process.SAFE_PATH not in os.environ

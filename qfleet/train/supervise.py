@@ -235,7 +235,7 @@ def supervised(work: Callable[[], int], is_new_request: Callable[[], bool] = lam
 
     `is_new_request` is asked about each signal after the first: does it ask again, to leave at once?
     """
-    from qfleet.data.oom import oom_kills  # most commands need none of that room
+    from qfleet.system.oom import oom_kills  # most commands need none of that room
 
     adopt_orphans()
     not_ours, num_oom = descendants(os.getpid()), oom_kills()

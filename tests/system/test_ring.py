@@ -14,7 +14,7 @@ from qfleet.act import acting
 from qfleet.data import Array, Rollout, Spec
 from qfleet.data.wire_format import ParcelTooLarge
 from qfleet.run.board import Board, layout_of
-from qfleet.run.shared import Belt, Counter, Gauges, Ring
+from qfleet.system.ring import Belt, Counter, Gauges, Ring
 from tests.act.test_actor import counting, make_actor
 
 CONTEXT = multiprocessing.get_context("forkserver")

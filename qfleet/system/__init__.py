@@ -1,0 +1,1 @@
+"""One machine: child processes, shared memory, rings, timers, and how often something may be restarted."""

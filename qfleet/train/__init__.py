@@ -1,0 +1,1 @@
+"""One run on its way: the trainer and the parts it calls."""
