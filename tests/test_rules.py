@@ -44,7 +44,7 @@ OTHER_FILES = {
     "qfleet/run/video.py": "a film in a private temporary folder",
     "qfleet/run/ray_reaper.py": "/proc, and the folder of a Ray of our own",
     "qfleet/run/ray_session.py": "the token and folder of a Ray of our own",
-    "qfleet/envs/child.py": "/proc",
+    "qfleet/envs/workers/process.py": "/proc",
     "qfleet/watch/energy.py": "/sys",
     "qfleet/watch/origin.py": "/proc",
     "qfleet/watch/repository.py": "a private copy of what git knows; the repository itself is not in a run folder",

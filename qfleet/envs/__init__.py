@@ -1,11 +1,11 @@
 """Making worlds: native vector environments where they exist, single environments side by side otherwise."""
 
+from qfleet.envs.env_checker import Check, check_env
+from qfleet.envs.env_id import absolute_id, module_file
 from qfleet.envs.episodes import TEST, TRAIN, VALIDATION, episode_seed
-from qfleet.envs.find import absolute_id, module_file
 from qfleet.envs.make import is_native, make_world, time_env
-from qfleet.envs.probe import Check, check_env
-from qfleet.envs.staff import Fault
-from qfleet.envs.workers import Workers
+from qfleet.envs.workers.pool import Fault
+from qfleet.envs.workers.vector import Workers
 
 __all__ = [
     "TEST",

@@ -12,13 +12,13 @@ from qfleet import heartbeat
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
-from qfleet.envs.child import clocked
+from qfleet.envs.env_id import called, find, unknown
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.find import called, find, unknown
-from qfleet.envs.lanes import AnyEnv, Lanes
 from qfleet.envs.options import fitting, secret_variables
-from qfleet.envs.seats import Task
-from qfleet.envs.workers import Workers
+from qfleet.envs.sync_vector import AnyEnv, Lanes
+from qfleet.envs.workers.main import Task
+from qfleet.envs.workers.process import clocked
+from qfleet.envs.workers.vector import Workers
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from qfleet.envs.child import end_group
+from qfleet.envs.workers.process import end_group
 from qfleet.system.child_process import die_with_parent, hidden_main
 
 

@@ -22,8 +22,8 @@ import torch
 from qfleet.act import Policy
 from qfleet.data import World
 from qfleet.envs import time_env
-from qfleet.envs.clock import any_allowed
-from qfleet.envs.lanes import Lanes
+from qfleet.envs.step_timer import any_allowed
+from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
 from qfleet.run.resolve import require_device

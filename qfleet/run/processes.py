@@ -18,7 +18,7 @@ from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
-from qfleet.envs.staff import CLOSE_SECONDS
+from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, Processes
 from qfleet.plan.validate.placement import is_central, num_senders

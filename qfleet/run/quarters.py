@@ -15,7 +15,7 @@ from qfleet.act import Explore
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_parts, blank_batch
 from qfleet.data.wire_format import Facts, packed_bytes
-from qfleet.envs.child import ending
+from qfleet.envs.workers.process import ending
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving

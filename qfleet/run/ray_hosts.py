@@ -22,7 +22,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.envs.staff import CLOSE_SECONDS
+from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run.board import Layout, layout_of

@@ -10,12 +10,12 @@ from qfleet.act import Actor, Policy, acting, lanes_for, play
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Rollout, Step
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.lanes import Lanes
-from qfleet.envs.toys import Counting, Masked, Unrepeatable
+from qfleet.envs.sync_vector import Lanes
 from qfleet.nets import QNet
 from qfleet.nets.memory import Memory
 from qfleet.qlearn import Scalar
 from qfleet.run.carriers import Queue, Shelf
+from qfleet.testing.toys import Counting, Masked, Unrepeatable
 
 LENGTHS = (3, 5, 1, 4)
 

@@ -12,11 +12,11 @@ from qfleet.act.actor import expected_values
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Rollout, State
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.lanes import Lanes
-from qfleet.envs.toys import BoxAction, Counting, Masked, Unrepeatable
+from qfleet.envs.sync_vector import Lanes
 from qfleet.nets import Memory, QNet
 from qfleet.qlearn import Decoupled, Scalar
 from qfleet.save import pack_state, unpack_state
+from qfleet.testing.toys import BoxAction, Counting, Masked, Unrepeatable
 
 LENGTHS = (3, 5, 1, 4)
 

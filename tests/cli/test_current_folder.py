@@ -62,7 +62,7 @@ def test_processes_of_ray_import_nothing_from_it(here: Path) -> None:
 def test_python_m_imports_nothing_from_it_but_the_environment_that_is_named(here: Path) -> None:
     (here / "qfleet.py").unlink()  # Python itself looks there for what -m names
     (here / "mine.py").write_text(
-        "import gymnasium as gym\nfrom qfleet.envs.toys import Random\n"
+        "import gymnasium as gym\nfrom qfleet.testing.toys import Random\n"
         "gym.register('Mine-v0', entry_point=Random, max_episode_steps=20)\n"
     )
     changes = {**PROCESSES, "until.steps": 100}

@@ -13,10 +13,10 @@ from qfleet.act import Actor, Policy
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array, Step, World
 from qfleet.envs import TRAIN, episode_seed, make_world
-from qfleet.envs.toys import Traced
 from qfleet.nets import QNet
 from qfleet.plan.schema import Env
 from qfleet.qlearn import Scalar
+from qfleet.testing.toys import Traced
 
 SEED = 11
 NUM = 4
@@ -28,7 +28,7 @@ def world_of(toy: str, num: int = NUM, workers: int = 2, **settings: Any) -> Ite
     """A world of toys; what is not a setting of the plan is an option of the toy."""
     own = {name: settings.pop(name) for name in list(settings) if name in ("every", "at", "fault", "allow")}
     logs = settings.pop("logs", None)
-    env = Env(id=f"qfleet.envs.toys:toys/{toy}-v0", num=num, workers=workers, options=own, **settings)
+    env = Env(id=f"qfleet.testing.toys:toys/{toy}-v0", num=num, workers=workers, options=own, **settings)
     world = make_world(env, seed=SEED, stream=TRAIN, logs=logs)
     try:
         yield world

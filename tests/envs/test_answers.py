@@ -10,9 +10,9 @@ from gymnasium import spaces
 
 from qfleet.data import Array
 from qfleet.envs import TRAIN, check_env, make_world
-from qfleet.envs.adapt import adapt_obs
 from qfleet.envs.bounds import OutsideSpace
-from qfleet.envs.lanes import Lanes
+from qfleet.envs.spaces import adapt_obs
+from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 

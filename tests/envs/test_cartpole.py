@@ -9,7 +9,7 @@ import pytest
 from qfleet.data import Array, Step
 from qfleet.envs import TEST, TRAIN, VALIDATION, make_world
 from qfleet.envs.cartpole import CartPole
-from qfleet.envs.lanes import Lanes
+from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 

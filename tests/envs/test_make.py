@@ -8,11 +8,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from qfleet.envs import TRAIN, absolute_id, check_env, make_world, module_file, toys
-from qfleet.envs.lanes import Lanes
+from qfleet.envs import TRAIN, absolute_id, check_env, make_world, module_file
+from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
+from qfleet.testing import toys
 
 OWN = """
 import gymnasium as gym
@@ -121,7 +122,7 @@ def test_a_constructor_without_render_mode_is_named(tmp_path: Path) -> None:
 
 
 def test_what_a_module_registers() -> None:
-    made = world("qfleet.envs.toys:toys/Masked-v0")
+    made = world("qfleet.testing.toys:toys/Masked-v0")
     assert isinstance(made, Lanes)
     assert made.spec.masked
 
@@ -331,7 +332,7 @@ def verdicts(name: str) -> dict[str, bool]:
 
 
 def test_a_sound_environment_passes_every_check() -> None:
-    checks = check_env(Env(id="qfleet.envs.toys:toys/Masked-v0"))
+    checks = check_env(Env(id="qfleet.testing.toys:toys/Masked-v0"))
     assert all(check.ok for check in checks)
     details = {check.name: check.detail for check in checks}
     assert details["spaces"] == "observation (2,) float32, 4 actions"
@@ -340,9 +341,9 @@ def test_a_sound_environment_passes_every_check() -> None:
 
 
 def test_an_unsound_environment_fails_the_right_checks() -> None:
-    wrong = verdicts("qfleet.envs.toys:toys/Unrepeatable-v0")
+    wrong = verdicts("qfleet.testing.toys:toys/Unrepeatable-v0")
     assert [name for name, ok in wrong.items() if not ok] == ["determinism", "re-drive"]
-    assert not verdicts("qfleet.envs.toys:toys/NotFinite-v0")["contract"]
+    assert not verdicts("qfleet.testing.toys:toys/NotFinite-v0")["contract"]
     raising = check_env(Env(id="mine"), make=lambda: toys.Raising(0))
     assert [(check.name, check.ok) for check in raising] == [("made", False)]
     assert "the toy broke" in raising[0].detail

@@ -13,8 +13,7 @@ from qfleet.act import Actor, Policy
 from qfleet.act.explore import EpsilonGreedy
 from qfleet.data import Array
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.lanes import Lanes
-from qfleet.envs.toys import Constant
+from qfleet.envs.sync_vector import Lanes
 from qfleet.learn import Learner, make_learner
 from qfleet.nets import make_net
 from qfleet.plan.schema import (
@@ -33,6 +32,7 @@ from qfleet.plan.schema import (
 )
 from qfleet.qlearn import Scalar
 from qfleet.replay import make_replay
+from qfleet.testing.toys import Constant
 
 GAMMA = 0.9
 Rule = MaxRule | DoubleRule

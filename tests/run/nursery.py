@@ -81,8 +81,8 @@ class Nursery:
 
 def serve() -> None:
     """Answer questions until there are no more."""
-    import qfleet.envs.toys
     import qfleet.run  # noqa: F401
+    import qfleet.testing.toys
     from qfleet.data import Spec
     from qfleet.replay.warm import warm
 

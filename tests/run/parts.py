@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-import qfleet.envs.toys  # noqa: F401  registers toys/...
+import qfleet.testing.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
 from qfleet.plan import make_plan
 from qfleet.run.mate import Mate
@@ -168,7 +168,7 @@ def resumed(run: Run | Path, **more: Any) -> Run:
 SLOW_TO_CLOSE = """
 import os, time
 from pathlib import Path
-from qfleet.envs.toys import Random
+from qfleet.testing.toys import Random
 class Slow(Random):
     def __init__(self):
         super().__init__()

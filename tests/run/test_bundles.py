@@ -75,7 +75,7 @@ def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict
 
 def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
     more = {"until.steps": 3_000, "log.every_steps": 100}
-    found = train(make_plan("qfleet.envs.toys:toys/Traced-v0", overrides={**TWO, **more}), out=tmp_path)
+    found = train(make_plan("qfleet.testing.toys:toys/Traced-v0", overrides={**TWO, **more}), out=tmp_path)
     end = ends(found.path)
     assert 3_000 <= end["env_steps"] < 3_000 + 8 * found.plan.env.num
     part = one_bundle(found.plan)
@@ -89,7 +89,9 @@ def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> None:
     more = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
-    plan = make_plan("qfleet.envs.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0})
+    plan = make_plan(
+        "qfleet.testing.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0}
+    )
     found = train(plan, out=tmp_path)
     assert {event.get("actor") for event in events(found.path, "env_fault")} == {None, 1}
 

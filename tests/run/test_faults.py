@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from qfleet import Run, resume, train
 from qfleet.act import Policy
 from qfleet.data import Array, Batch, Report
-from qfleet.envs.toys import NotFinite, Random, Unrepeatable
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.run import course, memory
@@ -24,11 +23,12 @@ from qfleet.run.resolve import resolve
 from qfleet.run.wiring import make_line, make_train_world
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
+from qfleet.testing.toys import NotFinite, Random, Unrepeatable
 from qfleet.watch.words import end_lines
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
 
-BREAKING = "qfleet.envs.toys:toys/Breaking-v0"
+BREAKING = "qfleet.testing.toys:toys/Breaking-v0"
 NO_LIMIT: Settings = {"optim.clip_norm": None, "optim.learning_rate": 1e30}
 
 

@@ -242,7 +242,7 @@ def test_two_at_once_are_refused(plays: Plays, tmp_path: Path) -> None:
 
 
 def test_a_group_that_names_code_needs_trust(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.py").write_text("from qfleet.envs.toys import Random\nclass Own(Random): pass\n")
+    (tmp_path / "own.py").write_text("from qfleet.testing.toys import Random\nclass Own(Random): pass\n")
     plays.set(seed_0="4 refused")
     made = train_group(small(None, f"{tmp_path}/own.py:Own"), 1, out=tmp_path / "runs")
     assert resume_group(made.path).exit_code == 4

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from qfleet import load, resume, train
-from qfleet.envs.toys import Random
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.run import keeper
 from qfleet.run import rows as saved_rows
 from qfleet.run.resolve import resolve
 from qfleet.run.wiring import Line, make_line, make_train_world
 from qfleet.save import Checkpoints, decompress, unpack_tensors
+from qfleet.testing.toys import Random
 from tests.replay.streams import random_stream, rollout
 from tests.run.parts import PONG, Settings, checkpoints, rows, same, small, trained, until
 

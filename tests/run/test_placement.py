@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-import qfleet.envs.toys as toys
+import qfleet.testing.toys as toys
 from qfleet.act import Policy
 from qfleet.envs import time_env
 from qfleet.errors import UsageError

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-import qfleet.envs.toys as toys
+import qfleet.testing.toys as toys
 from qfleet import Plan, Run, resume, train
 from qfleet.data import Rollout
 from qfleet.errors import EnvError, UsageError

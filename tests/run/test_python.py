@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from qfleet import Plan, Run, load, resume, train
-from qfleet.envs.toys import Random
 from qfleet.errors import StorageError, UsageError
 from qfleet.learn import arrays
 from qfleet.run.memory import available_bytes
 from qfleet.save import hold_run
+from qfleet.testing.toys import Random
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, checkpoints, events, resumed, rows, same, settings, small, status, trained, until
 
@@ -264,7 +264,7 @@ def write_env(folder: Path) -> str:
     """A file with an environment that leaves a mark when it is imported."""
     file = folder / "mine.py"
     file.write_text(
-        "from pathlib import Path\nfrom qfleet.envs.toys import Random\n"
+        "from pathlib import Path\nfrom qfleet.testing.toys import Random\n"
         f"Path({str(folder / 'mark')!r}).touch()\nclass Mine(Random):\n    pass\n"
     )
     return f"{file}:Mine"

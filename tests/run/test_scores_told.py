@@ -8,9 +8,9 @@ import pytest
 
 from qfleet import load, train
 from qfleet.cli import main
-from qfleet.envs.toys import Random
 from qfleet.run.book import Book
 from qfleet.run.judge import Judge
+from qfleet.testing.toys import Random
 from qfleet.watch import make_watcher
 from qfleet.watch.words import end_lines, evaluation_line
 from tests.run.parts import JUDGED, Settings, events, resumed, small, trained

@@ -22,7 +22,7 @@ CANARY = "canary-5b1e9f00d"
 WORLD = """
 import hashlib, os
 from pathlib import Path
-from qfleet.envs.toys import Random
+from qfleet.testing.toys import Random
 
 class Locked(Random):
     def __init__(self, api_key=None, fail=None):

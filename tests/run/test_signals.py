@@ -176,7 +176,7 @@ def test_a_run_from_python_is_not_left_before_a_call_has_had_its_time(
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> None:
     # The first one is heard in the middle of a step that takes longer than anybody waits.
     code = (
-        "import time, gymnasium as gym\nfrom qfleet.envs.toys import Random\nclass Slow(Random):\n    done = 0\n"
+        "import time, gymnasium as gym\nfrom qfleet.testing.toys import Random\nclass Slow(Random):\n    done = 0\n"
         "    def step(self, action):\n        Slow.done += 1\n        time.sleep(30 if Slow.done > 500 else 0)\n"
         "        return super().step(action)\n"
     )
@@ -200,7 +200,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> Non
 @pytest.mark.chaos
 def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, nursery: Nursery) -> None:
     code = (
-        "import time\nfrom qfleet.envs.toys import Random\nclass Stuck(Random):\n    done = 0\n"
+        "import time\nfrom qfleet.testing.toys import Random\nclass Stuck(Random):\n    done = 0\n"
         "    def step(self, action):\n        Stuck.done += 1\n        time.sleep(60 if Stuck.done > 500 else 0)\n"
         "        return super().step(action)\n"
     )

@@ -122,7 +122,7 @@ def test_a_module_of_the_same_name_that_comes_first_is_not_trusted(
 
 
 OWN = """
-from qfleet.envs.toys import Random
+from qfleet.testing.toys import Random
 
 class Mine(Random):
     pass

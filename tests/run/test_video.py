@@ -13,11 +13,12 @@ import torch
 
 from qfleet.act import Policy
 from qfleet.data import Array
-from qfleet.envs import TEST, make_world, toys
+from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.run import video
 from qfleet.run.wiring import make_policy
+from qfleet.testing import toys
 from tests.run.parts import small
 
 pytest.importorskip("imageio_ffmpeg")
@@ -146,7 +147,7 @@ def test_an_environment_without_pictures_is_named(make: Any, why: str, tmp_path:
 
 
 def test_an_own_environment_that_takes_no_render_mode_is_named(tmp_path: Path) -> None:
-    (tmp_path / "blind.py").write_text("from qfleet.envs.toys import Random\n\nclass Blind(Random):\n    pass\n")
+    (tmp_path / "blind.py").write_text("from qfleet.testing.toys import Random\n\nclass Blind(Random):\n    pass\n")
     plan = small(env_id=f"{tmp_path / 'blind.py'}:Blind")
     with pytest.raises(UsageError, match="takes no render_mode") as caught:
         video.record(plan, policy_for(plan), tmp_path / "play.mp4", 1)

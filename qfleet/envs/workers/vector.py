@@ -16,12 +16,12 @@ import numpy as np
 
 from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
-from qfleet.envs.child import Elsewhere, scouted
 from qfleet.envs.episodes import Episodes, episode_seed
-from qfleet.envs.seats import Task
-from qfleet.envs.single import blank
-from qfleet.envs.slab import IDLE, RESET, STEP
-from qfleet.envs.staff import Fault, Staff
+from qfleet.envs.single_env import blank
+from qfleet.envs.workers.main import Task
+from qfleet.envs.workers.memory import IDLE, RESET, STEP
+from qfleet.envs.workers.pool import Fault, Staff
+from qfleet.envs.workers.process import Elsewhere, scouted
 from qfleet.errors import EnvError
 from qfleet.system.restart_budget import Budget
 

@@ -16,8 +16,8 @@ from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import Episodes, episode_seed
-from qfleet.envs.single import AnyEnv as AnyEnv
-from qfleet.envs.single import Raised, Single, blank, describe, made
+from qfleet.envs.single_env import AnyEnv as AnyEnv
+from qfleet.envs.single_env import Raised, Single, blank, describe, made
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, inside
 from qfleet.system.child_process import AskedToLeave

@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 
 from qfleet.data import Spec, join_actions, split_actions
-from qfleet.envs.adapt import adapt_actions
+from qfleet.envs.spaces import adapt_actions
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env, Net, Plan
 from qfleet.run.resolve import MAX_JOINT_ACTIONS, resolve

@@ -134,7 +134,7 @@ def test_workers_logs_are_put_beside_the_log_of_whoever_has_them(tmp_path: Path)
 
 def test_a_log_that_grows_within_one_step_is_cut(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(
-        "import os\nfrom qfleet.envs.toys import Traced\nclass Endless(Traced):\n    def step(self, action):\n"
+        "import os\nfrom qfleet.testing.toys import Traced\nclass Endless(Traced):\n    def step(self, action):\n"
         "        while True:\n            os.write(1, b'x' * 100_000)\n"
     )
     env = Env(id=f"{tmp_path / 'endless.py'}:Endless", num=1, workers=1, step_timeout_seconds=1.0, rebuilds=0)
@@ -263,7 +263,7 @@ def test_workers_killed_or_stopped_at_random_moments_are_replaced(name: str) -> 
 def test_a_replacement_finds_what_was_named_from_the_folder_it_began_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "mine.py").write_text("from qfleet.envs.toys import Traced\nclass Mine(Traced):\n    pass\n")
+    (tmp_path / "mine.py").write_text("from qfleet.testing.toys import Traced\nclass Mine(Traced):\n    pass\n")
     monkeypatch.chdir(tmp_path)
     world = make_world(Env(id="mine.py:Mine", num=2, workers=1), seed=SEED, stream=TRAIN)
     monkeypatch.chdir("/")
@@ -289,7 +289,7 @@ import os, signal, sys, time
 import numpy as np
 from qfleet.envs import TRAIN, make_world
 from qfleet.plan.schema import Env
-env = Env(id="qfleet.envs.toys:toys/Hanging-v0", num=3, workers=3, options={"fault": sys.argv[1], "every": 2})
+env = Env(id="qfleet.testing.toys:toys/Hanging-v0", num=3, workers=3, options={"fault": sys.argv[1], "every": 2})
 world = make_world(env, seed=1, stream=TRAIN)
 world.reset()
 for _ in range(2):
@@ -324,7 +324,7 @@ def test_children_end_with_a_parent_that_is_killed(fault: str) -> None:
 KENNEL = """
 import subprocess
 from pathlib import Path
-from qfleet.envs.toys import Hanging
+from qfleet.testing.toys import Hanging
 class Kennel(Hanging):
     def reset(self, **settings):
         dog = subprocess.Popen(["sleep", "1000"])
@@ -336,7 +336,7 @@ class Kennel(Hanging):
 @pytest.mark.chaos
 def test_what_environments_started_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "kennel.py").write_text(KENNEL)
-    script = PARENT.replace("qfleet.envs.toys:toys/Hanging-v0", f"{tmp_path / 'kennel.py'}:Kennel")
+    script = PARENT.replace("qfleet.testing.toys:toys/Hanging-v0", f"{tmp_path / 'kennel.py'}:Kennel")
     command = [sys.executable, "-c", script, "hard", "wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as parent:
         assert parent.stdout is not None

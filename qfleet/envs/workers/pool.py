@@ -11,10 +11,10 @@ from typing import Literal
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.envs.child import Child
-from qfleet.envs.reaper import Reaper
-from qfleet.envs.seats import Task
-from qfleet.envs.slab import DONE, WRONG
+from qfleet.envs.workers.main import Task
+from qfleet.envs.workers.memory import DONE, WRONG
+from qfleet.envs.workers.process import Child
+from qfleet.envs.workers.reaper import Reaper
 
 CLOSE_SECONDS = 2.0  # what environments may take to be closed, all of them together
 _SLICE_SECONDS = 0.25  # how long to wait before looking at logs again

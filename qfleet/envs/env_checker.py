@@ -7,10 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from qfleet.data import Array, Step, World
-from qfleet.envs.clock import any_allowed
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.make import make_world
+from qfleet.envs.step_timer import any_allowed
+from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Env
 

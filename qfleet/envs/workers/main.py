@@ -18,11 +18,11 @@ import msgspec
 
 from qfleet.data import Spec
 from qfleet.envs.bounds import OutsideSpace
-from qfleet.envs.clock import clock_steps
-from qfleet.envs.find import called, find
-from qfleet.envs.lanes import Lanes
-from qfleet.envs.single import AnyEnv, Raised, Single, describe, made
-from qfleet.envs.slab import DONE, IDLE, RAISED, RESET, WRONG, Slab
+from qfleet.envs.env_id import called, find
+from qfleet.envs.single_env import AnyEnv, Raised, Single, describe, made
+from qfleet.envs.step_timer import clock_steps
+from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.workers.memory import DONE, IDLE, RAISED, RESET, WRONG, Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Env

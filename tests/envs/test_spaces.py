@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from qfleet.envs.adapt import OutsideSpace, adapt_actions, adapt_obs
+from qfleet.envs.spaces import OutsideSpace, adapt_actions, adapt_obs
 from qfleet.errors import UsageError
 
 

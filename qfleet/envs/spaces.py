@@ -11,7 +11,7 @@ from gymnasium import spaces
 from qfleet.data import Array, split_actions
 from qfleet.data.joint_actions import LARGEST
 from qfleet.envs.bounds import Bounds, OutsideSpace
-from qfleet.envs.leaves import Leaf, encodable
+from qfleet.envs.space_parts import Leaf, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5

@@ -10,7 +10,7 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from qfleet.envs.child import end_group, launched
+from qfleet.envs.workers.process import end_group, launched
 from qfleet.system.child_process import let_go_of_server
 
 

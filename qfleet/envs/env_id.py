@@ -14,9 +14,9 @@ from typing import Any
 import gymnasium as gym
 
 from qfleet.envs import atari, minatar
-from qfleet.envs.lanes import AnyEnv
 from qfleet.envs.options import with_secrets
-from qfleet.envs.single import describe
+from qfleet.envs.single_env import describe
+from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError, QfleetError, UsageError, conceal
 from qfleet.heartbeat import IMPORT, inside
 from qfleet.plan.schema import Env

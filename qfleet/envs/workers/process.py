@@ -16,8 +16,8 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
-from qfleet.envs.seats import DESK_BYTES, GO, LEAVE, MADE_AT, TELL_SIGNAL, Finding, Task, clock, scout, work
-from qfleet.envs.slab import Slab
+from qfleet.envs.workers.main import DESK_BYTES, GO, LEAVE, MADE_AT, TELL_SIGNAL, Finding, Task, clock, scout, work
+from qfleet.envs.workers.memory import Slab
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.frames import own_frames
@@ -224,4 +224,4 @@ def end_group(process: BaseProcess) -> None:
 def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
-    return fork_server("qfleet.envs.seats")  # so that a replacement need not import anything
+    return fork_server("qfleet.envs.workers.main")  # so that a replacement need not import anything

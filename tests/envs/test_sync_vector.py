@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Step
-from qfleet.envs import TEST, TRAIN, VALIDATION, episode_seed, make_world, toys
-from qfleet.envs.lanes import Lanes
+from qfleet.envs import TEST, TRAIN, VALIDATION, episode_seed, make_world
 from qfleet.envs.minatar import MinAtar
+from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import AskedToLeave
+from qfleet.testing import toys
 
 LENGTHS = (3, 5, 1, 4)
 

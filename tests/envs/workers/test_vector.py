@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from qfleet.envs import TRAIN, episode_seed, make_world
-from qfleet.envs.toys import Traced
-from qfleet.envs.workers import Workers
+from qfleet.envs.workers.vector import Workers
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
+from qfleet.testing.toys import Traced
 from tests.envs.record import (
     NUM,
     SEED,
@@ -82,7 +82,7 @@ def test_a_step_under_way_must_be_received_before_saving() -> None:
 
 SLOW = """
 import time
-from qfleet.envs.toys import Traced
+from qfleet.testing.toys import Traced
 class Slow(Traced):
     def step(self, action):
         time.sleep({seconds})
@@ -152,7 +152,7 @@ def test_eight_slow_environments_on_two_workers_are_twice_as_fast(tmp_path: Path
 def test_an_own_function_of_a_module_is_called_in_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(
-        "import numpy as np\nfrom qfleet.envs import TRAIN, make_world\nfrom qfleet.envs.toys import Traced\n"
+        "import numpy as np\nfrom qfleet.envs import TRAIN, make_world\nfrom qfleet.testing.toys import Traced\n"
         "from qfleet.plan.schema import Env\n"
         "def make():\n    return Traced()\n"
         "if __name__ == '__main__':\n"
@@ -165,7 +165,7 @@ def test_an_own_function_of_a_module_is_called_in_the_workers(tmp_path: Path) ->
 
 
 def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("from qfleet.envs.toys import Traced\nclass Mine(Traced):\n    pass\n")
+    (tmp_path / "mine.py").write_text("from qfleet.testing.toys import Traced\nclass Mine(Traced):\n    pass\n")
     (tmp_path / "script.py").write_text(
         "print('run')\nimport gymnasium\n"
         "from qfleet.envs import TRAIN, make_world\nfrom qfleet.plan.schema import Env\n"
@@ -198,19 +198,19 @@ def test_native_worlds_have_no_use_for_workers(name: str) -> None:
     ("env", "kind", "said"),
     [
         (Env(id="Nothing-v0", workers=1), UsageError, "is not a known environment"),
-        (Env(id="qfleet.envs.toys:toys/Random-v0", workers=1, bins=3), UsageError, "env.bins=3 has no effect"),
+        (Env(id="qfleet.testing.toys:toys/Random-v0", workers=1, bins=3), UsageError, "env.bins=3 has no effect"),
         (
-            Env(id="qfleet.envs.toys:toys/Random-v0", workers=1, options={"colour": 3}),
+            Env(id="qfleet.testing.toys:toys/Random-v0", workers=1, options={"colour": 3}),
             UsageError,
             "env.options={'colour': 3} was refused",
         ),
         (
-            Env(id="qfleet.envs.toys:toys/Breaking-v0", workers=1, options={"at": 0}),
+            Env(id="qfleet.testing.toys:toys/Breaking-v0", workers=1, options={"at": 0}),
             EnvError,
             r"reset\(\) raised ZeroDivisionError",
         ),
         (
-            Env(id="qfleet.envs.toys:toys/Crashing-v0", workers=1, options={"at": 0}),
+            Env(id="qfleet.testing.toys:toys/Crashing-v0", workers=1, options={"at": 0}),
             EnvError,
             "was ended by SIGSEGV when the first copy",
         ),
@@ -225,7 +225,7 @@ def test_what_cannot_be_begun_is_said_at_once(env: Env, kind: type[Exception], s
 
 def test_an_environment_that_leaves_in_its_first_reset_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
-        "import os\nfrom qfleet.envs.toys import Traced\nclass Leaving(Traced):\n"
+        "import os\nfrom qfleet.testing.toys import Traced\nclass Leaving(Traced):\n"
         "    def reset(self, *, seed=None, options=None):\n        os._exit(0)\n"
     )
     env = Env(id=f"{tmp_path / 'leaving.py'}:Leaving", workers=1)
@@ -235,7 +235,7 @@ def test_an_environment_that_leaves_in_its_first_reset_is_said_at_once(tmp_path:
 
 
 def test_workers_do_not_load_torch() -> None:
-    code = "import sys, qfleet.envs.seats; print('torch' in sys.modules)"
+    code = "import sys, qfleet.envs.workers.main; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr
 

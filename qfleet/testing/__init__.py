@@ -1,0 +1,1 @@
+"""Small environments and stand-ins that tests and examples import."""
