@@ -15,8 +15,8 @@ from typing import Any
 
 from qfleet.files import open_log
 from qfleet.run.signals import ENDINGS, Asked
-from qfleet.supervise import ENV_FAILED, descendants, send_all, stopping
 from qfleet.system.child_process import python_command
+from qfleet.train.supervise import ENV_FAILED, descendants, send_all, stopping
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.

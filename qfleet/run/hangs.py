@@ -16,7 +16,7 @@ from qfleet import heartbeat
 from qfleet.frames import own_frames
 from qfleet.heartbeat import CALLS
 from qfleet.run.signals import ENDINGS, Asked
-from qfleet.supervise import GRACE_SECONDS, Verdict, call_limit, report
+from qfleet.train.supervise import GRACE_SECONDS, Verdict, call_limit, report
 
 LOOK_SECONDS = 0.25
 LEAVING = ("SIGTERM", "SIGHUP")  # Ctrl-C may only mean a cell of a notebook

@@ -25,9 +25,9 @@ from qfleet.plan.schema import Inline, Plan
 from qfleet.run.board import Board
 from qfleet.run.history import History
 from qfleet.run.wiring import EnvMaker, make_actor, make_own_world, make_policy, one_policy
-from qfleet.supervise import adopt_orphans, end_descendants
 from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
 from qfleet.system.ring import Belt, Gauges
+from qfleet.train.supervise import adopt_orphans, end_descendants
 
 LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5

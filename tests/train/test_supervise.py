@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from qfleet.supervise import descendants
 
+from qfleet.train.supervise import descendants
 from qfleet.watch import run_state
 from tests.cli.test_env_faults import write_env
 
