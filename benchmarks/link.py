@@ -32,8 +32,8 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.run.partner import lone_learner
 from qfleet.sync.buckets import Buckets
-from qfleet.sync.group import GroupComm, make_gloo
 from qfleet.sync.make import make_average
+from qfleet.sync.process_groups import GroupComm, make_gloo
 
 BRIDGE, NET, PORT, LIMIT_SECONDS = "qfbr0", "10.77.0", 29_877, 120.0
 RATES = {"1 Gbit/s": 1_000, "100 Mbit/s": 100}

@@ -184,7 +184,7 @@ def test_every_axis_is_in_the_table_of_algorithms() -> None:
     axes |= {path for path in index().paths() if path.startswith("population.")}
     axes |= {"algo.rescale", "algo.n_step", "steer.stop_patience"}
     assert axes <= set(re.findall(r"`([\w.]+)`", table))
-    assert "`algo.bonus.type` | [learn/bonus.py]" in table
+    assert "`algo.bonus.type` | [learn/count_bonus.py]" in table
 
 
 def test_what_is_said_not_to_exist_does_not() -> None:

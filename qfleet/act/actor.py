@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.act.crowd import Crowd
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
+from qfleet.act.population_policy import Crowd
 from qfleet.data import Array, Board, Channel, Rollout, State, Step, Stopwatch, Tick, World, split_actions
 from qfleet.data.array_messages import COLUMNS
 from qfleet.data.state_reader import (

@@ -6,16 +6,16 @@ from collections.abc import Callable
 import torch
 
 from qfleet.data import Spec
-from qfleet.learn.bonus import Counts, make_bonus
-from qfleet.learn.compiled import make_whole
-from qfleet.learn.feed import Diverging, Feed, Observer, ReplayFeed, drain, learning
-from qfleet.learn.fresh import FreshFeed
-from qfleet.learn.gate import Gate
+from qfleet.learn.batch_source import Diverging, Feed, Observer, ReplayFeed, drain, learning
+from qfleet.learn.compiled_update import make_whole
+from qfleet.learn.count_bonus import Counts, make_bonus
+from qfleet.learn.fresh_source import FreshFeed
 from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, arrays, restore
 from qfleet.learn.optimizer import make_optimizer
 from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import Members, rate_factors
-from qfleet.learn.target import make_follow, tensors
+from qfleet.learn.rate_limiter import Gate
+from qfleet.learn.target_network import make_follow, tensors
 from qfleet.nets import Implicit, QNet, constraints
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import Fresh, ImplicitHead, Plan

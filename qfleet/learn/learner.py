@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.learn.compiled import CannotCompile, Whole
-from qfleet.learn.device import make_carry, numbers
+from qfleet.learn.batch_split import part
+from qfleet.learn.compiled_update import CannotCompile, Whole
 from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
-from qfleet.learn.partners import Partners
-from qfleet.learn.parts import part
+from qfleet.learn.peers import Partners
 from qfleet.learn.plasticity import Reset
-from qfleet.learn.target import Follow, floating, tensors
+from qfleet.learn.target_network import Follow, floating, tensors
+from qfleet.learn.transfer import make_carry, numbers
 from qfleet.nets import (
     Chain,
     Network,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Array, Batch, Report, Sequences
+from qfleet.learn.batch_split import part
 from qfleet.learn.learner import Learner
-from qfleet.learn.parts import part
 from qfleet.learn.plasticity import Reset
 from qfleet.nets import QNet
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
 from qfleet.data.wire_format import checksum
-from qfleet.learn.device import numbers
+from qfleet.learn.transfer import numbers
 from qfleet.system.shared_memory import Region
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member

@@ -14,7 +14,7 @@ from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, arrays, restore
-from qfleet.learn.partners import Partners
+from qfleet.learn.peers import Partners
 from qfleet.plan import switches
 from qfleet.plan.sync_schema import Sync
 from qfleet.run.diary import Diary, Ending, Row, short

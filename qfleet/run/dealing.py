@@ -9,7 +9,7 @@ import numpy as np
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.data.array_messages import batch_parts
 from qfleet.data.wire_format import Facts, Parts
-from qfleet.learn.parts import chosen
+from qfleet.learn.batch_split import chosen
 from qfleet.replay import Stock
 from qfleet.run.shares import Known, Speeds, joined, owners_of, share_in, share_of, totals_of
 

@@ -24,7 +24,7 @@ import torch
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
-from qfleet.learn.compiled import cache_folder, not_whole
+from qfleet.learn.compiled_update import cache_folder, not_whole
 from qfleet.nets import make_net
 from qfleet.plan import total_updates
 from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView

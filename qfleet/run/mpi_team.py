@@ -33,7 +33,7 @@ from qfleet.run.partner import Partner
 from qfleet.run.quarters import Shards, orders_for
 from qfleet.run.wiring import EnvMaker, make_policy, policy_spec
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.group import MpiComm, end_all
+from qfleet.sync.process_groups import MpiComm, end_all
 from qfleet.sync.served import Port
 
 BEGIN_SECONDS, LISTEN_SECONDS, NAP_SECONDS = 600.0, 1.0, 0.0001

@@ -26,8 +26,8 @@ from qfleet.run.bundle import Bundle, make_bundle
 from qfleet.run.wiring import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.group import make_gloo, make_nccl
 from qfleet.sync.make import make_served, make_sync
+from qfleet.sync.process_groups import make_gloo, make_nccl
 from qfleet.sync.served import Port, Refused
 from qfleet.sync.strategies import Ready, Step, Sync, flat, listener, place
 

@@ -23,7 +23,7 @@ from qfleet.run.shard_post import pair_bytes
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.served import Port
 from qfleet.sync.shard import cuts_of
-from qfleet.sync.shared import SharedComm, region_bytes
+from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
 from qfleet.system.child_process import bound_log, die_with_parent
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import Region, region_of

@@ -30,9 +30,9 @@ from qfleet.run.remote_replay import batch_size, window
 from qfleet.run.server import Servers
 from qfleet.run.wiring import ROLES, EnvMaker
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.group import make_store
+from qfleet.sync.process_groups import make_store
 from qfleet.sync.served import Port
-from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
+from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import Region

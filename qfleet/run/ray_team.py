@@ -32,9 +32,9 @@ from qfleet.run.ray_mail import TABLE_BYTES
 from qfleet.run.server import Blocks, standing
 from qfleet.run.shard_post import VERDICTS, Block, read
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.group import make_store
 from qfleet.sync.make import make_codec
 from qfleet.sync.packed import Packed, push_parcel, pushed
+from qfleet.sync.process_groups import make_store
 from qfleet.sync.served import Port
 from qfleet.sync.shard import Push, Verdict, cuts_of
 

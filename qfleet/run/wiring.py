@@ -29,8 +29,8 @@ from qfleet.learn import (
     make_learner,
     rate_factors,
 )
-from qfleet.learn.device import looking_up
-from qfleet.learn.partners import Partners
+from qfleet.learn.peers import Partners
+from qfleet.learn.transfer import looking_up
 from qfleet.nets import Implicit, QNet, make_net, set_noise
 from qfleet.plan.schema import (
     ImplicitHead,

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.act.crowd import Crowd
 from qfleet.act.policy import NonFiniteValues, Policy
+from qfleet.act.population_policy import Crowd
 from qfleet.data import Array
 from qfleet.nets import QNet
 from qfleet.qlearn import Scalar

@@ -151,7 +151,7 @@ def test_without_a_compiler_it_is_asked_once(kept: Measured, monkeypatch: pytest
         raise OSError("no compiler")
 
     calls: list[int] = []
-    monkeypatch.setattr("qfleet.learn.compiled.inductor", fails)
+    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", fails)
     monkeypatch.setattr(measure, "answer_of", lambda work, args, limit: work(*args))
     plan = plan_of(threads=1)
     kept.put(f"{name_of(plan, VECTOR)} float32", 1e-2)

@@ -104,7 +104,7 @@ def test_an_update_that_could_not_be_compiled_is_told(tmp_path: Path, monkeypatc
     def fails(*_: Any) -> Any:
         raise OSError("no compiler")
 
-    monkeypatch.setattr("qfleet.learn.compiled.inductor", fails)
+    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", fails)
     with pytest.warns(RuntimeWarning, match="going on step by step"):
         run = train(small({"runtime.compile": True, "until.steps": 100}), out=tmp_path)
     (reason,) = run.status["not_exact"]

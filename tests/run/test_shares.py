@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Batch
-from qfleet.learn.parts import chosen
+from qfleet.learn.batch_split import chosen
 from qfleet.replay import Prioritized, Stock, Uniform
 from qfleet.run.shares import Speeds, joined, owners_of, pieces_of, share_in, share_of, totals_of
 

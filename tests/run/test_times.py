@@ -13,7 +13,7 @@ import torch
 
 from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
 from qfleet.learn import FreshFeed, ReplayFeed
-from qfleet.learn.feed import Drawn
+from qfleet.learn.batch_source import Drawn
 from qfleet.run.diary import Diary
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfleet.data import State
-from qfleet.learn.gate import Gate
+from qfleet.learn.rate_limiter import Gate
 from qfleet.run.ledger import Ledger, Source, Verdict
 from qfleet.run.supervisor import Failing, Fault, Supervisor
 from qfleet.system.restart_budget import Budget

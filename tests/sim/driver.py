@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.learn.gate import Gate
+from qfleet.learn.rate_limiter import Gate
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform

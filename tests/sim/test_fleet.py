@@ -13,7 +13,7 @@ import pytest
 from qfleet.data import Array, Rollout, Spec
 from qfleet.errors import EnvError
 from qfleet.learn import ReplayFeed
-from qfleet.learn.gate import Gate
+from qfleet.learn.rate_limiter import Gate
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform

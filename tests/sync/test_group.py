@@ -21,8 +21,8 @@ from qfleet.plan.sync_schema import (
     TopKCodec,
 )
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.group import GroupComm, make_gloo
 from qfleet.sync.make import make_codec
+from qfleet.sync.process_groups import GroupComm, make_gloo
 from tests.sync.parts import together
 
 pytestmark = pytest.mark.timeout(100)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qfleet.sync.comm import Comm, CommLost, Meeting, ThreadComm
-from qfleet.sync.shared import SharedComm, region_bytes, slot_bytes_for
+from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
 from qfleet.system.shared_memory import Region
 
 SLOT = 64

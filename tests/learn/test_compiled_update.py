@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from qfleet.data import Spec
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
-from qfleet.learn.compiled import Piece, not_whole, small_convolutions
+from qfleet.learn.compiled_update import Piece, not_whole, small_convolutions
 from qfleet.nets import make_net
 from qfleet.plan.schema import (
     Adam,

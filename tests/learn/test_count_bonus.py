@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.learn.bonus import Counts, make_bonus
+from qfleet.learn.count_bonus import Counts, make_bonus
 from qfleet.plan.schema import Algo, CountBonus, Env, Plan
 from tests.replay.streams import random_stream, rollout
 

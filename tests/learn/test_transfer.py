@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qfleet.data import Batch, Spec
-from qfleet.learn.device import Slot, make_carry, numbers
+from qfleet.learn.transfer import Slot, make_carry, numbers
 from qfleet.plan.schema import Algo, DoubleRule, MaxRule
 from tests.learn.parts import PICTURE, VECTOR, batch, make, same
 

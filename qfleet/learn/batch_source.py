@@ -9,11 +9,11 @@ import torch
 
 from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Stopwatch, Tick
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.bonus import Counts
-from qfleet.learn.gate import Gate
+from qfleet.learn.count_bonus import Counts
 from qfleet.learn.learner import Learner, NonFiniteUpdate
 from qfleet.learn.plasticity import Anneal
 from qfleet.learn.population import Members
+from qfleet.learn.rate_limiter import Gate
 from qfleet.nets import Normalize, QNet
 from qfleet.replay import ALL, Replay
 

@@ -12,8 +12,8 @@ import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.bonus import Counts
-from qfleet.learn.feed import Observer, add_paid, lanes_of, news_of, seal
+from qfleet.learn.batch_source import Observer, add_paid, lanes_of, news_of, seal
+from qfleet.learn.count_bonus import Counts
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
 from qfleet.replay import Replay
