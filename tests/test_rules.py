@@ -35,7 +35,7 @@ OTHER_FILES = {
     "qfleet/train/supervise.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
-    "qfleet/watch/runs.py": "makes the folder of a new run, and removes that of an empty group",
+    "qfleet/watch/run_directory.py": "makes the folder of a new run, and removes that of an empty group",
     "qfleet/run/group.py": "removes the empty folder of a member; reads a control group's limit",
     "qfleet/run/trust.py": "the user's own key",
     "qfleet/run/measure.py": "the user's own cache, and /proc",
@@ -46,7 +46,7 @@ OTHER_FILES = {
     "qfleet/run/ray_session.py": "the token and folder of a Ray of our own",
     "qfleet/envs/workers/process.py": "/proc",
     "qfleet/watch/energy.py": "/sys",
-    "qfleet/watch/origin.py": "/proc",
+    "qfleet/watch/provenance.py": "/proc",
     "qfleet/watch/repository.py": "a private copy of what git knows; the repository itself is not in a run folder",
 }
 

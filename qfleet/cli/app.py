@@ -4,7 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, Parameter
 
-from qfleet.cli import agree, compare, completion, doctor, plans, results, runs, training, worlds
+from qfleet.cli import compare, completion, doctor, env, plan, results, runs, sync, training
 from qfleet.cli.chapters import ABOUT, LOOK, PREPARE, TRAIN
 
 
@@ -56,7 +56,7 @@ app.command(
     help_epilogue="Examples:\n  qfleet resume latest\n  qfleet resume cartpole-dqn-0007 --steps 100_000",
 )
 app.command(
-    agree.sync,
+    sync.sync,
     group=TRAIN,
     usage="Usage: qfleet sync RUN path=value ... [OPTIONS]",
     help_epilogue="Example:\n  qfleet sync latest sync.type=server sync.max_staleness=4",
@@ -76,9 +76,9 @@ app.command(
 )
 app.command(results.verify, group=LOOK, help_epilogue="Example:\n  qfleet verify latest")
 app.command(runs.app)
-app.command(plans.app)
-app.command(plans.presets, group=PREPARE, help_epilogue="Example:\n  qfleet presets per")
-app.command(worlds.app)
+app.command(plan.app)
+app.command(plan.presets, group=PREPARE, help_epilogue="Example:\n  qfleet presets per")
+app.command(env.app)
 app.command(doctor.doctor, group=PREPARE, help_epilogue="Example:\n  qfleet doctor")
 app.command(completion.app)
 app.command(completion.install, name="--install-completion", group=ABOUT)

@@ -79,7 +79,7 @@ def draw(found: "Comparison", file: Path) -> Path:
 
 def draw_group(found: "Comparison") -> Path | None:
     """The picture of one group, in its folder; nothing where it cannot be drawn, for nobody asked for it."""
-    from qfleet.watch.runs import is_group
+    from qfleet.watch.run_directory import is_group
 
     folder = found.sides[0].runs[0].path.parent
     if len(found.sides) > 1 or not is_group(folder) or any(run.path.parent != folder for run in found.sides[0].runs):
@@ -126,7 +126,7 @@ def _probability(value: "Estimate") -> str:
 
 
 def _shown(value: float, low: float | None, high: float | None) -> str:
-    from qfleet.watch.words import number
+    from qfleet.watch.text import number
 
     return f"{number(value)} [{number(low)}, {number(high)}]" if low is not None else number(value)
 

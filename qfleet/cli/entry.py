@@ -59,7 +59,7 @@ def answer(work: Callable[[], int], debug: bool = False) -> int:
 
 def _run(words: list[str]) -> int:
     from qfleet.cli.app import app
-    from qfleet.cli.words import translate
+    from qfleet.cli.arguments import translate
 
     try:
         code = app(words)

@@ -129,7 +129,7 @@ def _ended(child: Child, verdict: Verdict | None) -> int:
 
 def owners(out: Path) -> dict[Path, int | None]:
     """The process that each run folder says it belongs to."""
-    from qfleet.watch.metrics import read_json
+    from qfleet.watch.run_files import read_json
 
     return {status.parent: read_json(status).get("pid") for status in out.glob("*/status.json")}
 

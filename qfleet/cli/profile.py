@@ -27,7 +27,7 @@ def make_traces(asked: bool, plan: "Plan") -> "list[Trace]":
 def keep_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) -> None:
     """The table to the screen, and all of it into the run's folder; functions too, if they were looked at."""
     from qfleet.watch import write_file, write_json
-    from qfleet.watch.profile import profile_lines
+    from qfleet.watch.bottleneck import profile_lines
 
     profile, functions = run.status["profile"], run.path / "profile.txt"
     write_json(run.path / "profile.json", profile)

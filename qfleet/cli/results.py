@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from qfleet.cli.arguments import whole
 from qfleet.cli.say import say, say_columns, say_json, say_warnings
 from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
-from qfleet.cli.words import whole
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def plot(
             "qfleet plot needs RUN", "RUN says what to draw, and it is missing.", "Try: qfleet plot latest"
         )
     from qfleet.watch import plot_runs
-    from qfleet.watch.runs import find_entry
+    from qfleet.watch.run_directory import find_entry
 
     entries = [find_entry(run, out) for run in runs]
     target = Path(file) if file is not None else (entries[0] if len(entries) == 1 else Path(out)) / "plot.png"
@@ -111,7 +111,7 @@ def plot(
 def _drawn(entry: Path) -> list[Path]:
     """What to draw of a run or a group, of whose members some may have no row yet."""
     from qfleet.watch import read_rows
-    from qfleet.watch.runs import is_group, runs_of
+    from qfleet.watch.run_directory import is_group, runs_of
 
     if not is_group(entry):
         return [entry]
@@ -127,7 +127,7 @@ def _drawn(entry: Path) -> list[Path]:
 
 def verify(run: GroupName, /, *, out: Out = "runs") -> int:
     """Check every file of every checkpoint against its recorded size and hash; changes nothing."""
-    from qfleet.watch.runs import find_entry, runs_of
+    from qfleet.watch.run_directory import find_entry, runs_of
 
     entry = find_entry(run, out)
     paths = runs_of(entry)

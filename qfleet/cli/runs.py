@@ -40,7 +40,7 @@ def list_all(*, out: Out = "runs", json: Json = False) -> int:
 def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
     """Show one run, or every run of a group: state, scores, checkpoints, size."""
     from qfleet.watch import show_run
-    from qfleet.watch.runs import find_entry, is_group
+    from qfleet.watch.run_directory import find_entry, is_group
 
     entry = find_entry(run, out)
     if is_group(entry):
@@ -61,7 +61,7 @@ def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
 
 def _show_group(group: Path, json: bool) -> int:
     from qfleet.watch import read_json, show_run
-    from qfleet.watch.runs import GROUP_FILE, member_dirs, resume_command
+    from qfleet.watch.run_directory import GROUP_FILE, member_dirs, resume_command
 
     status, runs = read_json(group / GROUP_FILE), [show_run(path) for path in member_dirs(group)]
     about: dict[str, Any] = {"name": group.name, "path": str(group)}
@@ -108,7 +108,7 @@ def remove(
     if not runs:
         raise UsageError("qfleet runs rm needs RUN", "RUN says what to delete, and it is missing.", "See: qfleet runs")
     from qfleet.watch import remove_run
-    from qfleet.watch.runs import find_entry, is_group, remove_group
+    from qfleet.watch.run_directory import find_entry, is_group, remove_group
 
     paths = [find_entry(run, out) for run in runs]
     if not yes:
@@ -120,7 +120,7 @@ def remove(
 
 
 def _described(path: Path) -> str:
-    from qfleet.watch.runs import is_group, member_dirs
+    from qfleet.watch.run_directory import is_group, member_dirs
 
     return f"{path} (a group of {len(member_dirs(path))} runs)" if is_group(path) else str(path)
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from qfleet.cli.arguments import compose_words, refuse_both, whole
 from qfleet.cli.guard import guarded, needs_guard, runs_here, watched
-from qfleet.cli.plans import origin_rows
+from qfleet.cli.plan import origin_rows
 from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
 from qfleet.cli.say import invocation, say, say_columns, say_json, size
-from qfleet.cli.words import compose_words, refuse_both, whole
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.draft import show
@@ -125,7 +125,7 @@ def _train_run(
 
 def _name(composed: Composed, name: str | None) -> str:
     """The name asked for, or one that says which algorithm runs where."""
-    from qfleet.watch.runs import next_name
+    from qfleet.watch.run_directory import next_name
 
     plan = composed.plan
     return name if name is not None else next_name(plan.env.id, algorithm_name(plan, composed.preset))
@@ -152,7 +152,7 @@ def resume(
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
     until, at_once = whole("--steps", steps), whole("--jobs", jobs, example=2)
-    from qfleet.watch.runs import find_entry, is_group
+    from qfleet.watch.run_directory import find_entry, is_group
 
     path = find_entry(run, out)
     if is_group(path):
@@ -220,7 +220,7 @@ def _train_group(
 ) -> int:
     from qfleet.run import train_group
     from qfleet.watch import auto_mode
-    from qfleet.watch.group import make_group_watcher
+    from qfleet.watch.sweep_console import make_group_watcher
 
     group = train_group(
         composed.plan,
@@ -248,7 +248,7 @@ def _resume_group(
 ) -> int:
     from qfleet.run import resume_group
     from qfleet.watch import auto_mode
-    from qfleet.watch.group import make_group_watcher
+    from qfleet.watch.sweep_console import make_group_watcher
 
     watcher = make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
     more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}

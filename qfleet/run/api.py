@@ -39,7 +39,7 @@ from qfleet.run.weights import Weights, give, weights_of
 from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
-from qfleet.watch.runs import check_name, next_name
+from qfleet.watch.run_directory import check_name, next_name
 
 AnyPath = str | Path
 

@@ -26,7 +26,7 @@ from qfleet.run.signals import Asked, listening
 from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
-from qfleet.watch.metrics import unwritable
+from qfleet.watch.run_files import unwritable
 
 LOG_FILE = "run-0.log"
 

@@ -29,7 +29,7 @@ from qfleet.run.steer import Steering, evaluations
 from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.watch import write_file, write_json
-from qfleet.watch.metrics import unwritable
+from qfleet.watch.run_files import unwritable
 from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0

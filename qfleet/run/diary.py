@@ -18,8 +18,8 @@ from qfleet.run.book import Book
 from qfleet.run.times import Times
 from qfleet.run.wiring import Line, ReplayLost
 from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
-from qfleet.watch.runs import resume_command
-from qfleet.watch.words import LEAVING
+from qfleet.watch.run_directory import resume_command
+from qfleet.watch.text import LEAVING
 
 LIVE_SECONDS = 0.25
 STATUS_SECONDS = 5.0

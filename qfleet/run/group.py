@@ -37,10 +37,8 @@ from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
-from qfleet.watch.display import auto_mode
-from qfleet.watch.group import GroupWatcher, make_group_watcher
-from qfleet.watch.metrics import last_rows, unwritable
-from qfleet.watch.runs import (
+from qfleet.watch.console import auto_mode
+from qfleet.watch.run_directory import (
     GROUP_FILE,
     check_name,
     find_entry,
@@ -50,6 +48,8 @@ from qfleet.watch.runs import (
     read_tables,
     resume_command,
 )
+from qfleet.watch.run_files import last_rows, unwritable
+from qfleet.watch.sweep_console import GroupWatcher, make_group_watcher
 
 FORMAT = 1
 # A Python process with torch imported, beside its replay.

@@ -19,9 +19,9 @@ from qfleet.run.signals import ENDINGS
 from qfleet.run.trust import require_places, require_trust
 from qfleet.system.child_process import die_with_parent
 from qfleet.watch import json_line
-from qfleet.watch.display import JsonWatcher
-from qfleet.watch.runs import is_run
-from qfleet.watch.stream import Stream
+from qfleet.watch.console import JsonWatcher
+from qfleet.watch.run_directory import is_run
+from qfleet.watch.safe_stream import Stream
 
 PLAN_FILE = "plan.toml"
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 from qfleet import heartbeat
 from qfleet.train import supervise
-from qfleet.watch.words import LEAVING
+from qfleet.watch.text import LEAVING
 
 ENDINGS = supervise.ENDINGS  # what the run's state and exit code become after saving
 SAVING = b"\nsaving... (once more to leave at once)\n"

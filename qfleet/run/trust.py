@@ -20,7 +20,7 @@ from qfleet.plan import names_code, trusted_settings
 from qfleet.plan.draft import show
 from qfleet.plan.schema import Env, Plan
 from qfleet.watch import read_json, write_json
-from qfleet.watch.metrics import open_plain
+from qfleet.watch.run_files import open_plain
 
 FILE = "trust.json"
 KEY_BYTES = 32

@@ -344,7 +344,7 @@ def report(verdict: Verdict, folder: str | None) -> None:
 
 def write_down(verdict: Verdict, path: Path) -> None:
     """Into the run's folder: how it ended."""
-    from qfleet.watch.metrics import EventLog, read_json, write_json
+    from qfleet.watch.run_files import EventLog, read_json, write_json
 
     how = {"state": verdict.state, "exit_code": verdict.code, "reason": verdict.what, "pid": None}
     status = read_json(path / "status.json")

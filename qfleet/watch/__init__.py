@@ -1,9 +1,13 @@
 """Looking at runs: rows and events, what the terminal shows, run directories, curves."""
 
+from qfleet.watch.bottleneck import profile_of, rounded, shares_of, since, with_other
 from qfleet.watch.card import write_card
-from qfleet.watch.display import Mode, Watcher, auto_mode, make_watcher
+from qfleet.watch.console import Mode, Watcher, auto_mode, make_watcher
 from qfleet.watch.energy import Meter
-from qfleet.watch.metrics import (
+from qfleet.watch.plot import plot_runs
+from qfleet.watch.provenance import cores, program, provenance
+from qfleet.watch.run_directory import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
+from qfleet.watch.run_files import (
     CLOCK_FIELDS,
     EventLog,
     RowLog,
@@ -14,10 +18,6 @@ from qfleet.watch.metrics import (
     write_file,
     write_json,
 )
-from qfleet.watch.origin import cores, program, provenance
-from qfleet.watch.plot import plot_runs
-from qfleet.watch.profile import profile_of, rounded, shares_of, since, with_other
-from qfleet.watch.runs import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
 from qfleet.watch.statistics import summarize
 from qfleet.watch.tensorboard import TensorBoardWriter
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.escape import escaped
-from qfleet.watch.metrics import write_file
-from qfleet.watch.runs import dotted, show_run
-from qfleet.watch.words import number, time_line
+from qfleet.watch.run_directory import dotted, show_run
+from qfleet.watch.run_files import write_file
+from qfleet.watch.text import number, time_line
 
 HIGHLIGHTS = (
     "env.id",

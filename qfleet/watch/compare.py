@@ -15,8 +15,8 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.plan import read_toml
-from qfleet.watch.metrics import read_json
-from qfleet.watch.runs import GROUP_FILE, find_entry, is_group, is_run, label, read_tables, runs_of
+from qfleet.watch.run_directory import GROUP_FILE, find_entry, is_group, is_run, label, read_tables, runs_of
+from qfleet.watch.run_files import read_json
 from qfleet.watch.statistics import (
     Estimate,
     Statistic,

@@ -12,10 +12,10 @@ from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
 from qfleet.plan.local_paths import local_path
-from qfleet.watch.metrics import Row, each_row, write_file
-from qfleet.watch.runs import read_tables
+from qfleet.watch.run_directory import read_tables
+from qfleet.watch.run_files import Row, each_row, write_file
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
-from qfleet.watch.words import number
+from qfleet.watch.text import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from qfleet.files import is_file, remove_file, rename_inside
 from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Sync
-from qfleet.watch.metrics import read_json, write_json
+from qfleet.watch.run_files import read_json, write_json
 
 WANTED, TAKEN = "wanted.json", "wanted.taken.json"
 

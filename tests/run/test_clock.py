@@ -32,7 +32,12 @@ def jumping(monkeypatch: pytest.MonkeyPatch) -> type[Jumping]:
     Jumping.looks = 0
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + 86_400 * next(DAYS))
-    for module in ("qfleet.watch.metrics", "qfleet.save.lock", "qfleet.watch.runs", "qfleet.watch.origin"):
+    for module in (
+        "qfleet.watch.run_files",
+        "qfleet.save.lock",
+        "qfleet.watch.run_directory",
+        "qfleet.watch.provenance",
+    ):
         monkeypatch.setattr(f"{module}.datetime", Jumping, raising=False)
     return Jumping
 

@@ -24,7 +24,7 @@ from qfleet.run.wiring import make_line, make_train_world
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from qfleet.testing.toys import NotFinite, Random, Unrepeatable
-from qfleet.watch.words import end_lines
+from qfleet.watch.text import end_lines
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
 

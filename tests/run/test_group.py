@@ -19,8 +19,8 @@ from qfleet.run import crew, group
 from qfleet.run.group import cores, find_room
 from qfleet.save import hold_run, verify_run
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
-from qfleet.watch.group import JsonGroup, PlainGroup, QuietGroup
-from qfleet.watch.stream import Stream
+from qfleet.watch.safe_stream import Stream
+from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.run.nursery import Child, Nursery
 from tests.run.parts import JUDGED, Settings, checkpoints, same, small, status, trained, words
 

@@ -30,7 +30,7 @@ from qfleet.run.audit import check_history
 from qfleet.run.fleet import Fleet
 from qfleet.system.child_process import LOG_BYTES
 from qfleet.watch import read_rows
-from qfleet.watch.words import end_lines, time_line
+from qfleet.watch.text import end_lines, time_line
 from tests.run.parts import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
 from tests.run.variants import ANNEAL, RESET
 

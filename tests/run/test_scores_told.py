@@ -12,7 +12,7 @@ from qfleet.run.book import Book
 from qfleet.run.judge import Judge
 from qfleet.testing.toys import Random
 from qfleet.watch import make_watcher
-from qfleet.watch.words import end_lines, evaluation_line
+from qfleet.watch.text import end_lines, evaluation_line
 from tests.run.parts import JUDGED, Settings, events, resumed, small, trained
 
 SHORT: Settings = {**JUDGED, "until.steps": 120, "eval.max_steps": 30}

@@ -15,7 +15,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows, wanted
-from qfleet.watch.words import end_lines
+from qfleet.watch.text import end_lines
 from tests.run.parts import SMALL, first_struck
 
 pytestmark = pytest.mark.timeout(110)

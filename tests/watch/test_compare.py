@@ -9,7 +9,7 @@ from qfleet.errors import UsageError
 from qfleet.watch import RowLog, find_run, list_runs, new_run_dir, remove_run, write_json
 from qfleet.watch.compare import compare, gather, read_bounds
 from qfleet.watch.plot import MOST_POINTS, aligned, plot_sides
-from qfleet.watch.runs import find_entry, label, member_dirs
+from qfleet.watch.run_directory import find_entry, label, member_dirs
 from qfleet.watch.statistics import iqm, probability_of_improvement, stratified_bootstrap
 
 

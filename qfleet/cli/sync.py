@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from qfleet.cli.arguments import split_words
 from qfleet.cli.say import say
 from qfleet.cli.training import Out, RunName
-from qfleet.cli.words import split_words
 from qfleet.errors import UsageError
 from qfleet.plan import Plan, changed, read_plan
 

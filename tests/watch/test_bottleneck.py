@@ -8,10 +8,10 @@ import pytest
 from qfleet.data import STAGES
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
+from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, since, with_other
 from qfleet.watch.energy import Meter
-from qfleet.watch.profile import diagnose, profile_lines, profile_of, shares_of, since, with_other
+from qfleet.watch.text import time_line
 from qfleet.watch.trace import Trace
-from qfleet.watch.words import time_line
 
 PROCESSES = {"runtime.type": "processes", "actors.num": 2}
 BUSY = {"env": 0.7, "infer": 0.2, "sync": 0.1, "wait": 0.0}

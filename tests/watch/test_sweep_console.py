@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from qfleet.watch.display import Mode
-from qfleet.watch.group import GroupWatcher, LiveGroup, PlainGroup, make_group_watcher
-from qfleet.watch.stream import Stream
+from qfleet.watch.console import Mode
+from qfleet.watch.safe_stream import Stream
+from qfleet.watch.sweep_console import GroupWatcher, LiveGroup, PlainGroup, make_group_watcher
 
 INFO = {
     "group": "runs/g",

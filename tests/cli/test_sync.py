@@ -48,7 +48,7 @@ def make_run(name: str, learners: int, state: str = "running", **more: str) -> P
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("qfleet.watch.runs.is_locked", lambda path: True)  # as if somebody wrote to them
+    monkeypatch.setattr("qfleet.watch.run_directory.is_locked", lambda path: True)  # as if somebody wrote to them
     make_run("pair", 2)
     make_run("alone", 1)
     make_run("ranks", 2, backend="mpi")
@@ -92,7 +92,7 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
         Path("runs/pair/status.json"),
         {"state": "running", "together": {"sync": {"type": "local", "every_updates": 4}, "learners": 3}},
     )
-    monkeypatch.setattr("qfleet.cli.agree.await_heeded", lambda folder: None)
+    monkeypatch.setattr("qfleet.cli.sync.await_heeded", lambda folder: None)
     assert main(["sync", "pair", "sync.outer_rate=0.7"]) == 0
     assert wanted.take(Path("runs/pair")) == wanted.Wish(LocalSync(every_updates=4, outer_rate=0.7), 3)
 
@@ -100,6 +100,6 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
 def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("qfleet.cli.agree.HEARD_SECONDS", 0.3)
+    monkeypatch.setattr("qfleet.cli.sync.HEARD_SECONDS", 0.3)
     assert main(["sync", "pair", "sync.type=local"]) == 2
     assert "has not answered within 0.3 seconds" in capsys.readouterr().err

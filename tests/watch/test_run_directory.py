@@ -19,7 +19,7 @@ from qfleet.watch import (
     write_card,
     write_json,
 )
-from qfleet.watch.runs import find_entry, next_name, remove_group
+from qfleet.watch.run_directory import find_entry, next_name, remove_group
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 

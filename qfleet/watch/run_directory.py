@@ -17,8 +17,8 @@ from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_t
 from qfleet.plan import read_tables_in
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.secrets import hidden
-from qfleet.watch.metrics import count_lines, last_rows, open_plain, read_json
-from qfleet.watch.origin import program
+from qfleet.watch.provenance import program
+from qfleet.watch.run_files import count_lines, last_rows, open_plain, read_json
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 STEP = re.compile(r"step_[0-9]{12}")

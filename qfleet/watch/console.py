@@ -9,9 +9,9 @@ from typing import IO, Any, Literal, Protocol
 
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
-from qfleet.watch.metrics import json_line
-from qfleet.watch.stream import Stream, simplify
-from qfleet.watch.words import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
+from qfleet.watch.run_files import json_line
+from qfleet.watch.safe_stream import Stream, simplify
+from qfleet.watch.text import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
 Clock = Callable[[], float]
@@ -173,7 +173,7 @@ def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = ti
     if mode == "quiet":
         return QuietWatcher(out)
     if mode == "live":
-        from qfleet.watch.screen import LiveWatcher
+        from qfleet.watch.live_screen import LiveWatcher
 
         return LiveWatcher(out, clock)
     raise UsageError(

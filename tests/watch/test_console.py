@@ -15,9 +15,9 @@ from rich.console import Console
 from qfleet.errors import UsageError
 from qfleet.run.signals import listening
 from qfleet.watch import Watcher, auto_mode, make_watcher
-from qfleet.watch.screen import LiveWatcher, Screen, Trend
-from qfleet.watch.stream import Stream
-from qfleet.watch.words import LEAVING, duration, end_lines, number, seconds_left, sparkline
+from qfleet.watch.live_screen import LiveWatcher, Screen, Trend
+from qfleet.watch.safe_stream import Stream
+from qfleet.watch.text import LEAVING, duration, end_lines, number, seconds_left, sparkline
 
 INFO = {
     "run": "runs/cartpole-dqn-0007",

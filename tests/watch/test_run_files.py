@@ -8,7 +8,7 @@ import pytest
 
 from qfleet.errors import StorageError, UsageError
 from qfleet.watch import CLOCK_FIELDS, EventLog, RowLog, provenance, read_json, read_rows, without_clock, write_json
-from qfleet.watch import metrics as metrics_module
+from qfleet.watch import run_files as metrics_module
 
 
 def test_rows_come_back_in_order_and_at_once(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from qfleet.escape import escaped
-from qfleet.watch.display import Warnings
-from qfleet.watch.stream import Stream, simplify
-from qfleet.watch.words import (
+from qfleet.watch.console import Warnings
+from qfleet.watch.safe_stream import Stream, simplify
+from qfleet.watch.text import (
     RAMP,
     SIMPLE_RAMP,
     duration,

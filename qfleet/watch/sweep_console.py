@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
 from qfleet.escape import escaped
-from qfleet.watch.display import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
-from qfleet.watch.metrics import json_line
-from qfleet.watch.stream import Stream
-from qfleet.watch.words import duration, interval, number
+from qfleet.watch.console import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
+from qfleet.watch.run_files import json_line
+from qfleet.watch.safe_stream import Stream
+from qfleet.watch.text import duration, interval, number
 
 Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
 REDRAW_EVERY_SECONDS = 0.5

@@ -4,9 +4,9 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
+from qfleet.cli.arguments import compose_words
 from qfleet.cli.chapters import COMMANDS, PREPARE
 from qfleet.cli.say import say_columns, say_json
-from qfleet.cli.words import compose_words
 from qfleet.errors import EnvError
 
 app = App(

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
+from qfleet.cli.arguments import compose_words
 from qfleet.cli.chapters import COMMANDS, PREPARE
 from qfleet.cli.say import say, say_columns, say_json
-from qfleet.cli.words import compose_words
 from qfleet.plan import Composed, algorithm_presets, describe, environment_presets, flatten, plan_hash, schema, to_toml
 from qfleet.plan.draft import show as shown
 from qfleet.plan.secrets import hidden_settings
