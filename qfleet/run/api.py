@@ -10,6 +10,11 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
+from qfleet.build.autotune import settled_machine
+from qfleet.build.components import EnvMaker, Line, make_policy, make_train_world
+from qfleet.build.memory_check import estimate as estimate_memory
+from qfleet.build.memory_check import require_memory, require_network
+from qfleet.build.resolve import require_device, resolve, usable_device
 from qfleet.data import World
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
@@ -26,17 +31,12 @@ from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
 from qfleet.run.diary import Callback
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import MALFORMED, malformed
-from qfleet.run.measure import settled_machine
-from qfleet.run.memory import estimate as estimate_memory
-from qfleet.run.memory import require_memory, require_network
 from qfleet.run.older import room_for
-from qfleet.run.resolve import require_device, resolve, usable_device
 from qfleet.run.runtime import StoodBy, is_away, line_for, stand_by
 from qfleet.run.secrecy import keep_plan
 from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.run.video import record
 from qfleet.run.weights import Weights, give, weights_of
-from qfleet.run.wiring import EnvMaker, Line, make_policy, make_train_world
 from qfleet.save import Checkpoints
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
 from qfleet.watch.run_directory import check_name, next_name

@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from qfleet.act import Actor, Explore
+from qfleet.build.components import BUNDLES, EnvMaker, Learning, Line, join_parts, make_actor, stream
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts
@@ -25,7 +26,6 @@ from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized, Replay, make_replay
 from qfleet.run.rows import packed_rows, restore_rows, segments_of
 from qfleet.run.shares import Totals, share_in
-from qfleet.run.wiring import BUNDLES, EnvMaker, Learning, Line, join_parts, make_actor, stream
 from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from qfleet import heartbeat
+from qfleet.build.components import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
@@ -23,7 +24,6 @@ from qfleet.run.hangs import watching
 from qfleet.run.judge import Judge
 from qfleet.run.keeper import Keeper
 from qfleet.run.signals import Asked, listening
-from qfleet.run.wiring import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 from qfleet.watch.run_files import unwritable

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from qfleet.act.policy import NonFiniteValues
+from qfleet.build.components import SAMPLE, Line, ReplayLost, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
@@ -26,7 +27,6 @@ from qfleet.run.older import arrays_in, room_for
 from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.run.signals import ENDINGS, Asked
 from qfleet.run.steer import Steering, evaluations
-from qfleet.run.wiring import SAMPLE, Line, ReplayLost, stream
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.watch import write_file, write_json
 from qfleet.watch.run_files import unwritable

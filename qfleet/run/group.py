@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from qfleet.build.components import make_train_world
+from qfleet.build.memory_check import estimate, require_memory
+from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
 from qfleet.files import is_folder, names_inside, read_inside, remove_drafts, require_plain
 from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
@@ -28,12 +31,9 @@ from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE
-from qfleet.run.memory import estimate, require_memory
-from qfleet.run.resolve import resolve
 from qfleet.run.secrecy import keep_plan
 from qfleet.run.signals import ENDINGS, Asked, listening
 from qfleet.run.trust import require_places, require_trust, sign
-from qfleet.run.wiring import make_train_world
 from qfleet.save import hold_run
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare

@@ -7,10 +7,10 @@ decides the whole run.
 from collections.abc import Iterator
 
 from qfleet.act import Actor, acting
+from qfleet.build.components import Line
 from qfleet.data import Stopwatch, Tick
 from qfleet.learn import drain, learning
 from qfleet.run.carriers import Queue, Shelf
-from qfleet.run.wiring import Line
 
 
 class Inline:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from qfleet.act import Played, Policy, lanes_for, play
+from qfleet.build.components import EnvMaker
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.plan.schema import Plan
-from qfleet.run.wiring import EnvMaker
 from qfleet.watch import summarize
 
 

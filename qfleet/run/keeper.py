@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from qfleet.build.components import Line, together
 from qfleet.data import Array, State
 from qfleet.data.state_reader import saved_tree, saved_value
 from qfleet.errors import NoCheckpointError, UsageError
@@ -16,7 +17,6 @@ from qfleet.plan.secrets import hidden_settings
 from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
 from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
-from qfleet.run.wiring import Line, together
 from qfleet.save import (
     Checkpoint,
     Checkpoints,

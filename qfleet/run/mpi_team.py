@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import EnvMaker, make_policy, policy_spec
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.envs import TRAIN, make_world
@@ -31,7 +32,6 @@ from qfleet.plan.sync_schema import Serving
 from qfleet.run.mate import Mate
 from qfleet.run.partner import Partner
 from qfleet.run.quarters import Shards, orders_for
-from qfleet.run.wiring import EnvMaker, make_policy, policy_spec
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import MpiComm, end_all
 from qfleet.sync.served import Port

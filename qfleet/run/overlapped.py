@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from qfleet.build.components import Line
 from qfleet.data import Array, Batch, Rollout, Sequences, Stopwatch, Tick
 from qfleet.learn import Feed, ReplayFeed, learning
 from qfleet.replay import Replay
 from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NOTED_IDS, Notes
-from qfleet.run.wiring import Line
 
 NAP_SECONDS = 0.001
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch, fact
 from qfleet.data.wire_format import Arrays, Facts, Parts
@@ -23,7 +24,6 @@ from qfleet.plan.sync_schema import Serving
 from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.bundle import Bundle, make_bundle
-from qfleet.run.wiring import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.make import make_served, make_sync

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import ROLES, EnvMaker, Learning, Line, join_parts
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.envs import is_native
@@ -27,7 +28,6 @@ from qfleet.run.fleet import COUNTS, IN_FLIGHT, Fleet, make_fleet
 from qfleet.run.post import LastWords, Post, Trouble, serve
 from qfleet.run.remote_replay import RemoteReplay, join_remote
 from qfleet.run.shared_replay import make_shared_replay
-from qfleet.run.wiring import ROLES, EnvMaker, Learning, Line, join_parts
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.oom import oom_kills
 from qfleet.system.ring import Belt, Gauges

@@ -12,6 +12,7 @@ import msgspec
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import ROLES, EnvMaker
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_parts, blank_batch
 from qfleet.data.wire_format import Facts, packed_bytes
@@ -28,7 +29,6 @@ from qfleet.run.partner_post import PartnerPost, RingTalk, learn_beside
 from qfleet.run.processes import require_sendable
 from qfleet.run.remote_replay import batch_size, window
 from qfleet.run.server import Servers
-from qfleet.run.wiring import ROLES, EnvMaker
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import make_store
 from qfleet.sync.served import Port

@@ -14,6 +14,8 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
+from qfleet.build.components import Learning, Line, join_parts, make_train_world
+from qfleet.build.memory_check import sample_replay
 from qfleet.data import Spec
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, Ray
@@ -21,11 +23,9 @@ from qfleet.run import api
 from qfleet.run.conduct import interactive_watcher, noting, threads
 from qfleet.run.diary import Callback
 from qfleet.run.fleet import Fleet, make_fleet
-from qfleet.run.memory import sample_replay
 from qfleet.run.ray_relay import Hearing
 from qfleet.run.remote_replay import join_remote
 from qfleet.run.signals import Asked, listening
-from qfleet.run.wiring import Learning, Line, join_parts, make_train_world
 from qfleet.watch import Watcher, find_run, program, read_json
 
 try:

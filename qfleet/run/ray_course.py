@@ -7,6 +7,7 @@ import msgspec
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import EnvMaker
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Plan
 from qfleet.run import api
@@ -14,7 +15,6 @@ from qfleet.run.ray_hosts import DESK
 from qfleet.run.ray_mail import Desk, Message
 from qfleet.run.ray_relay import Relay
 from qfleet.run.signals import Asked, given
-from qfleet.run.wiring import EnvMaker
 
 Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]
 

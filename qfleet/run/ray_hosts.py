@@ -20,6 +20,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.components import EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.envs.workers.pool import CLOSE_SECONDS
@@ -29,7 +30,6 @@ from qfleet.run.board import Layout, layout_of
 from qfleet.run.fleet import COUNTS, IN_FLIGHT
 from qfleet.run.post import LastWords, Post, Trouble, act, logging_to, words_of
 from qfleet.run.ray_mail import Answer, Courier, Desk, Flat, Inbox, Message, NoAnswer, Tally, Window
-from qfleet.run.wiring import EnvMaker
 
 ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0

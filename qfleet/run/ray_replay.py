@@ -14,6 +14,8 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from qfleet.build.components import ReplayLost, own_replay
+from qfleet.build.memory_check import require_here, sample_replay
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
@@ -22,11 +24,9 @@ from qfleet.plan.schema import Plan, Ray
 from qfleet.replay import ring_rows
 from qfleet.replay.warm import warm
 from qfleet.run.fleet import IN_FLIGHT
-from qfleet.run.memory import require_here, sample_replay
 from qfleet.run.post import words_of
 from qfleet.run.remote_replay import RemoteReplay, RemoteRows, batch_bytes, buffer_of
 from qfleet.run.replay_post import NOTHING, Keeping
-from qfleet.run.wiring import ReplayLost, own_replay
 from qfleet.save import pack_state, unpack_state
 
 START_SECONDS = 120.0  # until its first answer: a node has to be found, and its process imports and compiles

@@ -14,13 +14,13 @@ from typing import Protocol, cast
 import numpy as np
 from torch import nn
 
+from qfleet.build.components import Acts, Learning, Line, ReplayLost, join_parts
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.array_messages import as_batch, batch_parts, blank_batch, priority_parts, rollout_parts
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.plan.schema import GrowingBatch, Plan
 from qfleet.plan.schema import Replay as Buffer
 from qfleet.replay import ALL, Cut, Fold, Replay, Saving, Span, Store, Uniform
-from qfleet.run.wiring import Acts, Learning, Line, ReplayLost, join_parts
 from qfleet.system.restart_budget import Budget
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 from torch import nn
 
 from qfleet.act import Actor, Explore
+from qfleet.build.components import EnvMaker, Line, make_line, make_policy
+from qfleet.build.inference_placement import settled
 from qfleet.data import Spec, Stopwatch, Tick, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Processes, Ray
@@ -13,8 +15,6 @@ from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
-from qfleet.run.placement import settled
-from qfleet.run.wiring import EnvMaker, Line, make_line, make_policy
 
 if TYPE_CHECKING:
     from qfleet.run.quarters import Own, Quarters

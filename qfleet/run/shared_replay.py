@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qfleet.build.components import ReplayLost
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
@@ -25,7 +26,6 @@ from qfleet.replay import Cut, make_replay
 from qfleet.run.remote_replay import RemoteReplay, batch_bytes, batch_size
 from qfleet.run.replay_post import NOTHING, WORDS_BYTES, ReplayPost, keep, shared_store, store_region
 from qfleet.run.supervisor import LOOK_SECONDS
-from qfleet.run.wiring import ReplayLost
 from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import hidden_main
 from qfleet.system.ring import Ring

@@ -6,10 +6,10 @@ and the feed, so a checkpoint holds all of it. Scores before the first update sa
 
 from dataclasses import dataclass
 
+from qfleet.build.components import Line
 from qfleet.learn import ReplayFeed
 from qfleet.plan.schema import GrowingBatch, PlateauRate
 from qfleet.run.book import Book
-from qfleet.run.wiring import Line
 
 
 @dataclass(frozen=True)

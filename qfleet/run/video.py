@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from qfleet.act import Policy, carry
+from qfleet.build.components import EnvMaker
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import make_folder, replace_inside
 from qfleet.plan.schema import Plan
-from qfleet.run.wiring import EnvMaker
 
 MODE = "rgb_array"
 WRITE_RENDER = "Give it a render() that returns the picture as an array [height, width, 3] of bytes."

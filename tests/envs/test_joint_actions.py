@@ -8,11 +8,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from qfleet.build.resolve import MAX_JOINT_ACTIONS, resolve
 from qfleet.data import Spec, join_actions, split_actions
 from qfleet.envs.spaces import adapt_actions
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env, Net, Plan
-from qfleet.run.resolve import MAX_JOINT_ACTIONS, resolve
 
 COUNTS = [(3,), (2, 3), (4, 1, 2), (2, 2, 2, 2, 3)]
 

@@ -11,6 +11,7 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from examples import one_file_dqn
+from qfleet.build.components import EXPLORE, SAMPLE, WEIGHTS, make_line, make_train_world, stream
 from qfleet.envs.episodes import TRAIN
 from qfleet.plan.schema import (
     Adam,
@@ -26,7 +27,6 @@ from qfleet.plan.schema import (
     UniformSampler,
 )
 from qfleet.run.inline import Inline
-from qfleet.run.wiring import EXPLORE, SAMPLE, WEIGHTS, make_line, make_train_world, stream
 
 Learned = tuple[list[tuple[int, list[float]]], list[torch.Tensor]]
 

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from qfleet import resume, train
+from qfleet.build.components import make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
@@ -21,7 +22,6 @@ from qfleet.run.audit import check_history
 from qfleet.run.bundle import Bundle, make_bundle
 from qfleet.run.judge import Judge
 from qfleet.run.team import Team
-from qfleet.run.wiring import make_train_world
 from qfleet.watch import read_json, read_rows, wanted
 from tests.run.parts import JUDGED, RANDOM, SMALL, first_struck
 from tests.run.test_together import ends, events, saved, updates_due

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from qfleet import Run, load, resume, train
+from qfleet.build.components import make_line, make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
-from qfleet.run.wiring import make_line, make_train_world
 from qfleet.watch import make_watcher
 from tests.run.parts import Settings, resumed, rows, same, small, status, trained, until
 

@@ -13,14 +13,15 @@ from safetensors.numpy import load_file
 
 from qfleet import Run, resume, train
 from qfleet.act import Policy
+from qfleet.build import memory_check
+from qfleet.build.components import make_line, make_train_world
+from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Report
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate
-from qfleet.run import course, memory
+from qfleet.run import course
 from qfleet.run.course import Course
 from qfleet.run.diary import Diary
-from qfleet.run.resolve import resolve
-from qfleet.run.wiring import make_line, make_train_world
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from qfleet.testing.toys import NotFinite, Random, Unrepeatable
@@ -302,7 +303,7 @@ def test_a_replay_that_cannot_fit_is_refused_before_anything_is_made(tmp_path: P
 
 
 def test_the_capacity_that_is_offered_instead_does_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 100_000)
     with pytest.raises(UsageError) as caught:
         train(small({"replay.capacity": 100_000}), out=tmp_path)
     offered = int(caught.value.fix.split("=")[1].split()[0])
@@ -312,7 +313,7 @@ def test_the_capacity_that_is_offered_instead_does_fit(tmp_path: Path, monkeypat
 def test_a_network_that_cannot_fit_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 8 << 30)
     with pytest.raises(UsageError, match=r"the network that net\.\* asks for does not fit into memory"):
         train(small({"net.torso.sizes": [100_000, 100_000]}), out=tmp_path)
     assert not list(tmp_path.iterdir())
@@ -321,7 +322,7 @@ def test_a_network_that_cannot_fit_is_refused_before_anything_is_made(
 def test_more_processes_than_the_machine_has_memory_for_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 8 << 30)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 8 << 30)
     asked = {"runtime.type": "processes", "actors.num": 400, "env.num": 400, "replay.capacity": 4_000}
     with pytest.raises(UsageError, match=r"actors\.num=400 processes do not fit into memory"):
         train(small(asked), out=tmp_path)

@@ -12,16 +12,16 @@ import pytest
 from qfleet import Plan
 from qfleet.act import acting, make_explorer
 from qfleet.act.actor import joined
+from qfleet.build import components
+from qfleet.build.components import Line, join_parts, make_actor, make_own_world, make_policy, make_train_world
+from qfleet.build.resolve import resolve
 from qfleet.data import Rollout, Tick, count_steps
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
-from qfleet.run import wiring
 from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.fleet import COUNTS, SUPERVISE, Fleet, cut_to
 from qfleet.run.overlapped import Overlapped
-from qfleet.run.resolve import resolve
 from qfleet.run.supervisor import Supervisor
-from qfleet.run.wiring import Line, join_parts, make_actor, make_own_world, make_policy, make_train_world
 from tests.run.parts import SMALL
 
 CPU = "cpu"

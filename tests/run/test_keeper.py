@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from qfleet import load, resume, train
+from qfleet.build.components import Line, make_line, make_train_world
+from qfleet.build.resolve import resolve
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.run import keeper
 from qfleet.run import rows as saved_rows
-from qfleet.run.resolve import resolve
-from qfleet.run.wiring import Line, make_line, make_train_world
 from qfleet.save import Checkpoints, decompress, unpack_tensors
 from qfleet.testing.toys import Random
 from tests.replay.streams import random_stream, rollout

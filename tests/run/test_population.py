@@ -15,6 +15,7 @@ import torch
 from qfleet import load, train
 from qfleet.act import Crowd, Policy
 from qfleet.act.policy import carry
+from qfleet.build.components import Line, make_line, make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.learn import Learner, Members, NonFiniteUpdate, ReplayFeed, rate_factors
@@ -23,7 +24,6 @@ from qfleet.nets import QNet
 from qfleet.plan import make_plan
 from qfleet.run.inline import Inline
 from qfleet.run.judge import Judge
-from qfleet.run.wiring import Line, make_line, make_train_world
 from qfleet.save import unpack_tensors
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.conftest import Reference

@@ -494,7 +494,7 @@ def test_the_fork_server_has_imported_what_roles_need(more: dict[str, Any]) -> N
     code = f"""
 from qfleet.system.child_process import fork_server
 from qfleet.plan import make_plan
-from qfleet.run.wiring import make_train_world
+from qfleet.build.components import make_train_world
 world = make_train_world(make_plan("Acrobot-v1", overrides={settings!r}))
 with fork_server().Pool(1) as pool:
     print("imported", pool.apply(eval, ("'qfleet.run.post' in __import__('sys').modules",)))

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from qfleet import Plan, Run, load, resume, train
+from qfleet.build.memory_check import available_bytes
 from qfleet.errors import StorageError, UsageError
 from qfleet.learn import arrays
-from qfleet.run.memory import available_bytes
 from qfleet.save import hold_run
 from qfleet.testing.toys import Random
 from tests.run.conftest import Reference

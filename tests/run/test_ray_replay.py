@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from qfleet.build import memory_check
+from qfleet.build.components import ReplayLost, make_train_world, own_replay
+from qfleet.build.memory_check import require_memory, stored_spec
+from qfleet.build.resolve import resolve
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, Ray
 from qfleet.replay import Fold, Replay
-from qfleet.run import memory
-from qfleet.run.memory import require_memory, stored_spec
 from qfleet.run.replay_post import notes_in
-from qfleet.run.resolve import resolve
-from qfleet.run.wiring import ReplayLost, make_train_world, own_replay
 from qfleet.save import pack_state
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 from tests.run.parts import LSTM, SMALL, Settings
@@ -270,7 +270,7 @@ def test_one_whose_items_were_all_pushed_out_says_so(fake: Fake) -> None:
 
 def test_the_node_that_is_found_must_have_the_memory(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spec = plan_of(**{"runtime.address": "127.0.0.1:6379"})
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
     require_memory(plan, spec)  # which node that will be is not known yet
     with pytest.raises(UsageError, match="does not fit into memory"):
         require_memory(*plan_of())
@@ -284,7 +284,7 @@ def test_a_node_whose_memory_is_not_back_yet_is_tried_again(fake: Fake, monkeypa
     replay = make()
     replay.start()
     replay.rest()
-    monkeypatch.setattr(memory, "available_bytes", lambda: 1_000)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
     replay.start()  # the one before was lost and may still hold what it had
     with pytest.raises(ReplayLost, match="does not fit into memory"):
         replay.rest()

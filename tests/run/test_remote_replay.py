@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from qfleet import resume, train
+from qfleet.build.components import ReplayLost, make_train_world
+from qfleet.build.resolve import resolve
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Processes
 from qfleet.run.processes import fork_server
 from qfleet.run.remote_replay import RemoteReplay
-from qfleet.run.resolve import resolve
 from qfleet.run.shared_replay import SharedWay, make_shared_replay
-from qfleet.run.wiring import ReplayLost, make_train_world
 from tests.replay.streams import random_stream, rollout
 from tests.run.parts import LOCAL, SMALL, status
 

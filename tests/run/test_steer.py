@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from qfleet import train
+from qfleet.build.components import Line, make_fresh, make_line, make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.nets import Noisy
@@ -23,7 +24,6 @@ from qfleet.plan.validate import check
 from qfleet.run.book import Book
 from qfleet.run.judge import Judge
 from qfleet.run.steer import Act, Steering
-from qfleet.run.wiring import Line, make_fresh, make_line, make_train_world
 from qfleet.watch import make_watcher, read_rows
 from tests.run.conftest import Reference
 from tests.run.nursery import Nursery

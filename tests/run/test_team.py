@@ -15,6 +15,8 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from qfleet.build.components import make_train_world, rejoin, together
+from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Spec
 from qfleet.data.wire_format import Parts
 from qfleet.learn import Learner, NonFiniteUpdate
@@ -45,11 +47,9 @@ from qfleet.run.dealing import Split
 from qfleet.run.mate import Mate
 from qfleet.run.partner import lone_learner
 from qfleet.run.quarters import OwnQuarters
-from qfleet.run.resolve import resolve
 from qfleet.run.server import Server, Servers
 from qfleet.run.shard_post import Block
 from qfleet.run.team import Team
-from qfleet.run.wiring import make_train_world, rejoin, together
 from qfleet.sync.comm import CommLost
 from qfleet.sync.served import Served
 from qfleet.sync.shard import Push

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from qfleet.build.components import Line, make_line, make_train_world, world_threads
+from qfleet.build.resolve import resolve
 from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
 from qfleet.learn import FreshFeed, ReplayFeed
 from qfleet.learn.batch_source import Drawn
@@ -19,9 +21,7 @@ from qfleet.run.fleet import Fleet
 from qfleet.run.inline import Inline
 from qfleet.run.overlapped import Overlapped
 from qfleet.run.processes import ProcessSite, make_process_line
-from qfleet.run.resolve import resolve
 from qfleet.run.times import Times
-from qfleet.run.wiring import Line, make_line, make_train_world, world_threads
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.parts import JUDGED, LOCAL, resumed, small, status, trained
 from tests.run.test_fleet import make_theatre

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from qfleet.act import Policy
+from qfleet.build.components import make_policy
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.run import video
-from qfleet.run.wiring import make_policy
 from qfleet.testing import toys
 from tests.run.parts import small
 

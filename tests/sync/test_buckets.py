@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from qfleet.build.components import make_train_world
+from qfleet.build.resolve import resolve
 from qfleet.plan import make_plan
 from qfleet.run.partner import lone_learner
-from qfleet.run.resolve import resolve
-from qfleet.run.wiring import make_train_world
 from qfleet.sync.buckets import Buckets, grouped
 from qfleet.sync.comm import NoComm, ThreadComm
 from tests.run.test_team import made_up

@@ -10,15 +10,16 @@ import pytest
 import torch
 
 from qfleet import resume, train
+from qfleet.build import memory_check
+from qfleet.build.components import Line, make_line, make_train_world
+from qfleet.build.memory_check import COPY_BYTES, estimate, replay_bytes
+from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.replay import Prioritized
-from qfleet.run import course, memory, rehearse
+from qfleet.run import course, rehearse
 from qfleet.run.conduct import own_torch_rng
 from qfleet.run.course import unpromised
-from qfleet.run.memory import COPY_BYTES, estimate, replay_bytes
-from qfleet.run.resolve import resolve
-from qfleet.run.wiring import Line, make_line, make_train_world
 from tests.run.conftest import Reference
 from tests.run.parts import Settings, checkpoints, events, same, small, trained, until
 from tests.run.test_faults import bad_updates
@@ -68,7 +69,7 @@ def test_looking_at_the_needs_draws_nothing() -> None:
 
 
 def test_fresh_experience_that_cannot_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 100_000)
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 100_000)
     with pytest.raises(UsageError, match=r"replay\.rows=1000 does not fit into memory") as caught:
         train(small({**FRESH, "replay.rows": 1_000}), out=tmp_path)
     offered = int(caught.value.fix.split("=")[1].split()[0])

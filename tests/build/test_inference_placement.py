@@ -13,12 +13,12 @@ import torch
 
 import qfleet.testing.toys as toys
 from qfleet.act import Policy
+from qfleet.build.components import make_policy, make_train_world
+from qfleet.build.inference_placement import HANDOVER_SECONDS, Costs, measure, places, settled, step_seconds
 from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env, Plan, Processes
-from qfleet.run.placement import HANDOVER_SECONDS, Costs, measure, places, settled, step_seconds
-from qfleet.run.wiring import make_policy, make_train_world
 from tests.run.parts import SMALL
 
 

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 
 from qfleet.act import Policy
+from qfleet.build.components import ROLES, EnvMaker
+from qfleet.build.resolve import require_device
 from qfleet.data import World
 from qfleet.envs import time_env
 from qfleet.envs.step_timer import any_allowed
 from qfleet.envs.sync_vector import Lanes
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, Processes
-from qfleet.run.resolve import require_device
-from qfleet.run.wiring import ROLES, EnvMaker
 from qfleet.system.child_process import die_with_parent, fork_server, hidden_main
 
 HANDOVER_SECONDS = 1.5e-4  # where it could not be measured

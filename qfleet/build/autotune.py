@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
+from qfleet.build.isolated_call import answer_of
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
@@ -28,7 +29,6 @@ from qfleet.learn.compiled_update import cache_folder, not_whole
 from qfleet.nets import make_net
 from qfleet.plan import total_updates
 from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView
-from qfleet.run.apart import answer_of
 from qfleet.watch import write_file
 
 Precision = Literal["float32", "bfloat16"]

@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from qfleet import train
+from qfleet.build import autotune
+from qfleet.build.autotune import Measured, measured_choices, shape_name, with_runtime
+from qfleet.build.isolated_call import answer_of
 from qfleet.data import Spec
 from qfleet.plan import read_plan
 from qfleet.plan.schema import (
@@ -30,9 +33,6 @@ from qfleet.plan.schema import (
     Until,
 )
 from qfleet.plan.sync_schema import Learners
-from qfleet.run import measure
-from qfleet.run.apart import answer_of
-from qfleet.run.measure import Measured, measured_choices, shape_name, with_runtime
 from qfleet.watch import make_watcher, read_json
 from tests.run.parts import checkpoints, hashes, small
 
@@ -58,7 +58,7 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> float:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(measure, "quickest", never)
+    monkeypatch.setattr(autotune, "quickest", never)
 
 
 def name_of(plan: Plan, spec: Spec, **runtime: Any) -> str:
@@ -121,7 +121,7 @@ def test_what_was_measured_is_kept(kept: Measured, monkeypatch: pytest.MonkeyPat
     first = measured_choices(plan, GRID, 1, kept)
     assert torch.get_num_threads() == before
     assert len(kept.read()) == (0 if CORES == 1 else 2)
-    monkeypatch.setattr(measure, "quickest", None)
+    monkeypatch.setattr(autotune, "quickest", None)
     assert measured_choices(plan, GRID, 1, kept) == first
 
 
@@ -152,7 +152,7 @@ def test_without_a_compiler_it_is_asked_once(kept: Measured, monkeypatch: pytest
 
     calls: list[int] = []
     monkeypatch.setattr("qfleet.learn.compiled_update.inductor", fails)
-    monkeypatch.setattr(measure, "answer_of", lambda work, args, limit: work(*args))
+    monkeypatch.setattr(autotune, "answer_of", lambda work, args, limit: work(*args))
     plan = plan_of(threads=1)
     kept.put(f"{name_of(plan, VECTOR)} float32", 1e-2)
     for _ in range(2):
@@ -174,7 +174,7 @@ def test_a_wish_that_cannot_be_granted_is_told(kept: Measured) -> None:
 def test_half_precision_must_be_clearly_quicker(
     half: float, expected: str, kept: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "has_bfloat16", lambda _: True)
+    monkeypatch.setattr(autotune, "has_bfloat16", lambda _: True)
     plan = plan_of(Net(torso=NatureTorso()), threads=1, compile=False)
     kept.put(f"{name_of(plan, GRID)} float32", 0.1)
     kept.put(f"{name_of(plan, GRID)} bfloat16", half)
@@ -182,7 +182,7 @@ def test_half_precision_must_be_clearly_quicker(
 
 
 def half_is_quick(plan: Plan, kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "has_bfloat16", lambda _: True)
+    monkeypatch.setattr(autotune, "has_bfloat16", lambda _: True)
     kept.put(f"{name_of(plan, GRID)} float32", 1e-3)
     kept.put(f"{name_of(plan, GRID)} bfloat16", 1e-4)
 
@@ -233,7 +233,7 @@ def test_another_shape_or_machine_has_another_name(monkeypatch: pytest.MonkeyPat
     plan = plan_of()
     names = {name_of(plan, VECTOR), name_of(plan, GRID), name_of(plan, VECTOR, threads=9)}
     names.add(name_of(msgspec.structs.replace(plan, algo=Algo(batch_size=9)), VECTOR))
-    monkeypatch.setattr(measure, "processor", lambda: "another")
+    monkeypatch.setattr(autotune, "processor", lambda: "another")
     names.add(name_of(plan, VECTOR))
     assert len(names) == 5
 
@@ -267,10 +267,10 @@ def test_threads_that_a_measurement_chose_are_named(kept: Measured) -> None:
 
 def test_the_reason_says_what_was_chosen_and_how_to_repeat_it() -> None:
     chosen = {"threads": 2, "precision": "bfloat16", "compile": False}
-    (reason,) = measure.timed_reason(("compile", "precision"), chosen)
+    (reason,) = autotune.timed_reason(("compile", "precision"), chosen)
     assert "chose runtime.compile=false, runtime.precision=bfloat16;" in reason
     assert "--plan" in reason
-    assert measure.timed_reason((), chosen) == []
+    assert autotune.timed_reason((), chosen) == []
 
 
 class SlowLearner:
@@ -286,15 +286,15 @@ class SlowLearner:
         self.now += 1.0
 
 
-@pytest.mark.parametrize(("limit", "updates"), [(0.1, 1), (2.5, 3), (1e9, measure.ROUNDS)])
+@pytest.mark.parametrize(("limit", "updates"), [(0.1, 1), (2.5, 3), (1e9, autotune.ROUNDS)])
 def test_slow_updates_are_measured_as_long_as_the_limit_allows(limit: float, updates: int) -> None:
     learner = SlowLearner()
-    assert measure.quickest(learner, None, learner.clock, limit) == 1.0  # type: ignore[arg-type]
+    assert autotune.quickest(learner, None, learner.clock, limit) == 1.0  # type: ignore[arg-type]
     assert learner.now == updates
 
 
 def test_measuring_takes_two_hundredths_of_the_run_and_half_a_minute_at_most(kept: Measured) -> None:
-    trial = measure.Trial(kept, 100_000, time.monotonic, lambda text: None)
+    trial = autotune.Trial(kept, 100_000, time.monotonic, lambda text: None)
     assert trial.limit_seconds(1e-3) == pytest.approx(2.0)
     assert trial.limit_seconds(1.0) == 30.0
 
@@ -322,7 +322,7 @@ def test_a_compiler_has_a_limit_and_is_not_started_where_that_is_too_short(
 
     seen: list[float] = []
     told: list[str] = []
-    monkeypatch.setattr(measure, "answer_of", answer)
+    monkeypatch.setattr(autotune, "answer_of", answer)
     plan = plan_of(threads=1)
     kept.put(f"{name_of(plan, VECTOR)} float32", seconds)
     choices = measured_choices(plan, VECTOR, 1, kept, tell=told.append)
@@ -347,7 +347,7 @@ def test_a_run_says_what_was_measured_and_its_plan_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(measure, "LONG_UPDATES", 10)
+    monkeypatch.setattr(autotune, "LONG_UPDATES", 10)
     plan = small({"runtime.compile": None, "until.steps": 150})
     first = train(plan, out=tmp_path, watcher=make_watcher("plain"))
     said = capsys.readouterr().out.splitlines()
