@@ -32,7 +32,8 @@ def sync(
             "How learners agree (sync.*) and how many they are (learners.num) can.",
             "Write for example: qfleet sync latest sync.type=local sync.every_updates=8",
         )
-    from qfleet.watch import find_run, wanted
+    from qfleet.train import requests
+    from qfleet.watch import find_run
 
     folder = find_run(run, out)
     require_running(folder)
@@ -42,10 +43,10 @@ def sync(
         raise UsageError(
             f"{folder} has one learner", "There is nobody to agree with.", "Start a run with learners.num=2 or more."
         )
-    before = wanted.now(folder, plan)
+    before = requests.now(folder, plan)
     after = changed(before, str(folder / "run.toml"), settings, alone=True)
     require_ranks(before, after)
-    wanted.ask(folder, wanted.Wish(after.sync, after.learners.num))
+    requests.ask(folder, requests.Wish(after.sync, after.learners.num))
     await_heeded(folder)
     say(f"{folder}: {described(after)} from now on (before: {described(before)})")
     return 0
@@ -79,10 +80,10 @@ def require_running(folder: Path) -> None:
 
 def await_heeded(folder: Path) -> None:
     """Wait until the run has taken what was asked, but not for ever."""
-    from qfleet.watch import wanted
+    from qfleet.train import requests
 
     until = time.monotonic() + HEARD_SECONDS
-    while wanted.is_asked(folder):
+    while requests.is_asked(folder):
         require_running(folder)
         if time.monotonic() > until:
             raise UsageError(

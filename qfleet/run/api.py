@@ -26,18 +26,18 @@ from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.plan.validate import check
-from qfleet.run.conduct import conduct, interactive_watcher, noting, teller, threads
-from qfleet.run.course import GAVE_UP, OUT_OF_TIME, SOLVED, Course
-from qfleet.run.diary import Callback
-from qfleet.run.judge import Judge
-from qfleet.run.keeper import MALFORMED, malformed
-from qfleet.run.older import room_for
 from qfleet.run.runtime import StoodBy, is_away, line_for, stand_by
-from qfleet.run.secrecy import keep_plan
-from qfleet.run.trust import require_places, require_trust, sign
-from qfleet.run.video import record
-from qfleet.run.weights import Weights, give, weights_of
 from qfleet.save import Checkpoints
+from qfleet.train.checkpointing import MALFORMED, malformed
+from qfleet.train.env_trust import require_places, require_trust, sign
+from qfleet.train.evaluator import Judge
+from qfleet.train.migrations import room_for
+from qfleet.train.private_plan import keep_plan
+from qfleet.train.run_log import Callback
+from qfleet.train.saved_weights import Weights, give, weights_of
+from qfleet.train.session import conduct, interactive_watcher, noting, teller, threads
+from qfleet.train.trainer import GAVE_UP, OUT_OF_TIME, SOLVED, Course
+from qfleet.train.video import record
 from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
 from qfleet.watch.run_directory import check_name, next_name
 

@@ -24,10 +24,10 @@ from qfleet.learn import Learner, ReplayFeed
 from qfleet.plan.schema import Plan
 from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized, Replay, make_replay
-from qfleet.run.rows import packed_rows, restore_rows, segments_of
 from qfleet.run.shares import Totals, share_in
 from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
+from qfleet.train.replay_segments import packed_rows, restore_rows, segments_of
 
 PIECE_BYTES = 2**20
 MOST_EPISODES, MOST_FAULTS = 1000, 20  # in one word

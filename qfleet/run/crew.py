@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.files import open_log
-from qfleet.run.signals import ENDINGS, Asked
 from qfleet.system.child_process import python_command
+from qfleet.train.signals import ENDINGS, Asked
 from qfleet.train.supervise import ENV_FAILED, descendants, send_all, stopping
 
 LOOK_EVERY_SECONDS = 0.2

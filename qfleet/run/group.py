@@ -31,10 +31,10 @@ from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.run.api import checked
 from qfleet.run.crew import Crew, Job, outcome
 from qfleet.run.member import PLAN_FILE
-from qfleet.run.secrecy import keep_plan
-from qfleet.run.signals import ENDINGS, Asked, listening
-from qfleet.run.trust import require_places, require_trust, sign
 from qfleet.save import hold_run
+from qfleet.train.env_trust import require_places, require_trust, sign
+from qfleet.train.private_plan import keep_plan
+from qfleet.train.signals import ENDINGS, Asked, listening
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.console import auto_mode

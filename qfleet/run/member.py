@@ -15,9 +15,9 @@ from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.run.api import Run, resume, train
-from qfleet.run.signals import ENDINGS
-from qfleet.run.trust import require_places, require_trust
 from qfleet.system.child_process import die_with_parent
+from qfleet.train.env_trust import require_places, require_trust
+from qfleet.train.signals import ENDINGS
 from qfleet.watch import json_line
 from qfleet.watch.console import JsonWatcher
 from qfleet.watch.run_directory import is_run

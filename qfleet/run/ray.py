@@ -20,12 +20,12 @@ from qfleet.data import Spec
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, Ray
 from qfleet.run import api
-from qfleet.run.conduct import interactive_watcher, noting, threads
-from qfleet.run.diary import Callback
 from qfleet.run.fleet import Fleet, make_fleet
 from qfleet.run.ray_relay import Hearing
 from qfleet.run.remote_replay import join_remote
-from qfleet.run.signals import Asked, listening
+from qfleet.train.run_log import Callback
+from qfleet.train.session import interactive_watcher, noting, threads
+from qfleet.train.signals import Asked, listening
 from qfleet.watch import Watcher, find_run, program, read_json
 
 try:

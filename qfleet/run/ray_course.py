@@ -14,7 +14,7 @@ from qfleet.run import api
 from qfleet.run.ray_hosts import DESK
 from qfleet.run.ray_mail import Desk, Message
 from qfleet.run.ray_relay import Relay
-from qfleet.run.signals import Asked, given
+from qfleet.train.signals import Asked, given
 
 Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.run.diary import LIVE_SECONDS, Callback, Row
+from qfleet.train.run_log import LIVE_SECONDS, Callback, Row
 from qfleet.watch import Watcher, json_line
 
 

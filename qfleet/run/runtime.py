@@ -13,8 +13,8 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.plan.validate.placement import has_bundles
 from qfleet.run.fleet import Fleet
-from qfleet.run.inline import Inline
-from qfleet.run.overlapped import Overlapped
+from qfleet.train.async_loop import Overlapped
+from qfleet.train.inline import Inline
 
 if TYPE_CHECKING:
     from qfleet.run.quarters import Own, Quarters

@@ -14,8 +14,8 @@ from qfleet.envs.sync_vector import Lanes
 from qfleet.nets import QNet
 from qfleet.nets.memory import Memory
 from qfleet.qlearn import Scalar
-from qfleet.run.carriers import Queue, Shelf
 from qfleet.testing.toys import Counting, Masked, Unrepeatable
+from qfleet.train.channels import Queue, Shelf
 
 LENGTHS = (3, 5, 1, 4)
 

@@ -17,13 +17,14 @@ from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.replay import Prioritized
-from qfleet.run import course, rehearse
-from qfleet.run.conduct import own_torch_rng
-from qfleet.run.course import unpromised
+from qfleet.run import rehearse
+from qfleet.train import trainer
+from qfleet.train.session import own_torch_rng
+from qfleet.train.trainer import unpromised
 from tests.run.conftest import Reference
 from tests.run.parts import Settings, checkpoints, events, same, small, trained, until
-from tests.run.test_faults import bad_updates
 from tests.run.variants import ACTOR, FRESH, GRU, LSTM, R2D2
+from tests.train.test_faults import bad_updates
 
 
 def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Line:
@@ -214,7 +215,7 @@ def test_a_cpu_run_leaves_other_generators_alone(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_on_an_accelerator_says_that_it_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "unpromised", lambda device: ["determinism on accelerators is not promised"])
+    monkeypatch.setattr(trainer, "unpromised", lambda device: ["determinism on accelerators is not promised"])
     run = trained(until(small(), 60), tmp_path)
     assert run.status["exact"] is False
     (warning,) = events(run.path, "warning")

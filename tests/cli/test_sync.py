@@ -11,7 +11,8 @@ import pytest
 from qfleet.cli import main
 from qfleet.plan import make_plan, write_plan
 from qfleet.plan.sync_schema import LocalSync, ServerSync
-from qfleet.watch import wanted, write_json
+from qfleet.train import requests
+from qfleet.watch import write_json
 
 WRONG = {
     "sync x": ("no setting is given", "How learners agree (sync.*) and how many they are (learners.num) can."),
@@ -63,25 +64,25 @@ def test_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said[0] == f"error: {what}"
     assert said[1] == f"  why: {why}"
     assert said[2].startswith("   do: ")
-    assert not any(wanted.is_asked(folder) for folder in Path("runs").iterdir())
+    assert not any(requests.is_asked(folder) for folder in Path("runs").iterdir())
 
 
 def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    heard: list[wanted.Wish | None] = []
+    heard: list[requests.Wish | None] = []
 
     def listen() -> None:
         until = time.monotonic() + 20
         while not heard and time.monotonic() < until:
-            if (wish := wanted.take(Path("runs/pair"))) is not None:
+            if (wish := requests.take(Path("runs/pair"))) is not None:
                 heard.append(wish)
-                wanted.heeded(Path("runs/pair"))
+                requests.heeded(Path("runs/pair"))
             time.sleep(0.05)
 
     thread = threading.Thread(target=listen, daemon=True)
     thread.start()
     assert main(["sync", "pair", "sync.type=server", "sync.max_staleness=4", "learners.num=3"]) == 0
     thread.join(20)
-    assert heard == [wanted.Wish(ServerSync(max_staleness=4), 3)]
+    assert heard == [requests.Wish(ServerSync(max_staleness=4), 3)]
     assert capsys.readouterr().out == (
         "runs/pair: 3 learners agree by server from now on (before: 2 learners agree by allreduce)\n"
     )
@@ -94,7 +95,7 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr("qfleet.cli.sync.await_heeded", lambda folder: None)
     assert main(["sync", "pair", "sync.outer_rate=0.7"]) == 0
-    assert wanted.take(Path("runs/pair")) == wanted.Wish(LocalSync(every_updates=4, outer_rate=0.7), 3)
+    assert requests.take(Path("runs/pair")) == requests.Wish(LocalSync(every_updates=4, outer_rate=0.7), 3)
 
 
 def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(

@@ -12,7 +12,7 @@ from qfleet.learn import Diverging, Gate, Learner, Observer, ReplayFeed, learnin
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import Algo, CountBonus, Env, Fresh, NoBonus, Plan, Replay
 from qfleet.replay import make_replay
-from qfleet.run.carriers import Queue, Shelf
+from qfleet.train.channels import Queue, Shelf
 from tests.learn.parts import VECTOR, batch, make, same
 from tests.replay.streams import random_stream, rollout
 

@@ -12,7 +12,7 @@ from qfleet import make_plan, train
 from qfleet.act import lanes_for
 from qfleet.data import World
 from qfleet.envs import make_world
-from qfleet.run.judge import Judge
+from qfleet.train.evaluator import Judge
 from qfleet.watch import read_rows
 
 BARS = {

@@ -26,7 +26,7 @@ from qfleet.plan.schema import (
     Replay,
     UniformSampler,
 )
-from qfleet.run.inline import Inline
+from qfleet.train.inline import Inline
 
 Learned = tuple[list[tuple[int, list[float]]], list[torch.Tensor]]
 

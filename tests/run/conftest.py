@@ -6,7 +6,7 @@ from typing import Protocol
 import pytest
 
 from qfleet import Run
-from qfleet.run.course import Course
+from qfleet.train.trainer import Course
 from tests.run.nursery import Nursery
 from tests.run.parts import Settings, small, trained
 

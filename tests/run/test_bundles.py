@@ -20,9 +20,10 @@ from qfleet.replay import Prioritized
 from qfleet.run.archive import bundle_files
 from qfleet.run.audit import check_history
 from qfleet.run.bundle import Bundle, make_bundle
-from qfleet.run.judge import Judge
 from qfleet.run.team import Team
-from qfleet.watch import read_json, read_rows, wanted
+from qfleet.train import requests
+from qfleet.train.evaluator import Judge
+from qfleet.watch import read_json, read_rows
 from tests.run.parts import JUDGED, RANDOM, SMALL, first_struck
 from tests.run.test_together import ends, events, saved, updates_due
 
@@ -269,14 +270,14 @@ def test_a_run_of_bundles_goes_back_and_on(
 def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
-    wishes = [wanted.Wish(ServerSync(max_staleness=None), 3), wanted.Wish(ServerSync(max_staleness=None), 2)]
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    wishes = [requests.Wish(ServerSync(max_staleness=None), 3), requests.Wish(ServerSync(max_staleness=None), 2)]
 
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         met = {event["learners"] for event in events(folder, "group_formed")}
         if row["kind"] == "progress" and wishes and (len(wishes) == 2 or 3 in met):
-            wanted.ask(folder, wishes.pop(0))
+            requests.ask(folder, wishes.pop(0))
 
     plan = two(until__steps=8_000, log__every_steps=200, save__every_steps=2_000)
     found = train(plan, out=tmp_path, callbacks=[wish])

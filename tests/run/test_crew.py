@@ -12,7 +12,7 @@ import pytest
 
 from qfleet.run import crew
 from qfleet.run.crew import Crew, Job, outcome
-from qfleet.run.signals import Asked
+from qfleet.train.signals import Asked
 
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
 STAND_IN = r"""

@@ -18,10 +18,10 @@ from qfleet.build.resolve import resolve
 from qfleet.data import Rollout, Tick, count_steps
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
-from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.fleet import COUNTS, SUPERVISE, Fleet, cut_to
-from qfleet.run.overlapped import Overlapped
 from qfleet.run.supervisor import Supervisor
+from qfleet.train.async_loop import Overlapped
+from qfleet.train.channels import Queue, Shelf
 from tests.run.parts import SMALL
 
 CPU = "cpu"

@@ -14,7 +14,8 @@ from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
 from qfleet.run.audit import check_history
-from qfleet.watch import read_json, read_rows, wanted
+from qfleet.train import requests
+from qfleet.watch import read_json, read_rows
 from qfleet.watch.text import end_lines
 from tests.run.parts import SMALL, first_struck
 
@@ -57,7 +58,7 @@ def test_a_run_of_two_learners_repeats_and_resumes_exactly(tmp_path: Path) -> No
 def test_how_learners_agree_is_switched_while_they_learn(
     tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
     wishes: list[Sync] = [
         ServerSync(shards=2, max_staleness=4),
         LocalSync(every_updates=8),
@@ -67,8 +68,8 @@ def test_how_learners_agree_is_switched_while_they_learn(
 
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
-        if row["kind"] == "progress" and wishes and not wanted.is_asked(folder):
-            wanted.ask(folder, wanted.Wish(wishes.pop(0), 2))
+        if row["kind"] == "progress" and wishes and not requests.is_asked(folder):
+            requests.ask(folder, requests.Wish(wishes.pop(0), 2))
 
     more = {"runtime.type": runtime, "until.steps": 4_000, "log.every_steps": 200, "eval.every_steps": 4_000}
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
@@ -78,7 +79,7 @@ def test_how_learners_agree_is_switched_while_they_learn(
     assert [event["sync"] for event in events(found.path, "group_formed")] == ["allreduce", *told]
     status = read_json(found.path / "status.json")
     assert status["together"]["sync"]["codec"]["type"] == "int8"
-    assert wanted.now(found.path, plan).sync == asked[-1]
+    assert requests.now(found.path, plan).sync == asked[-1]
     assert ends(found.path)["updates"] == updates_due(plan, ends(found.path)["env_steps"])  # none lost, none twice
     assert len(read_rows(found.path / "history" / "team.jsonl")) > 1_000
     assert check_history(found.path / "history") == []
@@ -104,13 +105,13 @@ def test_a_schedule_is_followed_at_its_updates_and_again_after_a_resume(tmp_path
 
 
 def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
     looked, wishes, left = Learner.look, [LocalSync(every_updates=4)], list[int]()
 
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes:
-            wanted.ask(folder, wanted.Wish(wishes.pop(), 2))
+            requests.ask(folder, requests.Wish(wishes.pop(), 2))
             return
         if row["kind"] == "progress" and not left and events(folder, "sync"):
             left.append(6)  # batches in a row, some rows after the switch: the run goes back
@@ -132,13 +133,13 @@ def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_switch_outlives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
     wishes = [LocalSync(every_updates=4)]
 
     def wish(row: dict[str, Any]) -> bool:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes:
-            wanted.ask(folder, wanted.Wish(wishes.pop(), 3))
+            requests.ask(folder, requests.Wish(wishes.pop(), 3))
             return False
         return row["kind"] == "progress" and bool(events(folder, "sync"))
 
@@ -173,17 +174,17 @@ def test_a_run_says_whether_its_seed_decides_it(tmp_path: Path, more: dict[str, 
 
 
 def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.run.course.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
     wishes, sizes = [3, 1, 2], list[int]()
 
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
-        if row["kind"] == "progress" and not wanted.is_asked(folder):
+        if row["kind"] == "progress" and not requests.is_asked(folder):
             formed = events(folder, "group_formed")
             there = [*sizes, formed[-1]["learners"]] if formed else sizes
             if wishes and (len(sizes) == 0 or sizes[-1] == 1 or there[-1] == sizes[-1]):
                 sizes.append(wishes.pop(0))
-                wanted.ask(folder, wanted.Wish(AllreduceSync(), sizes[-1]))
+                requests.ask(folder, requests.Wish(AllreduceSync(), sizes[-1]))
 
     plan = make_plan(
         "CartPole-v1", overrides={**TWO, "until.steps": 6_000, "log.every_steps": 200, "save.every_steps": 9_000}
@@ -198,22 +199,22 @@ def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: p
 
 
 def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
-    (tmp_path / wanted.WANTED).write_text('{"sync": {"type": "telepathy"}, "learners": 2}')
+    (tmp_path / requests.WANTED).write_text('{"sync": {"type": "telepathy"}, "learners": 2}')
     with pytest.raises(ValueError, match=r"wanted\.json"):
-        wanted.take(tmp_path)
-    assert wanted.take(tmp_path) is None
+        requests.take(tmp_path)
+    assert requests.take(tmp_path) is None
 
 
 def test_a_wish_is_asked_for_until_it_is_done_and_another_one_is_not_lost_meanwhile(tmp_path: Path) -> None:
-    one, other = wanted.Wish(LocalSync(), 2), wanted.Wish(AllreduceSync(), 3)
-    wanted.ask(tmp_path, one)
-    assert wanted.take(tmp_path) == one
-    assert wanted.is_asked(tmp_path)
-    wanted.ask(tmp_path, other)
-    wanted.heeded(tmp_path)
-    assert wanted.take(tmp_path) == other
-    wanted.heeded(tmp_path)
-    assert not wanted.is_asked(tmp_path)
+    one, other = requests.Wish(LocalSync(), 2), requests.Wish(AllreduceSync(), 3)
+    requests.ask(tmp_path, one)
+    assert requests.take(tmp_path) == one
+    assert requests.is_asked(tmp_path)
+    requests.ask(tmp_path, other)
+    requests.heeded(tmp_path)
+    assert requests.take(tmp_path) == other
+    requests.heeded(tmp_path)
+    assert not requests.is_asked(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

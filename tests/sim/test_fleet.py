@@ -19,8 +19,8 @@ from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
 from qfleet.run.fleet import Fleet
 from qfleet.run.ledger import Ledger
-from qfleet.run.overlapped import NotedFeed
 from qfleet.run.supervisor import Fault, Supervisor
+from qfleet.train.async_loop import NotedFeed
 from tests.sim.actors import SimActor
 from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts
 from tests.sim.parts import GAMMA, Row

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from qfleet.errors import UsageError
-from qfleet.run.signals import listening
+from qfleet.train.signals import listening
 from qfleet.watch import Watcher, auto_mode, make_watcher
 from qfleet.watch.live_screen import LiveWatcher, Screen, Trend
 from qfleet.watch.safe_stream import Stream

@@ -13,7 +13,7 @@ from qfleet import Plan, load, resume, train
 from qfleet.build.components import make_line, make_train_world
 from qfleet.learn import arrays
 from qfleet.nets import under_own_names
-from qfleet.run.inline import Inline
+from qfleet.train.inline import Inline
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="keras is not installed")
 OBS = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)

@@ -10,9 +10,9 @@ import pytest
 from qfleet import load, resume
 from qfleet.data import Array
 from qfleet.errors import UsageError
-from qfleet.run.keeper import decisive
-from qfleet.run.older import completed, renamed
 from qfleet.save import Checkpoints, pack_state, pack_tensors, unpack_state, unpack_tensors
+from qfleet.train.checkpointing import decisive
+from qfleet.train.migrations import completed, renamed
 from qfleet.watch import read_rows
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained

@@ -15,8 +15,6 @@ from qfleet.plan import flatten
 from qfleet.plan.schema import OwnTorso, Plan, SteadyBatch, SteadyRate
 from qfleet.plan.secrets import hidden_settings
 from qfleet.plan.validate.placement import has_bundles
-from qfleet.run.older import arrays_in, completed, lacks_values, room_for, with_spans
-from qfleet.run.rows import is_settled, packed_rows, restore_rows, segments_of
 from qfleet.save import (
     Checkpoint,
     Checkpoints,
@@ -25,6 +23,8 @@ from qfleet.save import (
     pack_tensors,
     unpack_state,
 )
+from qfleet.train.migrations import arrays_in, completed, lacks_values, room_for, with_spans
+from qfleet.train.replay_segments import is_settled, packed_rows, restore_rows, segments_of
 
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")

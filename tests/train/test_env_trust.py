@@ -13,8 +13,8 @@ from qfleet.errors import StorageError, UsageError
 from qfleet.plan import Plan, make_plan, to_toml, trusted_settings, write_plan
 from qfleet.plan.schema import Env
 from qfleet.plan.trusted import TRUSTED
-from qfleet.run import trust
-from qfleet.run.trust import require_places, require_trust, sign
+from qfleet.train import env_trust
+from qfleet.train.env_trust import require_places, require_trust, sign
 from tests.run.parts import small, status, trained, words
 
 MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
@@ -151,14 +151,14 @@ def test_a_copy_of_a_run_is_not_trusted(run: Path, name: str) -> None:
     sign(run, MINE)
     copy = run.parent / name
     copy.mkdir(parents=True)
-    (copy / trust.FILE).write_bytes((run / trust.FILE).read_bytes())
+    (copy / env_trust.FILE).write_bytes((run / env_trust.FILE).read_bytes())
     assert not trusted(copy, MINE)
 
 
 @pytest.mark.parametrize("proof", ["", "é" * 64, "\ud800", "0" * 64, 7, None, ["x"], {}])
 def test_a_proof_of_any_kind_is_answered(run: Path, proof: Any) -> None:
     sign(run, MINE)
-    (run / trust.FILE).write_text(json.dumps({"proof": proof}))
+    (run / env_trust.FILE).write_text(json.dumps({"proof": proof}))
     assert not trusted(run, MINE)
 
 
@@ -167,20 +167,20 @@ def test_the_key_is_private_whole_and_alone(run: Path, own_home: Path) -> None:
     assert os.listdir(own_home / "qfleet") == ["trust.key"]
     assert key_file(own_home).stat().st_mode & 0o777 == 0o600
     assert len(key_file(own_home).read_bytes()) == 32
-    kept = trust.key()
-    assert kept == trust.key() == key_file(own_home).read_bytes()
+    kept = env_trust.key()
+    assert kept == env_trust.key() == key_file(own_home).read_bytes()
 
 
 @pytest.mark.usefixtures("own_home")
 def test_many_who_make_it_at_once_get_the_same_one() -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(lambda _: trust.key(), range(64), timeout=30))) == 1
+        assert len(set(pool.map(lambda _: env_trust.key(), range(64), timeout=30))) == 1
 
 
 def test_a_key_has_its_name_only_when_it_is_whole(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda file: seen.append(key_file(own_home).exists()))
-    trust.key()
+    env_trust.key()
     assert seen == [False, True]  # the bytes before it has its name, the name after
 
 
@@ -204,12 +204,12 @@ def test_a_key_that_is_a_link_or_cannot_be_made_is_a_storage_error(own_home: Pat
     (own_home / "known").write_bytes(b"x" * 32)
     key_file(own_home).symlink_to(own_home / "known")
     with pytest.raises(StorageError, match=r"trust\.key"):
-        trust.key()
+        env_trust.key()
     key_file(own_home).unlink()
     (own_home / "qfleet").rmdir()
     (own_home / "qfleet").write_text("in the way")
     with pytest.raises(StorageError, match=r"trust\.key"):
-        trust.key()
+        env_trust.key()
 
 
 # --- places to connect to ---
@@ -245,19 +245,19 @@ def test_places_count_when_this_user_signed_them_there(run: Path) -> None:
     assert not connects(run, away(allow_no_token=False))
     copy = run.with_name("b")
     copy.mkdir()
-    (copy / trust.FILE).write_bytes((run / trust.FILE).read_bytes())
+    (copy / env_trust.FILE).write_bytes((run / env_trust.FILE).read_bytes())
     assert not connects(copy, away())
 
 
 def test_a_proof_of_one_kind_is_none_of_the_other(run: Path) -> None:
     sign(run, MINE)  # as all versions before wrote it
-    assert set(json.loads((run / trust.FILE).read_text())) == {"env", "proof"}
+    assert set(json.loads((run / env_trust.FILE).read_text())) == {"env", "proof"}
     assert not connects(run, away())
     sign(run, MINE, trusted_settings(away()))
     assert connects(run, away())
     assert trusted(run, MINE)
-    kept = json.loads((run / trust.FILE).read_text())
-    (run / trust.FILE).write_text(
+    kept = json.loads((run / env_trust.FILE).read_text())
+    (run / env_trust.FILE).write_text(
         json.dumps({**kept, "proof": kept["settings_proof"], "settings_proof": kept["proof"]})
     )
     assert not connects(run, away())

@@ -22,9 +22,9 @@ from qfleet.learn import Learner, Members, NonFiniteUpdate, ReplayFeed, rate_fac
 from qfleet.learn.population import part
 from qfleet.nets import QNet
 from qfleet.plan import make_plan
-from qfleet.run.inline import Inline
-from qfleet.run.judge import Judge
 from qfleet.save import unpack_tensors
+from qfleet.train.evaluator import Judge
+from qfleet.train.inline import Inline
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.conftest import Reference
 from tests.run.nursery import Nursery

@@ -18,19 +18,19 @@ from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.peers import Partners
 from qfleet.plan import switches
 from qfleet.plan.sync_schema import Sync
-from qfleet.run.diary import Diary, Ending, Row, short
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
-from qfleet.run.judge import Judge
-from qfleet.run.keeper import MALFORMED, Keeper, malformed
-from qfleet.run.older import arrays_in, room_for
 from qfleet.run.runtime import Runtime, make_runtime
-from qfleet.run.signals import ENDINGS, Asked
-from qfleet.run.steer import Steering, evaluations
 from qfleet.save import Checkpoint, pack_tensors
+from qfleet.train.checkpointing import MALFORMED, Keeper, malformed
+from qfleet.train.evaluator import Judge
+from qfleet.train.migrations import arrays_in, room_for
+from qfleet.train.plateau_control import Steering, evaluations
+from qfleet.train.requests import Wish, heeded, take
+from qfleet.train.run_log import Diary, Ending, Row, short
+from qfleet.train.signals import ENDINGS, Asked
 from qfleet.watch import write_file, write_json
 from qfleet.watch.run_files import unwritable
-from qfleet.watch.wanted import Wish, heeded, take
 
 ROLLBACKS, HEED_SECONDS = 3, 1.0
 # Events among learners after which no seed decides this run.

@@ -8,9 +8,9 @@ import pytest
 
 from qfleet import load, train
 from qfleet.cli import main
-from qfleet.run.book import Book
-from qfleet.run.judge import Judge
 from qfleet.testing.toys import Random
+from qfleet.train.evaluator import Judge
+from qfleet.train.train_state import Book
 from qfleet.watch import make_watcher
 from qfleet.watch.text import end_lines, evaluation_line
 from tests.run.parts import JUDGED, Settings, events, resumed, small, trained

@@ -15,8 +15,8 @@ from qfleet.build.components import Line, ReplayLost
 from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
 from qfleet.plan.validate.placement import num_senders
-from qfleet.run.book import Book
-from qfleet.run.times import Times
+from qfleet.train.timing import Times
+from qfleet.train.train_state import Book
 from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
 from qfleet.watch.run_directory import resume_command
 from qfleet.watch.text import LEAVING

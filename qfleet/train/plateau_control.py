@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qfleet.build.components import Line
 from qfleet.learn import ReplayFeed
 from qfleet.plan.schema import GrowingBatch, PlateauRate
-from qfleet.run.book import Book
+from qfleet.train.train_state import Book
 
 
 @dataclass(frozen=True)

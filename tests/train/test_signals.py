@@ -14,10 +14,10 @@ import pytest
 
 from qfleet import Plan, heartbeat
 from qfleet.act import play as played
-from qfleet.run import judge
-from qfleet.run.hangs import Hangs
-from qfleet.run.signals import Asked, listening
 from qfleet.save import verify_run
+from qfleet.train import evaluator
+from qfleet.train.hang_watch import Hangs
+from qfleet.train.signals import Asked, listening
 from tests.run.conftest import Reference
 from tests.run.nursery import Child, Nursery
 from tests.run.parts import JUDGED, Settings, checkpoints, resumed, same, small, status, trained, until, words
@@ -80,7 +80,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int, late: bool) -> None
             signal.raise_signal(signal.SIGINT)
         return returns
 
-    monkeypatch.setattr(judge, "play", play)
+    monkeypatch.setattr(evaluator, "play", play)
 
 
 @pytest.mark.parametrize("late", [False, True])

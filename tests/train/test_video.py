@@ -17,8 +17,8 @@ from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan
-from qfleet.run import video
 from qfleet.testing import toys
+from qfleet.train import video
 from tests.run.parts import small
 
 pytest.importorskip("imageio_ffmpeg")

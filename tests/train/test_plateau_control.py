@@ -21,9 +21,9 @@ from qfleet.learn import ReplayFeed
 from qfleet.nets import Noisy
 from qfleet.plan import make_plan
 from qfleet.plan.validate import check
-from qfleet.run.book import Book
-from qfleet.run.judge import Judge
-from qfleet.run.steer import Act, Steering
+from qfleet.train.evaluator import Judge
+from qfleet.train.plateau_control import Act, Steering
+from qfleet.train.train_state import Book
 from qfleet.watch import make_watcher, read_rows
 from tests.run.conftest import Reference
 from tests.run.nursery import Nursery

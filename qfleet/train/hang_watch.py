@@ -15,7 +15,7 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.frames import own_frames
 from qfleet.heartbeat import CALLS
-from qfleet.run.signals import ENDINGS, Asked
+from qfleet.train.signals import ENDINGS, Asked
 from qfleet.train.supervise import GRACE_SECONDS, Verdict, call_limit, report
 
 LOOK_SECONDS = 0.25

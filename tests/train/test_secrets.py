@@ -15,7 +15,7 @@ from qfleet.errors import UsageError, redacted
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import hidden_words, looks_secret, typed_secrets
-from qfleet.run.trust import require_trust, sign
+from qfleet.train.env_trust import require_trust, sign
 from tests.run.parts import LOCAL, Settings, words
 
 CANARY = "canary-5b1e9f00d"

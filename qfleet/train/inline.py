@@ -10,7 +10,7 @@ from qfleet.act import Actor, acting
 from qfleet.build.components import Line
 from qfleet.data import Stopwatch, Tick
 from qfleet.learn import drain, learning
-from qfleet.run.carriers import Queue, Shelf
+from qfleet.train.channels import Queue, Shelf
 
 
 class Inline:

@@ -17,14 +17,14 @@ from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.run.course import Course
-from qfleet.run.diary import Callback, Diary, Ending, Row
 from qfleet.run.fleet import Fleet
-from qfleet.run.hangs import watching
-from qfleet.run.judge import Judge
-from qfleet.run.keeper import Keeper
-from qfleet.run.signals import Asked, listening
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
+from qfleet.train.checkpointing import Keeper
+from qfleet.train.evaluator import Judge
+from qfleet.train.hang_watch import watching
+from qfleet.train.run_log import Callback, Diary, Ending, Row
+from qfleet.train.signals import Asked, listening
+from qfleet.train.trainer import Course
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 from qfleet.watch.run_files import unwritable
 

@@ -10,9 +10,9 @@ from qfleet.data import Array
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan.schema import OwnTorso, Plan
-from qfleet.run.keeper import MALFORMED, malformed, require_same_plan, shortened
-from qfleet.run.older import arrays_in
 from qfleet.save import Checkpoint, Checkpoints
+from qfleet.train.checkpointing import MALFORMED, malformed, require_same_plan, shortened
+from qfleet.train.migrations import arrays_in
 from qfleet.watch import read_json
 
 WHICH = ("best", "latest", "any")

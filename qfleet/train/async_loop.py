@@ -12,9 +12,9 @@ from qfleet.build.components import Line
 from qfleet.data import Array, Batch, Rollout, Sequences, Stopwatch, Tick
 from qfleet.learn import Feed, ReplayFeed, learning
 from qfleet.replay import Replay
-from qfleet.run.carriers import Queue, Shelf
 from qfleet.run.fleet import Fleet
 from qfleet.run.history import NOTED_IDS, Notes
+from qfleet.train.channels import Queue, Shelf
 
 NAP_SECONDS = 0.001
 

@@ -16,12 +16,12 @@ from qfleet.build.resolve import resolve
 from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
 from qfleet.learn import FreshFeed, ReplayFeed
 from qfleet.learn.batch_source import Drawn
-from qfleet.run.diary import Diary
 from qfleet.run.fleet import Fleet
-from qfleet.run.inline import Inline
-from qfleet.run.overlapped import Overlapped
 from qfleet.run.processes import ProcessSite, make_process_line
-from qfleet.run.times import Times
+from qfleet.train.async_loop import Overlapped
+from qfleet.train.inline import Inline
+from qfleet.train.run_log import Diary
+from qfleet.train.timing import Times
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.run.parts import JUDGED, LOCAL, resumed, small, status, trained
 from tests.run.test_fleet import make_theatre

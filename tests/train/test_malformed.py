@@ -15,8 +15,8 @@ from safetensors.numpy import load_file, save_file
 from qfleet import resume
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
-from qfleet.run.diary import Diary
 from qfleet.save.manifest import _seal
+from qfleet.train.run_log import Diary
 from tests.run.parts import JUDGED, checkpoints, small, status, trained, until
 
 STRANGE: tuple[Any, ...] = (
@@ -199,7 +199,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error(
     def refused(file: Path) -> int:
         raise PermissionError("the second error")
 
-    monkeypatch.setattr("qfleet.run.conduct.open_log", refused)
+    monkeypatch.setattr("qfleet.train.session.open_log", refused)
 
     def failing(row: dict[str, Any]) -> None:
         raise ZeroDivisionError("the first error")

@@ -9,11 +9,11 @@ import pytest
 from qfleet import load, train
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
-from qfleet.run.course import Course
 from qfleet.save import Checkpoints, CheckpointWarning
+from qfleet.train.trainer import Course
 from qfleet.watch.compare import compare
 from tests.run.parts import JUDGED, Settings, checkpoints, small, trained, until
-from tests.run.test_damage import flip
+from tests.train.test_damage import flip
 
 EVALUATED: Settings = {**JUDGED, "seed": 3}
 

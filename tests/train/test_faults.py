@@ -19,12 +19,12 @@ from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Report
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate
-from qfleet.run import course
-from qfleet.run.course import Course
-from qfleet.run.diary import Diary
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from qfleet.testing.toys import NotFinite, Random, Unrepeatable
+from qfleet.train import trainer
+from qfleet.train.run_log import Diary
+from qfleet.train.trainer import Course
 from qfleet.watch.text import end_lines
 from tests.run.conftest import Reference
 from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
@@ -429,7 +429,7 @@ def test_a_best_checkpoint_stays_the_best_when_best_json_cannot_be_written(
     def refuse(path: Path, document: Any) -> None:
         raise StorageError(f"cannot write {path.name}", "the system said: no", "wait")
 
-    monkeypatch.setattr(course, "write_json", refuse)
+    monkeypatch.setattr(trainer, "write_json", refuse)
     run = trained(small(JUDGED), tmp_path)
     assert run.exit_code == 0
     assert {event["text"] for event in events(run.path, "warning")} == {
