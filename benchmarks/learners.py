@@ -11,15 +11,15 @@ import torch
 
 from benchmarks import report
 from qfleet.data import Batch, Spec
+from qfleet.distributed.actors.process import fork_server
+from qfleet.distributed.learners.group import Team
+from qfleet.distributed.learners.launcher import OwnQuarters
+from qfleet.distributed.learners.worker import lone_learner
+from qfleet.distributed.parameter_server.driver import Servers
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import ServerSync
 from qfleet.replay import make_cut
-from qfleet.run.partner import lone_learner
-from qfleet.run.processes import fork_server
-from qfleet.run.quarters import OwnQuarters
-from qfleet.run.server import Servers
-from qfleet.run.team import Team
 
 SPEC = Spec((84, 84), "uint8", (6,), stack=4)
 PAGE = report.ROOT / "docs" / "sync.md"

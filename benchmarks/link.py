@@ -20,6 +20,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.learners import SPEC, batch_of, plan_of
+from qfleet.distributed.learners.worker import lone_learner
 from qfleet.plan.sync_schema import (
     AllreduceSync,
     Codec,
@@ -30,7 +31,6 @@ from qfleet.plan.sync_schema import (
     SignCodec,
     TopKCodec,
 )
-from qfleet.run.partner import lone_learner
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.make import make_average
 from qfleet.sync.process_groups import GroupComm, make_gloo

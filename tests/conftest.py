@@ -22,7 +22,7 @@ from qfleet.system.child_process import fork_server  # noqa: E402  numpy comes w
 
 # One fork server serves all tests of a process, whichever starts it: without this, after one that needs nothing of
 # qfleet, every actor, learner and shard of the others would import torch anew.
-fork_server("qfleet.run.post")
+fork_server("qfleet.distributed.actors.main")
 
 # Machines that run tests are shared and slow at times, so examples have no deadline; CI repeats the same ones.
 settings.register_profile("local", deadline=None, suppress_health_check=[HealthCheck.too_slow])

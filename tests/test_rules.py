@@ -42,8 +42,8 @@ OTHER_FILES = {
     "qfleet/system/oom.py": "/proc and a control group's counters",
     "qfleet/build/memory_check.py": "/proc and a control group's limits",
     "qfleet/train/video.py": "a film in a private temporary folder",
-    "qfleet/run/ray_reaper.py": "/proc, and the folder of a Ray of our own",
-    "qfleet/run/ray_session.py": "the token and folder of a Ray of our own",
+    "qfleet/distributed/ray/reaper.py": "/proc, and the folder of a Ray of our own",
+    "qfleet/distributed/ray/session.py": "the token and folder of a Ray of our own",
     "qfleet/envs/workers/process.py": "/proc",
     "qfleet/watch/energy.py": "/sys",
     "qfleet/watch/provenance.py": "/proc",
@@ -214,7 +214,7 @@ def test_the_rule_catches(rule: Rule, code: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "code"),
     [
-        (ray_imports, "from qfleet.run.ray import train_on_ray\nfrom .ray import x\nimport rays"),
+        (ray_imports, "from qfleet.distributed.ray.driver import train_on_ray\nfrom .ray import x\nimport rays"),
         (unsafe_calls, "model.eval()"),
         (unsafe_calls, "np.load('x', allow_pickle=False)"),
         (wall_clocks, "time.monotonic()"),

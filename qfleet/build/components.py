@@ -52,7 +52,7 @@ from qfleet.replay import Replay as ReplayBuffer
 from qfleet.system.child_process import fork_server
 from qfleet.system.restart_budget import Budget
 
-ROLES = "qfleet.run.post"  # imports all that a process of a run needs
+ROLES = "qfleet.distributed.actors.main"  # imports all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
 WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 109
 

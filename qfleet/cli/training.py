@@ -294,7 +294,7 @@ def _is_beside(composed: Composed) -> bool:
     """Is this one of several processes that MPI has started, and not the first? Then the first one speaks."""
     if composed.plan.learners.backend != "mpi":
         return False
-    from qfleet.run.mpi_team import is_first
+    from qfleet.distributed.mpi import is_first
 
     return not is_first(composed.plan)
 

@@ -16,6 +16,7 @@ from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_memory, require_network
 from qfleet.build.resolve import require_device, resolve, usable_device
 from qfleet.data import World
+from qfleet.distributed.runtime import StoodBy, is_away, line_for, stand_by
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
@@ -26,7 +27,6 @@ from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.plan.validate import check
-from qfleet.run.runtime import StoodBy, is_away, line_for, stand_by
 from qfleet.save import Checkpoints
 from qfleet.train.checkpointing import MALFORMED, malformed
 from qfleet.train.env_trust import require_places, require_trust, sign
@@ -113,11 +113,11 @@ def train(
     """Train a plan in a new run directory under `out`, to its end."""
     plan, out = checked(plan), local_path(out)
     if is_away(plan):
-        from qfleet.run import ray
+        from qfleet.distributed.ray import driver
 
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         own = (env, torso, explore)
-        return ray.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
+        return driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
     if stand_by(plan, env, torso, explore):
         raise StoodBy(0)
     watcher = watcher if watcher is not None else interactive_watcher()
@@ -174,11 +174,11 @@ def resume(
     plan = before if steps is None else extended(folder, before, steps)
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
     if is_away(plan):
-        from qfleet.run import ray
+        from qfleet.distributed.ray import driver
 
         more: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks, "trust_env": trust_env}
         own = (env, torso, explore)
-        return ray.resume(plan, own, folder=folder, steps=steps, strict=strict, trust_run=trust_run, **more)
+        return driver.resume(plan, own, folder=folder, steps=steps, strict=strict, trust_run=trust_run, **more)
     if stand_by(plan, env, torso, explore):
         raise StoodBy(0)
     with threads(plan):

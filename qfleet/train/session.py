@@ -12,12 +12,12 @@ import torch
 
 from qfleet import heartbeat
 from qfleet.build.components import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
+from qfleet.distributed.actors.pool import Fleet
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.run.fleet import Fleet
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.train.checkpointing import Keeper
 from qfleet.train.evaluator import Judge

@@ -4,8 +4,8 @@ from typing import Any
 
 from qfleet.build.components import Line
 from qfleet.data import Stopwatch
+from qfleet.distributed.actors.pool import TIMES, Fleet
 from qfleet.learn import ReplayFeed
-from qfleet.run.fleet import TIMES, Fleet
 from qfleet.watch import Meter, cores, profile_of, rounded, shares_of, since, with_other
 
 WAITING = 0.5  # of the time without anything to learn from, and the learner counts as waiting

@@ -12,15 +12,15 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.build.components import SAMPLE, Line, ReplayLost, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
+from qfleet.distributed.actors.pool import Fleet
+from qfleet.distributed.runtime import Runtime, make_runtime
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.peers import Partners
 from qfleet.plan import switches
 from qfleet.plan.sync_schema import Sync
-from qfleet.run.fleet import Fleet
 from qfleet.run.history import NoHistory, Notes
-from qfleet.run.runtime import Runtime, make_runtime
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.train.checkpointing import MALFORMED, Keeper, malformed
 from qfleet.train.evaluator import Judge

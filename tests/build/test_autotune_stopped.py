@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_processes import alive, kin_of
+from tests.distributed.actors.test_process import alive, kin_of
 
 LONG = ["train", "CartPole-v1", "until.steps=100_000_000", "--out"]
 

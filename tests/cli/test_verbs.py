@@ -241,10 +241,10 @@ def test_doctor_tells_every_extra_and_its_version(train: Calls, capsys: Captured
 def test_of_mpis_processes_the_first_one_speaks(
     rank: int, speaks: bool, train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
-    from qfleet.run import mpi_team
+    from qfleet.distributed import mpi
 
     world = SimpleNamespace(COMM_WORLD=SimpleNamespace(Get_rank=lambda: rank))
-    monkeypatch.setattr(mpi_team, "mpi", lambda: world)
+    monkeypatch.setattr(mpi, "mpi", lambda: world)
     assert main(["train", "CartPole-v1", "learners.num=2", "learners.backend=mpi"]) == 0
     assert ("cartpole defaults" in capsys.readouterr().out) == speaks
 

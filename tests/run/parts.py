@@ -14,9 +14,9 @@ import pytest
 
 import qfleet.testing.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
+from qfleet.distributed.learners.handle import Mate
+from qfleet.distributed.learners.launcher import OwnProcess, OwnQuarters
 from qfleet.plan import make_plan
-from qfleet.run.mate import Mate
-from qfleet.run.quarters import OwnProcess, OwnQuarters
 from qfleet.watch import read_json, read_rows, without_clock
 
 Settings = dict[str, Any]

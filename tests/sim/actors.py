@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qfleet.data import Rollout
-from qfleet.run.ledger import Verdict
+from qfleet.distributed.worker.ledger import Verdict
 from tests.sim.parts import Lane, Ring, produce, require
 
 if TYPE_CHECKING:

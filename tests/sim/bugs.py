@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qfleet.data import State
+from qfleet.distributed.worker.ledger import Ledger, Source, Verdict
+from qfleet.distributed.worker.supervisor import Failing, Fault, Supervisor
 from qfleet.learn.rate_limiter import Gate
-from qfleet.run.ledger import Ledger, Source, Verdict
-from qfleet.run.supervisor import Failing, Fault, Supervisor
 from qfleet.system.restart_budget import Budget
 from tests.sim.driver import Parts
 

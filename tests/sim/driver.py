@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qfleet.data import Rollout, Spec
+from qfleet.distributed.worker.ledger import Ledger, Verdict
+from qfleet.distributed.worker.supervisor import Fault, Supervisor
 from qfleet.learn.rate_limiter import Gate
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
-from qfleet.run.ledger import Ledger, Verdict
-from qfleet.run.supervisor import Fault, Supervisor
 from tests.sim.actors import Answer, SimActor
 from tests.sim.parts import GAMMA, Ring, Row, require
 

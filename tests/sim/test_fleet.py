@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
+from qfleet.distributed.actors.pool import Fleet
+from qfleet.distributed.worker.ledger import Ledger
+from qfleet.distributed.worker.supervisor import Fault, Supervisor
 from qfleet.errors import EnvError
 from qfleet.learn import ReplayFeed
 from qfleet.learn.rate_limiter import Gate
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
-from qfleet.run.fleet import Fleet
-from qfleet.run.ledger import Ledger
-from qfleet.run.supervisor import Fault, Supervisor
 from qfleet.train.async_loop import NotedFeed
 from tests.sim.actors import SimActor
 from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts

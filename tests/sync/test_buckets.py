@@ -8,11 +8,11 @@ from torch import Tensor
 
 from qfleet.build.components import make_train_world
 from qfleet.build.resolve import resolve
+from qfleet.distributed.learners.worker import lone_learner
 from qfleet.plan import make_plan
-from qfleet.run.partner import lone_learner
 from qfleet.sync.buckets import Buckets, grouped
 from qfleet.sync.comm import NoComm, ThreadComm
-from tests.run.test_team import made_up
+from tests.distributed.learners.test_group import made_up
 from tests.sync.parts import together
 
 

@@ -13,7 +13,7 @@ import pytest
 from qfleet.act import acting
 from qfleet.data import Array, Rollout, Spec
 from qfleet.data.wire_format import ParcelTooLarge
-from qfleet.run.board import Board, layout_of
+from qfleet.distributed.actors.weights_board import Board, layout_of
 from qfleet.system.ring import Belt, Counter, Gauges, Ring
 from tests.act.test_actor import counting, make_actor
 

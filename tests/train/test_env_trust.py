@@ -302,7 +302,7 @@ def test_no_command_joins_the_ray_that_a_foreign_run_names(
     run = foreign(tmp_path)
     monkeypatch.setattr("ray.init", stop)
     monkeypatch.setattr("socket.create_connection", stop)
-    monkeypatch.setattr("qfleet.run.ray.session", stop)
+    monkeypatch.setattr("qfleet.distributed.ray.driver.session", stop)
     before = status(run)
     for verb in (["resume", str(run)], ["resume", str(run), "--steps", "200", "--trust-env"]):
         assert main(verb) == 2

@@ -14,17 +14,17 @@ import torch
 from qfleet.build.components import Line, make_line, make_train_world, world_threads
 from qfleet.build.resolve import resolve
 from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
+from qfleet.distributed.actors.pool import Fleet
+from qfleet.distributed.actors.process import ProcessSite, make_process_line
 from qfleet.learn import FreshFeed, ReplayFeed
 from qfleet.learn.batch_source import Drawn
-from qfleet.run.fleet import Fleet
-from qfleet.run.processes import ProcessSite, make_process_line
 from qfleet.train.async_loop import Overlapped
 from qfleet.train.inline import Inline
 from qfleet.train.run_log import Diary
 from qfleet.train.timing import Times
 from qfleet.watch import make_watcher, read_json, read_rows
+from tests.distributed.actors.test_pool import make_theatre
 from tests.run.parts import JUDGED, LOCAL, resumed, small, status, trained
-from tests.run.test_fleet import make_theatre
 from tests.run.variants import FRESH
 
 

@@ -1,0 +1,1 @@
+"""Actors in processes of their own."""

@@ -1,0 +1,223 @@
+"""An actor's post: what it is told when it starts in a process of its own, and what it does there."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from multiprocessing import current_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from select import select as wait_for
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from qfleet.act import Explore, acting
+from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_policy, one_policy
+from qfleet.data import Board as BoardLike
+from qfleet.data import Channel, Rollout, Stopwatch, count_steps
+from qfleet.distributed.actors.weights_board import Board
+from qfleet.errors import QfleetError
+from qfleet.files import open_log
+from qfleet.plan.schema import Inline, Plan
+from qfleet.run.history import History
+from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
+from qfleet.system.ring import Belt, Gauges
+from qfleet.train.supervise import adopt_orphans, end_descendants
+
+LEAVE_SECONDS = 0.3  # for what environments have started
+NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
+WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
+MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
+# Of each part of a message: a pipe takes up to 4,096 bytes whole or not at all, so nobody stops in the middle of one.
+MOST_BYTES = 1_200
+
+
+@dataclass
+class Post:
+    """Everything an actor needs to know."""
+
+    plan: bytes  # as JSON
+    worker: int
+    incarnation: int
+    belt: Belt
+    board: Board
+    gauges: Gauges
+    words: Connection  # for its last words
+    make: EnvMaker | None = None
+    torso: nn.Module | None = None
+    explore: Explore | None = None
+    log: str | None = None
+    history: str | None = None
+    variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
+
+
+class Trouble(msgspec.Struct, tag=True):
+    """An environment of the actor's failed; the actor goes on."""
+
+    fault: dict[str, Any]
+
+
+class LastWords(msgspec.Struct, tag=True):
+    """Why an actor ended by itself: the parts of the error and its exit code; its log has the traceback."""
+
+    what: str
+    why: str
+    fix: str
+    exit_code: int
+
+
+def say(post: Post, words: Trouble | LastWords) -> None:
+    """Tell the driver, if there is room: nobody may have listened for a while."""
+    if wait_for([], [post.words], [], 0)[1]:
+        post.words.send_bytes(msgspec.msgpack.encode(words))
+
+
+def serve(post: Post) -> None:
+    """The life of an actor's process."""
+    die_with_parent()
+    os.environ.update(post.variables)
+    with suppress(OSError):
+        os.setpgid(0, 0)  # what an environment starts is ended with it
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
+    signal.signal(signal.SIGTERM, leave)
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
+    with logging_to(post.log):
+        try:
+            act(post)
+        except Exception as error:
+            say(post, words_of(error))
+            raise
+        finally:
+            end_descendants(LEAVE_SECONDS, patience=0.0)
+
+
+def leave(number: int, frame: object) -> None:
+    """Asked to end: environments are closed first, and asking again does not disturb that."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise AskedToLeave(0)
+
+
+def act(post: Post) -> None:
+    """Act until told to stop, or until nobody is left to act for."""
+    torch.set_num_threads(1)
+    plan, board = msgspec.json.decode(post.plan, type=Plan), post.board
+    if isinstance(plan.runtime, Inline):
+        raise TypeError("an actor with a process of its own has no place in an inline run")
+    device, members = board.device, range(plan.population.num)
+    log = None if post.log is None else Path(post.log)
+    with closing(make_own_world(plan, post.worker, post.incarnation, post.make, log)) as world:
+        policy = one_policy([make_policy(plan, world.spec, device, post.torso, member) for member in members])
+        who = {"worker": post.worker, "incarnation": post.incarnation}
+        actor = make_actor(plan, world, policy, post.explore, **who, elapsed=lambda: board.numbers()["env_steps"])
+        actor.start()
+        wait_for_weights(post)
+        (channel, shown), watch = carriers(post), Stopwatch()
+        for tick in acting(actor, channel, shown, plan.runtime.chunk_rows, watch):
+            show_life(post, tick.busy, watch)
+            if tick.stats:  # a rollout was handed over
+                show_times(post, watch)
+                bound_log()
+            for fault in tick.stats.get("faults", ()):
+                say(post, Trouble({**fault, "cause": shortened(fault["cause"], -2 * MOST_BYTES)}))
+            if board.numbers()["stop"]:
+                return
+
+
+class NotedCarriers:
+    """A belt and a board whose use is written down."""
+
+    def __init__(self, post: Post, history: History) -> None:
+        self.post, self.history = post, history
+        self.who = {"worker": post.worker, "incarnation": post.incarnation}
+        self.noted, self.ticked_at = -1, 0.0  # the last sequence written down, and when it last said that it lives
+
+    def tick(self) -> None:
+        """Say about once a second that it lives."""
+        if (now := time.monotonic()) - self.ticked_at >= TICK_SECONDS:
+            self.ticked_at = now
+            self.history.note("actor", "ticked", **self.who)
+
+    def put(self, rollout: Rollout) -> bool:
+        """Hand one over."""
+        self.tick()
+        if rollout.source[2] > self.noted:
+            self.noted = rollout.source[2]
+            self.history.note("actor", "sent", source=rollout.source, steps=count_steps(rollout))
+        return self.post.belt.put(rollout)
+
+    def get(self) -> Rollout | None:
+        """What an actor never does."""
+        return None
+
+    def read(self, newer_than: int) -> tuple[int, Any] | None:
+        """The newest weights."""
+        self.tick()
+        found = self.post.board.read(newer_than)
+        if found is not None:
+            self.history.note("actor", "loaded", **self.who, version=found[0])
+        return found
+
+    def publish(self, version: int, weights: Any) -> None:
+        """What an actor never does."""
+
+
+def carriers(post: Post) -> tuple[Channel, BoardLike]:
+    """What an actor's rollouts leave by and its weights come by."""
+    if post.history is None:
+        return post.belt, post.board
+    noted = NotedCarriers(post, History(Path(post.history)))
+    return noted, noted
+
+
+def show_life(post: Post, busy: bool, watch: Stopwatch) -> None:
+    """Between two ticks: a sign of life, and a nap if there was nothing to do."""
+    post.gauges.add(post.worker, progress=1)
+    if not busy:
+        post.gauges.add(post.worker, waits=1)
+        with watch.idle:
+            time.sleep(NAP_SECONDS)
+        show_times(post, watch)
+
+
+def show_times(post: Post, watch: Stopwatch) -> None:
+    """Where the time went so far, for the driver to read."""
+    stages = {"env_ns": watch.env, "infer_ns": watch.infer, "sync_ns": watch.sync, "wait_ns": watch.idle}
+    post.gauges.set(post.worker, **{name: lap.spent for name, lap in stages.items()}, **asdict(post.belt.freight))
+
+
+def wait_for_weights(post: Post) -> None:
+    """Nobody acts by weights that nobody learned; the wait has a limit."""
+    limit = time.monotonic() + WEIGHTS_SECONDS
+    while post.board.read(0) is None:
+        if time.monotonic() > limit:
+            raise TimeoutError(f"no weights were published within {WEIGHTS_SECONDS:g} seconds")
+        show_life(post, busy=False, watch=Stopwatch())
+
+
+def words_of(error: BaseException) -> LastWords:
+    """What an error has to say to the driver."""
+    if isinstance(error, QfleetError):
+        return LastWords(shortened(error.what), shortened(error.why), shortened(error.fix), error.exit_code)
+    return LastWords(shortened(f"{type(error).__name__}: {error}"), "", "", 1)
+
+
+def shortened(text: str, most: int = MOST_BYTES) -> str:
+    """The first bytes of a text, or the last ones if `most` is negative."""
+    said = text.encode(errors="replace")
+    return (said[:most] if most > 0 else said[most:]).decode(errors="ignore")
+
+
+@contextmanager
+def logging_to(file: str | None) -> Iterator[None]:
+    """What an environment prints goes to a log, not over the screen."""
+    target = open_log(file or os.devnull)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    os.close(target)
+    yield

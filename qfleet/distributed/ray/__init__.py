@@ -1,0 +1,1 @@
+"""The roles of a run on a Ray cluster."""

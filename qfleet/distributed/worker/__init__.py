@@ -1,0 +1,1 @@
+"""The worker layer: what every role in another process shares."""

@@ -1,0 +1,333 @@
+"""Bundles: learners with environments and a replay of their own. Real processes."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from qfleet import resume, train
+from qfleet.build.components import make_train_world
+from qfleet.distributed.learners.actor_learner import Bundle, make_bundle
+from qfleet.distributed.learners.actor_learner_state import bundle_files
+from qfleet.distributed.learners.group import Team
+from qfleet.errors import UsageError
+from qfleet.learn import Learner
+from qfleet.plan import make_plan, updates_per_step
+from qfleet.plan.schema import Plan, Replay
+from qfleet.plan.sync_schema import ServerSync
+from qfleet.plan.validate.placement import one_bundle
+from qfleet.replay import Prioritized
+from qfleet.run.audit import check_history
+from qfleet.train import requests
+from qfleet.train.evaluator import Judge
+from qfleet.watch import read_json, read_rows
+from tests.distributed.learners.test_runs import ends, events, saved, updates_due
+from tests.run.parts import JUDGED, RANDOM, SMALL, first_struck
+
+pytestmark = pytest.mark.timeout(110)
+TWO = {**SMALL, "learners.num": 2, "learners.bundles": True, "learners.timeout_seconds": 5.0, "until.steps": 600}
+PRIORITIES = {"replay.sampler.type": "prioritized"}
+GORILA = {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": None}
+
+
+def two(**more: Any) -> Plan:
+    named = {name.replace("__", "."): value for name, value in more.items()}
+    return make_plan("CartPole-v1", overrides={**TWO, **named})
+
+
+def files_of(folder: Path, number: int) -> list[str]:
+    newest = max((folder / "checkpoints").iterdir())
+    return sorted(str(path.relative_to(newest)) for path in newest.glob(f"bundles/{number}-*/**/*") if path.is_file())
+
+
+def test_a_bundle_has_its_part_of_everything() -> None:
+    plan = two(learners__num=4, env__num=8, algo__batch_size=64, replay__capacity=1000, algo__learn_start_steps=30)
+    part = one_bundle(plan)
+    assert isinstance(part.replay, Replay)
+    assert (part.env.num, part.algo.batch_size, part.replay.capacity, part.algo.learn_start_steps) == (2, 16, 250, 8)
+    assert updates_per_step(part) == 4 * updates_per_step(plan)  # of its own steps: of everybody's, as many
+    assert one_bundle(make_plan("CartPole-v1")) == make_plan("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in (PRIORITIES, RANDOM))],
+    ids=["uniform", "prioritized", "drawing"],
+)
+def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]) -> None:
+    plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
+    whole = train(plan, out=tmp_path / "whole")
+    half = train(make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 304}), out=tmp_path / "half")
+    names = files_of(half.path, 1)
+    assert any(name.endswith("state.json") for name in names)
+    assert any("/replay/rows_" in name for name in names)
+    resumed = resume(half.path, steps=600)
+    one, other = saved(whole.path), saved(resumed.path)
+    assert one.keys() == other.keys()
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert whole.status["exact"]
+    assert resumed.status["exact"]
+    assert whole.status["env_steps"] == resumed.status["env_steps"]
+    assert check_history(whole.path / "history") == []
+
+
+def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
+    more = {"until.steps": 3_000, "log.every_steps": 100}
+    found = train(make_plan("qfleet.testing.toys:toys/Traced-v0", overrides={**TWO, **more}), out=tmp_path)
+    end = ends(found.path)
+    assert 3_000 <= end["env_steps"] < 3_000 + 8 * found.plan.env.num
+    part = one_bundle(found.plan)
+    own = end["env_steps"] // 2  # both make as many
+    due = int((own - part.algo.learn_start_steps) * updates_per_step(part))
+    assert abs(end["updates"] - due) <= 2
+    row = [row for row in read_rows(found.path / "metrics.jsonl") if row["kind"] == "progress"][-1]
+    assert row["episodes"] == pytest.approx(row["env_steps"] / 6, rel=0.1)  # they last six steps in the mean
+
+
+@pytest.mark.slow
+def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> None:
+    more = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
+    plan = make_plan(
+        "qfleet.testing.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0}
+    )
+    found = train(plan, out=tmp_path)
+    assert {event.get("actor") for event in events(found.path, "env_fault")} == {None, 1}
+
+
+def test_a_bundle_killed_in_the_middle_is_replaced_and_begins_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mates, strike = first_struck(monkeypatch)
+
+    def enough(row: dict[str, Any]) -> bool:
+        """The new one is there."""
+        return row["kind"] == "progress" and len(events(next(tmp_path.iterdir()), "group_formed")) == 2
+
+    more = {"until.steps": 1_000_000, "log.every_steps": 400, "log.history": True, **PRIORITIES}
+    found = train(make_plan("CartPole-v1", overrides={**TWO, **more}), out=tmp_path, callbacks=[strike, enough])
+    assert found.status["state"] == "stopped"
+    (lost,) = events(found.path, "learner_lost")
+    assert lost["replaced"]
+    assert not found.status["exact"]
+    assert check_history(found.path / "history") == []
+    assert all(not mate.life.is_alive() for mate in mates)
+
+
+def test_a_bundle_that_a_checkpoint_knows_nothing_of_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as lost:
+        lost.setattr(Team, "archive", lambda team: iter(()))  # as if it had been lost while it was read
+        half = train(two(until__steps=300), out=tmp_path)
+    resumed = resume(half.path, steps=500)
+    assert [event["learner"] for event in events(resumed.path, "bundle_inexact")] == [1]
+    assert resumed.status["state"] == "done"
+    assert not resumed.status["exact"]
+
+
+def test_only_a_whole_set_of_files_is_given_back() -> None:
+    whole = ["bundles/2-ab12/replay/rows_0_1.zst", "bundles/2-ab12/state.json", "bundles/2-ab12/state.safetensors"]
+    found = bundle_files([*whole, "model.safetensors", "bundles/12-ff/state.json"], 2)
+    assert found == {name.removeprefix("bundles/2-ab12/"): name for name in whole}
+    assert bundle_files(whole[:2], 2) == {}
+    assert bundle_files(whole, 1) == {}
+
+
+# One of them, without the others
+
+
+def bundle_of(plan: Plan, number: int = 1, incarnation: int = 0) -> Bundle:
+    return make_bundle(plan, make_train_world(plan).spec, number, incarnation)
+
+
+def all_hold(bundle: Bundle, times: float, steps: int = 100) -> dict[str, Any]:
+    """An order of rank 0, by which all bundles hold so many times what this one does."""
+    stock = bundle.feed.replay.stock()
+    items, mass = round(times * stock.items), times * stock.mass
+    return {"num": 2, "items": items, "mass": mass, "top": 1.0, "steps": steps}
+
+
+def test_a_bundles_gradient_counts_by_what_it_holds() -> None:
+    bundle = bundle_of(two(learners__timeout_seconds=40.0))
+    bundle.joined({"updates": 0, "steps": 0})
+    for times, share in ((1.0, 2.0), (2.0, 1.0), (8.0, 0.25)):
+        assert bundle.fill()
+        batch, counts = bundle.draw(all_hold(bundle, times))
+        assert counts == pytest.approx(share)
+        bundle.learned(batch, np.ones(len(batch.ids), np.float32))
+    assert not bundle.news()["behind"]
+    assert bundle.feed.gate.updates == 3
+
+
+@pytest.mark.parametrize("incarnation", [7, 0], ids=["late", "not in the checkpoint"])
+def test_a_bundle_that_comes_late_is_where_the_others_are(incarnation: int) -> None:
+    more = {"algo.learn_start_steps": 4_000, "replay.capacity": 9_000, **PRIORITIES}
+    plan = make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 10_000})
+    late, first = bundle_of(plan, incarnation=incarnation), bundle_of(plan)
+    assert late.still  # it has no weights to act by
+    late.joined({"updates": 500, "steps": 6_000})
+    first.joined({"updates": 0, "steps": 0})
+    batch, _ = late.draw(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
+    assert late.feed.steps < 50  # nobody waits for a full replay
+    assert late.elapsed() == 100  # by the order's word
+    assert isinstance(late.feed.replay.sampler, Prioritized)
+    assert late.feed.replay.sampler.draws == 501
+    assert late.feed.gate.updates == 500
+    assert len(batch.ids) == 8
+    first.limit_seconds = 0.0
+    first.walk()
+    while not len(first.feed.replay):
+        first.walk()
+    first.draw(all_hold(first, 1.0) | {"items": 100, "mass": 100.0})
+    assert first.news()["behind"]  # it was cut short, and says so
+
+
+def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.distributed.learners.actor_learner.PIECE_BYTES", 100)
+    plan = make_plan("CartPole-v1", overrides={**TWO, **PRIORITIES})
+    one, other = bundle_of(plan), bundle_of(plan, incarnation=3)
+    one.joined({"updates": 0, "steps": 0})
+    assert one.fill()
+    batch, _ = one.draw(all_hold(one, 1.0))
+    one.learned(batch, np.ones(len(batch.ids), np.float32))
+
+    def whole(name: str) -> bytes:
+        found, more = b"", True
+        while more:
+            piece, more = one.read(name, len(found))
+            found += piece
+        return found
+
+    life, *names = msgspec.json.decode(whole(""))
+    assert not one.idle()  # it stands still
+    assert life == one.life != other.life
+    files = {name: whole(name) for name in names}
+    assert one.idle()  # the last of them was read
+    files = {name: whole(name) for name in msgspec.json.decode(whole(""))[1:]}
+    other.write("state.json", 0, b"left over from a damaged checkpoint")
+    other.write("", 0, b"")
+    for name, data in files.items():
+        for at in range(0, len(data), 100):
+            other.write(name, at, data[at : at + 100])
+    assert other.adopt() == 0
+    assert other.still
+    assert other.news() | {"life": ""} == one.news() | {"life": ""}
+    other.joined({"updates": 9, "steps": 9})
+    for bundle in (one, other):
+        bundle.walk()
+    assert one.feed.steps == other.feed.steps
+    drawn = [bundle.feed.replay.sample(8) for bundle in (one, other)]
+    assert drawn[0] is not None
+    assert drawn[1] is not None
+    assert np.array_equal(drawn[0].ids, drawn[1].ids)
+    assert np.array_equal(drawn[0].obs, drawn[1].obs)
+    one.reseed(1)
+    assert not np.array_equal(one.feed.replay.sample(8).ids, other.feed.replay.sample(8).ids)  # type: ignore[union-attr]
+
+
+# Together again
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        pytest.param({"sync.type": "local", "sync.every_updates": 3}, marks=pytest.mark.slow),
+        pytest.param({"sync.codec.type": "int8"}, marks=pytest.mark.slow),
+        pytest.param(GORILA, marks=pytest.mark.slow),
+    ],
+    ids=["local", "int8", "gorila"],
+)
+def test_a_run_of_bundles_goes_back_and_on(
+    tmp_path: Path, sync: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = Learner.look
+    left = [40]
+
+    def poisoned(learner: Learner, batch: Any, *more: Any) -> Any:
+        loss, priority, value, gradients = looked(learner, batch, *more)
+        left[0] -= 1
+        if -6 <= left[0] < 0:
+            loss = loss * float("nan")
+        return loss, priority, value, gradients
+
+    monkeypatch.setattr(Learner, "look", poisoned)
+    plan = make_plan("CartPole-v1", overrides={**TWO, **sync, "log.history": True})
+    found = train(plan, out=tmp_path)
+    assert found.status["state"] == "done"
+    assert len(events(found.path, "rollback")) == 1
+    # What bundles did in the time that was taken back does not count: the updates that all steps allow were made.
+    part, end = one_bundle(plan), ends(found.path)
+    assert end["updates"] == pytest.approx(updates_due(part, end["env_steps"] // 2), abs=6)
+    assert not events(found.path, "learner_lost")
+    assert not events(found.path, "bundle_inexact")
+    assert check_history(found.path / "history") == []
+
+
+@pytest.mark.slow
+def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    wishes = [requests.Wish(ServerSync(max_staleness=None), 3), requests.Wish(ServerSync(max_staleness=None), 2)]
+
+    def wish(row: dict[str, Any]) -> None:
+        folder = next(tmp_path.iterdir())
+        met = {event["learners"] for event in events(folder, "group_formed")}
+        if row["kind"] == "progress" and wishes and (len(wishes) == 2 or 3 in met):
+            requests.ask(folder, wishes.pop(0))
+
+    plan = two(until__steps=8_000, log__every_steps=200, save__every_steps=2_000)
+    found = train(plan, out=tmp_path, callbacks=[wish])
+    assert found.status["state"] == "done"
+    assert {event["learners"] for event in events(found.path, "group_formed")} == {2, 3}
+    assert not events(found.path, "learner_lost")
+    assert [event["learner"] for event in events(found.path, "learner_left")] == [2]
+
+
+@pytest.mark.slow
+def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, validate = list[dict[str, Any]](), Judge.validate
+
+    def noted(judge: Judge, policy: Any, **options: Any) -> Any:
+        seen.append({name: value.clone().numpy() for name, value in policy.net.state_dict().items()})
+        return validate(judge, policy, **options)
+
+    monkeypatch.setattr(Judge, "validate", noted)
+    found = train(two(**{**GORILA, **JUDGED, "until.steps": 900}), out=tmp_path)
+    best, rows = read_json(found.path / "best.json"), read_rows(found.path / "metrics.jsonl")
+    judged = [row["env_steps"] for row in rows if row["kind"] == "eval" and row["split"] == "validation"]
+    held = load_file(found.path / "checkpoints" / f"step_{best['step']:012d}" / "model.safetensors")
+    weights = seen[judged.index(best["step"])]
+    assert all(np.array_equal(held[name], value) for name, value in weights.items())
+
+
+@pytest.mark.slow
+def test_gorila_learns_asynchronously_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+    small = {name: value for name, value in TWO.items() if not name.startswith("learners.num")}
+    plan = make_plan("CartPole-v1", "gorila", {**small, "log.history": True, "until.steps": 400})
+    found = train(plan, out=tmp_path)
+    before = ends(found.path)["updates"]
+    assert not found.status["exact"]
+    again = resume(found.path, steps=900)
+    assert again.status["env_steps"] >= 900
+    assert again.status["updates"] > before > 0
+    assert check_history(again.path / "history") == []
+    (told,) = {tuple(event["versions"]) for event in events(again.path, "server")[-1:]}
+    assert len(told) == 2  # shards
+    assert told[0] > again.status["updates"] - before  # the other bundle's gradients are steps too
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"env.num": 5}, "env.num=5"),
+        ({"algo.batch_size": 15}, "algo.batch_size=15"),
+        ({"env.workers": 3}, "env.workers=3"),
+    ],
+)
+def test_parts_that_are_not_equal_are_refused(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        make_plan("CartPole-v1", overrides={**TWO, **words})

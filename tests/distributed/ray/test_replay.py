@@ -1,0 +1,423 @@
+"""A replay on Ray, asked directly: what a local one answers; whoever is lost, silent or fails on the way is told of."""
+
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet.build import memory_check
+from qfleet.build.components import ReplayLost, make_train_world, own_replay
+from qfleet.build.memory_check import require_memory, stored_spec
+from qfleet.build.resolve import resolve
+from qfleet.data import Spec
+from qfleet.distributed.replay.server import notes_in
+from qfleet.errors import UsageError
+from qfleet.plan import make_plan
+from qfleet.plan.schema import Plan, Ray
+from qfleet.replay import Fold, Replay
+from qfleet.save import pack_state
+from tests.distributed.ray.test_driver import family, wait_for
+from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
+from tests.run.parts import LSTM, SMALL, Settings
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+PLACE: Settings = {"runtime.type": "ray", "runtime.replay_process": True, "runtime.hung_seconds": 20}
+PRIORITIZED: Settings = {"replay.sampler.type": "prioritized", "algo.n_step": 3}
+
+
+@pytest.fixture(autouse=True)
+def _ray_is_there() -> None:
+    pytest.importorskip("ray")
+
+
+def plan_of(**changes: Any) -> tuple[Plan, Spec]:
+    plan = make_plan("CartPole-v1", overrides={**SMALL, **PLACE, **changes})
+    spec = make_train_world(plan).spec
+    plan = resolve(plan, spec)
+    return plan, stored_spec(plan, spec)
+
+
+def make(**changes: Any) -> Any:
+    from qfleet.distributed.ray.replay import make_ray_replay
+
+    plan, spec = plan_of(**changes)
+    assert isinstance(plan.runtime, Ray)
+    return make_ray_replay(plan, spec, plan.runtime)
+
+
+def fill(replays: list[Any], begin: int = 0, end: int = 96) -> None:
+    """The same rollouts of two actors into each."""
+    values = replays[0].like.actor_priority
+    rows = random_stream(np.random.default_rng(1), replays[0].spec, 4, 200, 0.05, values=values)
+    for at in range(begin, end, 8):
+        for lanes in (slice(0, 2), slice(2, 4)):
+            part = {name: column[:, lanes] for name, column in rows.items()}
+            for replay in replays:
+                replay.add(rollout(part, at, at + 8), None, lanes)
+
+
+class Ahead:
+    """Batches of a local replay, drawn as early as a remote one's are."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay, self.drawn = replay, deque[Any]()
+
+    def sample(self, size: int) -> dict[str, Any]:
+        while len(self.drawn) < 2:
+            self.drawn.append(arrays_of(self.replay.sample(size)))  # copies: the replay writes over its batches
+        found: dict[str, Any] = self.drawn.popleft()
+        return found
+
+
+def arrays_of(batch: Any) -> dict[str, Any]:
+    return {name: array.copy() for name in batch.__slots__ if (array := getattr(batch, name)) is not None}
+
+
+def require_same(there: dict[str, Any], here: dict[str, Any]) -> None:
+    assert there.keys() == here.keys()
+    for name, array in here.items():
+        assert there[name].dtype == array.dtype
+        np.testing.assert_array_equal(there[name], array)
+
+
+def require_same_batches(remote: Any, local: Replay, num: int = 5) -> None:
+    ahead, rng = Ahead(local), np.random.default_rng(2)
+    for _ in range(num):
+        there, here = remote.sample(16), ahead.sample(16)
+        require_same(arrays_of(there), here)
+        priority = rng.random(16).astype(np.float32)
+        remote.update(there.ids, priority)
+        local.update(here["ids"], priority)
+    # Both have drawn as often now.
+    assert pack_state(remote.state_dict()) == pack_state(local.state_dict())
+
+
+def require_same_memory(remote: Any, local: Replay) -> None:
+    assert (remote.head, remote.tail, remote.ready, len(remote)) == (local.head, local.tail, local.ready, len(local))
+    assert (remote.capacity, remote.lanes, remote.spans()) == (local.capacity, local.lanes, local.spans())
+    rules = ("rows", "lanes", "row_bytes", "spec")
+    assert [getattr(remote.store, name) for name in rules] == [getattr(local.store, name) for name in rules]
+    for (span, there), (same, here) in zip(read_rows(remote), read_rows(local), strict=True):
+        assert span == same
+        require_same(there, here)
+    serials = np.arange(local.tail, local.head)[::7]
+    weight = np.ones(len(serials), np.float32)
+    require_same(arrays_of(remote.take(serials, weight)), arrays_of(local.take(serials, weight)))
+
+
+# Without Ray: its calls are answered at once, by a host in this process
+
+
+class Call:
+    """A call and what it was answered with."""
+
+    def __init__(self, parcel: bytes, answer: bytes) -> None:
+        self.parcel, self.answer = parcel, answer
+        self.ready, self.seen, self.error = True, False, None
+
+
+class Fake:
+    """Stands where Ray stands."""
+
+    def __init__(self, host: Any) -> None:
+        self.host, self.calls, self.looks, self.ended = host, list[Call](), 0, 0
+        self.asked: dict[str, Any] = {}
+        self.ready = True  # are new calls answered?
+
+    def remote(self, host: Any) -> Any:
+        return SimpleNamespace(options=lambda **options: self.asked.update(options) or self.started(host))
+
+    def started(self, host: Any) -> Any:
+        self.host = host()
+        obey = SimpleNamespace(remote=self.obey)
+        return SimpleNamespace(remote=lambda: SimpleNamespace(obey=obey))
+
+    def obey(self, parcel: bytes) -> Call:
+        assert isinstance(parcel, bytes)
+        self.calls.append(Call(parcel, self.host.obey(parcel)))
+        self.calls[-1].ready = self.ready
+        return self.calls[-1]
+
+    def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
+        self.looks += 1
+        assert timeout > 0
+        return (calls, []) if calls[0].ready else ([], calls)
+
+    def get(self, call: Call, timeout: float) -> bytes:
+        assert timeout > 0
+        call.seen = True
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    def kill(self, host: Any, no_restart: bool) -> None:
+        self.ended += 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    from qfleet.distributed.ray import replay
+
+    made = Fake(None)
+    monkeypatch.setattr(replay, "ray", made)
+    return made
+
+
+def test_orders_under_way_are_few_and_none_is_forgotten(fake: Fake) -> None:
+    from qfleet.distributed.ray.replay import ORDERS
+
+    replay = make()
+    replay.start()
+    assert (fake.asked["max_concurrency"], fake.asked["max_restarts"]) == (1, 0)
+    assert (fake.asked["num_cpus"], fake.asked["scheduling_strategy"]) == (1.0, "SPREAD")
+    fill([replay])
+    assert [call.seen for call in fake.calls] == [True] * (len(fake.calls) - ORDERS) + [False] * ORDERS
+    replay.rest()
+    assert not replay.way.orders  # a call that went well speaks for all orders before it
+
+
+def test_one_that_does_not_take_orders_is_given_up(fake: Fake) -> None:
+    replay = make(**{"runtime.hung_seconds": 3})
+    replay.start()
+    replay.rest()
+    fake.ready, fake.looks = False, 0
+    with pytest.raises(ReplayLost, match="the replay's process on Ray did not answer for 3 s"):
+        fill([replay])
+    assert fake.looks == 13  # of a quarter of a second each
+    assert len(replay.way.orders) <= 9
+
+
+def test_more_patience_before_the_first_answer(fake: Fake) -> None:
+    replay = make(**{"runtime.hung_seconds": 3})
+    fake.ready = False
+    replay.start()
+    with pytest.raises(ReplayLost, match="did not answer for 120 s"):
+        replay.rest()
+
+
+def test_an_order_that_fails_fails_everything_after_it(fake: Fake) -> None:
+    replay = make()
+    replay.start()
+    fill([replay])
+    replay.way.order({"kind": "nonsense"})
+    said = "the replay's process on Ray has failed: KeyError: 'nonsense'"
+    with pytest.raises(ReplayLost, match=said):
+        replay.rest()
+    with pytest.raises(ReplayLost, match=said):
+        fill([replay])
+    replay.forget()
+    replay.way.order({"kind": "draw", "size": 4})
+    with pytest.raises(ReplayLost, match=said):
+        replay.way.batch()
+    replay.start()
+    assert len(replay) == 0
+
+
+def test_a_loss_on_the_way_is_told(fake: Fake) -> None:
+    from ray.exceptions import GetTimeoutError, RayActorError
+
+    replay = make()
+    replay.start()
+    fill([replay])
+    for error, said in ((RayActorError(), "is gone: "), (GetTimeoutError(), "did not answer for 20 s")):
+        replay.way.orders[0].error = error
+        with pytest.raises(ReplayLost, match=said):
+            fill([replay], end=8 * 9)
+
+
+def test_what_makes_no_sense_is_a_loss(fake: Fake) -> None:
+    replay = make()
+    replay.start()
+    fill([replay])
+    assert replay.sample(4) is not None
+    replay.way.draws[0].answer = replay.way.draws[0].answer[:-16]
+    with pytest.raises(ReplayLost, match="sent no whole parcel"):
+        replay.sample(4)
+    replay.start()
+    fake.host.keeping = None
+    with pytest.raises(ReplayLost, match="an order before the start"):
+        replay.rest()
+
+
+def test_one_that_was_ended_is_gone(fake: Fake) -> None:
+    replay = make()
+    with pytest.raises(ReplayLost, match="was ended"):
+        replay.rest()
+    replay.start()
+    replay.start()
+    replay.close()
+    replay.close()
+    assert fake.ended == 2
+    with pytest.raises(ReplayLost, match="was ended"):
+        fill([replay])
+
+
+def test_one_whose_items_were_all_pushed_out_says_so(fake: Fake) -> None:
+    replay = make()
+    replay.start()
+    replay.asked = 2
+    for _ in range(2):
+        replay.way.order({"kind": "draw", "size": 4})  # ahead of its time
+    assert replay.sample(4) is None
+    assert replay.sample(4) is None
+
+
+def test_the_node_that_is_found_must_have_the_memory(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, spec = plan_of(**{"runtime.address": "127.0.0.1:6379"})
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
+    require_memory(plan, spec)  # which node that will be is not known yet
+    with pytest.raises(UsageError, match="does not fit into memory"):
+        require_memory(*plan_of())
+    replay = make()
+    replay.start()
+    with pytest.raises(UsageError, match=r"replay\.capacity=150 does not fit into memory"):
+        replay.rest()
+
+
+def test_a_node_whose_memory_is_not_back_yet_is_tried_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    replay = make()
+    replay.start()
+    replay.rest()
+    monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
+    replay.start()  # the one before was lost and may still hold what it had
+    with pytest.raises(ReplayLost, match="does not fit into memory"):
+        replay.rest()
+
+
+def test_a_parcel_that_ray_does_not_take_is_a_loss(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.exceptions import RayError
+
+    def full(parcel: bytes) -> Call:
+        raise RayError("the object store is full")
+
+    replay = make()
+    replay.start()
+    replay.way.host.obey.remote = full
+    with pytest.raises(ReplayLost, match="is gone: the object store is full"):
+        replay.rest()
+
+
+def test_notes_are_kept_where_the_runs_folder_is(fake: Fake, tmp_path: Path) -> None:
+    replay = make(**{"log.history": True})
+    replay.start()
+    replay.settle(tmp_path / "elsewhere")
+    fill([replay])
+    replay.rest()
+    assert not list(tmp_path.iterdir())
+    replay.settle(tmp_path)
+    fill([replay], 96, 104)
+    replay.rest()
+    replay.start()
+    fill([replay], 0, 8)
+    replay.rest()
+    assert len((tmp_path / "history" / "replay.jsonl").read_text().splitlines()) == 4
+    notes_in(None).note("replay", "stored")
+
+
+VARIANTS: dict[str, Settings] = {
+    "uniform": {},
+    "prioritized": PRIORITIZED,
+    "actor": {**PRIORITIZED, "replay.sampler.initial": "actor"},
+    "filter": {"replay.filter.type": "duplicates"},
+    "sequences": {**PRIORITIZED, **LSTM},
+    "compressed": {**PRIORITIZED, "replay.compress": True, "runtime.compress": True},
+}
+
+
+def test_each_variant_answers_as_a_local_one(fake: Fake) -> None:
+    for changes in VARIANTS.values():
+        check_variant(changes)
+
+
+def check_variant(changes: Settings) -> None:
+    """The same rollouts and draws here and there, then both go back to a checkpoint, and on from it."""
+    remote, local = make(**changes), own_replay(*plan_of(**changes))
+    remote.start()
+    try:
+        fill([remote, local])
+        require_same_memory(remote, local)
+        require_same_batches(remote, local)
+        kept, state = read_rows(remote), remote.state_dict()
+        assert remote.seal(slice(0, 2)) == local.seal(slice(0, 2))
+        remote.fold = local.fold = Fold(1, 0.5)
+        assert remote.fold == local.fold
+        fill([remote, local], 96, 136)
+        fill([remote, local], 120, 136)  # copies, where these are looked for
+        require_same_memory(remote, local)
+        if remote.filter is not None and local.filter is not None:
+            assert remote.filter.share == local.filter.share > 0
+        assert (remote.store.saving() is None) == (local.store.saving() is None)
+        remote.start()  # another process, which knows nothing
+        fresh = own_replay(*plan_of(**changes))
+        for replay in (remote, fresh):
+            restore_rows(replay, kept)
+            replay.load_state_dict(state)
+            replay.reseed(np.random.Generator(np.random.Philox(3)))
+        require_same_memory(remote, fresh)
+        require_same_batches(remote, fresh)
+        for replay in (remote, fresh):
+            replay.clear()
+        assert len(remote) == len(fresh) == 0
+        assert remote.sample(4) is None
+    finally:
+        remote.close()
+
+
+# On Ray
+
+
+@pytest.fixture(scope="module")
+def on_ray() -> Iterator[None]:
+    pytest.importorskip("ray")
+    from qfleet.distributed.ray.session import session
+
+    with session(plan_of()[0]):
+        yield
+
+
+def work(replay: Any) -> None:
+    for _ in range(50):
+        fill([replay])
+        replay.sample(16)
+
+
+def hosts() -> list[int]:
+    return sorted(pid for pid, line in family(os.getpid()).items() if "ray::ReplayHost" in line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_on_ray_it_answers_as_a_local_one(on_ray: None, changes: Settings) -> None:
+    check_variant(changes)
+
+
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "did not answer for 2 s")],
+    ids=["killed", "stopped"],
+)
+def test_one_that_is_lost_on_ray_is_told_of_and_another_begins(on_ray: None, how: signal.Signals, said: str) -> None:
+    replay = make(**{"runtime.hung_seconds": 2})
+    try:
+        replay.start()
+        fill([replay])
+        assert len(replay) > 0
+        [victim] = wait_for(hosts, 10)
+        os.kill(victim, how)
+        with pytest.raises(ReplayLost, match=said):
+            work(replay)
+        replay.start()
+        assert len(replay) == 0
+        fill([replay])
+        assert replay.sample(16) is not None
+    finally:
+        replay.close()
+    wait_for(lambda: not hosts())

@@ -1,0 +1,187 @@
+"""A replay in a process of its own, asked directly: what it answers, and what happens when it does not."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qfleet import resume, train
+from qfleet.build.components import ReplayLost, make_train_world
+from qfleet.build.resolve import resolve
+from qfleet.distributed.actors.process import fork_server
+from qfleet.distributed.replay.client import RemoteReplay
+from qfleet.distributed.replay.process import SharedWay, make_shared_replay
+from qfleet.errors import EnvError
+from qfleet.plan import make_plan
+from qfleet.plan.schema import Processes
+from tests.replay.streams import random_stream, rollout
+from tests.run.parts import LOCAL, SMALL, status
+
+pytestmark = pytest.mark.timeout(110)
+
+
+def make_remote(**settings: Any) -> RemoteReplay:
+    more = {**LOCAL, "runtime.type": "processes", "runtime.replay_process": True, "runtime.hung_seconds": 1, **settings}
+    plan = make_plan("CartPole-v1", overrides={**SMALL, **more})
+    spec = make_train_world(plan).spec
+    plan = resolve(plan, spec)
+    assert isinstance(plan.runtime, Processes)
+    made = make_shared_replay(plan, spec, fork_server(), plan.runtime)
+    made.start()
+    return made
+
+
+def way_of(replay: RemoteReplay) -> SharedWay:
+    assert isinstance(replay.way, SharedWay)
+    return replay.way
+
+
+def process_of(replay: RemoteReplay) -> BaseProcess:
+    process = way_of(replay).process
+    assert process is not None
+    return process
+
+
+@pytest.fixture
+def replay() -> Iterator[RemoteReplay]:
+    made = make_remote()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def filled() -> Iterator[RemoteReplay]:
+    """A hundred items with priorities."""
+    made = make_remote(**{"replay.sampler.type": "prioritized", "runtime.hung_seconds": 20})
+    rows = random_stream(np.random.default_rng(0), made.spec, made.lanes, 26, 0.0)
+    for begin in range(0, 26, 2):
+        made.add(rollout(rows, begin, begin + 2))
+    yield made
+    made.close()
+
+
+def test_one_that_is_stopped_in_the_middle_of_a_message_is_given_up(replay: RemoteReplay) -> None:
+    assert len(replay) == 0
+    process = process_of(replay)
+    os.kill(process.pid or 0, signal.SIGSTOP)
+    begun = time.monotonic()
+    with pytest.raises(ReplayLost, match="died"):  # far more than a pipe holds
+        replay.take(np.zeros(1 << 20, np.int64), np.zeros(0, np.float32))
+    assert 0.9 < time.monotonic() - begun < 10
+    process.join(10)  # its death is told a moment after the pipe's end
+    assert not process.is_alive()
+
+
+def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: RemoteReplay) -> None:
+    for at in range(5):
+        assert replay.budget.charge(float(at))
+    assert not replay.budget.charge(5.0)
+    replay.start()
+    assert len(replay) == 0
+
+
+def test_one_that_fails_says_why_and_not_on_the_screen(replay: RemoteReplay, capfd: pytest.CaptureFixture[str]) -> None:
+    assert len(replay) == 0
+    replay.way.order({"kind": "nonsense"})
+    with pytest.raises(ReplayLost, match="has died: KeyError: 'nonsense'"):
+        replay.rest()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_that_is_killed_is_said_to_be(replay: RemoteReplay) -> None:
+    assert len(replay) == 0
+    kill_replay()
+    with pytest.raises(ReplayLost, match="has died with exit code -9"):
+        replay.rest()
+
+
+def test_who_was_stopped_together_with_it_does_not_find_it_hung(
+    replay: RemoteReplay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(replay) == 0
+    way = way_of(replay)
+    way.hung_seconds = 5.0
+    jumps, clock = iter([0.0, 3600.0]), time.monotonic
+    monkeypatch.setattr("qfleet.distributed.replay.process.time.monotonic", lambda: clock() + next(jumps, 3600.0))
+    answers = iter([None, None, "there"])
+    assert way.wait(lambda: next(answers)) == "there"
+
+
+def test_one_whose_items_were_all_pushed_out_says_so(replay: RemoteReplay) -> None:
+    replay.way.order({"kind": "draw", "size": 4})  # ahead of its time
+    replay.asked = 2
+    replay.way.order({"kind": "draw", "size": 4})
+    assert replay.sample(4) is None
+    assert len(replay) == 0  # it lives
+
+
+def test_a_priority_that_was_raised_rules_the_draws_asked_for_after_it(filled: RemoteReplay) -> None:
+    first = filled.sample(16)
+    assert first is not None
+    chosen = filled.head - 7
+    filled.update(np.array([chosen]), np.array([1e9]))
+    shares = [float((batch.ids == chosen).mean()) for _ in range(4) if (batch := filled.sample(16)) is not None]
+    assert shares[0] < 0.5  # it was asked for before
+    assert shares[1:] == [1.0] * 3  # 250,000 against one for each of the others, one draw per equal slice
+
+
+def test_the_next_batch_is_prepared_without_being_asked_for(filled: RemoteReplay) -> None:
+    assert filled.sample(16) is not None
+    way = way_of(filled)
+    assert way.wait(way.arrived)
+    assert len(way.waiting) == 1
+    next_one = way.waiting[0]
+    assert filled.sample(16) is next_one
+
+
+def kill_replay(row: dict[str, Any] | None = None) -> None:
+    for child in multiprocessing.active_children():
+        if child.name == "qfleet-replay" and child.pid is not None:
+            os.kill(child.pid, signal.SIGKILL)
+
+
+REMOTE: dict[str, Any] = {
+    **SMALL,
+    **LOCAL,
+    "runtime.type": "processes",
+    "runtime.replay_process": True,
+    "replay.filter.type": "duplicates",
+    "runtime.hung_seconds": 5,
+}
+
+
+def test_a_replay_that_is_lost_too_often_ends_the_run_with_a_word(tmp_path: Path) -> None:
+    plan = make_plan("CartPole-v1", overrides={**REMOTE, "runtime.restarts": 0, "until.steps": 100_000})
+    with pytest.raises(EnvError, match=r"more often than runtime\.restarts allows"):
+        train(plan, out=tmp_path, callbacks=[kill_replay])
+    found = status(next(tmp_path.iterdir()))
+    assert (found["state"], found["exit_code"]) == ("failed", 4)
+    assert "more often than runtime.restarts allows" in found["reason"]
+
+
+def test_a_replay_that_is_lost_while_a_run_comes_back_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan("CartPole-v1", overrides={**REMOTE, "until.steps": 400})
+    run = train(plan, out=tmp_path)
+    rest, blows = RemoteReplay.rest, [1]
+
+    def struck(replay: RemoteReplay) -> None:
+        if blows:
+            blows.pop()
+            kill_replay()
+            process_of(replay).join(10)
+        rest(replay)
+
+    monkeypatch.setattr(RemoteReplay, "rest", struck)
+    again = resume(run.path, steps=800)
+    assert not blows
+    assert again.status["state"] == "done"
+    assert again.status["env_steps"] >= 800
