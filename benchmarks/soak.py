@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks import report
 from benchmarks.witness import Witness, untrue
 from qfleet import Run, train
+from qfleet.audit.checks import check_history
 from qfleet.data import Batch
 from qfleet.learn import ReplayFeed
 from qfleet.plan import make_plan
-from qfleet.run.audit import check_history
 from qfleet.watch import read_rows
 
 N_STEP, DISCOUNT = 3, 0.9

@@ -17,12 +17,12 @@ from typing import Any
 
 from benchmarks import report
 from qfleet import Run, train
+from qfleet.audit.checks import check_history
 from qfleet.data import Batch, Report, Sequences
 from qfleet.distributed.learners.group import Team
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import ServerSync
-from qfleet.run.audit import check_history
 from qfleet.sync.strategies import Local
 from qfleet.watch import read_rows
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from qfleet.audit.history import NOTED_IDS, Notes
 from qfleet.build.components import Line
 from qfleet.data import Array, Batch, Rollout, Sequences, Stopwatch, Tick
 from qfleet.distributed.actors.pool import Fleet
 from qfleet.learn import Feed, ReplayFeed, learning
 from qfleet.replay import Replay
-from qfleet.run.history import NOTED_IDS, Notes
 from qfleet.train.channels import Queue, Shelf
 
 NAP_SECONDS = 0.001

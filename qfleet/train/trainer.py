@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from qfleet.act.policy import NonFiniteValues
+from qfleet.audit.history import NoHistory, Notes
 from qfleet.build.components import SAMPLE, Line, ReplayLost, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
@@ -20,7 +21,6 @@ from qfleet.learn import Diverging, Members, arrays, restore
 from qfleet.learn.peers import Partners
 from qfleet.plan import switches
 from qfleet.plan.sync_schema import Sync
-from qfleet.run.history import NoHistory, Notes
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.train.checkpointing import MALFORMED, Keeper, malformed
 from qfleet.train.evaluator import Judge

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from qfleet.audit.checks import check_records
+from qfleet.audit.history import Record
 from qfleet.data import Batch, Rollout, Sequences
 from qfleet.distributed.worker.supervisor import Fault
-from qfleet.run.audit import check_records
-from qfleet.run.history import Record
 from tests.sim.actors import SimActor
 from tests.sim.driver import LIFE, REPLACE_SECONDS, START_SECONDS, TURN_SECONDS, WINDOW_SECONDS, Driver, Memory, Parts
 from tests.sim.parts import Broken, Ring, Settings, Truth, Wire, require

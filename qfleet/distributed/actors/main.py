@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, acting
+from qfleet.audit.history import History
 from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_policy, one_policy
 from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, Stopwatch, count_steps
@@ -24,7 +25,6 @@ from qfleet.distributed.actors.weights_board import Board
 from qfleet.errors import QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Inline, Plan
-from qfleet.run.history import History
 from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
 from qfleet.system.ring import Belt, Gauges
 from qfleet.train.supervise import adopt_orphans, end_descendants

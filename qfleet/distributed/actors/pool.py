@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qfleet.act import Crowd, Explore, Explorer, Policy, make_explorer
+from qfleet.audit.history import History, NoHistory, Notes
 from qfleet.build.components import Learning, stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, present
@@ -24,7 +25,6 @@ from qfleet.distributed.worker.supervisor import Fault, Pace, Supervisor
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Inline, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.run.history import History, NoHistory, Notes
 
 TEND_SECONDS = 0.05
 SUPERVISE = 108  # the purpose of random numbers that spread restarts

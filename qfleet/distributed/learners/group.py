@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from qfleet.audit.history import History, NoHistory, Notes
 from qfleet.data import Batch, Report, Sequences
 from qfleet.data.wire_format import Facts
 from qfleet.distributed.learners.actor_learner_state import Archive, bundle_files
@@ -32,7 +33,6 @@ from qfleet.nets import draws
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
 from qfleet.plan.sync_schema import Sync as SyncPlan
-from qfleet.run.history import History, NoHistory, Notes
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.served import Served
 from qfleet.sync.strategies import Sync, listener

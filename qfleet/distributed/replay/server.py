@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from qfleet.audit.history import NOTED_IDS, History, NoHistory, Notes
 from qfleet.build.components import own_replay
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
@@ -20,7 +21,6 @@ from qfleet.distributed.actors.main import logging_to
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
-from qfleet.run.history import NOTED_IDS, History, NoHistory, Notes
 from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import die_with_parent
 from qfleet.system.ring import Ring

@@ -21,13 +21,13 @@ from torch import nn
 
 import qfleet.testing.toys as toys
 from qfleet import Plan, Run, resume, train
+from qfleet.audit.checks import check_history
 from qfleet.data import Rollout
 from qfleet.distributed.actors.pool import Fleet
 from qfleet.errors import EnvError, UsageError
 from qfleet.learn import Learner
 from qfleet.learn.learner import NonFiniteUpdate
 from qfleet.plan import make_plan
-from qfleet.run.audit import check_history
 from qfleet.system.child_process import LOG_BYTES
 from qfleet.watch import read_rows
 from qfleet.watch.text import end_lines, time_line

@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from qfleet import resume, train
+from qfleet.audit.checks import check_history
 from qfleet.build.components import make_train_world
 from qfleet.distributed.learners.actor_learner import Bundle, make_bundle
 from qfleet.distributed.learners.actor_learner_state import bundle_files
@@ -20,7 +21,6 @@ from qfleet.plan.schema import Plan, Replay
 from qfleet.plan.sync_schema import ServerSync
 from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized
-from qfleet.run.audit import check_history
 from qfleet.train import requests
 from qfleet.train.evaluator import Judge
 from qfleet.watch import read_json, read_rows

@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from qfleet.audit.checks import check_history
 from qfleet.build.components import make_train_world, rejoin, together
 from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Spec
@@ -49,7 +50,6 @@ from qfleet.plan.sync_schema import (
     WindowSync,
 )
 from qfleet.replay import make_cut
-from qfleet.run.audit import check_history
 from qfleet.sync.comm import CommLost
 from qfleet.sync.served import Served
 from qfleet.sync.shard import Push

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from qfleet import resume, train
+from qfleet.audit.checks import check_history
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
-from qfleet.run.audit import check_history
 from qfleet.train import requests
 from qfleet.watch import read_json, read_rows
 from qfleet.watch.text import end_lines

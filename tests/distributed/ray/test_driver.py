@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from qfleet import Run
+from qfleet.audit.checks import check_history
 from qfleet.run import rehearse
-from qfleet.run.audit import check_history
 from qfleet.watch import read_json, read_rows
 from tests.run.parts import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
 

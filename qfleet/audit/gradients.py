@@ -1,14 +1,14 @@
 """The audit of several learners' history: was every update made once, by everybody's gradient once (I3)?
 
-Reads the notes of the role "team", which rank 0 writes (`qfleet.run.history`).
+Reads the notes of the role "team", which rank 0 writes (`qfleet.audit.history`).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from qfleet.run.history import Record
-from qfleet.run.lives import Violation
+from qfleet.audit.history import Record
+from qfleet.audit.supervision import Violation
 
 
 @dataclass

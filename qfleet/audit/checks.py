@@ -1,4 +1,4 @@
-"""The audit of a history: did the run keep its promises I3, I6, I7, I8 and I9? Fields: see `qfleet.run.history`.
+"""The audit of a history: did the run keep its promises I3, I6, I7, I8 and I9? Fields: see `qfleet.audit.history`.
 
 What was sent and never answered may have happened or not, but once: it is no violation that the log lacks it.
 """
@@ -11,9 +11,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TypeAlias
 
-from qfleet.run.gradients import check_gradients
-from qfleet.run.history import OPERATIONS, Record, read_history
-from qfleet.run.lives import Violation, check_lives
+from qfleet.audit.gradients import check_gradients
+from qfleet.audit.history import OPERATIONS, Record, read_history
+from qfleet.audit.supervision import Violation, check_lives
 
 Key: TypeAlias = tuple[int, int]  # worker, incarnation
 Source: TypeAlias = tuple[int, int, int]

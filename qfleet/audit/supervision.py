@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from qfleet.run.history import Record
+from qfleet.audit.history import Record
 
 SLACK_SECONDS = 5.0  # logs are written once a second, and looks at workers are that far apart
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qfleet.run.audit import check_history, check_records
-from qfleet.run.history import FLUSH_LINES, OPERATIONS, History, NoHistory, Record, read_history
+from qfleet.audit.checks import check_history, check_records
+from qfleet.audit.history import FLUSH_LINES, OPERATIONS, History, NoHistory, Record, read_history
 
 OPENED = {
     "ratio": "1/2",
@@ -489,7 +489,7 @@ def test_a_torn_line_is_cut_off_when_the_run_goes_on(tmp_path: Path) -> None:
 
 KILLED = """
 import os, pathlib, signal, sys
-from qfleet.run.history import History
+from qfleet.audit.history import History
 history = History(pathlib.Path(sys.argv[1]))
 for sequence in range(1000):
     history.note("actor", "sent", source=(0, 0, sequence), steps=1)

@@ -1,4 +1,4 @@
-"""Operation logs: what every role did, one JSON line each, for the audit after a run (`qfleet.run.audit`).
+"""Operation logs: what every role did, one JSON line each, for the audit after a run (`qfleet.audit.checks`).
 
 A folder holds any number of `*.jsonl` files. Lines of one file are in the order in which things happened; files of one
 role are read in the order of their names. Call `note(role, op, **fields)`; role and op are one of the tables below, all

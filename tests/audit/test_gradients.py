@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from qfleet.run.audit import check_records
-from qfleet.run.gradients import check_gradients
+from qfleet.audit.checks import check_records
+from qfleet.audit.gradients import check_gradients
 
 Note = dict[str, Any]
 
