@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qfleet.api import Run, load, resume, train
     from qfleet.plan import Plan, make_plan
-    from qfleet.run import Group, Run, load, resume, resume_group, train, train_group
+    from qfleet.sweep import Group, resume_group, train_group
     from qfleet.watch.compare import compare
 
 __all__ = [
@@ -20,7 +21,14 @@ __all__ = [
     "train_group",
 ]
 
-_HOMES = {"Plan": "qfleet.plan", "make_plan": "qfleet.plan", "compare": "qfleet.watch.compare"}
+_HOMES = {
+    "Group": "qfleet.sweep",
+    "Plan": "qfleet.plan",
+    "compare": "qfleet.watch.compare",
+    "make_plan": "qfleet.plan",
+    "resume_group": "qfleet.sweep",
+    "train_group": "qfleet.sweep",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -29,4 +37,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'qfleet' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES.get(name, "qfleet.run")), name)
+    return getattr(import_module(_HOMES.get(name, "qfleet.api")), name)

@@ -9,7 +9,7 @@ import numpy as np
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
 from qfleet.act.population_policy import Crowd
-from qfleet.data import Array, Board, Channel, Rollout, State, Step, Stopwatch, Tick, World, split_actions
+from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World, split_actions
 from qfleet.data.array_messages import COLUMNS
 from qfleet.data.state_reader import (
     FLAGS,
@@ -21,6 +21,7 @@ from qfleet.data.state_reader import (
     saved_value,
 )
 from qfleet.envs import Fault, Workers
+from qfleet.system.timers import Stopwatch
 
 
 class Episodes:
@@ -48,6 +49,8 @@ class Episodes:
 
 class Actor:
     """One policy in one world of B lanes. `send` starts a step everywhere, `receive` finishes it."""
+
+    is_remote = False  # it is turned by hand in this process
 
     def __init__(
         self,

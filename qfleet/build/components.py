@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import gymnasium
 import msgspec
@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
-from qfleet.data import Array, Spec, State, World
+from qfleet.audit.history import Notes
+from qfleet.data import Array, Rollout, Spec, State, World
 from qfleet.data.state_reader import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
@@ -89,6 +90,7 @@ class Remote(Protocol):
 class Acts(Protocol):
     """Who acts for a run: one actor turned by hand, or many that live elsewhere."""
 
+    is_remote: bool  # do they live in other processes?
     policy: Policy | Crowd
     explorer: Explorer
 
@@ -113,6 +115,51 @@ class Acts(Protocol):
         ...
 
 
+class RemoteActors(Acts, Protocol):
+    """Actors that live in other processes, as the training loop uses them."""
+
+    history: Notes
+    keeps_history: bool
+    version: int  # of the weights that were published last
+    workers: int
+
+    def settle(self, folder: Path, tell: Callable[..., object]) -> None:
+        """The run's folder is here; `tell` takes what happens to actors."""
+        ...
+
+    def tend(self) -> None:
+        """Replace actors that failed."""
+        ...
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Show the newest weights to all actors."""
+        ...
+
+    def collect(self) -> Rollout | None:
+        """The next rollout, if one has come."""
+        ...
+
+    def take_in(self, rollout: Rollout) -> None:
+        """Put a rollout into the replay."""
+        ...
+
+    def news(self) -> dict[str, Any]:
+        """What happened to actors since this was last asked."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Nanoseconds by stage and bytes sent, of all actors so far."""
+        ...
+
+    def num_working(self) -> int:
+        """Actors that are at work."""
+        ...
+
+    def num_given_up(self) -> int:
+        """Actors that failed too often and are not started again."""
+        ...
+
+
 @dataclass
 class Line:
     """All parts of one run."""
@@ -125,6 +172,11 @@ class Line:
     remote: Remote | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
     doubts: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
+
+    @property
+    def remote_actors(self) -> RemoteActors | None:
+        """Whoever acts, if that is in other processes."""
+        return cast("RemoteActors", self.actor) if self.actor.is_remote else None
 
     @property
     def steps(self) -> int:

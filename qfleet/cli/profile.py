@@ -6,8 +6,8 @@ from qfleet.cli.say import say
 from qfleet.errors import UsageError
 
 if TYPE_CHECKING:
+    from qfleet.api import Run
     from qfleet.plan import Plan
-    from qfleet.run import Run
     from qfleet.watch.trace import Trace
 
 

@@ -11,7 +11,7 @@ from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
 
 if TYPE_CHECKING:
-    from qfleet.run import Run
+    from qfleet.api import Run
 
 Which = Annotated[
     str, Parameter(name="--which", help="Whose weights: best, latest, or any that can be read.", metavar="WHICH")
@@ -34,7 +34,7 @@ def evaluate(
 ) -> int:
     """Judge the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
     weights, num, other = _weights(which), whole("--episodes", episodes) or 100, whole("--seed", seed, 0)
-    from qfleet.run import load
+    from qfleet.api import load
     from qfleet.watch import find_run
 
     with say_warnings():
@@ -67,7 +67,7 @@ def record(
 ) -> int:
     """Film the greedy policy."""
     weights, num = _weights(which), whole("--episodes", episodes) or 1
-    from qfleet.run import load
+    from qfleet.api import load
     from qfleet.watch import find_run
 
     path = find_run(run, out)

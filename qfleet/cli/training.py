@@ -23,7 +23,8 @@ from qfleet.plan.secrets import hidden_settings
 from qfleet.plan.validate.case import COMMAND_LINE
 
 if TYPE_CHECKING:
-    from qfleet.run import Group, Run
+    from qfleet.api import Run
+    from qfleet.sweep import Group
     from qfleet.watch.trace import Trace
 
 Words = Annotated[
@@ -107,7 +108,7 @@ def _go_on(run: Path, out: str, how: dict[str, bool]) -> list[str]:
 def _train_run(
     composed: Composed, out: str, name: str | None, from_: str | None, *, json: bool, quiet: bool, profile: bool
 ) -> int:
-    from qfleet.run import train as start
+    from qfleet.api import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
     traces = make_traces(profile, composed.plan)
@@ -182,7 +183,7 @@ def _resume_run(
     trust_run: bool,
     strict: bool,
 ) -> int:
-    from qfleet.run import resume as start
+    from qfleet.api import resume as start
     from qfleet.watch import auto_mode, make_watcher
 
     watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
@@ -218,7 +219,7 @@ def _train_group(
     json: bool,
     quiet: bool,
 ) -> int:
-    from qfleet.run import train_group
+    from qfleet.sweep import train_group
     from qfleet.watch import auto_mode
     from qfleet.watch.sweep_console import make_group_watcher
 
@@ -246,7 +247,7 @@ def _resume_group(
     json: bool,
     quiet: bool,
 ) -> int:
-    from qfleet.run import resume_group
+    from qfleet.sweep import resume_group
     from qfleet.watch import auto_mode
     from qfleet.watch.sweep_console import make_group_watcher
 
@@ -323,8 +324,8 @@ def _show_only(
     name: str | None,
     weights_from: str | None,
 ) -> int:
-    from qfleet.run import rehearse
-    from qfleet.run.group import find_room
+    from qfleet.api import rehearse
+    from qfleet.sweep.sweep import find_room
 
     needs = rehearse(composed.plan, out=out, name=name, weights_from=weights_from)
     if members is not None:

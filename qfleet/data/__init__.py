@@ -16,11 +16,8 @@ from qfleet.data.types import (
     World,
     count_steps,
 )
-from qfleet.system.timers import COMPILERS, STAGES, Stopwatch
 
 __all__ = [
-    "COMPILERS",
-    "STAGES",
     "Array",
     "Batch",
     "Board",
@@ -31,7 +28,6 @@ __all__ = [
     "Spec",
     "State",
     "Step",
-    "Stopwatch",
     "Tick",
     "World",
     "count_steps",

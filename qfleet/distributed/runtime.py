@@ -1,48 +1,33 @@
 """Which runtime a plan asks for: the line it needs, and what turns it."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from qfleet.act import Actor, Explore
 from qfleet.build.components import EnvMaker, Line, make_line, make_policy
 from qfleet.build.inference_placement import settled
-from qfleet.data import Spec, Stopwatch, Tick, World
-from qfleet.distributed.actors.pool import Fleet
+from qfleet.data import Spec, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, Processes, Ray
 from qfleet.plan.validate.placement import has_bundles
-from qfleet.train.async_loop import Overlapped
-from qfleet.train.inline import Inline
 
 if TYPE_CHECKING:
     from qfleet.distributed.learners.launcher import Own, Quarters
+    from qfleet.distributed.ray.rpc import Desk
 
 
 class StoodBy(SystemExit):
     """This process was another learner of a run that MPI has started, and that run is over."""
 
 
-class Runtime(Protocol):
-    """Turns the parts of a line."""
-
-    def turn(self) -> Iterator[Tick]:
-        """Some steps and the updates that go with them; afterwards everything is at rest."""
-        ...
-
-    def tend(self) -> None:
-        """A short look at what lives elsewhere, for when no turn comes for a while."""
-        ...
-
-
-def is_away(plan: Plan) -> bool:
-    """Does the course of this plan run in another process than this one?"""
+def is_on_ray(plan: Plan) -> bool:
+    """Does this plan train in a process of Ray's?"""
     if not isinstance(plan.runtime, Ray):
         return False
-    from qfleet.distributed.ray.driver import is_there
+    from qfleet.distributed.ray import driver  # noqa: F401  says so if Ray is not installed
 
-    return not is_there()
+    return True
 
 
 def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> bool:
@@ -57,10 +42,21 @@ def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore
     return True
 
 
-def line_for(plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> Line:
-    """The line that the plan's runtime turns, with its partners if several learners are asked for."""
-    line = acting_line(plan, world, make, torso, explore)
-    if plan.learners.num > 1 and isinstance(line.learner, Learner) and not is_away(plan):
+def line_for(
+    plan: Plan,
+    world: World,
+    make: EnvMaker | None,
+    torso: nn.Module | None,
+    explore: Explore | None,
+    desk: "Desk | None" = None,
+) -> Line:
+    """The line that the plan's runtime turns, with its partners if several learners are asked for.
+
+    A plan for Ray needs a `desk`; without one the line can be looked at but not run.
+    """
+    line = acting_line(plan, world, make, torso, explore, desk)
+    runs_here = desk is not None or not isinstance(plan.runtime, Ray)
+    if plan.learners.num > 1 and isinstance(line.learner, Learner) and runs_here:
         from qfleet.distributed.learners.group import (
             Team,  # most runs have one learner, and no time to import torch's groups
         )
@@ -90,7 +86,12 @@ def quarters_for(plan: Plan, shown: Spec, line: Line, own: "Own") -> "Quarters":
 
 
 def acting_line(
-    plan: Plan, world: World, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None
+    plan: Plan,
+    world: World,
+    make: EnvMaker | None,
+    torso: nn.Module | None,
+    explore: Explore | None,
+    desk: "Desk | None",
 ) -> Line:
     """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
     if has_bundles(plan):
@@ -112,7 +113,7 @@ def acting_line(
         from qfleet.distributed.ray.driver import make_ray_line  # an extra, and slow to import
 
         world.close()
-        return make_ray_line(plan, world.spec, (make, torso, explore))
+        return make_ray_line(plan, world.spec, (make, torso, explore), desk)
     return make_line(plan, world, torso, explore)
 
 
@@ -120,10 +121,3 @@ def all_steps(line: Line, bundles: int) -> int:
     """Steps that all bundles have made; until the others have said how many, each as many as ours."""
     told = 0 if line.partners is None else line.partners.steps
     return line.feed.steps + told if told else line.feed.steps * bundles
-
-
-def make_runtime(line: Line, skipped: int = 0, watch: Stopwatch | None = None) -> Runtime:
-    """The runtime for a line; `skipped` updates in a row were not finite so far, `watch` takes its time."""
-    if isinstance(line.actor, Fleet):
-        return Overlapped(line, line.actor, skipped, watch)
-    return Inline(line, skipped, watch)

@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Stopwatch, Tick
+from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Tick
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.count_bonus import Counts
 from qfleet.learn.learner import Learner, NonFiniteUpdate
@@ -16,6 +16,7 @@ from qfleet.learn.population import Members
 from qfleet.learn.rate_limiter import Gate
 from qfleet.nets import Normalize, QNet
 from qfleet.replay import ALL, Replay
+from qfleet.system.timers import Stopwatch
 
 SKIPS_IN_A_ROW = 5
 

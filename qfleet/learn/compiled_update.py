@@ -16,12 +16,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from qfleet.data import COMPILERS
 from qfleet.learn.optimizer import Adam, Optimizer
 from qfleet.nets import draws
 from qfleet.plan.schema import Adam as AdamPlan
 from qfleet.plan.schema import AverageTarget, Fresh, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
 from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
+from qfleet.system.timers import COMPILERS
 
 # From tensors to (loss, gradient norm, mean value) [3] and priorities [N].
 Piece: TypeAlias = Callable[..., tuple[Tensor, Tensor]]

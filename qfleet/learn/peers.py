@@ -1,4 +1,4 @@
-"""What a learner, and the run around it, asks of other learners with whom it agrees (`distributed/learners/group.py` has them)."""
+"""What a learner, and the run around it, asks of other learners (see `distributed/learners`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

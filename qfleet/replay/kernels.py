@@ -10,7 +10,8 @@ from typing import Any
 from numba import njit
 from numba.core import event
 
-from qfleet.data import COMPILERS, Array
+from qfleet.data import Array
+from qfleet.system.timers import COMPILERS
 
 BLOCK = 16  # rows of one lane that are packed together, where frames are
 

@@ -25,8 +25,7 @@ import numpy as np
 from qfleet.data import Rollout, Spec
 from qfleet.data.array_messages import Freight, as_rollout, rollout_bytes, rollout_parts
 from qfleet.data.wire_format import NUMBER_WORD, Arrays, Facts, NotWhole, ParcelTooLarge, Parts, pack, unpack
-from qfleet.distributed.actors.weights_board import LINE, lines
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import LINE, Region, lines
 
 INVERT = 2**64 - 1
 

@@ -10,6 +10,13 @@ from typing import Any
 # Constants of Linux, which other systems' modules lack.
 _ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 
+LINE = 128  # bytes that no two writers share: a cache line, and its neighbour that is fetched along
+
+
+def lines(size: int) -> int:
+    """So many bytes, rounded up to whole lines."""
+    return -(-size // LINE) * LINE
+
 
 class Region:
     """`size` bytes of shared memory, zeros at first; given to a child as an argument of its process."""

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from qfleet.audit.history import NOTED_IDS, Notes
-from qfleet.build.components import Line
-from qfleet.data import Array, Batch, Rollout, Sequences, Stopwatch, Tick
-from qfleet.distributed.actors.pool import Fleet
+from qfleet.build.components import Line, RemoteActors
+from qfleet.data import Array, Batch, Rollout, Sequences, Tick
 from qfleet.learn import Feed, ReplayFeed, learning
 from qfleet.replay import Replay
+from qfleet.system.timers import Stopwatch
 from qfleet.train.channels import Queue, Shelf
 
 NAP_SECONDS = 0.001
@@ -47,7 +47,7 @@ class NotedFeed:
 class Overlapped:
     """Turns the learner of a line whose actors are a fleet."""
 
-    def __init__(self, line: Line, fleet: Fleet, skipped: int = 0, watch: Stopwatch | None = None) -> None:
+    def __init__(self, line: Line, fleet: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None) -> None:
         self.line, self.fleet, self.shelf = line, fleet, Shelf()
         self.watch, self.heard = watch or Stopwatch(), False  # `heard`: has a rollout come yet?
         feed = NotedFeed(line.feed, fleet.history) if fleet.keeps_history else line.feed

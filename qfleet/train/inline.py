@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from qfleet.act import Actor, acting
 from qfleet.build.components import Line
-from qfleet.data import Stopwatch, Tick
+from qfleet.data import Tick
 from qfleet.learn import drain, learning
+from qfleet.system.timers import Stopwatch
 from qfleet.train.channels import Queue, Shelf
 
 

@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from qfleet.build.components import Line, ReplayLost
-from qfleet.data import Stopwatch
 from qfleet.errors import StorageError
 from qfleet.plan.validate.placement import num_senders
+from qfleet.system.timers import Stopwatch
 from qfleet.train.timing import Times
 from qfleet.train.train_state import Book
 from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json

@@ -12,7 +12,6 @@ import torch
 
 from qfleet import heartbeat
 from qfleet.build.components import LAYERS, EnvMaker, Line, device_rng, set_device_rng, stream
-from qfleet.distributed.actors.pool import Fleet
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_plain
@@ -39,8 +38,12 @@ def conduct(
     env: EnvMaker | None,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
+    asked: Asked | None = None,
 ) -> None:
-    """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling."""
+    """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling.
+
+    `asked` is given where signals reach another process, which passes them on.
+    """
     plan = line.plan
     heartbeat.tell(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
@@ -48,7 +51,7 @@ def conduct(
         threads(plan),
         own_torch_rng(plan),
         hold_run(folder) as held,
-        listening(watcher) as asked,
+        listening(watcher, asked) as asked,
         logbook(folder) as log,
     ):
         diary = Diary(line, folder, watcher, callbacks, require_folder=held.require_in_place)
@@ -122,8 +125,8 @@ def make_course(line: Line, diary: Diary, env: EnvMaker | None, asked: Asked) ->
     keep, events = line.plan.save.keep, diary.events.event
     checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
     keeper = Keeper(checkpoints, line, provenance(None)["versions"])
-    if isinstance(line.actor, Fleet):
-        line.actor.settle(diary.folder, diary.note_actor)
+    if line.remote_actors is not None:
+        line.remote_actors.settle(diary.folder, diary.note_actor)
     if line.remote is not None:
         line.remote.settle(diary.folder)
     if line.partners is not None:

@@ -5,7 +5,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from types import FrameType
 
 from qfleet import heartbeat
@@ -53,14 +52,13 @@ class Asked:
         return requests is None or requests > 1 or (requests == 0 and name == self.name)
 
 
-# Where signals reach another process than the one that runs: who is asked by it.
-given: ContextVar[Asked | None] = ContextVar("given", default=None)
-
-
 @contextmanager
-def listening(watcher: object = None) -> Iterator[Asked]:
-    """Listen for the time of a run; outside the main thread nothing is installed. `watcher` shows the run, if any."""
-    if (asked := given.get()) is None:
+def listening(watcher: object = None, asked: Asked | None = None) -> Iterator[Asked]:
+    """Listen for the time of a run; outside the main thread nothing is installed. `watcher` shows the run, if any.
+
+    `asked` is given where signals reach another process than the one that runs.
+    """
+    if asked is None:
         asked = Asked(in_place=getattr(watcher, "draws_in_place", False))
     if threading.current_thread() is not threading.main_thread():
         yield asked

@@ -3,11 +3,11 @@
 from typing import Any
 
 from qfleet.build.components import Line
-from qfleet.data import Stopwatch
-from qfleet.distributed.actors.pool import TIMES, Fleet
 from qfleet.learn import ReplayFeed
+from qfleet.system.timers import Stopwatch
 from qfleet.watch import Meter, cores, profile_of, rounded, shares_of, since, with_other
 
+ACTOR_TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")  # what actors count; `wait` is for room
 WAITING = 0.5  # of the time without anything to learn from, and the learner counts as waiting
 
 
@@ -21,15 +21,17 @@ class Times:
 
     def actors(self) -> dict[str, int]:
         """Nanoseconds of actors that live elsewhere."""
-        if not isinstance(self.line.actor, Fleet):
+        actors = self.line.remote_actors
+        if actors is None:
             return {}
-        counts = self.line.actor.site.counts()
-        return {name.removesuffix("_ns"): counts[name] for name in TIMES}
+        counts = actors.counts()
+        return {name.removesuffix("_ns"): counts[name] for name in ACTOR_TIMES}
 
     def savings(self) -> dict[str, dict[str, float]]:
         """What compression has saved and cost, where there is any: `rollouts` in flight, frames in the `replay`."""
-        found, actor = {}, self.line.actor
-        freight = actor.site.counts() if isinstance(actor, Fleet) else {}
+        found: dict[str, dict[str, float]] = {}
+        actors = self.line.remote_actors
+        freight = {} if actors is None else actors.counts()
         if freight.get("raw_bytes"):
             found["rollouts"] = saving(freight["raw_bytes"], freight["sent_bytes"], freight["pack_ns"] / 1e9)
         if (kept := self.line.feed.replay.store.saving()) is not None:
@@ -51,8 +53,8 @@ class Times:
 
     def working(self) -> str:
         """Actors at work, of all: 2/2."""
-        actor = self.line.actor
-        return f"{actor.supervisor.working}/{actor.workers}" if isinstance(actor, Fleet) else "1/1"
+        actors = self.line.remote_actors
+        return "1/1" if actors is None else f"{actors.num_working()}/{actors.workers}"
 
     def take_shares(self) -> dict[str, dict[str, float]]:
         """Each stage's share of the time since this was last asked."""
@@ -65,8 +67,8 @@ class Times:
     def profile(self) -> dict[str, Any]:
         """The whole time so far, and what it means."""
         steps, updates = self.first
-        actor = self.line.actor
-        lost = len(actor.supervisor.quarantined) if isinstance(actor, Fleet) else 0
+        actors = self.line.remote_actors
+        lost = 0 if actors is None else actors.num_given_up()
         found = profile_of(
             self.watch.read(),
             self.actors(),

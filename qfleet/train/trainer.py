@@ -13,8 +13,6 @@ from qfleet.audit.history import NoHistory, Notes
 from qfleet.build.components import SAMPLE, Line, ReplayLost, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
-from qfleet.distributed.actors.pool import Fleet
-from qfleet.distributed.runtime import Runtime, make_runtime
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.files import make_folder, remove_file
 from qfleet.learn import Diverging, Members, arrays, restore
@@ -28,6 +26,7 @@ from qfleet.train.migrations import arrays_in, room_for
 from qfleet.train.plateau_control import Steering, evaluations
 from qfleet.train.requests import Wish, heeded, take
 from qfleet.train.run_log import Diary, Ending, Row, short
+from qfleet.train.runtime import Runtime, make_runtime
 from qfleet.train.signals import ENDINGS, Asked
 from qfleet.watch import write_file, write_json
 from qfleet.watch.run_files import unwritable
@@ -55,7 +54,7 @@ class Course:
         self.folder: Path = diary.folder
         self.runtime: Runtime | None = None  # made when the run begins, or begins again
         self.steering = Steering(line, self.book)
-        self.history: Notes = line.actor.history if isinstance(line.actor, Fleet) else NoHistory()
+        self.history: Notes = NoHistory() if line.remote_actors is None else line.remote_actors.history
         self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
         self.heeded_at = 0.0
         self.switches, self.scheduled = switches(self.plan), line.learner.updates  # the updates it was looked at after
@@ -384,7 +383,7 @@ class Course:
     def unpromised(self) -> list[str]:
         """Why no seed decides this run whatever happens, if so."""
         found = [*self.line.doubts, *unpromised(self.plan.runtime.device)]
-        return found + ([ASYNCHRONOUS] if isinstance(self.line.actor, Fleet) else [])
+        return found + ([ASYNCHRONOUS] if self.line.remote_actors is not None else [])
 
     def doubt(self, reasons: Iterable[str]) -> None:
         """The run is not exact, for these reasons if there are any."""

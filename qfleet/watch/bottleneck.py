@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from qfleet.data import STAGES
 from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
 from qfleet.plan.validate.placement import num_senders
+from qfleet.system.timers import STAGES
 from qfleet.watch.text import number, saving_lines
 
 # What limits a run, by what its time goes into. `actor`: the learner waits for them.

@@ -34,7 +34,7 @@ from qfleet.plan.schema import (
 )
 from qfleet.plan.sync_schema import Learners
 from qfleet.watch import make_watcher, read_json
-from tests.run.parts import checkpoints, hashes, small
+from tests.support.runs import checkpoints, hashes, small
 
 VECTOR = Spec((4,), "float32", (2,))
 GRID = Spec((4, 10, 10), "uint8", (3,))

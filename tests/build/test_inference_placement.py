@@ -19,7 +19,7 @@ from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env, Plan, Processes
-from tests.run.parts import SMALL
+from tests.support.runs import SMALL
 
 
 def plan_of(**settings: Any) -> Plan:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from qfleet import resume, train
+from qfleet.api import rehearse
 from qfleet.build import memory_check
 from qfleet.build.components import Line, make_line, make_train_world
 from qfleet.build.memory_check import COPY_BYTES, estimate, replay_bytes
@@ -17,13 +18,12 @@ from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.replay import Prioritized
-from qfleet.run import rehearse
 from qfleet.train import trainer
 from qfleet.train.session import own_torch_rng
 from qfleet.train.trainer import unpromised
-from tests.run.conftest import Reference
-from tests.run.parts import Settings, checkpoints, events, same, small, trained, until
-from tests.run.variants import ACTOR, FRESH, GRU, LSTM, R2D2
+from tests.support.run_fixtures import Reference
+from tests.support.runs import Settings, checkpoints, events, same, small, trained, until
+from tests.support.variants import ACTOR, FRESH, GRU, LSTM, R2D2
 from tests.train.test_faults import bad_updates
 
 

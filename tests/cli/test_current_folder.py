@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.parts import LOCAL, Settings, words
+from tests.support.runs import LOCAL, Settings, words
 from tests.system.test_child_process import poisoned
 
 NAMES = (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-import qfleet.run
+import qfleet.api
 from qfleet.cli import entry, main
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.plan import Plan, compose, make_plan, write_plan
@@ -41,7 +41,7 @@ class Calls(list[tuple[Any, dict[str, Any]]]):
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.chdir(tmp_path)
     calls = Calls()
-    monkeypatch.setattr(qfleet.run, "train", calls)
+    monkeypatch.setattr(qfleet.api, "train", calls)
     return calls
 
 
@@ -127,7 +127,7 @@ def test_dry_run_shows_all_and_starts_nothing(train: Calls, capsys: Captured) ->
 
 def test_resume_finds_the_run_and_extends_it(train: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     resume = Calls()
-    monkeypatch.setattr(qfleet.run, "resume", resume)
+    monkeypatch.setattr(qfleet.api, "resume", resume)
     path = make_run("cartpole-dqn-0001")
     assert main(["resume", "latest", "--steps", "1e5", "--strict", "--trust-env", "--quiet"]) == 0
     found, arguments = resume[0]
@@ -263,7 +263,7 @@ def test_a_folder_for_temporary_files_with_too_long_a_name_is_named(
     def fail(plan: Plan, **arguments: Any) -> None:
         raise OSError("AF_UNIX path too long")
 
-    monkeypatch.setattr(qfleet.run, "train", fail)
+    monkeypatch.setattr(qfleet.api, "train", fail)
     assert main(["train", "CartPole-v1"]) == 2
     assert "export TMPDIR=/tmp" in capsys.readouterr().err
 
@@ -275,7 +275,7 @@ def test_errors_of_a_run_keep_their_exit_code(
     def fail(plan: Plan, **arguments: Any) -> None:
         raise error("it broke\nerror: forged", "Because.\nAnd so.", "Mend it.")
 
-    monkeypatch.setattr(qfleet.run, "train", fail)
+    monkeypatch.setattr(qfleet.api, "train", fail)
     assert main(["train", "CartPole-v1"]) == error.exit_code
     expected = "error: it broke\\nerror: forged\n  why: Because.\n       | And so.\n   do: Mend it.\n"
     assert capsys.readouterr().err == expected
@@ -297,7 +297,7 @@ def test_other_errors(
     def fail(plan: Plan, **arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(qfleet.run, "train", fail)
+    monkeypatch.setattr(qfleet.api, "train", fail)
     monkeypatch.setattr(entry.tempfile, "tempdir", str(Path.cwd()))
     assert main(["train", "CartPole-v1"]) == code
     shown = capsys.readouterr().err

@@ -15,6 +15,7 @@ from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.errors import UsageError
 from qfleet.learn import FreshFeed, Learner, make_feed, make_learner
 from qfleet.nets import make_net
+from qfleet.plan import check
 from qfleet.plan.schema import (
     Adam,
     Algo,
@@ -47,7 +48,6 @@ from qfleet.plan.schema import (
     UniformSampler,
 )
 from qfleet.plan.schema import Replay as Buffer
-from qfleet.plan.validate import check
 from qfleet.plan.validate.pairs import PAIRS
 from qfleet.qlearn import Munchausen, Tensors, td_loss, td_target
 from qfleet.replay import Prioritized, Replay, make_replay

@@ -19,7 +19,7 @@ from qfleet.distributed.mpi import joined, learn_beside, shown_by
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
-from tests.run.parts import SMALL, Settings, checkpoints, events, status, words
+from tests.support.runs import SMALL, Settings, checkpoints, events, status, words
 
 ROOT = Path(__file__).parents[2]
 SHORT: Settings = {"learners.num": 3, "until.steps": 140, "save.every_steps": 1_000}

@@ -8,7 +8,7 @@ import pytest
 from qfleet.cli import main
 from qfleet.plan import read_plan
 from qfleet.plan.paths import tag_of
-from tests.run.parts import settings, status
+from tests.support.runs import settings, status
 
 ON_RAY = (pytest.mark.slow, pytest.mark.ray)
 

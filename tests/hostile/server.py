@@ -31,9 +31,9 @@ def import_all() -> None:
     import numpy
     import torch
 
+    import qfleet.api
     import qfleet.cli.app
-    import qfleet.run.api
-    import qfleet.run.group
+    import qfleet.sweep.sweep
     import qfleet.watch.compare
     from qfleet.data import Spec
     from qfleet.replay.warm import warm
@@ -45,7 +45,7 @@ def import_all() -> None:
     for name in ("imageio.v2", "imageio_ffmpeg", "pygame"):
         __import__(name)
     assert numpy
-    assert qfleet.run.group
+    assert qfleet.sweep.sweep
 
 
 def act_as_plain_user() -> None:

@@ -16,7 +16,7 @@ from qfleet.learn import Anneal, Gate, Learner, Observer, ReplayFeed, dormant_un
 from qfleet.learn.optimizer import Optimizer, make_optimizer
 from qfleet.learn.plasticity import make_anneal
 from qfleet.nets import QNet, make_net, set_noise
-from qfleet.plan import make_plan
+from qfleet.plan import check, make_plan
 from qfleet.plan.schema import (
     Adam,
     Algo,
@@ -36,7 +36,6 @@ from qfleet.plan.schema import (
     Sgd,
 )
 from qfleet.plan.schema import Replay as Buffer
-from qfleet.plan.validate import check
 from qfleet.replay import Fold, Replay, SequenceCut, StepCut, make_cut, make_replay
 from tests.learn.parts import VECTOR, batch, same
 from tests.replay.streams import random_stream, rollout

@@ -13,7 +13,7 @@ from qfleet.plan import make_plan
 from qfleet.replay import Fold, Mirror, Replay, StepCut, Uniform
 from qfleet.watch import read_rows as read_rows_of
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
-from tests.run.parts import SMALL
+from tests.support.runs import SMALL
 
 PICTURE = Spec((3, 5), "uint8", (4,), stack=3)
 VECTOR = Spec((4,), "float32", (2,))

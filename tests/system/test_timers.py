@@ -2,9 +2,8 @@ import time
 
 import pytest
 
-from qfleet.data import STAGES, Stopwatch
 from qfleet.system import timers
-from qfleet.system.timers import Compilers
+from qfleet.system.timers import STAGES, Compilers, Stopwatch
 
 
 class Clock:

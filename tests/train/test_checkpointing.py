@@ -18,7 +18,7 @@ from qfleet.testing.toys import Random
 from qfleet.train import checkpointing
 from qfleet.train import replay_segments as saved_rows
 from tests.replay.streams import random_stream, rollout
-from tests.run.parts import PONG, Settings, checkpoints, rows, same, small, trained, until
+from tests.support.runs import PONG, Settings, checkpoints, rows, same, small, trained, until
 
 
 @pytest.mark.usefixtures("every_save")

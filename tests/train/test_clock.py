@@ -10,8 +10,8 @@ import pytest
 
 from qfleet import resume, train
 from qfleet.watch import list_runs
-from tests.run.conftest import Reference
-from tests.run.parts import checkpoints, same, small, status, until
+from tests.support.run_fixtures import Reference
+from tests.support.runs import checkpoints, same, small, status, until
 
 DAYS = itertools.cycle([0, 1, -1, 400, -400])
 

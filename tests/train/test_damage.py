@@ -13,8 +13,8 @@ from qfleet import Run, load, resume
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
 from qfleet.save import CheckpointWarning
-from tests.run.conftest import Reference
-from tests.run.parts import checkpoints, events, same, small, status, trained, until, words
+from tests.support.run_fixtures import Reference
+from tests.support.runs import checkpoints, events, same, small, status, trained, until, words
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("every_save")]
 

@@ -15,7 +15,7 @@ from qfleet.plan.schema import Env
 from qfleet.plan.trusted import TRUSTED
 from qfleet.train import env_trust
 from qfleet.train.env_trust import require_places, require_trust, sign
-from tests.run.parts import small, status, trained, words
+from tests.support.runs import small, status, trained, words
 
 MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
 
@@ -274,7 +274,7 @@ def test_a_plan_file_cannot_say_where_to_connect(
     said = capsys.readouterr().err
     assert "runtime.address=10.0.0.1:6379 runtime.allow_no_token=true" in said
     assert not (run.parent / "new").exists()
-    monkeypatch.setattr("qfleet.run.train", stop)
+    monkeypatch.setattr("qfleet.api.train", stop)
     with pytest.raises(Stopped):  # named by the user: as far as the training itself
         main([*command, "runtime.address=10.0.0.1:6379", "runtime.allow_no_token=true"])
 
@@ -321,8 +321,8 @@ def test_no_command_joins_the_ray_that_a_foreign_run_names(
 def test_a_foreign_group_is_refused_before_its_members_begin(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("qfleet.run.group._open", lambda folder: (away(), [], {}))
-    monkeypatch.setattr("qfleet.run.group._Conduct.run", stop)
+    monkeypatch.setattr("qfleet.sweep.sweep._open", lambda folder: (away(), [], {}))
+    monkeypatch.setattr("qfleet.sweep.sweep._Conduct.run", stop)
     (run / "group.json").write_text("{}")
     assert main(["resume", str(run)]) == 2
     assert "--trust-run" in capsys.readouterr().err

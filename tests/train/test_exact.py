@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, trained, until
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, trained, until
 
 PER: Settings = {"replay.sampler.type": "prioritized", "replay.sampler.beta_updates": 50}
 CELLS: dict[str, Settings] = {

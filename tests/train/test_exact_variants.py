@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from qfleet.errors import UsageError
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, Settings, checkpoints, resumed, same, small, trained, until
-from tests.run.variants import (
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, Settings, checkpoints, resumed, same, small, trained, until
+from tests.support.variants import (
     ACTOR,
     APART,
     FRESH,

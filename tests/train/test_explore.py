@@ -12,7 +12,7 @@ from qfleet.build.components import make_line, make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.watch import make_watcher
-from tests.run.parts import Settings, resumed, rows, same, small, status, trained, until
+from tests.support.runs import Settings, resumed, rows, same, small, status, trained, until
 
 BONUS: Settings = {"algo.bonus.type": "count", "algo.bonus.settle_steps": 30, "algo.bonus.scale": 0.5}
 FILTER: Settings = {"replay.filter.type": "duplicates"}

@@ -26,8 +26,8 @@ from qfleet.train import trainer
 from qfleet.train.run_log import Diary
 from qfleet.train.trainer import Course
 from qfleet.watch.text import end_lines
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
 
 BREAKING = "qfleet.testing.toys:toys/Breaking-v0"
 NO_LIMIT: Settings = {"optim.clip_norm": None, "optim.learning_rate": 1e30}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from qfleet.save import verify_run
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, checkpoints, events, resumed, rows, same, small, status, trained, until
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, checkpoints, events, resumed, rows, same, small, status, trained, until
 
 TELLING = "toys/Random-v0"
 EVERY_ROW = {"kind", "seconds", "env_steps", "updates"}

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from benchmarks import resume as benchmark
+from qfleet.api import resume
 from qfleet.errors import StorageError
 from qfleet.plan import compose, total_updates
-from qfleet.run import resume
 from qfleet.save import verify_run
 from qfleet.watch import read_rows, run_state
-from tests.run.conftest import Reference
-from tests.run.nursery import Child, Nursery
-from tests.run.parts import JUDGED, PONG, Settings, checkpoints, resumed, same, status, words
-from tests.run.variants import ACTOR, IQN, MUNCHAUSEN, NOISY, PQN, R2D2
+from tests.support.nursery import Child, Nursery
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, PONG, Settings, checkpoints, resumed, same, status, words
+from tests.support.variants import ACTOR, IQN, MUNCHAUSEN, NOISY, PQN, R2D2
 
 pytestmark = pytest.mark.chaos
 

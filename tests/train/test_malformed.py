@@ -17,7 +17,7 @@ from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
 from qfleet.save.manifest import _seal
 from qfleet.train.run_log import Diary
-from tests.run.parts import JUDGED, checkpoints, small, status, trained, until
+from tests.support.runs import JUDGED, checkpoints, small, status, trained, until
 
 STRANGE: tuple[Any, ...] = (
     None,

@@ -14,10 +14,10 @@ from qfleet.save import Checkpoints, pack_state, pack_tensors, unpack_state, unp
 from qfleet.train.checkpointing import decisive
 from qfleet.train.migrations import completed, renamed
 from qfleet.watch import read_rows
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained
-from tests.run.parts import until as ending
-from tests.run.variants import FRESH
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained
+from tests.support.runs import until as ending
+from tests.support.variants import FRESH
 
 # What the first version wrote into a checkpoint.
 KNOWN = (

@@ -13,7 +13,7 @@ from qfleet.train.run_log import CLOCK_ENDS
 from qfleet.train.train_state import UNKNOWN, Book
 from qfleet.train.trainer import ASYNCHRONOUS, FAULTED
 from qfleet.watch import RowLog, read_json
-from tests.run.parts import JUDGED, LOCAL, Settings, checkpoints, events, resumed, rows, same, small, trained
+from tests.support.runs import JUDGED, LOCAL, Settings, checkpoints, events, resumed, rows, same, small, trained
 from tests.train.test_faults import BREAKING, full_disk
 
 RISING: Settings = {**JUDGED, "eval.every_steps": 60, "until.steps": 250, "save.every_steps": 10_000}

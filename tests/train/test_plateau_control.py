@@ -19,15 +19,14 @@ from qfleet.build.components import Line, make_fresh, make_line, make_train_worl
 from qfleet.errors import UsageError
 from qfleet.learn import ReplayFeed
 from qfleet.nets import Noisy
-from qfleet.plan import make_plan
-from qfleet.plan.validate import check
+from qfleet.plan import check, make_plan
 from qfleet.train.evaluator import Judge
 from qfleet.train.plateau_control import Act, Steering
 from qfleet.train.train_state import Book
 from qfleet.watch import make_watcher, read_rows
-from tests.run.conftest import Reference
-from tests.run.nursery import Nursery
-from tests.run.parts import (
+from tests.support.nursery import Nursery
+from tests.support.run_fixtures import Reference
+from tests.support.runs import (
     ACTOR,
     LSTM,
     RANDOM,

@@ -26,9 +26,9 @@ from qfleet.save import unpack_tensors
 from qfleet.train.evaluator import Judge
 from qfleet.train.inline import Inline
 from qfleet.watch import make_watcher, read_json, read_rows
-from tests.run.conftest import Reference
-from tests.run.nursery import Nursery
-from tests.run.parts import (
+from tests.support.nursery import Nursery
+from tests.support.run_fixtures import Reference
+from tests.support.runs import (
     ACTOR,
     LSTM,
     RANDOM,

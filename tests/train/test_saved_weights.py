@@ -12,7 +12,7 @@ from qfleet.errors import NoCheckpointError
 from qfleet.save import Checkpoints, CheckpointWarning
 from qfleet.train.trainer import Course
 from qfleet.watch.compare import compare
-from tests.run.parts import JUDGED, Settings, checkpoints, small, trained, until
+from tests.support.runs import JUDGED, Settings, checkpoints, small, trained, until
 from tests.train.test_damage import flip
 
 EVALUATED: Settings = {**JUDGED, "seed": 3}

@@ -13,7 +13,7 @@ from qfleet.train.evaluator import Judge
 from qfleet.train.train_state import Book
 from qfleet.watch import make_watcher
 from qfleet.watch.text import end_lines, evaluation_line
-from tests.run.parts import JUDGED, Settings, events, resumed, small, trained
+from tests.support.runs import JUDGED, Settings, events, resumed, small, trained
 
 SHORT: Settings = {**JUDGED, "until.steps": 120, "eval.max_steps": 30}
 

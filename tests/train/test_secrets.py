@@ -16,7 +16,7 @@ from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import hidden_words, looks_secret, typed_secrets
 from qfleet.train.env_trust import require_trust, sign
-from tests.run.parts import LOCAL, Settings, words
+from tests.support.runs import LOCAL, Settings, words
 
 CANARY = "canary-5b1e9f00d"
 WORLD = """

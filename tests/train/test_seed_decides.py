@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.watch import read_json, read_rows
-from tests.run.parts import Settings, checkpoints, events, hashes, settings
+from tests.support.runs import Settings, checkpoints, events, hashes, settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(2_400)]
 

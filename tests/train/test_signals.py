@@ -18,9 +18,9 @@ from qfleet.save import verify_run
 from qfleet.train import evaluator
 from qfleet.train.hang_watch import Hangs
 from qfleet.train.signals import Asked, listening
-from tests.run.conftest import Reference
-from tests.run.nursery import Child, Nursery
-from tests.run.parts import JUDGED, Settings, checkpoints, resumed, same, small, status, trained, until, words
+from tests.support.nursery import Child, Nursery
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, Settings, checkpoints, resumed, same, small, status, trained, until, words
 
 ENDINGS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("preempted", 143), signal.SIGHUP: ("stopped", 75)}
 TELLING = "toys/Random-v0"  # its returns tell any two policies apart

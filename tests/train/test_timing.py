@@ -13,19 +13,20 @@ import torch
 
 from qfleet.build.components import Line, make_line, make_train_world, world_threads
 from qfleet.build.resolve import resolve
-from qfleet.data import STAGES, Rollout, Sequences, Stopwatch
+from qfleet.data import Rollout, Sequences
 from qfleet.distributed.actors.pool import Fleet
 from qfleet.distributed.actors.process import ProcessSite, make_process_line
 from qfleet.learn import FreshFeed, ReplayFeed
 from qfleet.learn.batch_source import Drawn
+from qfleet.system.timers import STAGES, Stopwatch
 from qfleet.train.async_loop import Overlapped
 from qfleet.train.inline import Inline
 from qfleet.train.run_log import Diary
 from qfleet.train.timing import Times
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.distributed.actors.test_pool import make_theatre
-from tests.run.parts import JUDGED, LOCAL, resumed, small, status, trained
-from tests.run.variants import FRESH
+from tests.support.runs import JUDGED, LOCAL, resumed, small, status, trained
+from tests.support.variants import FRESH
 
 
 def make(**changes: Any) -> Line:
@@ -272,7 +273,7 @@ def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
 
 def test_a_profile_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from qfleet.cli import main
-    from tests.run.parts import words
+    from tests.support.runs import words
 
     command = [word for word in words(tmp_path, {"log.every_steps": 20}) if word != "--quiet"]
     assert main([*command, "--profile", "--name", "p"]) == 0

@@ -19,7 +19,7 @@ from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan
 from qfleet.testing import toys
 from qfleet.train import video
-from tests.run.parts import small
+from tests.support.runs import small
 
 pytest.importorskip("imageio_ffmpeg")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from qfleet.data import STAGES
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
+from qfleet.system.timers import STAGES
 from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, since, with_other
 from qfleet.watch.energy import Meter
 from qfleet.watch.text import time_line

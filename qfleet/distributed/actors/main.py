@@ -20,13 +20,14 @@ from qfleet.act import Explore, acting
 from qfleet.audit.history import History
 from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_policy, one_policy
 from qfleet.data import Board as BoardLike
-from qfleet.data import Channel, Rollout, Stopwatch, count_steps
+from qfleet.data import Channel, Rollout, count_steps
 from qfleet.distributed.actors.weights_board import Board
 from qfleet.errors import QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Inline, Plan
 from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
 from qfleet.system.ring import Belt, Gauges
+from qfleet.system.timers import Stopwatch
 from qfleet.train.supervise import adopt_orphans, end_descendants
 
 LEAVE_SECONDS = 0.3  # for what environments have started

@@ -25,15 +25,15 @@ from qfleet.distributed.worker.supervisor import Fault, Pace, Supervisor
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Inline, Plan
 from qfleet.plan.validate.placement import num_senders
+from qfleet.train.timing import ACTOR_TIMES
 
 TEND_SECONDS = 0.05
 SUPERVISE = 108  # the purpose of random numbers that spread restarts
 LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
 
 # What actors count of themselves, over all incarnations.
-TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")
 FREIGHT = ("raw_bytes", "sent_bytes", "pack_ns")  # of rollouts that travel compressed
-COUNTS = (*TIMES, *FREIGHT)
+COUNTS = (*ACTOR_TIMES, *FREIGHT)
 IN_FLIGHT = ("obs", "state")  # the columns worth compressing
 
 
@@ -91,7 +91,7 @@ class Site(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """Of all actors so far: nanoseconds by stage (TIMES; `wait` is for room), and their FREIGHT."""
+        """Of all actors so far: nanoseconds by stage (ACTOR_TIMES; `wait` is for room), and their FREIGHT."""
         ...
 
     def close(self) -> None:
@@ -101,6 +101,8 @@ class Site(Protocol):
 
 class Fleet:
     """Workers 0, 1, ... with an equal share of the lanes each."""
+
+    is_remote = True
 
     def __init__(
         self,
@@ -130,6 +132,18 @@ class Fleet:
         self.lost_at: dict[int, float] = {}  # when somebody who is not back yet was lost
         self.troubles: list[dict[str, Any]] = []  # of environments, to be told with the next tick
         self.last_words = ""
+
+    def counts(self) -> dict[str, int]:
+        """Nanoseconds by stage and bytes sent, of all actors so far."""
+        return self.site.counts()
+
+    def num_working(self) -> int:
+        """Actors that are at work."""
+        return self.supervisor.working
+
+    def num_given_up(self) -> int:
+        """Actors that failed too often and are not started again."""
+        return len(self.supervisor.quarantined)
 
     # Who acts
 

@@ -22,17 +22,11 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
 from qfleet.data.wire_format import checksum
 from qfleet.learn.transfer import numbers
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import LINE, Region, lines
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member
 
-LINE = 128  # bytes that no two writers share: a cache line, and its neighbour that is fetched along
 HEADER = struct.Struct("=QQ")  # version, checksum
-
-
-def lines(size: int) -> int:
-    """So many bytes, rounded up to whole lines."""
-    return -(-size // LINE) * LINE
 
 
 @dataclass(frozen=True, slots=True)

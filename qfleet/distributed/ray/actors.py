@@ -7,7 +7,6 @@ who is heard and who is replaced is decided by the fleet inside the course, as i
 import threading
 import time
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,8 +35,6 @@ WORDS_SECONDS = 2.0
 SHOW_SECONDS, SHOW_SHARE = 0.02, 0.05  # weights go out at most so often, and in at most this share of the time
 CLOSING_SECONDS = CLOSE_SECONDS + 1.0  # for an actor that was asked to end, to close its environments
 USAGE = UsageError.exit_code
-
-DESK: ContextVar[Desk | None] = ContextVar("desk", default=None)  # set where the course runs
 
 
 @dataclass

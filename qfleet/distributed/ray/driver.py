@@ -18,15 +18,15 @@ from qfleet.build.components import Learning, Line, join_parts, make_train_world
 from qfleet.build.memory_check import sample_replay
 from qfleet.data import Spec
 from qfleet.distributed.actors.pool import Fleet, make_fleet
+from qfleet.distributed.local_run import Own, prepared
 from qfleet.distributed.ray.relay import Hearing
 from qfleet.distributed.replay.client import join_remote
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, Ray
-from qfleet.run import api
 from qfleet.train.run_log import Callback
 from qfleet.train.session import interactive_watcher, noting, threads
 from qfleet.train.signals import Asked, listening
-from qfleet.watch import Watcher, find_run, program, read_json
+from qfleet.watch import Watcher, find_run, program
 
 try:
     import ray
@@ -38,10 +38,11 @@ except ImportError as error:
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from qfleet.distributed.ray.actors import DESK, RaySite
+from qfleet.distributed.ray.actors import RaySite
 from qfleet.distributed.ray.replay import make_ray_replay
+from qfleet.distributed.ray.rpc import Desk
 from qfleet.distributed.ray.session import session
-from qfleet.distributed.ray.trainer_host import CourseHost, Own, Result, Task
+from qfleet.distributed.ray.trainer_host import CourseHost, Result, Task
 
 LOOK_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -49,18 +50,18 @@ TELL_SECONDS, FAIL_SECONDS = 10.0, 60.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
-def make_ray_line(plan: Plan, spec: Spec, own: Own) -> Line:
-    """A line whose actors live on Ray; outside a course's process it can be looked at but not run."""
+def make_ray_line(plan: Plan, spec: Spec, own: Own, desk: Desk | None) -> Line:
+    """A line whose actors live on Ray; without a `desk` it can be looked at but not run."""
     runtime = ray_of(plan)
 
     def hire(learning: Learning) -> Fleet:
-        site = RaySite(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, DESK.get())
+        site = RaySite(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, desk)
         # A node may have to be found first.
         return make_fleet(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
 
     if not runtime.replay_process:
         return join_parts(plan, spec, hire, own[1])
-    if not is_there():
+    if desk is None:
         return join_parts(plan, spec, hire, own[1], sample_replay)  # nothing is started, and nothing as large made
     return join_remote(plan, spec, hire, own[1], lambda plan, stored: make_ray_replay(plan, stored, runtime))
 
@@ -70,11 +71,6 @@ def ray_of(plan: Plan) -> Ray:
     if not isinstance(plan.runtime, Ray):
         raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} is not ray")
     return plan.runtime
-
-
-def is_there() -> bool:
-    """Is this already the process in which the course runs?"""
-    return DESK.get() is not None
 
 
 def train(
@@ -87,11 +83,14 @@ def train(
     command: list[str] | None,
     watcher: Watcher | None,
     callbacks: Iterable[Callback],
-) -> api.Run:
-    """As `api.train`, on Ray. What can be refused without Ray is refused first: starting it takes a while."""
+) -> Path:
+    """Train on Ray; returns the run's folder.
+
+    What can be refused without Ray is refused first: starting it takes a while.
+    """
     source = None if weights_from is None else find_run(weights_from, out)
     with threads(plan), closing(make_train_world(plan, own[0])) as world:
-        line = api.prepared(plan, world, *own, source, lambda text: None, noting(watcher))
+        line = prepared(plan, world, own, source, lambda text: None, noting(watcher))
         line.close()
     origin = None if source is None else str(source.absolute())
     task = Task(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)
@@ -103,22 +102,19 @@ def resume(
     own: Own,
     *,
     folder: Path,
-    steps: int | None,
-    trust_env: bool,
-    trust_run: bool,
+    notes: list[str],
     strict: bool,
     watcher: Watcher | None,
     callbacks: Iterable[Callback],
-) -> api.Run:
-    """As `api.resume`, on Ray."""
-    where = str(folder.absolute())
-    task = Task(plan, where, fresh=False, steps=steps, trust_env=trust_env, trust_run=trust_run, strict=strict)
+) -> Path:
+    """Resume on Ray; returns the run's folder."""
+    task = Task(plan, str(folder.absolute()), fresh=False, notes=notes, strict=strict)
     return follow(task, own, watcher, callbacks)
 
 
 def follow(
     task: Task, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback], notes: Sequence[str] = ()
-) -> api.Run:
+) -> Path:
     """Have a course run on Ray, and show what it tells."""
     hear = Hearing(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
     with session(task.plan):
@@ -132,9 +128,7 @@ def follow(
             hear.close()
     if result.error is not None:
         raise as_error(result)
-    folder = Path(result.path)
-    ended = read_json(folder / "status.json").get("state")
-    return api.load(folder, which="best" if ended == "done" else "latest", env=own[0], torso=own[1], trust_env=True)
+    return Path(result.path)
 
 
 def place(plan: Plan) -> Any:

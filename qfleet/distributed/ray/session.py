@@ -23,7 +23,7 @@ from ray._raylet import AuthenticationMode, Config, get_authentication_mode
 from ray.exceptions import AuthenticationError, RayError
 from ray.job_config import JobConfig
 
-from qfleet.distributed.ray import reaper
+from qfleet.distributed.ray import reaper as reaper_script
 from qfleet.distributed.ray.reaper import children
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan, Ray
@@ -138,7 +138,7 @@ def job() -> JobConfig:
 @contextmanager
 def reaper(folder: Path, daemons: set[int]) -> Iterator[None]:
     """Somebody who tidies up after a driver that was killed; of a session of its own, so that no Ctrl-C reaches it."""
-    command = [sys.executable, "-I", "-S", reaper.__file__, str(folder), *map(str, daemons)]
+    command = [sys.executable, "-I", "-S", reaper_script.__file__, str(folder), *map(str, daemons)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:  # noqa: S603
         try:
             yield

@@ -1,22 +1,17 @@
 """The process of Ray in which the course of a run goes on, and what its driver tells it and hears from it."""
 
 import traceback
+from pathlib import Path
 from typing import Any
 
 import msgspec
-from torch import nn
 
-from qfleet.act import Explore
-from qfleet.build.components import EnvMaker
-from qfleet.distributed.ray.actors import DESK
+from qfleet.distributed.local_run import Own, resume_here, train_here
 from qfleet.distributed.ray.relay import Relay
 from qfleet.distributed.ray.rpc import Desk, Message
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Plan
-from qfleet.run import api
-from qfleet.train.signals import Asked, given
-
-Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]
+from qfleet.train.signals import Asked
 
 
 class Task(msgspec.Struct):
@@ -28,9 +23,7 @@ class Task(msgspec.Struct):
     name: str | None = None
     weights_from: str | None = None
     command: list[str] | None = None
-    steps: int | None = None
-    trust_env: bool = False
-    trust_run: bool = False
+    notes: list[str] = []  # what was changed in the plan of a run that goes on
     strict: bool = False
 
 
@@ -54,25 +47,24 @@ class CourseHost:
 
     def run(self, task: bytes, own: Own) -> bytes:
         """The whole course; answers with a result."""
-        DESK.set(self.desk)
-        given.set(self.asked)
         try:
-            result = Result(str(self.complete(msgspec.json.decode(task, type=Task), own).path))
+            result = Result(str(self.complete(msgspec.json.decode(task, type=Task), own)))
         except QfleetError as error:
             result = Result(error=(type(error).__name__, error.what, error.why, error.fix))
         except BaseException as error:
             result = Result(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
         return msgspec.json.encode(result)
 
-    def complete(self, task: Task, own: Own) -> api.Run:
-        """Train or resume, as in any other process."""
-        things = dict(zip(("env", "torso", "explore"), own, strict=True))
-        told: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call], **things}
+    def complete(self, task: Task, own: Own) -> Path:
+        """Train or resume as in any other process; returns the run's folder."""
+        here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
+        here |= {"desk": self.desk, "asked": self.asked}
+        folder = Path(task.path)
         if not task.fresh:
-            told |= {"trust_env": task.trust_env, "trust_run": task.trust_run}
-            return api.resume(task.path, steps=task.steps, strict=task.strict, **told)
-        told |= {"name": task.name, "weights_from": task.weights_from, "command": task.command}
-        return api.train(task.plan, out=task.path, **told)
+            resume_here(task.plan, own, folder, notes=task.notes, strict=task.strict, **here)
+            return folder
+        source = None if task.weights_from is None else Path(task.weights_from)
+        return train_here(task.plan, own, out=folder, name=task.name, source=source, command=task.command, **here)[0]
 
     def put(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
         """A call of an actor."""

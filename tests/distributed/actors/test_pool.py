@@ -22,7 +22,7 @@ from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.train.async_loop import Overlapped
 from qfleet.train.channels import Queue, Shelf
-from tests.run.parts import SMALL
+from tests.support.runs import SMALL
 
 CPU = "cpu"
 
@@ -202,7 +202,7 @@ def test_episodes_of_rows_that_were_cut_off_are_not_told() -> None:
 
 
 def test_every_purpose_of_random_numbers_has_a_number_of_its_own() -> None:
-    purposes = [number for name, number in vars(wiring).items() if name.isupper() and type(number) is int]
+    purposes = [number for name, number in vars(components).items() if name.isupper() and type(number) is int]
     assert len({*purposes, SUPERVISE}) == len(purposes) + 1 >= 8
 
 

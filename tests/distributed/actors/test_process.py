@@ -31,8 +31,8 @@ from qfleet.plan import make_plan
 from qfleet.system.child_process import LOG_BYTES
 from qfleet.watch import read_rows
 from qfleet.watch.text import end_lines, time_line
-from tests.run.parts import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
-from tests.run.variants import ANNEAL, RESET
+from tests.support.runs import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
+from tests.support.variants import ANNEAL, RESET
 
 FLEET: Settings = {
     **SMALL,

@@ -25,7 +25,7 @@ from qfleet.train import requests
 from qfleet.train.evaluator import Judge
 from qfleet.watch import read_json, read_rows
 from tests.distributed.learners.test_runs import ends, events, saved, updates_due
-from tests.run.parts import JUDGED, RANDOM, SMALL, first_struck
+from tests.support.runs import JUDGED, RANDOM, SMALL, first_struck
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.bundles": True, "learners.timeout_seconds": 5.0, "until.steps": 600}

@@ -53,7 +53,7 @@ from qfleet.replay import make_cut
 from qfleet.sync.comm import CommLost
 from qfleet.sync.served import Served
 from qfleet.sync.shard import Push
-from tests.run.parts import SMALL, Settings, process_of
+from tests.support.runs import SMALL, Settings, process_of
 
 pytestmark = pytest.mark.timeout(110)
 LIMIT_SECONDS, LEFT_OUT = 3.0, object()  # until one that is stopped counts as lost

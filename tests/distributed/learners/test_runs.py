@@ -17,7 +17,7 @@ from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerS
 from qfleet.train import requests
 from qfleet.watch import read_json, read_rows
 from qfleet.watch.text import end_lines
-from tests.run.parts import SMALL, first_struck
+from tests.support.runs import SMALL, first_struck
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.timeout_seconds": 5.0, "until.steps": 600}

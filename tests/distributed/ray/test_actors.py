@@ -10,7 +10,7 @@ from qfleet.data import Spec
 from qfleet.distributed.ray.rpc import Desk, Inbox, Window
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Ray
-from tests.run.parts import SMALL
+from tests.support.runs import SMALL
 
 SPEC = Spec((3,), "float32", (2,))
 WEIGHTS = {"a": torch.arange(6.0)}

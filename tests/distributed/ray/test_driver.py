@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from qfleet import Run
+from qfleet.api import rehearse
 from qfleet.audit.checks import check_history
-from qfleet.run import rehearse
 from qfleet.watch import read_json, read_rows
-from tests.run.parts import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
+from tests.support.runs import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
 
 ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]

@@ -24,7 +24,7 @@ from qfleet.replay import Fold, Replay
 from qfleet.save import pack_state
 from tests.distributed.ray.test_driver import family, wait_for
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
-from tests.run.parts import LSTM, SMALL, Settings
+from tests.support.runs import LSTM, SMALL, Settings
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 PLACE: Settings = {"runtime.type": "ray", "runtime.replay_process": True, "runtime.hung_seconds": 20}

@@ -169,8 +169,8 @@ class TestWithRay:
         assert not isinstance(as_error(Result(error=("Annotated", "what", "", ""))), QfleetError)
 
     def test_a_line_can_be_looked_at_without_a_cluster_but_not_run(self) -> None:
+        from qfleet.api import rehearse
         from qfleet.distributed.ray.actors import RaySite
-        from qfleet.run.api import rehearse
 
         plan = make_plan("CartPole-v1", overrides={**RAY, "env.num": 4})
         assert rehearse(plan)

@@ -22,7 +22,7 @@ from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Processes
 from tests.replay.streams import random_stream, rollout
-from tests.run.parts import LOCAL, SMALL, status
+from tests.support.runs import LOCAL, SMALL, status
 
 pytestmark = pytest.mark.timeout(110)
 

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.plan import compose, make_plan, total_updates, updates_per_step
+from qfleet.plan import check, compose, make_plan, total_updates, updates_per_step
 from qfleet.plan.schema import Algo, Env, LinearEpsilon, Plan, Replay, Until
-from qfleet.plan.validate import check
 from qfleet.plan.validate.case import COMMAND_LINE
 from qfleet.plan.validate.rules import RULES
 

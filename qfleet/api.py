@@ -1,7 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,36 +10,29 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.autotune import settled_machine
-from qfleet.build.components import EnvMaker, Line, make_policy, make_train_world
+from qfleet.build.components import EnvMaker, make_policy, make_train_world
 from qfleet.build.memory_check import estimate as estimate_memory
-from qfleet.build.memory_check import require_memory, require_network
-from qfleet.build.resolve import require_device, resolve, usable_device
-from qfleet.data import World
-from qfleet.distributed.runtime import StoodBy, is_away, line_for, stand_by
+from qfleet.build.memory_check import require_network
+from qfleet.build.resolve import usable_device
+from qfleet.distributed.local_run import prepared, resume_here, train_here
+from qfleet.distributed.runtime import StoodBy, is_on_ray, stand_by
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
-from qfleet.nets import under_own_names
-from qfleet.plan import diff, read_plan, trusted_settings
-from qfleet.plan.draft import show
+from qfleet.plan import check, diff, read_plan
 from qfleet.plan.local_paths import local_path
-from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.plan.validate import check
 from qfleet.save import Checkpoints
-from qfleet.train.checkpointing import MALFORMED, malformed
-from qfleet.train.env_trust import require_places, require_trust, sign
+from qfleet.train.env_trust import require_places, require_trust
 from qfleet.train.evaluator import Judge
 from qfleet.train.migrations import room_for
-from qfleet.train.private_plan import keep_plan
 from qfleet.train.run_log import Callback
 from qfleet.train.saved_weights import Weights, give, weights_of
-from qfleet.train.session import conduct, interactive_watcher, noting, teller, threads
-from qfleet.train.trainer import GAVE_UP, OUT_OF_TIME, SOLVED, Course
+from qfleet.train.session import threads
+from qfleet.train.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.train.video import record
-from qfleet.watch import Watcher, find_run, new_run_dir, provenance, read_json, read_rows, write_json
-from qfleet.watch.run_directory import check_name, next_name
+from qfleet.watch import Watcher, find_run, read_json, read_rows
+from qfleet.watch.run_directory import check_name
 
 AnyPath = str | Path
 
@@ -112,41 +105,20 @@ def train(
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
     plan, out = checked(plan), local_path(out)
-    if is_away(plan):
+    own = (env, torso, explore)
+    if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        own = (env, torso, explore)
-        return driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
+        folder = driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
+        return load_ended(folder, env, torso)
     if stand_by(plan, env, torso, explore):
         raise StoodBy(0)
-    watcher = watcher if watcher is not None else interactive_watcher()
-    with threads(plan):
-        world = make_train_world(plan, env)
-
-    told: list[str] = []  # of the run whose weights this one begins with, before there is a diary
-
-    def begin(course: Course) -> list[str]:
-        for text in told:
-            teller(course.diary)(text)
-        course.keeper.require_space()
-        course.doubt(course.unpromised())
-        course.doubt([] if course.line.partners is None else course.line.partners.chances())
-        course.begin()
-        return course.line.notes
-
-    with closing(world):
-        source = None if weights_from is None else find_run(weights_from, out)
-        with closing(prepared(plan, world, env, torso, explore, source, told.append, noting(watcher))) as line:
-            plan = line.plan
-            chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
-            folder = new_run_dir(out, plan.env.id, chosen)
-            keep_plan(plan, folder / "run.toml")
-            origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
-            write_json(folder / "provenance.json", origin)
-            sign(folder, plan.env, trusted_settings(plan))
-            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
-    return Run(folder, plan, line.policy, env)
+    source = None if weights_from is None else find_run(weights_from, out)
+    folder, line = train_here(
+        plan, own, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
+    )
+    return Run(folder, line.plan, line.policy, env)
 
 
 def resume(
@@ -173,61 +145,23 @@ def resume(
     require_places(folder, before, trust_run)
     plan = before if steps is None else extended(folder, before, steps)
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
-    if is_away(plan):
+    own = (env, torso, explore)
+    if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
-        more: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks, "trust_env": trust_env}
-        own = (env, torso, explore)
-        return driver.resume(plan, own, folder=folder, steps=steps, strict=strict, trust_run=trust_run, **more)
+        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        driver.resume(plan, own, folder=folder, notes=notes, strict=strict, **heard)
+        return load_ended(folder, env, torso)
     if stand_by(plan, env, torso, explore):
         raise StoodBy(0)
-    with threads(plan):
-        world = make_train_world(plan, env)
-
-    def begin(course: Course) -> list[str]:
-        lost = course.come_back(strict=strict)
-        keep_plan(plan, folder / "run.toml")
-        course.diary.events.event("resumed", env_steps=course.steps, changes=notes, lost_episodes=lost)
-        if plan.save.replay == "none":
-            course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
-        return [f"resumed at step {course.steps}", *notes]
-
-    with closing(world):
-        if plan.runtime.device is not None:
-            require_device("runtime.device", plan.runtime.device)
-        require_memory(plan, world.spec)
-        with closing(line_for(plan, world, env, torso, explore)) as line:
-            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher)
+    line = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
 
-def prepared(
-    plan: Plan,
-    world: World,
-    env: EnvMaker | None,
-    torso: nn.Module | None,
-    explore: Explore | None,
-    source: Path | None,
-    warn: Callable[[str], object],
-    tell: Callable[[str], object] = lambda text: None,
-) -> Line:
-    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
-
-    `tell` hears what takes a while.
-    """
-    asked_threads = plan.runtime.threads
-    plan = resolve(plan, world.spec, own_torso=torso is not None, own_explore=explore is not None)
-    require_memory(plan, world.spec)
-    plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
-    line = line_for(plan, world, env, torso, explore)
-    line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
-    line.doubts = doubts
-    with ExitStack() as unless_all_is_well:
-        unless_all_is_well.callback(line.close)
-        if source is not None:
-            adopt(line, source, warn)
-        unless_all_is_well.pop_all()
-    return line
+def load_ended(folder: Path, env: EnvMaker | None, torso: nn.Module | None) -> Run:
+    """A run that has ended in another process: with its best weights if it is done, else with its latest."""
+    ended = read_json(folder / "status.json").get("state")
+    return load(folder, which="best" if ended == "done" else "latest", env=env, torso=torso, trust_env=True)
 
 
 def rehearse(
@@ -246,7 +180,7 @@ def rehearse(
     with closing(make_train_world(plan, env)) as world:
         # A short run's choices are not measured, and nothing else is refused for a long one.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
-        prepared(short, world, env, None, None, source, lambda text: None).close()
+        prepared(short, world, (env, None, None), source, lambda text: None).close()
         return estimate_memory(plan, world.spec)
 
 
@@ -342,41 +276,6 @@ def load(
     weights = weights_of(folder, room_for(arrays(policy.net).values()), which)
     give(policy, weights, plan, own_env=env is not None)
     return Run(folder, plan, policy, env, weights)
-
-
-def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
-    """Start from another run's weights, target network included."""
-    own = line.learner.model_arrays()
-    found = weights_of(source, room_for(own.values()), warn=warn)
-    weights = found.arrays
-    with suppress(KeyError):
-        weights = under_own_names(own.keys(), weights)
-    shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
-    unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if unlike:
-        there = net_settings(source, line.plan)
-        raise UsageError(
-            f"--from {source.name}: its weights do not fit this plan's network",
-            f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
-            f"Give this run the same network: {there}"
-            if there
-            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
-        )
-    try:
-        line.learner.begin_with(weights)
-    except MALFORMED as error:
-        raise malformed(found.checkpoint, error) from error
-    line.notes.append(f"begins with the {found.text(line.plan)}, of {source.name}")
-
-
-def net_settings(source: Path, plan: Plan) -> str:
-    """The settings of another run's network that this plan does not have, as they are typed."""
-    try:
-        found = diff(read_plan(source / "run.toml"), plan)
-    except UsageError:
-        return f"see net.* in {source / 'run.toml'}"
-    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
-    return " ".join(f"{path}={show(value).strip('[]').replace(' ', '')}" for path, value in paths)
 
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from qfleet import heartbeat
+from qfleet.api import Run, resume, train
 from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
-from qfleet.run.api import Run, resume, train
 from qfleet.system.child_process import die_with_parent
 from qfleet.train.env_trust import require_places, require_trust
 from qfleet.train.signals import ENDINGS

@@ -4,7 +4,7 @@ import itertools
 import random
 from collections.abc import Iterator
 
-from tests.run.parts import Settings
+from tests.support.runs import Settings
 
 ACTOR: Settings = {
     "replay.sampler.type": "prioritized",

@@ -8,10 +8,11 @@ import pytest
 
 import qfleet
 from qfleet import Plan
+from qfleet.api import rehearse
 from qfleet.cli import main
 from qfleet.errors import UsageError
 from qfleet.plan.local_paths import local_path
-from qfleet.run import rehearse, train_group
+from qfleet.sweep import train_group
 from qfleet.watch import list_runs, plot_runs
 from qfleet.watch.compare import compare
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from qfleet.run import crew
-from qfleet.run.crew import Crew, Job, outcome
+from qfleet.sweep import process_pool
+from qfleet.sweep.process_pool import Crew, Job, outcome
 from qfleet.train.signals import Asked
 
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
@@ -94,8 +94,8 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    monkeypatch.setattr(crew, "BOOT", STAND_IN)
-    monkeypatch.setattr(crew, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
+    monkeypatch.setattr(process_pool, "LOOK_EVERY_SECONDS", 0.02)
     return Watch(tmp_path)
 
 
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_parent_only(watch: Watch) -> None:
 
 
 def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "LEAVE_LIMIT_SECONDS", 0.5)
+    monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.5)
     group = watch.crew(1, a=["sleep=60", "stubborn"])
     group.look = lambda: setattr(watch.asked, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
     group.work()
@@ -165,7 +165,7 @@ def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.Mon
 
 
 def test_what_it_has_started_is_killed_with_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "LEAVE_LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.3)
     mark = f"9{os.getpid()}{time.monotonic_ns()}"
     group = watch.crew(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
     group.look = lambda: setattr(watch.asked, "name", "SIGINT" if watch.rows else None)
@@ -204,7 +204,7 @@ def test_a_child_finds_modules_where_its_parent_does(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "only_here.py").write_text('print(\'{"kind": "found"}\')\n')
-    monkeypatch.setattr(crew, "BOOT", "import only_here")
+    monkeypatch.setattr(process_pool, "BOOT", "import only_here")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     watch.crew(1, a=[]).work()
     assert watch.rows == [("a", {"kind": "found"})]

@@ -15,14 +15,14 @@ import pytest
 import qfleet
 from qfleet import Plan, load, resume_group, train_group
 from qfleet.errors import StorageError, UsageError
-from qfleet.run import crew, group
-from qfleet.run.group import cores, find_room
 from qfleet.save import hold_run, verify_run
+from qfleet.sweep import process_pool, sweep
+from qfleet.sweep.sweep import cores, find_room
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
 from qfleet.watch.safe_stream import Stream
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
-from tests.run.nursery import Child, Nursery
-from tests.run.parts import JUDGED, Settings, checkpoints, same, small, status, trained, words
+from tests.support.nursery import Child, Nursery
+from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, trained, words
 
 LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_steps": 200}
 
@@ -69,8 +69,8 @@ class Plays:
 
 @pytest.fixture
 def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plays:
-    monkeypatch.setattr(crew, "BOOT", STAND_IN)
-    monkeypatch.setattr(crew, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
+    monkeypatch.setattr(process_pool, "LOOK_EVERY_SECONDS", 0.02)
     monkeypatch.setenv("PLAYS", str(tmp_path / "plays.json"))
     return Plays(tmp_path / "plays.json")
 
@@ -196,7 +196,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
 
     with monkeypatch.context() as patched:
         for name in ("keep_plan", "write_file"):
-            patched.setattr(group, name, counted(getattr(group, name)))
+            patched.setattr(sweep, name, counted(getattr(sweep, name)))
         with pytest.raises(Killed):
             resume_group(made.path, steps=900)
     moved = qfleet.plan.read_plan(made.path / "plan.toml").until.steps == 900
@@ -209,7 +209,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
 
 def test_a_member_that_warns_is_heard(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = r'print(json.dumps({"kind": "warning", "text": "step_1 is damaged"}), flush=True)' + "\nif state =="
-    monkeypatch.setattr(crew, "BOOT", STAND_IN.replace("if state ==", said))
+    monkeypatch.setattr(process_pool, "BOOT", STAND_IN.replace("if state ==", said))
     plays.set(seed_0="0 done 5")
     out = io.StringIO()
     train_group(small(), 1, out=tmp_path / "runs", watcher=PlainGroup(Stream(out)))
@@ -287,7 +287,7 @@ def test_removing_the_last_member_removes_the_group(plays: Plays, tmp_path: Path
 
 
 def test_room_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "cores", lambda: 7)
+    monkeypatch.setattr(sweep, "cores", lambda: 7)
     assert find_room(small({"runtime.threads": 2}), 9)[:2] == (3, 2)
     assert find_room(small({"runtime.threads": 2}), 2)[:2] == (2, 2)
     assert find_room(small({"runtime.threads": 8}), 9)[:2] == (1, 8)
@@ -295,10 +295,10 @@ def test_room_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_room_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "cores", lambda: 8)
-    each = group.PROCESS_BYTES + 1_000
+    monkeypatch.setattr(sweep, "cores", lambda: 8)
+    each = sweep.PROCESS_BYTES + 1_000
     needs = {"replay_bytes": 1_000, "checkpoint_bytes": 0, "available_bytes": int(3.5 * each / 0.9)}
-    monkeypatch.setattr(group, "estimate", lambda plan, spec: needs)
+    monkeypatch.setattr(sweep, "estimate", lambda plan, spec: needs)
     room = find_room(small(), 5)
     assert (room.jobs, room.notes) == (3, ("memory for 3 at once, not for 5",))
     assert find_room(small(), 5, jobs=4).jobs == 3

@@ -24,7 +24,7 @@ LEAVE_LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0
 MOST_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
-BOOT = "from qfleet.train.supervise import boot; sys.exit(boot('qfleet.run.member', sys.argv[1:]))"
+BOOT = "from qfleet.train.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Row = dict[str, Any]

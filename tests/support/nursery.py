@@ -50,7 +50,7 @@ class Nursery:
     def __init__(self, folder: Path) -> None:
         self._folder, self._num = folder, 0
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.run.nursery"]
+        command = [sys.executable, "-m", "tests.support.nursery"]
         root = str(Path(__file__).parents[2])
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ}
@@ -81,8 +81,6 @@ class Nursery:
 
 def serve() -> None:
     """Answer questions until there are no more."""
-    import qfleet.run  # noqa: F401
-    import qfleet.testing.toys
     from qfleet.data import Spec
     from qfleet.replay.warm import warm
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from qfleet.api import checked
 from qfleet.build.components import make_train_world
 from qfleet.build.memory_check import estimate, require_memory
 from qfleet.build.resolve import resolve
@@ -28,10 +29,9 @@ from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.plan.secrets import hidden_words
 from qfleet.plan.toml import LARGEST_FILE_BYTES
-from qfleet.run.api import checked
-from qfleet.run.crew import Crew, Job, outcome
-from qfleet.run.member import PLAN_FILE
 from qfleet.save import hold_run
+from qfleet.sweep.member_main import PLAN_FILE
+from qfleet.sweep.process_pool import Crew, Job, outcome
 from qfleet.train.env_trust import require_places, require_trust, sign
 from qfleet.train.private_plan import keep_plan
 from qfleet.train.signals import ENDINGS, Asked, listening

@@ -7,8 +7,8 @@ import pytest
 
 from qfleet import Run
 from qfleet.train.trainer import Course
-from tests.run.nursery import Nursery
-from tests.run.parts import Settings, small, trained
+from tests.support.nursery import Nursery
+from tests.support.runs import Settings, small, trained
 
 
 class Reference(Protocol):

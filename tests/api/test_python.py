@@ -19,8 +19,8 @@ from qfleet.errors import StorageError, UsageError
 from qfleet.learn import arrays
 from qfleet.save import hold_run
 from qfleet.testing.toys import Random
-from tests.run.conftest import Reference
-from tests.run.parts import JUDGED, checkpoints, events, resumed, rows, same, settings, small, status, trained, until
+from tests.support.run_fixtures import Reference
+from tests.support.runs import JUDGED, checkpoints, events, resumed, rows, same, settings, small, status, trained, until
 
 TELLING = "toys/Random-v0"
 

@@ -1,0 +1,183 @@
+"""A run in this process, new or resumed. On Ray this is the process that trains, not the driver's."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from qfleet.act import Explore
+from qfleet.build.autotune import settled_machine
+from qfleet.build.components import EnvMaker, Line, make_train_world
+from qfleet.build.memory_check import require_memory
+from qfleet.build.resolve import require_device, resolve
+from qfleet.data import World
+from qfleet.distributed.runtime import line_for
+from qfleet.errors import UsageError
+from qfleet.nets import under_own_names
+from qfleet.plan import diff, read_plan, trusted_settings
+from qfleet.plan.draft import show
+from qfleet.plan.naming import algorithm_name
+from qfleet.plan.schema import Plan
+from qfleet.train.checkpointing import MALFORMED, malformed
+from qfleet.train.env_trust import sign
+from qfleet.train.migrations import room_for
+from qfleet.train.private_plan import keep_plan
+from qfleet.train.run_log import Callback
+from qfleet.train.saved_weights import weights_of
+from qfleet.train.session import conduct, interactive_watcher, noting, teller, threads
+from qfleet.train.signals import Asked
+from qfleet.train.trainer import Course
+from qfleet.watch import Watcher, new_run_dir, provenance, write_json
+from qfleet.watch.run_directory import next_name
+
+if TYPE_CHECKING:
+    from qfleet.distributed.ray.rpc import Desk
+
+Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's own environment, torso and exploration
+
+
+def train_here(
+    plan: Plan,
+    own: Own,
+    *,
+    out: Path,
+    name: str | None,
+    source: Path | None,
+    command: list[str] | None,
+    callbacks: Iterable[Callback],
+    watcher: Watcher | None,
+    desk: "Desk | None" = None,
+    asked: Asked | None = None,
+) -> tuple[Path, Line]:
+    """Train a checked plan to its end in a new run directory; returns the directory and the run's components.
+
+    `source` is the run whose weights this one begins with. On Ray, actors reach the run through `desk`, and `asked`
+    hears the signals that the driver passes on.
+    """
+    env = own[0]
+    watcher = watcher if watcher is not None else interactive_watcher()
+    warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
+
+    def begin(course: Course) -> list[str]:
+        for text in warnings:
+            teller(course.diary)(text)
+        course.keeper.require_space()
+        course.doubt(course.unpromised())
+        course.doubt([] if course.line.partners is None else course.line.partners.chances())
+        course.begin()
+        return course.line.notes
+
+    with threads(plan):
+        world = make_train_world(plan, env)
+    with ExitStack() as closing_both:
+        closing_both.callback(world.close)
+        line = prepared(plan, world, own, source, warnings.append, noting(watcher), desk)
+        closing_both.callback(line.close)
+        plan = line.plan
+        chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
+        folder = new_run_dir(out, plan.env.id, chosen)
+        keep_plan(plan, folder / "run.toml")
+        origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
+        write_json(folder / "provenance.json", origin)
+        sign(folder, plan.env, trusted_settings(plan))
+        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
+    return folder, line
+
+
+def resume_here(
+    plan: Plan,
+    own: Own,
+    folder: Path,
+    *,
+    notes: Sequence[str],
+    strict: bool,
+    callbacks: Iterable[Callback],
+    watcher: Watcher | None,
+    desk: "Desk | None" = None,
+    asked: Asked | None = None,
+) -> Line:
+    """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
+    env = own[0]
+
+    def begin(course: Course) -> list[str]:
+        lost = course.come_back(strict=strict)
+        keep_plan(plan, folder / "run.toml")
+        course.diary.events.event("resumed", env_steps=course.steps, changes=list(notes), lost_episodes=lost)
+        if plan.save.replay == "none":
+            course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
+        return [f"resumed at step {course.steps}", *notes]
+
+    with threads(plan):
+        world = make_train_world(plan, env)
+    with closing(world):
+        if plan.runtime.device is not None:
+            require_device("runtime.device", plan.runtime.device)
+        require_memory(plan, world.spec)
+        with closing(line_for(plan, world, *own, desk)) as line:
+            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
+    return line
+
+
+def prepared(
+    plan: Plan,
+    world: World,
+    own: Own,
+    source: Path | None,
+    warn: Callable[[str], object],
+    tell: Callable[[str], object] = lambda text: None,
+    desk: "Desk | None" = None,
+) -> Line:
+    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
+
+    `tell` hears what takes a while.
+    """
+    asked_threads = plan.runtime.threads
+    plan = resolve(plan, world.spec, own_torso=own[1] is not None, own_explore=own[2] is not None)
+    require_memory(plan, world.spec)
+    plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
+    line = line_for(plan, world, *own, desk)
+    line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
+    line.doubts = doubts
+    with ExitStack() as unless_all_is_well:
+        unless_all_is_well.callback(line.close)
+        if source is not None:
+            adopt(line, source, warn)
+        unless_all_is_well.pop_all()
+    return line
+
+
+def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
+    """Start from another run's weights, target network included."""
+    own = line.learner.model_arrays()
+    found = weights_of(source, room_for(own.values()), warn=warn)
+    weights = found.arrays
+    with suppress(KeyError):
+        weights = under_own_names(own.keys(), weights)
+    shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
+    unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+    if unlike:
+        there = net_settings(source, line.plan)
+        raise UsageError(
+            f"--from {source.name}: its weights do not fit this plan's network",
+            f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
+            f"Give this run the same network: {there}"
+            if there
+            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
+        )
+    try:
+        line.learner.begin_with(weights)
+    except MALFORMED as error:
+        raise malformed(found.checkpoint, error) from error
+    line.notes.append(f"begins with the {found.text(line.plan)}, of {source.name}")
+
+
+def net_settings(source: Path, plan: Plan) -> str:
+    """The settings of another run's network that this plan does not have, as they are typed."""
+    try:
+        found = diff(read_plan(source / "run.toml"), plan)
+    except UsageError:
+        return f"see net.* in {source / 'run.toml'}"
+    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
+    return " ".join(f"{path}={show(value).strip('[]').replace(' ', '')}" for path, value in paths)
