@@ -12,10 +12,10 @@ import torch
 from benchmarks import report
 from qfleet.data import Batch, Spec
 from qfleet.distributed.actors.process import fork_server
-from qfleet.distributed.learners.group import Team
-from qfleet.distributed.learners.launcher import OwnQuarters
+from qfleet.distributed.learners.group import LearnerGroup
+from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 from qfleet.distributed.learners.worker import lone_learner
-from qfleet.distributed.parameter_server.driver import Servers
+from qfleet.distributed.parameter_server.driver import ShardProcesses
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import ServerSync
@@ -52,7 +52,11 @@ def samples_per_second(learners: int, seconds: float) -> float:
     plan = plan_of(learners, 64, threads=2 if learners == 1 else 1)
     torch.set_num_threads(plan.runtime.threads or 1)
     learner, batch = lone_learner(plan, SPEC, SPEC, None), batch_of(64)
-    team = Team(plan, learner, OwnQuarters(plan, SPEC, SPEC, make_cut(plan.algo))) if learners > 1 else None
+    team = (
+        LearnerGroup(plan, learner, LocalLearnerLauncher(plan, SPEC, SPEC, make_cut(plan.algo)))
+        if learners > 1
+        else None
+    )
     try:
         step = learner.update if team is None else team.update
         for _ in range(3):
@@ -73,7 +77,7 @@ def push_pull(rounds: int) -> tuple[float, float]:
     plan = plan_of(2, 64, 1)
     learner = lone_learner(plan, SPEC, SPEC, None)
     sync = ServerSync(shards=2, max_staleness=None)
-    servers = Servers(fork_server(), plan, sync, learner)
+    servers = ShardProcesses(fork_server(), plan, sync, learner)
     try:
         workers = [[*servers.seat(rank)][-2:] for rank in range(2)]
         spent = []

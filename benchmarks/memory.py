@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import command, report
 from qfleet.data import Rollout, Spec
-from qfleet.plan.schema import Algo, Env, Plan, PrioritizedSampler, Replay, UniformSampler
+from qfleet.plan.schema import Algo, BufferReplay, Env, Plan, PrioritizedSampler, UniformSampler
 from qfleet.replay import make_replay
 
 BAR_BYTES = 7_400
@@ -44,7 +44,7 @@ def make(sampler: str, n_step: int, capacity: int, lanes: int) -> Any:
     plan = Plan(
         env=Env(id="ALE/Pong-v5", num=lanes),
         algo=Algo(n_step=n_step),
-        replay=Replay(capacity=capacity, sampler=SAMPLERS[sampler]),
+        replay=BufferReplay(capacity=capacity, sampler=SAMPLERS[sampler]),
     )
     return make_replay(plan, SPEC, lanes, np.random.default_rng(0))
 

@@ -13,7 +13,7 @@ from benchmarks.memory import resident_bytes
 from benchmarks.replay_cases import cpu_rate
 from qfleet.data import Rollout, Spec, World
 from qfleet.envs import TRAIN, make_world
-from qfleet.plan.schema import Algo, Env, Plan, Replay
+from qfleet.plan.schema import Algo, BufferReplay, Env, Plan
 from qfleet.replay import make_replay
 
 BAR_BYTES = 1_000  # per step: 1 GB for a million
@@ -26,7 +26,7 @@ PAGE = report.ROOT / "docs" / "speed.md"
 def plan(capacity: int, *, compress: bool) -> Plan:
     """A replay of Pong as the standard protocol shows it."""
     env = Env(id="ALE/Pong-v5", num=LANES, frame_size=84)
-    return Plan(env=env, algo=Algo(), replay=Replay(capacity=capacity, compress=compress))
+    return Plan(env=env, algo=Algo(), replay=BufferReplay(capacity=capacity, compress=compress))
 
 
 def play(rows: int) -> tuple[Spec, list[Rollout]]:

@@ -19,7 +19,7 @@ from benchmarks.witness import Witness, untrue
 from qfleet import Run, train
 from qfleet.audit.checks import check_history
 from qfleet.data import Batch
-from qfleet.learn import ReplayFeed
+from qfleet.learn import ReplaySource
 from qfleet.plan import make_plan
 from qfleet.watch import read_rows
 
@@ -133,19 +133,19 @@ class Chaos:
 @contextlib.contextmanager
 def witnessed(outcome: Outcome) -> Iterator[None]:
     """Looks at every batch that is learned from."""
-    learned = ReplayFeed.learned
+    learned = ReplaySource.learned
 
-    def look(self: ReplayFeed, batch: Any, priority: Any) -> None:
+    def look(self: ReplaySource, batch: Any, priority: Any) -> None:
         if isinstance(batch, Batch):
             outcome.batches += 1
             outcome.wrong.extend(untrue(batch, N_STEP, DISCOUNT)[:3])
         learned(self, batch, priority)
 
-    ReplayFeed.learned = look  # type: ignore[method-assign]
+    ReplaySource.learned = look  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ReplayFeed.learned = learned  # type: ignore[method-assign]
+        ReplaySource.learned = learned  # type: ignore[method-assign]
 
 
 def soak(blows: int, seed: int, out: Path, pause_seconds: tuple[float, float] = (0.3, 3.0)) -> Outcome:

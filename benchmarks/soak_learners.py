@@ -19,7 +19,7 @@ from benchmarks import report
 from qfleet import Run, train
 from qfleet.audit.checks import check_history
 from qfleet.data import Batch, Report, Sequences
-from qfleet.distributed.learners.group import Team
+from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import ServerSync
@@ -117,9 +117,9 @@ def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> No
 @contextlib.contextmanager
 def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
     """Takes the time of every update and every rest; looks at the team when all blows are dealt and it is whole."""
-    update, rest = Team.update, Team.rest
+    update, rest = LearnerGroup.update, LearnerGroup.rest
 
-    def timed(team: Team, batch: Batch | Sequences) -> Report:
+    def timed(team: LearnerGroup, batch: Batch | Sequences) -> Report:
         before = team.learner.updates
         with timing(outcome):
             found = update(team, batch)
@@ -131,15 +131,15 @@ def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
             look(team, outcome)
         return found
 
-    def rested(team: Team) -> None:
+    def rested(team: LearnerGroup) -> None:
         with timing(outcome):
             rest(team)
 
-    Team.update, Team.rest = timed, rested  # type: ignore[method-assign, assignment]
+    LearnerGroup.update, LearnerGroup.rest = timed, rested  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        Team.update, Team.rest = update, rest  # type: ignore[method-assign]
+        LearnerGroup.update, LearnerGroup.rest = update, rest  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -167,12 +167,12 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
     return outcome
 
 
-def agrees(team: Team) -> bool:
+def agrees(team: LearnerGroup) -> bool:
     """Did everybody agree in the last update? Local learners do so in every second one."""
     return not isinstance(team.sync, Local) or team.sync.steps % team.sync.every == 0
 
 
-def look(team: Team, outcome: Outcome) -> None:
+def look(team: LearnerGroup, outcome: Outcome) -> None:
     """Are all weights equal, and was every step made once? Asked when everybody is there."""
     if outcome.way in EQUAL and not team.alike(EQUAL[outcome.way]):
         outcome.wrong.append("weights differ at the end")

@@ -15,7 +15,7 @@ from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_network
 from qfleet.build.resolve import usable_device
 from qfleet.distributed.local_run import prepared, resume_here, train_here
-from qfleet.distributed.runtime import StoodBy, is_on_ray, stand_by
+from qfleet.distributed.runtime import RankFinished, is_on_ray, stand_by
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn.learner import arrays
@@ -23,14 +23,14 @@ from qfleet.plan import check, diff, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
-from qfleet.train.env_trust import require_places, require_trust
-from qfleet.train.evaluator import Judge
-from qfleet.train.migrations import room_for
-from qfleet.train.run_log import Callback
-from qfleet.train.saved_weights import Weights, give, weights_of
-from qfleet.train.session import threads
-from qfleet.train.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.train.video import record
+from qfleet.training.env_trust import require_places, require_trust
+from qfleet.training.evaluator import Evaluator
+from qfleet.training.migrations import room_for
+from qfleet.training.run_log import Callback
+from qfleet.training.saved_weights import SavedWeights, give, weights_of
+from qfleet.training.session import threads
+from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
+from qfleet.training.video import record
 from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.run_directory import check_name
 
@@ -46,7 +46,7 @@ class Run:
         plan: Plan,
         policy: Policy,
         make: EnvMaker | None = None,
-        weights: Weights | None = None,
+        weights: SavedWeights | None = None,
     ) -> None:
         self.path, self.plan, self.policy, self.make = path, plan, policy, make
         self.weights = weights  # of a run that was loaded: whose they are
@@ -75,7 +75,7 @@ class Run:
         """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
         plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
         with threads(plan):
-            found = Judge(plan, self.make).test(self.policy, max(1, episodes)) or {}
+            found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
         named = {} if self.weights is None else self.weights.row()
         return {"kind": "eval", **named, "seed": plan.seed, **found}
 
@@ -113,7 +113,7 @@ def train(
         folder = driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
         return load_ended(folder, env, torso)
     if stand_by(plan, env, torso, explore):
-        raise StoodBy(0)
+        raise RankFinished(0)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, line = train_here(
         plan, own, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
@@ -153,7 +153,7 @@ def resume(
         driver.resume(plan, own, folder=folder, notes=notes, strict=strict, **heard)
         return load_ended(folder, env, torso)
     if stand_by(plan, env, torso, explore):
-        raise StoodBy(0)
+        raise RankFinished(0)
     line = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, line.policy, env)
 
@@ -265,7 +265,7 @@ def load(
     """
     folder = find_run(path, out)
     plan = open_plan(folder, env, trust_env)
-    judge = Judge(plan, env)
+    judge = Evaluator(plan, env)
     world = judge.world(0, 1)
     try:
         if torso is None:

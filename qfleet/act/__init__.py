@@ -1,18 +1,18 @@
 """Acting: the policy, the actor, exploration and evaluation."""
 
 from qfleet.act.actor import Actor, acting
-from qfleet.act.evaluate import Played, lanes_for, play
+from qfleet.act.evaluate import EvaluationResult, lanes_for, play
 from qfleet.act.explore import Explore, Explorer, make_epsilon, make_explorer
 from qfleet.act.policy import Policy, carry
-from qfleet.act.population_policy import Crowd
+from qfleet.act.population_policy import PopulationPolicy
 
 __all__ = [
     "Actor",
-    "Crowd",
+    "EvaluationResult",
     "Explore",
     "Explorer",
-    "Played",
     "Policy",
+    "PopulationPolicy",
     "acting",
     "carry",
     "lanes_for",

@@ -8,8 +8,8 @@ import numpy as np
 
 from qfleet.act.explore import Explorer
 from qfleet.act.policy import Policy, carry
-from qfleet.act.population_policy import Crowd
-from qfleet.data import Array, Board, Channel, Rollout, State, Step, Tick, World, split_actions
+from qfleet.act.population_policy import PopulationPolicy
+from qfleet.data import Array, Channel, Rollout, State, Step, Tick, WeightsBoard, World, split_actions
 from qfleet.data.array_messages import COLUMNS
 from qfleet.data.state_reader import (
     FLAGS,
@@ -20,11 +20,11 @@ from qfleet.data.state_reader import (
     saved_numbers,
     saved_value,
 )
-from qfleet.envs import Fault, Workers
+from qfleet.envs import EnvFault, ProcessVectorEnv
 from qfleet.system.timers import Stopwatch
 
 
-class Episodes:
+class EpisodeCounts:
     """Adds up rewards per lane and hands out the episodes that ended."""
 
     def __init__(self, lanes: int) -> None:
@@ -55,7 +55,7 @@ class Actor:
     def __init__(
         self,
         world: World,
-        policy: Policy | Crowd,
+        policy: Policy | PopulationPolicy,
         explorer: Explorer,
         rng: np.random.Generator,
         *,
@@ -70,7 +70,7 @@ class Actor:
         # Steps that all actors have made, by which exploration changes; a lone actor counts its own.
         self.elapsed = elapsed or (lambda: self.steps)
         self.in_flight = 0  # steps sent but not yet received
-        self.episodes = Episodes(world.num)
+        self.episodes = EpisodeCounts(world.num)
         self.last = np.zeros(world.num, np.bool_)
         self.now: Step | None = None
         self.action = np.zeros(world.num, np.int64)
@@ -138,9 +138,9 @@ class Actor:
         self.now, self.last = now, ended if now.lost is None else ended | (now.lost & now.truncated)
         return rollout, finished
 
-    def take_faults(self) -> list[Fault]:
+    def take_faults(self) -> list[EnvFault]:
         """Environments that failed since this was last asked, where they are supervised."""
-        return self.world.take_faults() if isinstance(self.world, Workers) else []
+        return self.world.take_faults() if isinstance(self.world, ProcessVectorEnv) else []
 
     def dismiss(self) -> None:
         """It does nothing unasked."""
@@ -233,7 +233,7 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
 
 
 def acting(
-    actor: Actor, channel: Channel, board: Board, rows: int = 1, watch: Stopwatch | None = None
+    actor: Actor, channel: Channel, board: WeightsBoard, rows: int = 1, watch: Stopwatch | None = None
 ) -> Iterator[Tick]:
     """The actor as a worker: newest weights, act and send; then receive. Every so many rows are handed over."""
     watch = watch or Stopwatch()

@@ -8,7 +8,7 @@ import numpy as np
 
 from qfleet.act.policy import Policy, carry
 from qfleet.data import Array, World
-from qfleet.envs import Workers
+from qfleet.envs import ProcessVectorEnv
 from qfleet.errors import EnvError
 
 MAX_LANES = 128
@@ -16,7 +16,7 @@ MAX_FAILURES = 100
 
 
 @dataclass
-class Played:
+class EvaluationResult:
     """What was seen of an evaluation: returns lane by lane, how many were cut at the limit, how many were lost."""
 
     returns: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ def lanes_for(episodes: int) -> int:
 
 def require_working(world: World, failures: Array) -> Array:  # [B]
     """Refuse to wait for an environment that fails again and again, or is given up."""
-    given_up = world.quarantined if isinstance(world, Workers) else np.zeros(world.num, np.bool_)
+    given_up = world.quarantined if isinstance(world, ProcessVectorEnv) else np.zeros(world.num, np.bool_)
     if (hopeless := given_up | (failures > MAX_FAILURES)).any():
         raise EnvError(
             f"environment {int(hopeless.argmax())} of an evaluation fails again and again",
@@ -54,7 +54,7 @@ def play(
     *,
     max_steps: int = 2**62,
     stop: Callable[[], bool] = lambda: False,
-) -> Played:
+) -> EvaluationResult:
     """Play `episodes` full episodes (cut after `max_steps` each), lane by lane; fewer if `stop` says so."""
     quota, num_lost = math.ceil(episodes / world.num), 0
     returns: list[list[tuple[float, bool]]] = [[] for _ in range(world.num)]
@@ -81,4 +81,4 @@ def play(
             returns[lane].append((float(totals[lane]), not ended))
         totals[last] = lengths[last] = 0
     found = [pair for rank in range(quota) for done in returns for pair in done[rank : rank + 1]][:episodes]
-    return Played([value for value, _ in found], sum(cut for _, cut in found), num_lost)
+    return EvaluationResult([value for value, _ in found], sum(cut for _, cut in found), num_lost)

@@ -117,7 +117,7 @@ def ladder(base: float, power: float, warm_steps: int, lanes: int, part: slice =
     return lambda step: random if step < warm_steps else steady
 
 
-class EpsilonGreedy:
+class EpsilonGreedyExplorer:
     """The best action, or a random one with a probability that a schedule tells."""
 
     def __init__(self, epsilons: Epsilons, counts: tuple[int, ...]) -> None:
@@ -132,7 +132,7 @@ class EpsilonGreedy:
         return float(np.mean(self.epsilons(step)))
 
 
-class Softmax:
+class SoftmaxExplorer:
     """Better actions more often (Boltzmann exploration); a decoupled policy draws in each dimension by itself."""
 
     def __init__(self, temperature: Schedule, counts: tuple[int, ...]) -> None:
@@ -147,7 +147,7 @@ class Softmax:
         return None
 
 
-class Own:
+class OwnExplorer:
     """A user's own function, whose answers are checked."""
 
     def __init__(self, function: Explore, counts: tuple[int, ...]) -> None:
@@ -171,7 +171,7 @@ class Own:
         return None
 
 
-class Fixed:
+class FixedExplorer:
     """A fake for tests: always the same actions."""
 
     def __init__(self, action: Array) -> None:
@@ -237,11 +237,11 @@ def make_explorer(
     """
     require_own(algo, own)
     if own is not None:
-        return Own(own, counts)
+        return OwnExplorer(own, counts)
     if isinstance(algo.explore, SoftmaxExplore):
         first, last = algo.explore.temperature, algo.explore.end
-        return Softmax(linear(first, first if last is None else last, algo.explore.steps), counts)
-    return EpsilonGreedy(make_epsilon(algo, lanes, part), counts)
+        return SoftmaxExplorer(linear(first, first if last is None else last, algo.explore.steps), counts)
+    return EpsilonGreedyExplorer(make_epsilon(algo, lanes, part), counts)
 
 
 def require_own(algo: Algo, own: Explore | None) -> None:

@@ -10,7 +10,7 @@ from qfleet.act.policy import Policy
 from qfleet.data import Array
 
 
-class Crowd:
+class PopulationPolicy:
     """Lane k is member k mod P's, so that each has rungs of every height on a ladder of epsilons."""
 
     def __init__(self, policies: Sequence[Policy]) -> None:

@@ -50,7 +50,7 @@ def check_records(records: Iterable[Record]) -> list[Violation]:
 
 
 @dataclass
-class Course:
+class RunRecord:
     """What the learner's log says up to some line; it goes back with a checkpoint."""
 
     env_steps: int = 0
@@ -70,7 +70,7 @@ class Audit:
         self.sent: dict[Source, set[int]] = {}  # with how many steps
         self.ever: dict[Key, int] = {}  # sequences ever accepted, those of a course that was given up too
         self.published: set[int] = set()
-        self.course, self.committed = Course(), Course()
+        self.course, self.committed = RunRecord(), RunRecord()
         self.opened: Record = {}
         self.version = 0
         self.tail = self.head = 0
@@ -130,7 +130,7 @@ class Audit:
     def open(self, record: Record) -> None:
         """The first time its counters are taken as they are, later they are the last commit's."""
         if not self.opened:
-            self.committed = Course(record["env_steps"], record["updates"])
+            self.committed = RunRecord(record["env_steps"], record["updates"])
         self.course, self.opened, self.version = deepcopy(self.committed), record, 0
         self.course.forgiven = record.get("forgiven", self.course.forgiven)
         self.counters("opened", record)

@@ -12,7 +12,7 @@ from qfleet.audit.supervision import Violation
 
 
 @dataclass
-class Group:
+class GroupRecord:
     """What one group did."""
 
     number: int = 0
@@ -38,7 +38,7 @@ class GradientAudit:
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
-        self.group, self.updates = Group(), -1
+        self.group, self.updates = GroupRecord(), -1
 
     def blame(self, wrong: bool, text: str) -> None:
         """Remember a violation, if it is one."""
@@ -62,13 +62,13 @@ class GradientAudit:
 
     def began(self, record: Record) -> None:
         """The run begins, or goes on in another process, which counts groups anew."""
-        self.group, self.updates = Group(), -1
+        self.group, self.updates = GroupRecord(), -1
 
     def formed(self, record: Record) -> None:
         """A new group begins where rank 0 is, which may be an earlier moment that the run came back to."""
         self.blame(record["group"] <= self.group.number, f"group {record['group']} came after {self.group.number}")
         learners = frozenset(record["learners"])
-        self.group = Group(record["group"], learners, in_step=record["in_step"], exact=record["exact"])
+        self.group = GroupRecord(record["group"], learners, in_step=record["in_step"], exact=record["exact"])
         self.updates = record["updates"]
 
     def dealt(self, record: Record) -> None:

@@ -116,7 +116,7 @@ FLUSH_LINES, FLUSH_SECONDS = 256, 1.0
 NOTED_IDS = 8  # of each batch
 
 
-class Notes(Protocol):
+class HistoryLog(Protocol):
     """Who keeps, or does not keep, a history."""
 
     def note(self, role: str, op: str, **fields: Any) -> None:

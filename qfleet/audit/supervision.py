@@ -27,7 +27,7 @@ def check_lives(records: list[Record], actors: list[Record], end: float) -> list
     found = []
     for rules, part, ended in drivers(records, end):
         for worker in sorted({record["worker"] for record in part}):
-            life = Life(worker, rules)
+            life = WorkerRecord(worker, rules)
             for record in part:
                 if record["worker"] == worker:
                     life.read(record)
@@ -44,7 +44,7 @@ def drivers(records: list[Record], end: float) -> Iterator[tuple[Record, list[Re
         yield records[begin], records[begin + 1 : after], end if after == len(records) else records[after - 1]["at"]
 
 
-class Life:
+class WorkerRecord:
     """One worker's incarnations under one supervisor."""
 
     def __init__(self, worker: int, rules: Record) -> None:

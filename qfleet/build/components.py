@@ -13,34 +13,34 @@ import numpy as np
 import torch
 from torch import nn
 
-from qfleet.act import Actor, Crowd, Explore, Explorer, Policy, make_explorer
-from qfleet.audit.history import Notes
+from qfleet.act import Actor, Explore, Explorer, Policy, PopulationPolicy, make_explorer
+from qfleet.audit.history import HistoryLog
 from qfleet.data import Array, Rollout, Spec, State, World
 from qfleet.data.state_reader import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
 from qfleet.learn import (
-    Feed,
+    BatchSource,
     Learner,
-    Members,
-    ReplayFeed,
+    PopulationLearner,
+    ReplaySource,
     dormant_units,
     make_bonus,
     make_feed,
     make_learner,
     rate_factors,
 )
-from qfleet.learn.peers import Partners
+from qfleet.learn.peers import Peers
 from qfleet.learn.transfer import looking_up
-from qfleet.nets import Implicit, QNet, make_net, set_noise
+from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
 from qfleet.plan.schema import (
+    BufferReplay,
     ImplicitHead,
-    Inline,
+    InlineRuntime,
     PeriodicReset,
     Plan,
     PrioritizedSampler,
-    Processes,
-    Replay,
+    ProcessesRuntime,
     SteadyBatch,
     SteadyRate,
 )
@@ -51,7 +51,7 @@ from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 from qfleet.system.child_process import fork_server
-from qfleet.system.restart_budget import Budget
+from qfleet.system.restart_budget import RestartBudget
 
 ROLES = "qfleet.distributed.actors.main"  # imports all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
@@ -69,10 +69,10 @@ class ReplayLost(Exception):
     """A replay that lived elsewhere is gone, and what it held since the last commit with it."""
 
 
-class Remote(Protocol):
+class ReplayProcess(Protocol):
     """A replay that lives elsewhere."""
 
-    budget: Budget  # how often it may be started again
+    budget: RestartBudget  # how often it may be started again
 
     def settle(self, folder: Path) -> None:
         """The run's folder is here."""
@@ -87,11 +87,11 @@ class Remote(Protocol):
         ...
 
 
-class Acts(Protocol):
+class ActorSide(Protocol):
     """Who acts for a run: one actor turned by hand, or many that live elsewhere."""
 
     is_remote: bool  # do they live in other processes?
-    policy: Policy | Crowd
+    policy: Policy | PopulationPolicy
     explorer: Explorer
 
     def start(self) -> None:
@@ -115,10 +115,10 @@ class Acts(Protocol):
         ...
 
 
-class RemoteActors(Acts, Protocol):
+class RemoteActors(ActorSide, Protocol):
     """Actors that live in other processes, as the training loop uses them."""
 
-    history: Notes
+    history: HistoryLog
     keeps_history: bool
     version: int  # of the weights that were published last
     workers: int
@@ -161,15 +161,15 @@ class RemoteActors(Acts, Protocol):
 
 
 @dataclass
-class Line:
+class Components:
     """All parts of one run."""
 
     plan: Plan
     spec: Spec
-    actor: Acts
-    feed: Feed
-    learner: Learner | Members
-    remote: Remote | None = None  # the feed's replay, if it lives elsewhere
+    actor: ActorSide
+    feed: BatchSource
+    learner: Learner | PopulationLearner
+    remote: ReplayProcess | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
     doubts: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 
@@ -186,21 +186,21 @@ class Line:
     @property
     def forgiven(self) -> int:
         """Updates that will never be made."""
-        return self.feed.gate.forgiven if isinstance(self.feed, ReplayFeed) else 0
+        return self.feed.gate.forgiven if isinstance(self.feed, ReplaySource) else 0
 
     @property
     def policy(self) -> Policy:
         """The policy that the run is making: of a population, the leader's."""
-        return self.policies[self.learner.leader if isinstance(self.learner, Members) else 0]
+        return self.policies[self.learner.leader if isinstance(self.learner, PopulationLearner) else 0]
 
     @property
     def policies(self) -> list[Policy]:
         """Every policy that acts."""
         acting = self.actor.policy
-        return acting.policies if isinstance(acting, Crowd) else [acting]
+        return acting.policies if isinstance(acting, PopulationPolicy) else [acting]
 
     @property
-    def partners(self) -> Partners | None:
+    def partners(self) -> Peers | None:
         """The other learners, if there are any."""
         return self.learner.partners if isinstance(self.learner, Learner) else None
 
@@ -243,9 +243,9 @@ class Line:
         moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
         if moves or plan.steer.learning_rate != SteadyRate():
             now["learning_rate"] = learner.rate()
-        if isinstance(feed, ReplayFeed) and plan.steer.batch != SteadyBatch():
+        if isinstance(feed, ReplaySource) and plan.steer.batch != SteadyBatch():
             now["batch_size"] = feed.batch_size
-        if isinstance(feed, ReplayFeed) and feed.anneal is not None:
+        if isinstance(feed, ReplaySource) and feed.anneal is not None:
             now |= {"n_step": feed.replay.fold.n, "discount": feed.replay.fold.gamma}
         if learner.reset is not None:
             now["resets"] = learner.reset.number(learner.updates)
@@ -264,14 +264,14 @@ class Line:
         self.feed.replay.close()
 
 
-def together(partners: Partners) -> State:
+def together(partners: Peers) -> State:
     """How several learners agree, by which codecs no more, and how many they are."""
     sync = msgspec.json.encode(partners.agreement).decode()
     mistrusted = msgspec.json.encode(sorted(partners.mistrusted, key=str)).decode()
     return {"sync": sync, "mistrusted": mistrusted, "learners": partners.num, "steps": partners.steps}
 
 
-def rejoin(partners: Partners, state: State) -> None:
+def rejoin(partners: Peers, state: State) -> None:
     """The same again. A run that goes back does not forget which codecs were given up; once they were not saved."""
     partners.mistrusted |= msgspec.json.decode(state.get("mistrusted", "[]"), type=set[Codec])
     partners.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
@@ -309,7 +309,7 @@ def make_policy(
             f"Make its first layer take inputs [N, {', '.join(map(str, spec.input_shape))}].",
         ) from error
     net.eval()  # a torso's dropout and the like are for learning
-    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, Implicit):
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
         net.head.fractions, net.head.even = plan.net.head.act_fractions, True
     return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
 
@@ -317,10 +317,10 @@ def make_policy(
 def join_parts(
     plan: Plan,
     spec: Spec,
-    hire: Callable[["Learning"], Acts],
+    hire: Callable[["LearnerSide"], ActorSide],
     torso: nn.Module | None = None,
     remember: Callable[[Plan, Spec], ReplayBuffer] | None = None,
-) -> Line:
+) -> Components:
     """Join replay and learner to whoever acts; `spec` is the world's own. `remember` makes the replay."""
     device = torch.device(plan.runtime.device or "cpu")
     policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
@@ -328,12 +328,12 @@ def join_parts(
     learners = make_learners(plan, spec, stored, policies, torso)
     own = one_bundle(plan)
     replay = (remember or own_replay)(own, stored)
-    if isinstance(plan.replay, Replay) and plan.replay.on_device:
+    if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
         show_places(replay, learners, device)
     bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
     feed = make_feed(own, replay, learners[0], own.env.num, bonus)
-    learner = learners[0] if len(learners) == 1 else Members(learners)
-    return Line(plan, stored, hire(Learning(feed, learner, one_policy(policies))), feed, learner)
+    learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
+    return Components(plan, stored, hire(LearnerSide(feed, learner, one_policy(policies))), feed, learner)
 
 
 def show_places(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
@@ -350,23 +350,23 @@ def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
 
 
 @dataclass
-class Learning:
+class LearnerSide:
     """The part of a line that learns, as whoever acts gets to see it."""
 
-    feed: Feed
-    learner: Learner | Members
-    policy: Policy | Crowd  # what is judged and saved
+    feed: BatchSource
+    learner: Learner | PopulationLearner
+    policy: Policy | PopulationPolicy  # what is judged and saved
 
 
-def one_policy(policies: list[Policy]) -> Policy | Crowd:
+def one_policy(policies: list[Policy]) -> Policy | PopulationPolicy:
     """The policy, or a population's policies as one."""
-    return policies[0] if len(policies) == 1 else Crowd(policies)
+    return policies[0] if len(policies) == 1 else PopulationPolicy(policies)
 
 
 def make_actor(
     plan: Plan,
     world: World,
-    policy: Policy | Crowd,
+    policy: Policy | PopulationPolicy,
     explore: Explore | None = None,
     *,
     worker: int = 0,
@@ -391,12 +391,12 @@ def make_actor(
 
 def tells_values(plan: Plan) -> bool:
     """Do actors say what they expected: for priorities that they know first, or for returns of fresh experience?"""
-    if not isinstance(plan.replay, Replay):
+    if not isinstance(plan.replay, BufferReplay):
         return True
     return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
 
 
-def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Line:
+def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Components:
     """A line whose one actor is turned by hand."""
     return join_parts(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
 
@@ -444,23 +444,23 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
     """The policy's network as it is trained: noise, dropout and random fractions are on."""
     net = copy.deepcopy(policy.net).train()
     set_noise(net, active=True)
-    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, Implicit):
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
         net.head.fractions, net.head.even = plan.net.head.fractions, False
     return net
 
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
-    if isinstance(plan.runtime, Processes) or plan.learners.num > 1:
+    if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments have one started that knows only what they need
-    num = one_bundle(plan).env.num if isinstance(plan.runtime, Inline) or has_bundles(plan) else 1
+    num = one_bundle(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_bundles(plan) else 1
     threads = plan.runtime.threads or world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
 
 
 def world_threads(plan: Plan, num: int) -> int:
     """Threads of a native world of so many lanes: where nobody learns while it steps, every core is its own."""
-    alone = isinstance(plan.runtime, Inline) and not isinstance(plan.replay, Replay)
+    alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)
     return min(num, len(os.sched_getaffinity(0))) if alone else 1
 
 

@@ -25,9 +25,9 @@ from qfleet.build.resolve import require_device
 from qfleet.data import World
 from qfleet.envs import time_env
 from qfleet.envs.step_timer import any_allowed
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError
-from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.system.child_process import die_with_parent, fork_server, hidden_main
 
 HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
@@ -78,7 +78,7 @@ def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
 def is_open(plan: Plan, place: Place) -> bool:
     """Does the plan leave this place open? One actor is as central as can be."""
     runtime = plan.runtime
-    if not isinstance(runtime, Processes) or (plan.actors.num == 1 and place.inference == "central"):
+    if not isinstance(runtime, ProcessesRuntime) or (plan.actors.num == 1 and place.inference == "central"):
         return False
     return runtime.inference in (None, place.inference) and runtime.inference_device in (None, place.device)
 
@@ -90,9 +90,9 @@ def measure(
 
     An environment in Python is timed in a process of its own, where it may hang or crash.
     """
-    taken = time_env(plan.env, make) if isinstance(world, Lanes) else step_seconds(world)
+    taken = time_env(plan.env, make) if isinstance(world, SyncVectorEnv) else step_seconds(world)
     looks: dict[tuple[str, int], float] = {}
-    named = plan.runtime.inference_device if isinstance(plan.runtime, Processes) else None
+    named = plan.runtime.inference_device if isinstance(plan.runtime, ProcessesRuntime) else None
     for device in devices() if named is None else [named]:
         policy = policy_on(torch.device(device))
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
@@ -176,7 +176,7 @@ def settled(
 ) -> tuple[Plan, list[str]]:
     """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
     runtime = plan.runtime
-    if not isinstance(runtime, Processes):
+    if not isinstance(runtime, ProcessesRuntime):
         return plan, []
     if runtime.inference_device is not None:
         require_device("runtime.inference_device", runtime.inference_device)

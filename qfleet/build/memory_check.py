@@ -10,7 +10,7 @@ import torch
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
-from qfleet.plan.schema import Fresh, NoMemory, OwnTorso, Plan, Processes, Ray
+from qfleet.plan.schema import FreshReplay, NoMemory, OwnTorso, Plan, ProcessesRuntime, RayRuntime
 from qfleet.plan.validate.placement import has_replay_process
 from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
 
@@ -25,9 +25,9 @@ PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on wh
 def replay_bytes(plan: Plan, spec: Spec) -> int:
     """Bytes of a full replay in the world of this spec: rows, queue, and what sampling and the count of copies need."""
     sample, spec, lanes = sample_replay(plan, spec), stored_spec(plan, spec), plan.env.num
-    steps = plan.replay.rows * lanes if isinstance(plan.replay, Fresh) else plan.replay.capacity
+    steps = plan.replay.rows * lanes if isinstance(plan.replay, FreshReplay) else plan.replay.capacity
     window, items = sample.cut.window, sample.cut.items_in(steps)
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         window, items = plan.replay.rows, lanes  # the sample's block has one row
     rows = ring_rows(steps, spec, lanes, window) * lanes
     tree = 8 * int(tree_levels(items)[-1]) if isinstance(sample.sampler, Prioritized) else 0
@@ -42,7 +42,7 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
 
 def sample_replay(plan: Plan, spec: Spec) -> Replay:
     """The replay that the plan asks for, of one lane and as small as can be: its columns are those of the real one."""
-    small = {"rows": 1} if isinstance(plan.replay, Fresh) else {"capacity": 1}
+    small = {"rows": 1} if isinstance(plan.replay, FreshReplay) else {"capacity": 1}
     plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(plan.replay, **small))
     return make_replay(plan, stored_spec(plan, spec), 1, np.random.default_rng(0))
 
@@ -102,9 +102,9 @@ def require_network(plan: Plan, spec: Spec, copies: int = 1) -> None:
 
 def require_processes(plan: Plan) -> None:
     """Refuse more processes than this machine has memory for; on a cluster its nodes decide."""
-    if isinstance(plan.runtime, Ray):
+    if isinstance(plan.runtime, RayRuntime):
         return
-    actors = plan.actors.num if isinstance(plan.runtime, Processes) else 0
+    actors = plan.actors.num if isinstance(plan.runtime, ProcessesRuntime) else 0
     wanted = {"actors.num": actors, "learners.num": plan.learners.num, "env.workers": plan.env.workers}
     need = PROCESS_BYTES * sum(wanted.values())
     have = available_bytes()
@@ -122,7 +122,7 @@ def require_memory(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit where it will be; a node that is yet to be found looks for itself."""
     require_network(plan, spec, LEARNING_COPIES)
     require_processes(plan)
-    if not (has_replay_process(plan) and isinstance(plan.runtime, Ray) and plan.runtime.address is not None):
+    if not (has_replay_process(plan) and isinstance(plan.runtime, RayRuntime) and plan.runtime.address is not None):
         require_here(plan, spec)
 
 
@@ -132,7 +132,7 @@ def require_here(plan: Plan, spec: Spec) -> None:
     need, have = sizes["replay_bytes"], sizes["available_bytes"]
     if need <= MEMORY_SHARE * have:
         return
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         path, asked, steps = "replay.rows", plan.replay.rows, plan.replay.rows * plan.env.num
     else:
         path, asked, steps = "replay.capacity", plan.replay.capacity, plan.replay.capacity

@@ -32,7 +32,7 @@ EXTRAS = {
 LEAST_FREE_BYTES = 1_000_000_000
 
 
-class Finding(NamedTuple):
+class DoctorFinding(NamedTuple):
     """One thing looked at; `code` is the exit code it asks for when it is not as it should be."""
 
     name: str
@@ -54,63 +54,63 @@ def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON."
     return max((each.code for each in bad), default=0)
 
 
-def _python() -> Finding:
-    return Finding("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.system()}")
+def _python() -> DoctorFinding:
+    return DoctorFinding("python", sys.version_info >= (3, 11), f"{platform.python_version()} on {platform.system()}")
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> DoctorFinding:
     try:
-        return Finding(name, True, version(name))
+        return DoctorFinding(name, True, version(name))
     except PackageNotFoundError:
-        return Finding(name, False, f"missing: pip install {name}")
+        return DoctorFinding(name, False, f"missing: pip install {name}")
 
 
-def _torch() -> list[Finding]:
+def _torch() -> list[DoctorFinding]:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return [Finding("devices", False, f"torch cannot be imported: {error}")]
+        return [DoctorFinding("devices", False, f"torch cannot be imported: {error}")]
     names = [f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("mps")
     return [
-        Finding("devices", True, ", ".join(["cpu", *names])),
-        Finding("threads", True, f"torch uses {torch.get_num_threads()}; set runtime.threads to change it"),
+        DoctorFinding("devices", True, ", ".join(["cpu", *names])),
+        DoctorFinding("threads", True, f"torch uses {torch.get_num_threads()}; set runtime.threads to change it"),
     ]
 
 
-def _cores() -> Finding:
+def _cores() -> DoctorFinding:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Finding("cores", True, f"{usable} usable of {os.cpu_count()}")
+    return DoctorFinding("cores", True, f"{usable} usable of {os.cpu_count()}")
 
 
-def _memory() -> Finding:
+def _memory() -> DoctorFinding:
     page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
-    return Finding("memory", True, size(page * pages))
+    return DoctorFinding("memory", True, size(page * pages))
 
 
-def _disk(out: Path) -> list[Finding]:
+def _disk(out: Path) -> list[DoctorFinding]:
     folder = next(each for each in (out, *out.absolute().parents) if each.is_dir())
     free = shutil.disk_usage(folder).free
     return [
-        Finding("disk", free >= LEAST_FREE_BYTES, f"{size(free)} free in {folder}", 5),
+        DoctorFinding("disk", free >= LEAST_FREE_BYTES, f"{size(free)} free in {folder}", 5),
         _write_probe(folder),
     ]
 
 
-def _write_probe(folder: Path) -> Finding:
+def _write_probe(folder: Path) -> DoctorFinding:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".qfleet-probe-") as file:
             file.write(bytes(65_536))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return Finding("writing", False, f"cannot write in {folder}: {error.strerror}", 5)
-    return Finding("writing", True, f"a file was written and synced in {folder}")
+        return DoctorFinding("writing", False, f"cannot write in {folder}: {error.strerror}", 5)
+    return DoctorFinding("writing", True, f"a file was written and synced in {folder}")
 
 
-def _extras() -> list[Finding]:
-    return [Finding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
+def _extras() -> list[DoctorFinding]:
+    return [DoctorFinding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
 
 
 def _installed(extra: str, module: str, package: str) -> str:

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from qfleet import heartbeat
 from qfleet.cli.say import say, supervising
-from qfleet.plan.schema import Inline, Plan, Processes
-from qfleet.train.supervise import (
-    Child,
-    Verdict,
+from qfleet.plan.schema import InlineRuntime, Plan, ProcessesRuntime
+from qfleet.training.supervise import (
+    ExitVerdict,
+    SupervisedProcess,
     adopt_orphans,
     descendants,
     drain,
@@ -35,7 +35,7 @@ RESTARTS = 5  # in ten minutes
 def needs_guard(plan: Plan) -> bool:
     """Is this run to be guarded, and by us? The process under guard ends with its guard, after saving."""
     if GUARDED not in os.environ:
-        return isinstance(plan.runtime, Processes)
+        return isinstance(plan.runtime, ProcessesRuntime)
     from qfleet.system.child_process import die_with_parent  # most commands need none of that room
 
     die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
@@ -44,7 +44,9 @@ def needs_guard(plan: Plan) -> bool:
 
 def runs_here(plan: Plan) -> bool:
     """Are the environments of this run stepped in this process?"""
-    return isinstance(plan.runtime, Inline) and plan.learners.backend != "mpi"  # MPI knows the processes it started
+    return (
+        isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
+    )  # MPI knows the processes it started
 
 
 def watched(work: Callable[[], int]) -> int:
@@ -66,11 +68,11 @@ def guarded(
 ) -> int:
     """Run the command `words` in a process of its own; `again` makes the command that goes on with its run."""
     from qfleet.system.oom import oom_kills
-    from qfleet.system.restart_budget import Budget  # most commands need none of that room
+    from qfleet.system.restart_budget import RestartBudget  # most commands need none of that room
 
     if supervising.get():
         adopt_orphans()
-    command, budget = list(words), Budget(RESTARTS)
+    command, budget = list(words), RestartBudget(RESTARTS)
     while True:
         before = owners(Path(out))
         killed = oom_kills()
@@ -104,7 +106,7 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     not_ours = descendants(os.getpid())
     process = subprocess.Popen(words, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
     os.close(theirs)
-    child = Child(process.pid, heartbeat.Heartbeat(page), ours, crash_log, adopts=supervising.get())
+    child = SupervisedProcess(process.pid, heartbeat.Heartbeat(page), ours, crash_log, adopts=supervising.get())
     os.close(page)
     with forwarding(child, child.heartbeat) as asked, stopping(lambda: [child.pid]):
         verdict = wait(child, asked)
@@ -114,7 +116,7 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     return _ended(child, verdict), child.pid, bool(asked)
 
 
-def _ended(child: Child, verdict: Verdict | None) -> int:
+def _ended(child: SupervisedProcess, verdict: ExitVerdict | None) -> int:
     """Its exit code, once nothing of it is left and it was told how it ended, if it did not tell so itself."""
     drain(child)
     if verdict is None:

@@ -32,7 +32,7 @@ def sync(
             "How learners agree (sync.*) and how many they are (learners.num) can.",
             "Write for example: qfleet sync latest sync.type=local sync.every_updates=8",
         )
-    from qfleet.train import requests
+    from qfleet.training import requests
     from qfleet.watch import find_run
 
     folder = find_run(run, out)
@@ -46,7 +46,7 @@ def sync(
     before = requests.now(folder, plan)
     after = changed(before, str(folder / "run.toml"), settings, alone=True)
     require_ranks(before, after)
-    requests.ask(folder, requests.Wish(after.sync, after.learners.num))
+    requests.ask(folder, requests.SyncRequest(after.sync, after.learners.num))
     await_heeded(folder)
     say(f"{folder}: {described(after)} from now on (before: {described(before)})")
     return 0
@@ -80,7 +80,7 @@ def require_running(folder: Path) -> None:
 
 def await_heeded(folder: Path) -> None:
     """Wait until the run has taken what was asked, but not for ever."""
-    from qfleet.train import requests
+    from qfleet.training import requests
 
     until = time.monotonic() + HEARD_SECONDS
     while requests.is_asked(folder):

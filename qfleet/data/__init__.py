@@ -4,7 +4,6 @@ from qfleet.data.joint_actions import join_actions, split_actions
 from qfleet.data.types import (
     Array,
     Batch,
-    Board,
     Channel,
     Report,
     Rollout,
@@ -13,6 +12,7 @@ from qfleet.data.types import (
     State,
     Step,
     Tick,
+    WeightsBoard,
     World,
     count_steps,
 )
@@ -20,7 +20,6 @@ from qfleet.data.types import (
 __all__ = [
     "Array",
     "Batch",
-    "Board",
     "Channel",
     "Report",
     "Rollout",
@@ -29,6 +28,7 @@ __all__ = [
     "State",
     "Step",
     "Tick",
+    "WeightsBoard",
     "World",
     "count_steps",
     "join_actions",

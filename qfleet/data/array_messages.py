@@ -54,7 +54,7 @@ def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
 
 
 @dataclass(slots=True)
-class Freight:
+class SentBytes:
     """What compressing rollouts has saved and cost so far."""
 
     raw_bytes: int = 0
@@ -68,7 +68,7 @@ class Freight:
         self.pack_ns += time.perf_counter_ns() - begun_ns
 
 
-def pack_rollout(rollout: Rollout, *, compress: Collection[str] = (), freight: Freight | None = None) -> bytes:
+def pack_rollout(rollout: Rollout, *, compress: Collection[str] = (), freight: SentBytes | None = None) -> bytes:
     """A rollout for a wire."""
     begun, (meta, arrays) = time.perf_counter_ns(), rollout_parts(rollout)
     parcel = to_bytes(meta, arrays, compress=compress)

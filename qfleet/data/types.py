@@ -171,7 +171,7 @@ class Channel(Protocol):
         ...
 
 
-class Board(Protocol):
+class WeightsBoard(Protocol):
     """Holds the newest weights; never blocks."""
 
     def publish(self, version: int, weights: Any) -> None:

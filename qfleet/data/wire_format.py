@@ -36,15 +36,15 @@ NUMBER_WORD = 2  # where the number lies, in words of 8 bytes
 SMALL_BYTES, ROW_WORDS = 1 << 16, 4096
 
 
-class ParcelTooLarge(ValueError):
+class MessageTooLarge(ValueError):
     """A parcel does not fit where it should go."""
 
 
-class NotWhole(ValueError):
+class MessageNotWhole(ValueError):
     """These bytes are not one whole parcel: not there yet, torn or damaged."""
 
 
-class Entry(Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
+class ArrayEntry(Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """One array, as the table describes it."""
 
     name: Annotated[str, Meta(max_length=64)]
@@ -54,17 +54,17 @@ class Entry(Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc
     squeezed: bool
 
 
-class Table(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+class ArrayTable(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """What a parcel holds; where each array lies follows from the order and the sizes."""
 
     facts: Facts
-    entries: Annotated[list[Entry], Meta(max_length=256)]
+    entries: Annotated[list[ArrayEntry], Meta(max_length=256)]
 
 
-ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Table)
+ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ArrayTable)
 
 
-class Contents(NamedTuple):
+class ArrayMessage(NamedTuple):
     """A parcel before it is written."""
 
     table: bytes
@@ -101,7 +101,7 @@ def unpack(view: memoryview | bytes, *, limit_bytes: int, number: int | None = N
     return table.facts, read_arrays(own, begin, table.entries, limit_bytes)
 
 
-def lay_out(meta: Facts, arrays: Arrays, compress: Collection[str] = ()) -> Contents:
+def lay_out(meta: Facts, arrays: Arrays, compress: Collection[str] = ()) -> ArrayMessage:
     """Describe the arrays, and compress those named where that makes them smaller."""
     entries, stored = [], []
     for name, array in arrays.items():
@@ -109,18 +109,18 @@ def lay_out(meta: Facts, arrays: Arrays, compress: Collection[str] = ()) -> Cont
             raise ValueError(f"{name}: arrays of {array.dtype} cannot be sent")
         small = squeeze(array) if name in compress else None
         part = array if small is None else np.frombuffer(small, np.uint8)
-        entries.append(Entry(name, array.dtype.str, array.shape, part.nbytes, small is not None))  # type: ignore[arg-type]
+        entries.append(ArrayEntry(name, array.dtype.str, array.shape, part.nbytes, small is not None))  # type: ignore[arg-type]
         stored.append(part)
-    table = ENCODER.encode(Table(meta, entries))
+    table = ENCODER.encode(ArrayTable(meta, entries))
     length = aligned(HEADER_BYTES + len(table)) + sum(aligned(part.nbytes) for part in stored)
-    return Contents(table, stored, length)
+    return ArrayMessage(table, stored, length)
 
 
-def write(contents: Contents, into: memoryview, number: int) -> int:
+def write(contents: ArrayMessage, into: memoryview, number: int) -> int:
     """The parcel's bytes; the header comes last, so that a reader hardly ever meets half a parcel."""
     table, arrays, length = contents
     if length > len(into):
-        raise ParcelTooLarge(f"a parcel of {length} bytes does not fit into {len(into)}")
+        raise MessageTooLarge(f"a parcel of {length} bytes does not fit into {len(into)}")
     end = HEADER_BYTES + len(table)
     into[HEADER_BYTES:end] = table
     for array in arrays:
@@ -137,22 +137,22 @@ def write(contents: Contents, into: memoryview, number: int) -> int:
 def copy_whole(view: memoryview, limit_bytes: int, number: int | None) -> tuple[Array, int]:
     """A copy of the parcel that begins here, and where its table ends; NotWhole if there is none."""
     if len(view) < HEADER_BYTES:
-        raise NotWhole(f"{len(view)} bytes are too few for a parcel")
+        raise MessageNotWhole(f"{len(view)} bytes are too few for a parcel")
     header = bytes(view[:HEADER_BYTES])
     (check,), (magic, form, found, length, table_bytes) = CHECK.unpack_from(header), HEAD.unpack_from(header, 8)
     if (magic, form) != (MAGIC, FORMAT) or found != (found if number is None else number):
-        raise NotWhole(f"not the parcel expected: magic {magic:#x}, format {form}, number {found}")
+        raise MessageNotWhole(f"not the parcel expected: magic {magic:#x}, format {form}, number {found}")
     begin = HEADER_BYTES + table_bytes
     if not begin <= length <= min(len(view), limit_bytes) or length % ALIGN:
-        raise NotWhole(f"a parcel of {length} bytes, {table_bytes} of them its table, in {len(view)}")
+        raise MessageNotWhole(f"a parcel of {length} bytes, {table_bytes} of them its table, in {len(view)}")
     own = np.empty(length, np.uint8)
     own[:] = np.frombuffer(view, np.uint8, length)
     if checksum(own[HEADER_BYTES:], zlib.crc32(header[CHECK.size :])) != check:
-        raise NotWhole("the parcel's checksum is wrong")
+        raise MessageNotWhole("the parcel's checksum is wrong")
     return own, begin
 
 
-def read_arrays(own: Array, end: int, entries: list[Entry], limit_bytes: int) -> Arrays:
+def read_arrays(own: Array, end: int, entries: list[ArrayEntry], limit_bytes: int) -> Arrays:
     """The arrays behind the table, as views of `own` where they were not compressed."""
     arrays: Arrays = {}
     for entry in entries:

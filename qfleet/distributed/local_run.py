@@ -9,7 +9,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.build.autotune import settled_machine
-from qfleet.build.components import EnvMaker, Line, make_train_world
+from qfleet.build.components import Components, EnvMaker, make_train_world
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
 from qfleet.data import World
@@ -20,20 +20,20 @@ from qfleet.plan import diff, read_plan, trusted_settings
 from qfleet.plan.draft import show
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.train.checkpointing import MALFORMED, malformed
-from qfleet.train.env_trust import sign
-from qfleet.train.migrations import room_for
-from qfleet.train.private_plan import keep_plan
-from qfleet.train.run_log import Callback
-from qfleet.train.saved_weights import weights_of
-from qfleet.train.session import conduct, interactive_watcher, noting, teller, threads
-from qfleet.train.signals import Asked
-from qfleet.train.trainer import Course
+from qfleet.training.checkpointing import MALFORMED, malformed
+from qfleet.training.env_trust import sign
+from qfleet.training.migrations import room_for
+from qfleet.training.private_plan import keep_plan
+from qfleet.training.run_log import Callback
+from qfleet.training.saved_weights import weights_of
+from qfleet.training.session import conduct, interactive_watcher, noting, teller, threads
+from qfleet.training.signals import StopRequest
+from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, new_run_dir, provenance, write_json
 from qfleet.watch.run_directory import next_name
 
 if TYPE_CHECKING:
-    from qfleet.distributed.ray.rpc import Desk
+    from qfleet.distributed.ray.rpc import LearnerEndpoint
 
 Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's own environment, torso and exploration
 
@@ -48,9 +48,9 @@ def train_here(
     command: list[str] | None,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
-    desk: "Desk | None" = None,
-    asked: Asked | None = None,
-) -> tuple[Path, Line]:
+    desk: "LearnerEndpoint | None" = None,
+    asked: StopRequest | None = None,
+) -> tuple[Path, Components]:
     """Train a checked plan to its end in a new run directory; returns the directory and the run's components.
 
     `source` is the run whose weights this one begins with. On Ray, actors reach the run through `desk`, and `asked`
@@ -60,7 +60,7 @@ def train_here(
     watcher = watcher if watcher is not None else interactive_watcher()
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
-    def begin(course: Course) -> list[str]:
+    def begin(course: Trainer) -> list[str]:
         for text in warnings:
             teller(course.diary)(text)
         course.keeper.require_space()
@@ -95,13 +95,13 @@ def resume_here(
     strict: bool,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
-    desk: "Desk | None" = None,
-    asked: Asked | None = None,
-) -> Line:
+    desk: "LearnerEndpoint | None" = None,
+    asked: StopRequest | None = None,
+) -> Components:
     """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
     env = own[0]
 
-    def begin(course: Course) -> list[str]:
+    def begin(course: Trainer) -> list[str]:
         lost = course.come_back(strict=strict)
         keep_plan(plan, folder / "run.toml")
         course.diary.events.event("resumed", env_steps=course.steps, changes=list(notes), lost_episodes=lost)
@@ -127,8 +127,8 @@ def prepared(
     source: Path | None,
     warn: Callable[[str], object],
     tell: Callable[[str], object] = lambda text: None,
-    desk: "Desk | None" = None,
-) -> Line:
+    desk: "LearnerEndpoint | None" = None,
+) -> Components:
     """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
 
     `tell` hears what takes a while.
@@ -148,7 +148,7 @@ def prepared(
     return line
 
 
-def adopt(line: Line, source: Path, warn: Callable[[str], object]) -> None:
+def adopt(line: Components, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
     own = line.learner.model_arrays()
     found = weights_of(source, room_for(own.values()), warn=warn)

@@ -24,9 +24,9 @@ from qfleet.act import Explore
 from qfleet.build.components import EnvMaker, make_policy, policy_spec
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
-from qfleet.distributed.learners.handle import Mate
-from qfleet.distributed.learners.launcher import Shards, orders_for
-from qfleet.distributed.learners.worker import Partner
+from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.launcher import ShardGroup, orders_for
+from qfleet.distributed.learners.worker import LearnerWorker
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
 from qfleet.learn import Learner
@@ -34,7 +34,7 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import MpiComm, end_all
-from qfleet.sync.served import Port
+from qfleet.sync.served import ShardConnection
 
 BEGIN_SECONDS, LISTEN_SECONDS, NAP_SECONDS = 600.0, 1.0, 0.0001
 TAG, MOST_BYTES = 77, 1 << 31
@@ -53,7 +53,7 @@ def mpi() -> Any:
         ) from error
 
 
-class MpiTalk:
+class MpiTransport:
     """Parcels to and from one rank."""
 
     def __init__(self, world: Any, other: int) -> None:
@@ -86,10 +86,10 @@ class MpiTalk:
         return True
 
 
-class Rank:
+class MpiProcessControl:
     """Another rank's process: MPI ends all if it ends one, so whoever can ask finds it alive."""
 
-    def __init__(self, talk: MpiTalk) -> None:
+    def __init__(self, talk: MpiTransport) -> None:
         self.talk, self.gone = talk, False
 
     def is_alive(self) -> bool:
@@ -103,7 +103,7 @@ class Rank:
         self.gone = True
 
 
-class MpiQuarters:
+class MpiLearnerLauncher:
     """The ranks that MPI has started."""
 
     replaces = False
@@ -112,7 +112,7 @@ class MpiQuarters:
         self.plan, self.world = plan, mpi().COMM_WORLD
         self.hired: set[int] = set()
 
-    def hire(self, number: int, incarnation: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> LearnerHandle:
         """Tell a rank what the run is about."""
         if number in self.hired or number >= self.world.Get_size():
             raise UsageError(
@@ -121,18 +121,18 @@ class MpiQuarters:
                 "Start the run with as many as it shall have at most.",
             )
         self.hired.add(number)
-        talk = MpiTalk(self.world, number)
+        talk = MpiTransport(self.world, number)
         talk.say({"kind": "begin"}, {"plan": np.frombuffer(msgspec.json.encode(self.plan), np.uint8)})
-        return Mate(number, talk, Rank(talk), time.monotonic())
+        return LearnerHandle(number, talk, MpiProcessControl(talk), time.monotonic())
 
-    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """Everybody in the group makes it together."""
         ranks = [0, *(mate.number for mate in group)]
         for rank, mate in enumerate(group, 1):
             mate.order({**facts, "rank": rank, "ranks": list(ranks)})
         return joined(self.world, ranks, self.plan)
 
-    def serve(self, agreement: Serving, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
         """Plans that ask for one are refused before."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
@@ -149,7 +149,7 @@ def joined(world: Any, ranks: list[int], plan: Plan) -> Comm:
         watchdog.cancel()
 
 
-class MpiWays:
+class MpiPeerConnections:
     """A partner's ways to the others."""
 
     def __init__(self, plan: Plan) -> None:
@@ -159,7 +159,7 @@ class MpiWays:
         """The group that an order names."""
         return joined(self.world, [int(rank) for rank in facts["ranks"]], self.plan)  # type: ignore[arg-type, union-attr]
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """Plans that ask for a server are refused before."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
@@ -188,7 +188,7 @@ def is_partner(plan: Plan) -> bool:
     return bool(world.Get_rank())
 
 
-def dismiss(talk: MpiTalk) -> None:
+def dismiss(talk: MpiTransport) -> None:
     """Tell a rank to leave."""
     DISMISSED.add(talk.other)
     talk.say({"kind": "end"})
@@ -199,7 +199,7 @@ def dismiss_all() -> None:
     world = mpi().COMM_WORLD
     for rank in range(1, world.Get_size()):
         if rank not in DISMISSED:
-            dismiss(MpiTalk(world, rank))
+            dismiss(MpiTransport(world, rank))
 
 
 def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
@@ -225,7 +225,7 @@ def shown_by(plan: Plan, make: EnvMaker | None) -> Spec:
 def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
     """From the beginning of a run to its end, which rank 0 decides: signals are for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    talk = MpiTalk(world, 0)
+    talk = MpiTransport(world, 0)
     parts = talk.hear(BEGIN_SECONDS)
     if parts is None or parts[0].get("kind") != "begin":
         return  # no run began, or it needs fewer of us
@@ -233,7 +233,7 @@ def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Ex
     shown = shown_by(plan, make)
     spec = policy_spec(shown, make_policy(plan, shown, torch.device("cpu"), torso))
     orders = orders_for(plan, shown, spec, world.Get_rank(), 0, (make, torso, explore))
-    partner = Partner(orders, MpiWays, talk.say)
+    partner = LearnerWorker(orders, MpiPeerConnections, talk.say)
     talk.say({"kind": "ready"})
     busy = False
     while True:

@@ -1,32 +1,32 @@
 """Which runtime a plan asks for: the line it needs, and what turns it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import EnvMaker, Line, make_line, make_policy
+from qfleet.build.components import Components, EnvMaker, make_line, make_policy
 from qfleet.build.inference_placement import settled
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
-from qfleet.plan.schema import Plan, Processes, Ray
+from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
 from qfleet.plan.validate.placement import has_bundles
 
 if TYPE_CHECKING:
-    from qfleet.distributed.learners.launcher import Own, Quarters
-    from qfleet.distributed.ray.rpc import Desk
+    from qfleet.distributed.learners.launcher import LearnerLauncher, Own
+    from qfleet.distributed.ray.rpc import LearnerEndpoint
 
 
-class StoodBy(SystemExit):
+class RankFinished(SystemExit):
     """This process was another learner of a run that MPI has started, and that run is over."""
 
 
 def is_on_ray(plan: Plan) -> bool:
     """Does this plan train in a process of Ray's?"""
-    if not isinstance(plan.runtime, Ray):
+    if not isinstance(plan.runtime, RayRuntime):
         return False
-    from qfleet.distributed.ray import driver  # noqa: F401  says so if Ray is not installed
-
+    import_module("qfleet.distributed.ray.driver")  # says so if Ray is not installed
     return True
 
 
@@ -48,41 +48,41 @@ def line_for(
     make: EnvMaker | None,
     torso: nn.Module | None,
     explore: Explore | None,
-    desk: "Desk | None" = None,
-) -> Line:
+    desk: "LearnerEndpoint | None" = None,
+) -> Components:
     """The line that the plan's runtime turns, with its partners if several learners are asked for.
 
     A plan for Ray needs a `desk`; without one the line can be looked at but not run.
     """
     line = acting_line(plan, world, make, torso, explore, desk)
-    runs_here = desk is not None or not isinstance(plan.runtime, Ray)
+    runs_here = desk is not None or not isinstance(plan.runtime, RayRuntime)
     if plan.learners.num > 1 and isinstance(line.learner, Learner) and runs_here:
         from qfleet.distributed.learners.group import (
-            Team,  # most runs have one learner, and no time to import torch's groups
+            LearnerGroup,  # most runs have one learner, and no time to import torch's groups
         )
 
         try:
             quarters = quarters_for(plan, world.spec, line, (make, torso, explore))
-            line.learner.partners = Team(plan, line.learner, quarters, line.feed if has_bundles(plan) else None)
+            line.learner.partners = LearnerGroup(plan, line.learner, quarters, line.feed if has_bundles(plan) else None)
         except BaseException:
             line.close()
             raise
     return line
 
 
-def quarters_for(plan: Plan, shown: Spec, line: Line, own: "Own") -> "Quarters":
+def quarters_for(plan: Plan, shown: Spec, line: Components, own: "Own") -> "LearnerLauncher":
     """Where the plan's other learners live."""
-    from qfleet.distributed.learners.launcher import OwnQuarters
+    from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 
     if plan.learners.backend == "mpi":
-        from qfleet.distributed.mpi import MpiQuarters
+        from qfleet.distributed.mpi import MpiLearnerLauncher
 
-        return MpiQuarters(plan)
-    if isinstance(plan.runtime, Ray):
-        from qfleet.distributed.ray.learners import RayQuarters
+        return MpiLearnerLauncher(plan)
+    if isinstance(plan.runtime, RayRuntime):
+        from qfleet.distributed.ray.learners import RayLearnerLauncher
 
-        return RayQuarters(plan, shown, line.spec, own)
-    return OwnQuarters(plan, shown, line.spec, line.feed.replay.cut, own)
+        return RayLearnerLauncher(plan, shown, line.spec, own)
+    return LocalLearnerLauncher(plan, shown, line.spec, line.feed.replay.cut, own)
 
 
 def acting_line(
@@ -91,15 +91,15 @@ def acting_line(
     make: EnvMaker | None,
     torso: nn.Module | None,
     explore: Explore | None,
-    desk: "Desk | None",
-) -> Line:
+    desk: "LearnerEndpoint | None",
+) -> Components:
     """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
     if has_bundles(plan):
         line = make_line(plan, world, torso, explore)
         if isinstance(line.actor, Actor):
             line.actor.elapsed = lambda: all_steps(line, plan.learners.num)
         return line
-    if isinstance(plan.runtime, Processes):
+    if isinstance(plan.runtime, ProcessesRuntime):
         # Most runs need no processes, nor the time to import them.
         from qfleet.distributed.actors.process import make_process_line, require_sendable
 
@@ -109,7 +109,7 @@ def acting_line(
         line = make_process_line(plan, world.spec, make, torso, explore)
         line.notes = notes
         return line
-    if isinstance(plan.runtime, Ray):
+    if isinstance(plan.runtime, RayRuntime):
         from qfleet.distributed.ray.driver import make_ray_line  # an extra, and slow to import
 
         world.close()
@@ -117,7 +117,7 @@ def acting_line(
     return make_line(plan, world, torso, explore)
 
 
-def all_steps(line: Line, bundles: int) -> int:
+def all_steps(line: Components, bundles: int) -> int:
     """Steps that all bundles have made; until the others have said how many, each as many as ours."""
     told = 0 if line.partners is None else line.partners.steps
     return line.feed.steps + told if told else line.feed.steps * bundles

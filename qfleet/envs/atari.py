@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from qfleet.data import Array, Spec, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
-from qfleet.envs.episodes import Episodes
+from qfleet.envs.episodes import EpisodeRecorder
 from qfleet.envs.options import Option, fitting
 from qfleet.errors import UsageError
 from qfleet.plan.part import Positive, Scalar
@@ -74,7 +74,7 @@ class Atari:
         self.num, self._reseed_steps = num, reseed_steps
         self._env = _native(game, num, size, sticky, threads, options or {})
         self.spec = Spec((size, size), "uint8", (int(self._env.single_action_space.n),), stack=STACK)
-        self._episodes = Episodes(num, seed, stream)
+        self._episodes = EpisodeRecorder(num, seed, stream)
         self._sent: Array | None = None
         self._abandoned = np.zeros(num, bool)
         self._last = self._blank(np.zeros((num, STACK, size, size), np.uint8))

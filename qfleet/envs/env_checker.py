@@ -21,7 +21,7 @@ _SPEED_SECONDS = 0.5
 Probe = Callable[[World], tuple[bool, str]]
 
 
-class Check(NamedTuple):
+class EnvCheck(NamedTuple):
     """One thing looked at: its name, whether it is as it should be, and what was seen."""
 
     name: str
@@ -29,12 +29,12 @@ class Check(NamedTuple):
     detail: str
 
 
-def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[Check]:
+def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[EnvCheck]:
     """Everything qfleet can say about an environment; a plan that cannot be made raises `UsageError` as in training."""
     try:
         world = make_world(env, seed=0, stream=TRAIN, num=_LANES, make=make)
     except EnvError as error:
-        return [Check("made", False, error.what)]
+        return [EnvCheck("made", False, error.what)]
     probes: dict[str, Probe] = {
         "contract": _contract,
         "determinism": _determinism,
@@ -42,7 +42,7 @@ def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[Check]
         "masks": _masks,
         "speed": _speed,
     }
-    checks = [Check("made", True, f"{type(world).__name__} world"), Check("spaces", True, _spaces(world))]
+    checks = [EnvCheck("made", True, f"{type(world).__name__} world"), EnvCheck("spaces", True, _spaces(world))]
     try:
         checks += [_look(name, probe, world) for name, probe in probes.items()]
     finally:
@@ -50,11 +50,11 @@ def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[Check]
     return checks
 
 
-def _look(name: str, probe: Probe, world: World) -> Check:
+def _look(name: str, probe: Probe, world: World) -> EnvCheck:
     try:
-        return Check(name, *probe(world))
+        return EnvCheck(name, *probe(world))
     except EnvError as error:
-        return Check(name, False, error.what)
+        return EnvCheck(name, False, error.what)
 
 
 def _spaces(world: World) -> str:

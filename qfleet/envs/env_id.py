@@ -21,7 +21,7 @@ from qfleet.errors import EnvError, QfleetError, UsageError, conceal
 from qfleet.heartbeat import IMPORT, inside
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import hidden
-from qfleet.system.child_process import AskedToLeave
+from qfleet.system.child_process import StopRequested
 
 _EXTRAS = {
     "box2d": ("LunarLander", "BipedalWalker", "CarRacing"),
@@ -126,7 +126,7 @@ def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = No
             raise UsageError(
                 f"env.id={env.id!r} needs a package that is not installed.", f"{error}.", _extra_fix(env.id)
             ) from error
-        except AskedToLeave:
+        except StopRequested:
             raise
         except (Exception, SystemExit) as error:
             conceal(error)

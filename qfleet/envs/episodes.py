@@ -21,7 +21,7 @@ def episode_seed(seed: int, stream: int, lane: int, episode: int) -> int:
     return (word >> 3) << 2 | stream
 
 
-class Episodes:
+class EpisodeRecorder:
     """For each lane: which episode it is in, that episode's seed, and the actions since its reset."""
 
     def __init__(self, num: int, seed: int, stream: int) -> None:

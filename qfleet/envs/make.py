@@ -15,10 +15,10 @@ from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.env_id import called, find, unknown
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.options import fitting, secret_variables
-from qfleet.envs.sync_vector import AnyEnv, Lanes
-from qfleet.envs.workers.main import Task
+from qfleet.envs.sync_vector import AnyEnv, SyncVectorEnv
+from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.process import clocked
-from qfleet.envs.workers.vector import Workers
+from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
@@ -61,7 +61,7 @@ def make_world(
         return _workers(env, num, seed, stream, make, logs)
     factory = called(env, make, render_mode) if make is not None else find(env, render_mode)
     given = {"name": env.id, "bins": env.bins, "check_bounds": env.check_bounds}
-    return Lanes(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
+    return SyncVectorEnv(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
 
 
 def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
@@ -105,8 +105,8 @@ def _cartpole(env: Env, num: int, seed: int, stream: int, options: dict[str, Any
 
 def _workers(
     env: Env, num: int, seed: int, stream: int, make: Callable[[], AnyEnv] | None, logs: Path | None
-) -> Workers:
-    return Workers(
+) -> ProcessVectorEnv:
+    return ProcessVectorEnv(
         _task(env, make),
         num,
         seed=seed,
@@ -119,14 +119,16 @@ def _workers(
     )
 
 
-def _task(env: Env, make: Callable[[], AnyEnv] | None) -> Task:
+def _task(env: Env, make: Callable[[], AnyEnv] | None) -> EnvWorkerTask:
     if make is None:
         known = gym.registry.get(env.id)
         if known is not None:
             _sendable(env, known, f"the function that {env.id!r} was registered with")
-        return Task(env, None, known, os.getcwd(), secret_variables(env))
+        return EnvWorkerTask(env, None, known, os.getcwd(), secret_variables(env))
     called(env, make)  # refuses what goes with no function
-    return Task(env, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd())
+    return EnvWorkerTask(
+        env, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd()
+    )
 
 
 def _sendable(env: Env, value: Any, what: str) -> bytes:

@@ -13,12 +13,12 @@ from qfleet.envs.spaces import adapt_actions, adapt_obs
 from qfleet.errors import UsageError, conceal
 from qfleet.frames import place
 from qfleet.heartbeat import MAKE, RESET, STEP, enter, inside, leave
-from qfleet.system.child_process import AskedToLeave
+from qfleet.system.child_process import StopRequested
 
 AnyEnv = gym.Env[Any, Any]
 
 
-class Raised(Exception):
+class EnvRaised(Exception):
     """A method of an environment (`call`) raised, or called sys.exit(); the exception is this one's cause."""
 
     def __init__(self, call: str, error: BaseException) -> None:
@@ -33,7 +33,7 @@ def describe(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {first}{called}{place(error)}"
 
 
-class Single:
+class SingleEnv:
     """Resets and steps environments like `env`, writing what they answer into a row of a `Step`."""
 
     def __init__(
@@ -62,11 +62,11 @@ class Single:
         enter(STEP, lane)
         try:
             obs, reward, terminated, truncated, info = env.step(self._actions.decode(action))
-        except AskedToLeave:
+        except StopRequested:
             raise
         except (Exception, SystemExit) as error:
             conceal(error)
-            raise Raised("step", error) from error
+            raise EnvRaised("step", error) from error
         finally:
             leave()
         step.reward[lane] = reward if type(reward) is float else as_reward(reward)
@@ -149,11 +149,11 @@ def _reset(env: AnyEnv, seed: int, lane: int = 0) -> tuple[Any, dict[str, Any]]:
     enter(RESET, lane)
     try:
         obs, info = env.reset(seed=seed)
-    except AskedToLeave:
+    except StopRequested:
         raise
     except (Exception, SystemExit) as error:
         conceal(error)
-        raise Raised("reset", error) from error
+        raise EnvRaised("reset", error) from error
     finally:
         leave()
     return obs, as_info(info)

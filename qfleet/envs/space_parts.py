@@ -16,7 +16,7 @@ _ERRORS = (KeyError, IndexError, ValueError, TypeError, AttributeError, Assertio
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class SpacePart:
     """A space within a Dict or Tuple that can be flattened; `path` leads to its value, `key` names it."""
 
     path: tuple[Any, ...]
@@ -53,12 +53,12 @@ class Leaf:
         return OutsideSpace(f"observation{self.key}", str(self.space), got)
 
 
-def encodable(space: spaces.Space[Any]) -> tuple[list[Leaf], list[str]]:
+def encodable(space: spaces.Space[Any]) -> tuple[list[SpacePart], list[str]]:
     """The leaves of a space that can be encoded, and a sentence for each that cannot and is left out."""
-    leaves, left_out = list[Leaf](), list[str]()
+    leaves, left_out = list[SpacePart](), list[str]()
     for path, part in _walk(space, ()):
         if isinstance(part, _ENCODED) and (path or isinstance(part, _WHOLE)):
-            leaves.append(Leaf(path, part, spaces.flatdim(part)))
+            leaves.append(SpacePart(path, part, spaces.flatdim(part)))
         else:
             key = "".join(f"[{step!r}]" for step in path)
             what = f"observation{key} is of type {type(part).__name__}, which is no array of numbers"

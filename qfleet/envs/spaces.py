@@ -11,7 +11,7 @@ from gymnasium import spaces
 from qfleet.data import Array, split_actions
 from qfleet.data.joint_actions import LARGEST
 from qfleet.envs.bounds import Bounds, OutsideSpace
-from qfleet.envs.space_parts import Leaf, encodable
+from qfleet.envs.space_parts import SpacePart, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
@@ -90,7 +90,7 @@ def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
     return ObsAdapter((size,), "float32", encode)
 
 
-def _flat_obs(leaves: list[Leaf], notes: tuple[str, ...]) -> ObsAdapter:
+def _flat_obs(leaves: list[SpacePart], notes: tuple[str, ...]) -> ObsAdapter:
     shape = (sum(leaf.size for leaf in leaves),)
 
     def encode(obs: Any) -> Array:

@@ -15,15 +15,15 @@ import numpy as np
 from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
-from qfleet.envs.episodes import Episodes, episode_seed
+from qfleet.envs.episodes import EpisodeRecorder, episode_seed
 from qfleet.envs.single_env import AnyEnv as AnyEnv
-from qfleet.envs.single_env import Raised, Single, blank, describe, made
+from qfleet.envs.single_env import EnvRaised, SingleEnv, blank, describe, made
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, inside
-from qfleet.system.child_process import AskedToLeave
+from qfleet.system.child_process import StopRequested
 
 
-class Lanes:
+class SyncVectorEnv:
     """A world made of single environments, stepped one after the other in this thread."""
 
     def __init__(
@@ -42,10 +42,10 @@ class Lanes:
         try:
             for _ in range(num):
                 self._envs.append(made(make, name))
-            self._single = Single(self._envs[0], bins, name, check_bounds=check_bounds)
-            self._episodes = Episodes(num, seed, stream)
+            self._single = SingleEnv(self._envs[0], bins, name, check_bounds=check_bounds)
+            self._episodes = EpisodeRecorder(num, seed, stream)
             self._single.learn_masks(self._envs[0], episode_seed(seed, stream, 0, 0))
-        except (Raised, OutsideSpace) as error:
+        except (EnvRaised, OutsideSpace) as error:
             self.close()
             raise self._named(0, error) from getattr(error, "error", error)
         except BaseException:
@@ -131,7 +131,7 @@ class Lanes:
             try:
                 with inside(CLOSE, len(self._envs)):
                     env.close()
-            except AskedToLeave:
+            except StopRequested:
                 raise
             except (Exception, SystemExit) as error:
                 warnings.warn(f"{self._name}: close() {describe(error)}", stacklevel=2)
@@ -147,13 +147,13 @@ class Lanes:
     def _begin(self, lane: int, step: Step) -> None:
         try:
             self._single.begin(self._envs[lane], int(self._episodes.seed[lane]), step, lane)
-        except (Raised, OutsideSpace) as error:
+        except (EnvRaised, OutsideSpace) as error:
             raise self._named(lane, error) from getattr(error, "error", error)
 
     def _advance(self, lane: int, action: int, step: Step) -> None:
         try:
             self._single.advance(self._envs[lane], action, step, lane)
-        except (Raised, OutsideSpace) as error:
+        except (EnvRaised, OutsideSpace) as error:
             raise self._named(lane, error) from getattr(error, "error", error)
 
     def _checked(self, step: Step) -> Step:
@@ -174,8 +174,8 @@ class Lanes:
         if self._sent is not None:
             raise RuntimeError("a step is under way: call receive() first")
 
-    def _named(self, lane: int, error: Raised | OutsideSpace) -> EnvError:
-        if isinstance(error, Raised):
+    def _named(self, lane: int, error: EnvRaised | OutsideSpace) -> EnvError:
+        if isinstance(error, EnvRaised):
             return self._raised(lane, error.call, error.error)
         return EnvError(
             f"{self._name}, lane {lane}: {error.field}: expected {error.expected}, got {error.got}.",

@@ -6,21 +6,21 @@ from collections.abc import Callable
 import torch
 
 from qfleet.data import Spec
-from qfleet.learn.batch_source import Diverging, Feed, Observer, ReplayFeed, drain, learning
+from qfleet.learn.batch_source import BatchSource, Diverging, Observer, ReplaySource, drain, learning
 from qfleet.learn.compiled_update import make_whole
-from qfleet.learn.count_bonus import Counts, make_bonus
-from qfleet.learn.fresh_source import FreshFeed
+from qfleet.learn.count_bonus import VisitCounts, make_bonus
+from qfleet.learn.fresh_source import FreshSource
 from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, arrays, restore
 from qfleet.learn.optimizer import make_optimizer
 from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
-from qfleet.learn.population import Members, rate_factors
-from qfleet.learn.rate_limiter import Gate
+from qfleet.learn.population import PopulationLearner, rate_factors
+from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.learn.target_network import make_follow, tensors
-from qfleet.nets import Implicit, QNet, constraints
+from qfleet.nets import ImplicitQuantileHead, QNet, constraints
 from qfleet.plan import updates_per_step
-from qfleet.plan.schema import Fresh, ImplicitHead, Plan
+from qfleet.plan.schema import FreshReplay, ImplicitHead, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.qlearn import Steps, make_head, make_rule, make_view
+from qfleet.qlearn import StepView, make_head, make_rule, make_view
 from qfleet.replay import Replay
 
 
@@ -32,7 +32,7 @@ def make_target(plan: Plan, net: QNet) -> QNet:
     target.requires_grad_(False).eval()
     for _, makers in constraints(target):
         makers.train()  # its weights change too: spectral norm must go on estimating their largest singular value
-    if isinstance(plan.net.head, ImplicitHead) and isinstance(target.head, Implicit):
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(target.head, ImplicitQuantileHead):
         target.head.fractions = plan.net.head.target_fractions
     return target
 
@@ -50,7 +50,7 @@ def make_learner(
     target = make_target(plan, net)
     optimizer = make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad))
     head, view = make_head(plan, spec), make_view(plan.algo)
-    rule = None if isinstance(plan.replay, Fresh) else make_rule(plan.algo)
+    rule = None if isinstance(plan.replay, FreshReplay) else make_rule(plan.algo)
     return Learner(
         net,
         target,
@@ -65,7 +65,7 @@ def make_learner(
         reset=make_reset(plan.algo, fresh),
         rate_factor=rate_factor,
         device=device,
-        reduced=plan.runtime.precision == "bfloat16" and isinstance(view, Steps),
+        reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
         whole=make_whole(plan, net, target, optimizer, head=head, rule=rule, view=view),
     )
 
@@ -78,37 +78,39 @@ def make_schedule(plan: Plan) -> Schedule:
     return Schedule(factor, optim.warm_updates, optim.decay_updates)
 
 
-def make_feed(plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: Counts | None = None) -> Feed:
+def make_feed(
+    plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
+) -> BatchSource:
     """Where the plan's batches come from."""
     observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
     width = lanes // num_senders(plan)
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         fresh = plan.replay
         settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace, "width": width}
-        return FreshFeed(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
+        return FreshSource(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
     anneal = make_anneal(plan.algo, replay.fold)
     members = plan.population.num
-    return ReplayFeed(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
+    return ReplaySource(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
 
 
-def make_gate(plan: Plan) -> Gate:
+def make_gate(plan: Plan) -> RateLimiter:
     """The gate the plan describes."""
-    return Gate(updates_per_step(plan), plan.algo.learn_start_steps)
+    return RateLimiter(updates_per_step(plan), plan.algo.learn_start_steps)
 
 
 __all__ = [
     "Anneal",
-    "Counts",
+    "BatchSource",
     "Diverging",
-    "Feed",
-    "FreshFeed",
-    "Gate",
+    "FreshSource",
     "Learner",
-    "Members",
     "NonFiniteUpdate",
     "Observer",
-    "ReplayFeed",
+    "PopulationLearner",
+    "RateLimiter",
+    "ReplaySource",
     "Reset",
+    "VisitCounts",
     "arrays",
     "dormant_units",
     "drain",

@@ -7,13 +7,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from qfleet.data import Array, Batch, Board, Channel, Rollout, Sequences, State, Tick
+from qfleet.data import Array, Batch, Channel, Rollout, Sequences, State, Tick, WeightsBoard
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.count_bonus import Counts
+from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner, NonFiniteUpdate
 from qfleet.learn.plasticity import Anneal
-from qfleet.learn.population import Members
-from qfleet.learn.rate_limiter import Gate
+from qfleet.learn.population import PopulationLearner
+from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.nets import Normalize, QNet
 from qfleet.replay import ALL, Replay
 from qfleet.system.timers import Stopwatch
@@ -55,7 +55,7 @@ class Observer:
         self.returns[lanes] = 0.0
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Where batches come from."""
 
     steps: int
@@ -90,7 +90,7 @@ class Feed(Protocol):
         ...
 
 
-def news_of(replay: Replay, bonus: Counts | None) -> dict[str, float | None]:
+def news_of(replay: Replay, bonus: VisitCounts | None) -> dict[str, float | None]:
     """The bonus paid and the share of items kept out, where the plan has such things."""
     filtered = {} if replay.filter is None else {"filtered": replay.filter.share}
     return {**({} if bonus is None else bonus.news()), **filtered}
@@ -101,7 +101,7 @@ def lanes_of(worker: int, width: int) -> slice:
     return slice(worker * width, (worker + 1) * width)
 
 
-def add_paid(rollout: Rollout, replay: Replay, observer: Observer, bonus: Counts | None) -> int:
+def add_paid(rollout: Rollout, replay: Replay, observer: Observer, bonus: VisitCounts | None) -> int:
     """Remember and observe a rollout, with its bonus if there is one; returns how many steps came in."""
     lanes = lanes_of(rollout.source[0], rollout.last.shape[1])
     paid = rollout if bonus is None else bonus.add(rollout)
@@ -116,7 +116,7 @@ def seal(lanes: slice, replay: Replay, observer: Observer) -> int:
 
 
 @dataclass
-class Drawn:
+class DrawnItems:
     """What was drawn since the last news: how many items, their serial numbers and the steps made by then, summed."""
 
     items: int = 0
@@ -136,17 +136,17 @@ class Drawn:
         return max(0.0, (self.steps - self.serials * steps / head) / self.items)
 
 
-class ReplayFeed:
+class ReplaySource:
     """Replay behind the gate: counts what came in and lets batches out in the plan's ratio."""
 
     def __init__(
         self,
         replay: Replay,
-        gate: Gate,
+        gate: RateLimiter,
         observer: Observer,
         batch_size: int,
         anneal: Anneal | None = None,
-        bonus: Counts | None = None,
+        bonus: VisitCounts | None = None,
         members: int = 1,
         width: int | None = None,
     ) -> None:
@@ -155,7 +155,7 @@ class ReplayFeed:
         self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = 0
         self.refill = 0  # items that must have been ready again before learning goes on
-        self.drawn = Drawn()
+        self.drawn = DrawnItems()
         self.refold()
 
     def refold(self) -> None:
@@ -190,7 +190,7 @@ class ReplayFeed:
 
     def news(self) -> dict[str, float | None]:
         """How old the items drawn were, in steps; the bonus paid and the share of items kept out."""
-        age, self.drawn = self.drawn.age(self.steps, self.replay.head), Drawn()
+        age, self.drawn = self.drawn.age(self.steps, self.replay.head), DrawnItems()
         return {"replay_age": age, **news_of(self.replay, self.bonus)}
 
     def state_dict(self) -> State:
@@ -213,8 +213,8 @@ class ReplayFeed:
         if "batch_size" in state:
             self.batch_size = saved_count(state, "batch_size")
         self.refill = saved_count(state, "refill") if "refill" in state else 0
-        drawn = saved_value(state, "drawn") if "drawn" in state else asdict(Drawn())
-        self.drawn = Drawn(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
+        drawn = saved_value(state, "drawn") if "drawn" in state else asdict(DrawnItems())
+        self.drawn = DrawnItems(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
         self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
         self.refold()
         if self.bonus is not None:
@@ -234,17 +234,17 @@ def known(ids: Array, priority: Array) -> tuple[Array, Array]:
     return (ids[~missing], priority[~missing]) if missing.any() else (ids, priority)
 
 
-def drain(channel: Channel, feed: Feed) -> None:
+def drain(channel: Channel, feed: BatchSource) -> None:
     """Remember everything that waits."""
     while (rollout := channel.get()) is not None:
         feed.insert(rollout)
 
 
 def learning(
-    learner: Learner | Members,
-    feed: Feed,
+    learner: Learner | PopulationLearner,
+    feed: BatchSource,
     channel: Channel,
-    board: Board,
+    board: WeightsBoard,
     expected: Callable[[], int] = lambda: 0,
     skipped: int = 0,
     watch: Stopwatch | None = None,

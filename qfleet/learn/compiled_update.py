@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from qfleet.learn.optimizer import Adam, Optimizer
+from qfleet.learn.optimizer import FusedAdam, FusedOptimizer
 from qfleet.nets import draws
 from qfleet.plan.schema import Adam as AdamPlan
-from qfleet.plan.schema import AverageTarget, Fresh, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
+from qfleet.plan.schema import AverageTarget, FreshReplay, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
 from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
 from qfleet.system.timers import COMPILERS
 
@@ -34,7 +34,7 @@ class CannotCompile(Exception):
     """No compiler, or one that does not take this update; nothing has been changed."""
 
 
-class Bound:
+class BoundUpdate:
     """A network with these tensors in place of its own."""
 
     def __init__(self, net: nn.Module, tensors: dict[str, Tensor]) -> None:
@@ -46,14 +46,14 @@ class Bound:
         return out
 
 
-class Whole:
+class CompiledUpdate:
     """One update in one call; weights, target and moments are changed in place, or not at all."""
 
     def __init__(
         self,
         net: nn.Module,
         target: nn.Module,
-        optimizer: Adam,
+        optimizer: FusedAdam,
         *,
         head: Head,
         rule: Rule | None,
@@ -124,8 +124,8 @@ class Whole:
         """Gradients, loss [], priorities [N] and the mean value []."""
         leaves = [weight.detach().requires_grad_() for weight in weights]
         kept = dict(zip(self.held, held, strict=True))
-        online = Bound(self.net, dict(zip(self.names, leaves, strict=True)) | kept)
-        aim = Bound(self.target, dict(zip(self.names, targets, strict=True)) | kept)
+        online = BoundUpdate(self.net, dict(zip(self.names, leaves, strict=True)) | kept)
+        aim = BoundUpdate(self.target, dict(zip(self.names, targets, strict=True)) | kept)
         with torch.enable_grad():
             loss, priority, values = td_loss(self.head, self.rule, self.view, online, aim, batch)
             found = torch.autograd.grad(loss, leaves)
@@ -266,7 +266,7 @@ def not_whole(plan: Plan) -> str | None:
         (net.spectral_norm, "net.spectral_norm has a state of its own"),
         (net.decoupled, "net.decoupled leaves out values by a mask"),
         (not isinstance(plan.optim, AdamPlan), f"optim.type={plan.optim.__struct_config__.tag} is not adam"),
-        (isinstance(plan.replay, Fresh), "replay.type=fresh has minibatches of several sizes"),
+        (isinstance(plan.replay, FreshReplay), "replay.type=fresh has minibatches of several sizes"),
         (not isinstance(plan.steer.batch, SteadyBatch), "steer.batch changes the batch size"),
         (plan.algo.accumulate > 1, "algo.accumulate is more than 1"),
         (plan.population.num > 1, "population.num is more than 1"),
@@ -277,15 +277,22 @@ def not_whole(plan: Plan) -> str | None:
 
 
 def make_whole(
-    plan: Plan, net: nn.Module, target: nn.Module, optimizer: Optimizer, *, head: Head, rule: Rule | None, view: View
-) -> Whole | None:
+    plan: Plan,
+    net: nn.Module,
+    target: nn.Module,
+    optimizer: FusedOptimizer,
+    *,
+    head: Head,
+    rule: Rule | None,
+    view: View,
+) -> CompiledUpdate | None:
     """The update as one piece, if the plan wants it and it can be."""
-    if not plan.runtime.compile or not_whole(plan) is not None or not isinstance(optimizer, Adam):
+    if not plan.runtime.compile or not_whole(plan) is not None or not isinstance(optimizer, FusedAdam):
         return None
     tau = plan.algo.target.tau if isinstance(plan.algo.target, AverageTarget) else None
     engine = engine_for(next(net.parameters()).device)
     parts = {"head": head, "rule": rule, "view": view, "clip_norm": plan.optim.clip_norm, "tau": tau}
-    return Whole(net, target, optimizer, **parts, engine=engine)  # type: ignore[arg-type]
+    return CompiledUpdate(net, target, optimizer, **parts, engine=engine)  # type: ignore[arg-type]
 
 
 def prepare_cache() -> None:

@@ -62,7 +62,7 @@ class Standardize:
         return scaled
 
 
-class Counts:
+class VisitCounts:
     """Counts visits by hash and pays scale / sqrt(visits)."""
 
     def __init__(
@@ -144,11 +144,11 @@ class Counts:
         self.paid, self.steps = float(saved_value(state, "paid")), saved_count(state, "steps")
 
 
-def make_bonus(plan: Plan, spec: Spec, rng: np.random.Generator) -> Counts | None:
+def make_bonus(plan: Plan, spec: Spec, rng: np.random.Generator) -> VisitCounts | None:
     """The bonus that the plan names, if any."""
     match plan.algo.bonus:
         case CountBonus(scale=scale, bits=bits, grid=grid, settle_steps=settle_steps):
             clip = plan.env.clip_reward
-            return Counts(spec, rng, scale=scale, bits=bits, grid=grid, settle_steps=settle_steps, clip=clip)
+            return VisitCounts(spec, rng, scale=scale, bits=bits, grid=grid, settle_steps=settle_steps, clip=clip)
         case _:
             return None

@@ -13,14 +13,14 @@ import torch
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.batch_source import Observer, add_paid, lanes_of, news_of, seal
-from qfleet.learn.count_bonus import Counts
+from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
 from qfleet.replay import Replay
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FreshBatch:
     """A minibatch to be: which steps of a block it holds. Cut when its turn comes: all at once are far larger."""
 
     obs: Array  # [T * B, ...]
@@ -35,7 +35,7 @@ class Part:
         return Batch(obs, self.action[self.at], goal, nothing, obs, alike, self.at)
 
 
-class FreshFeed:
+class FreshSource:
     """Collects a block, hands it out in shuffled minibatches `epochs` times, and forgets it."""
 
     def __init__(
@@ -43,7 +43,7 @@ class FreshFeed:
         replay: Replay,
         learner: Learner,
         observer: Observer,
-        bonus: Counts | None = None,
+        bonus: VisitCounts | None = None,
         *,
         epochs: int,
         minibatches: int,
@@ -54,7 +54,7 @@ class FreshFeed:
         self.epochs, self.minibatches, self.trace = epochs, minibatches, trace
         self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = self.learned_items = 0
-        self.waiting: deque[Part] = deque()  # always empty between turns: a block is learned from in one go
+        self.waiting: deque[FreshBatch] = deque()  # always empty between turns: a block is learned from in one go
 
     def insert(self, rollout: Rollout) -> None:
         """Take a row in."""
@@ -73,7 +73,7 @@ class FreshFeed:
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """Nothing to remember."""
 
-    def cut_block(self) -> list[Part]:
+    def cut_block(self) -> list[FreshBatch]:
         """Every minibatch of every epoch, in order; final observations are left out."""
         block = self.block()
         goal = self.returns(block).ravel()
@@ -81,7 +81,7 @@ class FreshFeed:
         obs, action = laid_out(block.obs[:-1].reshape(-1, *block.obs.shape[2:])), block.action[:-1].ravel()
         orders = [self.replay.rng.permutation(used) for _ in range(self.epochs)]
         places = [part for order in orders for part in np.array_split(order, self.minibatches) if len(part)]
-        return [Part(obs, action, goal, at) for at in places]
+        return [FreshBatch(obs, action, goal, at) for at in places]
 
     def block(self) -> Sequences:
         """The oldest window of every lane of one actor that was not learned from."""

@@ -13,11 +13,11 @@ from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.batch_split import part
-from qfleet.learn.compiled_update import CannotCompile, Whole
-from qfleet.learn.optimizer import Optimizer, clip_gradients, gradient_norm
-from qfleet.learn.peers import Partners
+from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
+from qfleet.learn.optimizer import FusedOptimizer, clip_gradients, gradient_norm
+from qfleet.learn.peers import Peers
 from qfleet.learn.plasticity import Reset
-from qfleet.learn.target_network import Follow, floating, tensors
+from qfleet.learn.target_network import TargetUpdate, floating, tensors
 from qfleet.learn.transfer import make_carry, numbers
 from qfleet.nets import (
     Chain,
@@ -32,7 +32,7 @@ from qfleet.nets import (
 )
 from qfleet.nets.gradients import Ready
 from qfleet.nets.normalize import LIMIT
-from qfleet.qlearn import Head, Rule, Scalar, Steps, Tensors, View, td_loss, td_slope
+from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_slope
 
 
 class NonFiniteUpdate(Exception):
@@ -72,12 +72,12 @@ class Learner:
         self,
         net: QNet,
         target: QNet,
-        optimizer: Optimizer,
+        optimizer: FusedOptimizer,
         *,
         head: Head,
         rule: Rule | None,
         view: View,
-        follow: Follow,
+        follow: TargetUpdate,
         clip_norm: float | None = 10.0,
         schedule: Schedule = STEADY,
         accumulate: int = 1,
@@ -85,7 +85,7 @@ class Learner:
         rate_factor: float = 1.0,
         device: torch.device | None = None,
         reduced: bool = False,
-        whole: Whole | None = None,
+        whole: CompiledUpdate | None = None,
     ) -> None:
         self.net, self.target, self.optimizer = net, target, optimizer
         self.head, self.rule, self.view, self.follow = head, rule, view, follow
@@ -98,12 +98,12 @@ class Learner:
         self.names, self.parameters = [name for name, _ in learned], [parameter for _, parameter in learned]
         self.online_tensors, self.target_tensors = tensors(floating(net)), tensors(floating(target))
         self.shared = may_share(net)  # else policies copy the weights, whenever their tensors count one more write
-        short = isinstance(head, Scalar) and isinstance(view, Steps)  # what can be differentiated by hand
+        short = isinstance(head, Scalar) and isinstance(view, StepView)  # what can be differentiated by hand
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
         self.whole, self.carry = whole, make_carry(self.device)
         self.not_compiled = ""  # why the update could not be compiled, if it was tried in vain
-        self.partners: Partners | None = None
+        self.partners: Peers | None = None
         self.updates = 0
         keep_freed_memory()
 
@@ -189,7 +189,7 @@ class Learner:
     def differentiate(self, batch: Tensors, ready: Ready | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of the loss by every parameter."""
         head, rule, view, online, aim = self.head, self.rule, self.view, self.online, self.aim
-        if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, Steps):
+        if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, StepView):
             loss, priority, values, slope = td_slope(head, rule, view, online, aim, batch)
             return loss, priority, values, online.gradients(slope, ready)
         loss, priority, values = td_loss(head, rule, view, online, aim, batch)

@@ -17,7 +17,7 @@ from qfleet.plan.schema import Rmsprop as RmspropPlan
 from qfleet.plan.schema import Sgd as SgdPlan
 
 
-class Optimizer(Protocol):
+class FusedOptimizer(Protocol):
     """Moves parameters against their gradients, in place; `moments` is all it remembers, a tensor per parameter."""
 
     parameters: list[Tensor]
@@ -39,7 +39,7 @@ def no_steps(parameters: list[Tensor]) -> Tensor:  # [parameters]
     return torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
 
 
-class Adam:
+class FusedAdam:
     """Adam (Kingma and Ba 2015); weight decay is decoupled (Loshchilov and Hutter 2019)."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Adam:
         )
 
 
-class Radam:
+class FusedRadam:
     """Rectified Adam (Liu et al. 2020, algorithm 2), by Adam's kernel; weight decay is decoupled."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Radam:
         )
 
 
-class Rmsprop:
+class FusedRmsprop:
     """RMSProp as in Graves 2013, eq. 38-41; `eps` is added outside the root, as torch does."""
 
     def __init__(
@@ -167,7 +167,7 @@ class Rmsprop:
         torch._foreach_addcdiv_(self.parameters, gradients, scale, value=-self.learning_rate)
 
 
-class Sgd:
+class FusedSgd:
     """Gradient descent with momentum."""
 
     def __init__(
@@ -188,20 +188,20 @@ class Sgd:
         torch._foreach_add_(self.parameters, gradients, alpha=-self.learning_rate)
 
 
-def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> Optimizer:
+def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> FusedOptimizer:
     """The optimiser the plan names."""
     rate, decay = optim.learning_rate, optim.weight_decay
     match optim:
         case AdamPlan():
-            return Adam(parameters, rate, eps=optim.eps, weight_decay=decay)
+            return FusedAdam(parameters, rate, eps=optim.eps, weight_decay=decay)
         case RadamPlan():
-            return Radam(parameters, rate, eps=optim.eps, weight_decay=decay)
+            return FusedRadam(parameters, rate, eps=optim.eps, weight_decay=decay)
         case RmspropPlan():
-            return Rmsprop(
+            return FusedRmsprop(
                 parameters, rate, decay=optim.decay, eps=optim.eps, centered=optim.centered, weight_decay=decay
             )
         case SgdPlan():
-            return Sgd(parameters, rate, momentum=optim.momentum, weight_decay=decay)
+            return FusedSgd(parameters, rate, momentum=optim.momentum, weight_decay=decay)
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:  # []

@@ -9,7 +9,7 @@ from qfleet.plan.sync_schema import Codec
 from qfleet.plan.sync_schema import Sync as SyncPlan
 
 
-class Partners(Protocol):
+class Peers(Protocol):
     """Other learners, with whom every step is agreed on."""
 
     agreement: SyncPlan

@@ -17,7 +17,7 @@ from qfleet.learn.plasticity import Reset
 from qfleet.nets import QNet
 
 
-class Members:
+class PopulationLearner:
     """Several learners as one. What there is one of, such as the weights that are saved first, is the leader's."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:

@@ -6,7 +6,7 @@ from qfleet.data import State
 from qfleet.data.state_reader import saved_count
 
 
-class Gate:
+class RateLimiter:
     """Open while fewer than floor(ratio x steps past the start) updates were made."""
 
     def __init__(self, ratio: Fraction, start_steps: int) -> None:

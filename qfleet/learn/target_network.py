@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from qfleet.plan.schema import CopyTarget, Fresh, Plan
+from qfleet.plan.schema import CopyTarget, FreshReplay, Plan
 
 
-class Follow(Protocol):
+class TargetUpdate(Protocol):
     """How the target follows the online network; called after each update with the number of updates made."""
 
     def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
@@ -19,7 +19,7 @@ class Follow(Protocol):
 
 
 @dataclass(frozen=True)
-class CopyEvery:
+class PeriodicCopy:
     """Equal to the online network after every so many updates."""
 
     updates_between: int
@@ -31,7 +31,7 @@ class CopyEvery:
 
 
 @dataclass(frozen=True)
-class Average:
+class PolyakAverage:
     """target += tau (online - target) after every update (Lillicrap et al. 2016)."""
 
     tau: float
@@ -45,12 +45,16 @@ def stay(target: list[Tensor], online: list[Tensor], updates: int) -> None:
     """Not at all: nothing is read from the target."""
 
 
-def make_follow(plan: Plan) -> Follow:
+def make_follow(plan: Plan) -> TargetUpdate:
     """How the plan wants the target to follow."""
     algo = plan.algo
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         return stay
-    return CopyEvery(algo.target.every_updates) if isinstance(algo.target, CopyTarget) else Average(algo.target.tau)
+    return (
+        PeriodicCopy(algo.target.every_updates)
+        if isinstance(algo.target, CopyTarget)
+        else PolyakAverage(algo.target.tau)
+    )
 
 
 def floating(net: nn.Module) -> list[Tensor]:

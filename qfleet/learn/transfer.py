@@ -25,7 +25,7 @@ def share(fields: Fields) -> dict[str, Tensor | None]:
 
 
 @dataclass
-class Slot:
+class PinnedPages:
     """Page-locked copies of one batch, and the moment when the device has read them."""
 
     pages: dict[str, Tensor] = field(default_factory=dict)
@@ -39,14 +39,14 @@ class Slot:
         return page
 
 
-class Ferry:
+class BatchTransfer:
     """Copies batches on a stream of its own through two sets of page-locked buffers; bytes travel as bytes.
 
     Not run on hardware here. The array may be reused as soon as the call returns: the device reads our pages.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.slots, self.trips = device, (Slot(), Slot()), 0
+        self.device, self.slots, self.trips = device, (PinnedPages(), PinnedPages()), 0
         self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, fields: Fields) -> dict[str, Tensor | None]:
@@ -73,7 +73,7 @@ class Ferry:
 def make_carry(device: torch.device) -> Carry:
     """How batches get to this device."""
     if device.type == "cuda":
-        return Ferry(device)
+        return BatchTransfer(device)
     if device.type == "cpu":
         return share
     return lambda fields: {name: value if value is None else value.to(device) for name, value in share(fields).items()}

@@ -2,7 +2,7 @@
 
 from qfleet.nets.chain import Chain, Network, chain_of
 from qfleet.nets.gradients import gradients_of, keep_freed_memory
-from qfleet.nets.heads import Dueling, Implicit, Plain
+from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
 from qfleet.nets.layers import Noisy, Style, constraints, dormant_share, set_noise, settle_norms, watching
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
@@ -17,15 +17,15 @@ __all__ = [
     "Chain",
     "Convolution",
     "Convolutions",
-    "Dueling",
+    "DuelingHead",
     "Impala",
-    "Implicit",
+    "ImplicitQuantileHead",
     "Memory",
     "Mlp",
     "Network",
     "Noisy",
     "Normalize",
-    "Plain",
+    "PlainHead",
     "QNet",
     "Reduced",
     "Style",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.nets.gradients import Ready
-from qfleet.nets.heads import Plain
+from qfleet.nets.heads import PlainHead
 from qfleet.nets.layers import Dense, Relu
 from qfleet.nets.qnet import QNet
 from qfleet.nets.torso import Convolutions, Mlp
@@ -197,7 +197,7 @@ def is_mixed(net: nn.Module) -> bool:
 
 def chain_of(net: QNet) -> Chain | None:
     """The network as a chain, if it is one: no memory, noise, dropout, spectral norm, duelling or residual blocks."""
-    if net.memory is not None or not (type(net.head) is Plain and len(net.head.shape) == 1) or is_mixed(net):
+    if net.memory is not None or not (type(net.head) is PlainHead and len(net.head.shape) == 1) or is_mixed(net):
         return None
     stream = net.head.actions
     dense = [*(net.torso.layers if type(net.torso) is Mlp else []), *([] if stream.hidden is None else [stream.hidden])]

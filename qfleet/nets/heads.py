@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from qfleet.nets.layers import PLAIN, Dense, Style, head_linear, relu
 
 
-class Stream(nn.Module):
+class HeadStream(nn.Module):
     """One hidden layer (if any) and a linear output."""
 
     def __init__(self, features: int, hidden: int, outputs: int, style: Style = PLAIN) -> None:
@@ -28,13 +28,13 @@ class Stream(nn.Module):
         return out
 
 
-class Plain(nn.Module):
+class PlainHead(nn.Module):
     """Features straight to action outputs."""
 
     def __init__(self, features: int, hidden: int, shape: tuple[int, ...], style: Style = PLAIN) -> None:
         super().__init__()
         self.shape = shape
-        self.actions = Stream(features, hidden, math.prod(shape), style)
+        self.actions = HeadStream(features, hidden, math.prod(shape), style)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, *shape]
         """Outputs per action."""
@@ -42,7 +42,7 @@ class Plain(nn.Module):
         return out if len(self.shape) == 1 else out.view(-1, *self.shape)
 
 
-class Dueling(nn.Module):
+class DuelingHead(nn.Module):
     """Q = V + A - mean(A), two streams of their own (Wang et al. 2016, eq. 9); per atom, per action dimension."""
 
     real: Tensor | None
@@ -60,8 +60,8 @@ class Dueling(nn.Module):
         self.shape, self.axis = shape, 1 if counts is None else 2  # where the actions of one dimension are counted
         self.value_shape = (1, *shape[1:]) if counts is None else (1, 1)
         self.register_buffer("real", real_actions(counts), persistent=False)
-        self.value = Stream(features, hidden, math.prod(self.value_shape), style)
-        self.advantage = Stream(features, hidden, math.prod(shape), style)
+        self.value = HeadStream(features, hidden, math.prod(self.value_shape), style)
+        self.advantage = HeadStream(features, hidden, math.prod(shape), style)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, *shape]
         """Outputs per action."""
@@ -86,7 +86,7 @@ def real_actions(counts: tuple[int, ...] | None) -> Tensor | None:  # [D, A]
     return (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).to(torch.float32)
 
 
-class Implicit(nn.Module):
+class ImplicitQuantileHead(nn.Module):
     """Values at fractions of the return's distribution (IQN, Dabney et al. 2018, eq. 4).
 
     Its output has one row more than there are actions: the last row holds the fractions that the others are at.

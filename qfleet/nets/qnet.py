@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets.heads import Dueling, Implicit, Plain
+from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
 from qfleet.nets.layers import Style
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
@@ -129,8 +129,8 @@ def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) ->
 
     def streams(*shape: int) -> nn.Module:
         if net.dueling:
-            return Dueling(features, hidden, shape, style, counts=spec.actions if net.decoupled else None)
-        return Plain(features, hidden, shape, style)
+            return DuelingHead(features, hidden, shape, style, counts=spec.actions if net.decoupled else None)
+        return PlainHead(features, hidden, shape, style)
 
     match net.head:
         case CategoricalHead(atoms=atoms):
@@ -138,7 +138,7 @@ def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) ->
         case QuantileHead(quantiles=quantiles):
             return streams(spec.num_actions, quantiles)
         case ImplicitHead(fractions=fractions, cosines=cosines):
-            return Implicit(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
+            return ImplicitQuantileHead(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
         case _:
             return streams(len(spec.actions), max(spec.actions)) if net.decoupled else streams(spec.num_actions)
 

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 
 from qfleet.errors import UsageError
-from qfleet.plan.draft import Draft, Entry, entries_of
+from qfleet.plan.draft import Assignment, Draft, entries_of
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Sync
 from qfleet.plan.toml import plain
@@ -34,7 +34,7 @@ def changed(plan: Plan, origin: str, settings: Iterable[tuple[str, Any, str]], *
     draft = Draft()
     # Nobody asked for what goes away with a variant that is replaced.
     draft.lay([replace(entry, asked=False) for entry in entries_of(plain(plan), origin)])
-    draft.lay([Entry(path, value, where, text=True, asked=True) for path, value, where in settings])
+    draft.lay([Assignment(path, value, where, text=True, asked=True) for path, value, where in settings])
     found = draft.plan()
     if not (alone and found.learners.num == 1):
         check(found, draft.origins)

@@ -7,7 +7,7 @@ from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.plan.changes import switches
-from qfleet.plan.draft import Draft, Entry, entries_of, show
+from qfleet.plan.draft import Assignment, Draft, entries_of, show
 from qfleet.plan.presets import environments
 from qfleet.plan.presets.pieces import Settings
 from qfleet.plan.schema import Plan
@@ -44,7 +44,7 @@ def compose(
 ) -> Composed:
     """Lay defaults, preset, file and overrides (path, value, origin) over each other; texts are parsed by type."""
     tree = read_toml(file) if file is not None else {}
-    asked = [Entry(path, value, where, text=True, asked=True) for path, value, where in overrides]
+    asked = [Assignment(path, value, where, text=True, asked=True) for path, value, where in overrides]
     chosen = _env_id(env_id, tree, asked)
     name, below = _defaults(chosen, preset)
     draft = Draft()
@@ -53,7 +53,7 @@ def compose(
         draft.lay(_settings(environments.settings_of(preset, chosen), f"preset {preset}"))
     draft.lay(entries_of(tree, str(file)))
     if env_id is not None:
-        draft.lay([Entry("env.id", env_id, origin, asked=True)])
+        draft.lay([Assignment("env.id", env_id, origin, asked=True)])
     draft.lay(asked)
     _refuse_code(draft, str(file))
     _refuse_places(draft, str(file))
@@ -69,8 +69,8 @@ def make_plan(env_id: str, preset: str | None = None, overrides: Mapping[str, An
     return compose(env_id, preset, overrides=settings, origin=PYTHON).plan
 
 
-def _settings(settings: Mapping[str, Any], origin: str) -> list[Entry]:
-    return [Entry(path, value, origin) for path, value in settings.items()]
+def _settings(settings: Mapping[str, Any], origin: str) -> list[Assignment]:
+    return [Assignment(path, value, origin) for path, value in settings.items()]
 
 
 def _defaults(env_id: str, preset: str | None) -> tuple[str, Settings]:
@@ -80,7 +80,7 @@ def _defaults(env_id: str, preset: str | None) -> tuple[str, Settings]:
     return environments.defaults_for(env_id)
 
 
-def _env_id(env_id: str | None, tree: Mapping[str, Any], asked: list[Entry]) -> str:
+def _env_id(env_id: str | None, tree: Mapping[str, Any], asked: list[Assignment]) -> str:
     table = tree.get("env")
     given = [entry.value for entry in asked if entry.path == "env.id"]
     given += [env_id, table.get("id") if isinstance(table, dict) else None]

@@ -6,7 +6,7 @@ from fractions import Fraction
 from qfleet.plan.schema import (
     Algo,
     ExponentialAnneal,
-    Fresh,
+    FreshReplay,
     Plan,
     SequencesView,
 )
@@ -14,7 +14,7 @@ from qfleet.plan.schema import (
 
 def updates_per_step(plan: Plan) -> Fraction:
     """How many updates are made per environment step, exactly."""
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
     return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
 
@@ -36,5 +36,5 @@ def item_stride(plan: Plan) -> int:
 
 def total_updates(plan: Plan) -> int:
     """How many updates the whole run makes if no other end comes first."""
-    start = 0 if isinstance(plan.replay, Fresh) else plan.algo.learn_start_steps
+    start = 0 if isinstance(plan.replay, FreshReplay) else plan.algo.learn_start_steps
     return math.floor(updates_per_step(plan) * max(0, plan.until.steps - start))

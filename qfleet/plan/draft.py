@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from qfleet.errors import UsageError
 from qfleet.plan import paths
-from qfleet.plan.paths import Choice, Leaf
+from qfleet.plan.paths import Setting, VariantSetting
 from qfleet.plan.schema import Plan
 
 DEFAULT = "default"
@@ -19,7 +19,7 @@ MEASURED = ("runtime.inference", "runtime.inference_device")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Assignment:
     """One setting of one layer. `text` is parsed by the field's type; `asked` means a person wrote it."""
 
     path: str
@@ -57,7 +57,7 @@ class Draft:
         self.origins: dict[str, str] = dict.fromkeys(self.values, DEFAULT)
         self._asked: set[str] = set()
 
-    def lay(self, entries: Iterable[Entry]) -> None:
+    def lay(self, entries: Iterable[Assignment]) -> None:
         """Put one layer over what is there; choices of `type` come first, whatever the order."""
         normal = [_normal(entry) for entry in entries]
         _refuse_twice(normal)
@@ -72,15 +72,15 @@ class Draft:
         """The finished plan."""
         return paths.unflatten(self.values)
 
-    def _keep(self, path: str, value: object, entry: Entry) -> None:
+    def _keep(self, path: str, value: object, entry: Assignment) -> None:
         self.values[path], self.origins[path] = value, entry.origin
         (self._asked.add if entry.asked else self._asked.discard)(path)
 
-    def _set(self, entry: Entry) -> None:
+    def _set(self, entry: Assignment) -> None:
         table, _, key = entry.path.rpartition(".")
         if _is_open(table):
             value = paths.parse_scalar(entry.value) if entry.text and isinstance(entry.value, str) else entry.value
-            entry = Entry(table, {**self.values[table], key: value}, entry.origin, asked=entry.asked)
+            entry = Assignment(table, {**self.values[table], key: value}, entry.origin, asked=entry.asked)
         leaf = self._leaf(entry)
         try:
             if entry.text and isinstance(entry.value, str):
@@ -92,7 +92,7 @@ class Draft:
             _refuse_value(entry, leaf.hint, self.values[entry.path], limit)
         self._keep(entry.path, value, entry)
 
-    def _leaf(self, entry: Entry) -> Leaf:
+    def _leaf(self, entry: Assignment) -> Setting:
         leaves = paths.index().leaves.get(entry.path)
         if leaves is None:
             _refuse_path(entry)
@@ -101,7 +101,7 @@ class Draft:
             self._refuse_idle(entry, leaves)
         return fitting[0]
 
-    def _choose(self, entry: Entry) -> None:
+    def _choose(self, entry: Assignment) -> None:
         section = entry.path.removesuffix(".type")
         choice = paths.index().choices[section]
         if entry.path not in self.values:
@@ -114,7 +114,7 @@ class Draft:
             self._reset(section, str(tag), entry)
         self._keep(entry.path, tag, entry)
 
-    def _reset(self, section: str, tag: str, entry: Entry) -> None:
+    def _reset(self, section: str, tag: str, entry: Assignment) -> None:
         was, fresh = _variant(section, self.values[entry.path]), _variant(section, tag)
         kept = {path for path in fresh if section in CARRIED and self.origins.get(path, DEFAULT) != DEFAULT}
         gone = [path for path in self.values if path.startswith(f"{section}.") and path not in {*kept, entry.path}]
@@ -129,11 +129,11 @@ class Draft:
         self.values.update(new)
         self.origins.update(dict.fromkeys(new, DEFAULT))
 
-    def _refuse_idle(self, entry: Entry, leaves: Sequence[Leaf | Choice]) -> NoReturn:
+    def _refuse_idle(self, entry: Assignment, leaves: Sequence[Setting | VariantSetting]) -> NoReturn:
         section, _ = next(need for need in leaves[0].needs if self.values.get(f"{need[0]}.type") != need[1])
         tags = [tag for leaf in leaves for place, tag in leaf.needs if place == section]
         chosen, name = self.values.get(f"{section}.type"), entry.path.removesuffix(".type").rpartition(".")[2]
-        lacks = f", which has no {name}" if isinstance(leaves[0], Choice) else ""
+        lacks = f", which has no {name}" if isinstance(leaves[0], VariantSetting) else ""
         raise UsageError(
             f"{entry} has no effect ({entry.origin})",
             f"{section}.type is {chosen} ({self.origins[f'{section}.type']}){lacks}; "
@@ -141,7 +141,7 @@ class Draft:
             f"Add {section}.type={tags[0]}, or leave {entry.path} out.",
         )
 
-    def _refuse_replaced(self, lost: list[str], section: str, entry: Entry) -> NoReturn:
+    def _refuse_replaced(self, lost: list[str], section: str, entry: Assignment) -> NoReturn:
         old, origin = self.values[entry.path], self.origins[lost[0]]
         shown = ", ".join(f"{path}={show(self.values[path])}" for path in lost)
         names = ", ".join(path.removeprefix(f"{section}.") for path in lost)
@@ -153,23 +153,23 @@ class Draft:
         )
 
 
-def entries_of(tree: Mapping[str, Any], origin: str, section: str = "") -> list[Entry]:
+def entries_of(tree: Mapping[str, Any], origin: str, section: str = "") -> list[Assignment]:
     """The settings in a tree of tables, such as a TOML file."""
-    found: list[Entry] = []
+    found: list[Assignment] = []
     for name, value in tree.items():
         path = paths.join(section, name)
         if isinstance(value, dict) and value and not _is_open(path):
             found += entries_of(value, origin, path)
         elif value != {} or path not in paths.index().sections:  # an empty section says nothing
-            found.append(Entry(path, value, origin, asked=True))
+            found.append(Assignment(path, value, origin, asked=True))
     return found
 
 
-def _normal(entry: Entry) -> Entry:
+def _normal(entry: Assignment) -> Assignment:
     # `net.torso=none` says the same as `net.torso.type=none`.
     choice = paths.index().choices.get(entry.path)
     if choice and choice.optional and (entry.value is None or str(entry.value).lower() == paths.NONE):
-        return Entry(f"{entry.path}.type", paths.NONE, entry.origin, entry.text, entry.asked)
+        return Assignment(f"{entry.path}.type", paths.NONE, entry.origin, entry.text, entry.asked)
     return entry
 
 
@@ -182,8 +182,8 @@ def _choice_of(path: str) -> bool:
     return path.endswith(".type") and path.removesuffix(".type") in paths.index().choices
 
 
-def _refuse_twice(entries: list[Entry]) -> None:
-    seen: dict[str, Entry] = {}
+def _refuse_twice(entries: list[Assignment]) -> None:
+    seen: dict[str, Assignment] = {}
     for entry in entries:
         first = seen.setdefault(entry.path, entry)
         if first is not entry:
@@ -198,7 +198,7 @@ def _is_open(path: str) -> bool:
     return any(leaf.open for leaf in paths.index().leaves.get(path, []))
 
 
-def _refuse_path(entry: Entry) -> NoReturn:
+def _refuse_path(entry: Assignment) -> NoReturn:
     if entry.path in paths.index().choices:
         _refuse_choice_section(entry)
     if entry.path in paths.index().sections:
@@ -213,7 +213,7 @@ def _refuse_path(entry: Entry) -> NoReturn:
     )
 
 
-def _refuse_choice_section(entry: Entry) -> NoReturn:
+def _refuse_choice_section(entry: Assignment) -> NoReturn:
     names = paths.index().choices[entry.path].names
     tag = str(entry.value) if str(entry.value) in names else names[0]
     raise UsageError(
@@ -223,7 +223,7 @@ def _refuse_choice_section(entry: Entry) -> NoReturn:
     )
 
 
-def _refuse_section(entry: Entry) -> NoReturn:
+def _refuse_section(entry: Assignment) -> NoReturn:
     names = paths.index().sections[entry.path]
     raise UsageError(
         f"{entry} is not a setting but a section ({entry.origin})",
@@ -237,7 +237,7 @@ def _parents(path: str) -> list[str]:
     return [".".join(words[:count]) for count in range(len(words) - 1, -1, -1)]
 
 
-def _refuse_value(entry: Entry, hint: Any, current: object, limit: str) -> NoReturn:
+def _refuse_value(entry: Assignment, hint: Any, current: object, limit: str) -> NoReturn:
     words = paths.expected(hint) + limit
     choices = words.removeprefix("one of ").split(", ") if words.startswith("one of ") else []
     near = paths.nearest(str(entry.value), choices)
@@ -249,7 +249,7 @@ def _refuse_value(entry: Entry, hint: Any, current: object, limit: str) -> NoRet
     )
 
 
-def _refuse_choice(entry: Entry, names: list[str]) -> NoReturn:
+def _refuse_choice(entry: Assignment, names: list[str]) -> NoReturn:
     near = paths.nearest(str(entry.value), names)
     raise UsageError(
         f"{entry} is not valid ({entry.origin})",

@@ -5,7 +5,7 @@ from qfleet.plan.presets import environments
 from qfleet.plan.schema import (
     CategoricalHead,
     DoubleRule,
-    Fresh,
+    FreshReplay,
     ImplicitHead,
     MunchausenRule,
     NoMemory,
@@ -44,7 +44,7 @@ def algorithm_name(plan: Plan, asked: str | None = None) -> str:
 def algorithm_words(plan: Plan) -> str:
     """The algorithm in words: Double DQN, 5-step returns."""
     (_, rule), *rest = parts_of(plan)
-    kind = "PQN" if isinstance(plan.replay, Fresh) else HEADS.get(type(plan.net.head), "DQN")
+    kind = "PQN" if isinstance(plan.replay, FreshReplay) else HEADS.get(type(plan.net.head), "DQN")
     return ", ".join([f"{rule} {kind}".strip(), *(words for _, words in rest if words)])
 
 
@@ -54,8 +54,8 @@ def parts_of(plan: Plan) -> list[tuple[str, str]]:
     rule = {DoubleRule: ("double", "Double"), MunchausenRule: ("munchausen", "Munchausen")}
     head = HEADS.get(type(net.head), "").lower().replace("-", "")
     memory = "" if isinstance(net.memory, NoMemory) else str(net.memory.__struct_config__.tag)
-    fresh = isinstance(replay, Fresh)
-    per = not isinstance(replay, Fresh) and isinstance(replay.sampler, PrioritizedSampler)
+    fresh = isinstance(replay, FreshReplay)
+    per = not isinstance(replay, FreshReplay) and isinstance(replay.sampler, PrioritizedSampler)
     return [
         rule.get(type(plan.algo.rule), ("", "")),
         *([("pqn", "")] if fresh else []),
@@ -72,7 +72,7 @@ def parts_of(plan: Plan) -> list[tuple[str, str]]:
 def is_like(plan: Plan, preset: str) -> bool:
     """Is the plan this preset's algorithm, whatever its numbers?"""
     flat = PLAIN | flatten(plan)
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         flat["algo.n_step"] = 1  # has no effect there
     settings = PLAIN | environments.settings_of(preset, plan.env.id)
     return all(flat[path] == settings[path] for path in PLAIN)

@@ -17,5 +17,5 @@ NotNegative = Annotated[float, Meta(ge=0.0)]
 Scalar = bool | int | float | str
 
 
-class Part(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A piece of a plan: immutable, and strict about its keys."""

@@ -47,7 +47,7 @@ class Limit(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class Setting:
     """One setting. `needs` lists the (section, variant) choices under which it exists."""
 
     path: str
@@ -61,7 +61,7 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class VariantSetting:
     """The `type` of a section: its variants by name; `optional` adds none, "chosen for you"."""
 
     section: str
@@ -79,8 +79,8 @@ class Choice:
 class Index:
     """All paths of the plan."""
 
-    leaves: dict[str, list[Leaf]]
-    choices: dict[str, Choice]  # by section: "algo.rule", "optim", ...
+    leaves: dict[str, list[Setting]]
+    choices: dict[str, VariantSetting]  # by section: "algo.rule", "optim", ...
     sections: dict[str, list[str]]  # section -> the names inside, "" is the plan itself
 
     def paths(self) -> list[str]:
@@ -125,11 +125,11 @@ def _visit(kind: type[Struct], section: str, needs: tuple[tuple[str, str], ...],
         if name not in names:
             names.append(name)
         if not inside:
-            found.leaves.setdefault(path, []).append(Leaf(path, hint, needs))
+            found.leaves.setdefault(path, []).append(Setting(path, hint, needs))
             continue
         tags = {tag: struct for struct in inside if (tag := tag_of(struct))}
         if tags:
-            found.choices[path] = Choice(path, tags, type(None) in get_args(hint), needs)
+            found.choices[path] = VariantSetting(path, tags, type(None) in get_args(hint), needs)
             found.sections[path] = ["type"]
         for struct in inside:
             tag = tag_of(struct)

@@ -14,10 +14,10 @@ from qfleet.plan.part import (
     Environments,
     Fraction,
     NotNegative,
-    Part,
     Positive,
     Rate,
     Scalar,
+    Section,
     Threads,
     Width,
     Workers,
@@ -25,7 +25,7 @@ from qfleet.plan.part import (
 from qfleet.plan.sync_schema import AllreduceSync, Learners, Sync
 
 
-class Env(Part):
+class Env(Section):
     """The world: which one, how many copies, and how it is adapted.
 
     With `workers` the copies are stepped in so many processes of their own, for worlds that are slow or unsafe: one
@@ -54,15 +54,15 @@ class Env(Part):
     secrets: dict[str, str] = field(default_factory=dict)
 
 
-class MaxRule(Part, tag="max"):
+class MaxRule(Section, tag="max"):
     """Bootstrap from the target network's best action (Mnih et al. 2015)."""
 
 
-class DoubleRule(Part, tag="double"):
+class DoubleRule(Section, tag="double"):
     """The online network chooses the action, the target network values it (van Hasselt et al. 2016)."""
 
 
-class MunchausenRule(Part, tag="munchausen"):
+class MunchausenRule(Section, tag="munchausen"):
     """Soft values, and the scaled log-probability of the action taken added to its reward (Vieillard et al. 2020)."""
 
     alpha: Fraction = 0.9
@@ -70,11 +70,11 @@ class MunchausenRule(Part, tag="munchausen"):
     floor: Annotated[float, Meta(le=0.0)] = -1.0
 
 
-class StepsView(Part, tag="steps"):
+class StepsView(Section, tag="steps"):
     """Each step is learned from by itself."""
 
 
-class SequencesView(Part, tag="sequences"):
+class SequencesView(Section, tag="sequences"):
     """Stretches of experience with the memory they began with (Kapturowski et al. 2019).
 
     The first `burn_in` rows only warm the memory up, `length` rows are learned from, a stretch begins every `stride`
@@ -87,7 +87,7 @@ class SequencesView(Part, tag="sequences"):
     eta: Fraction = 0.9
 
 
-class LinearEpsilon(Part, tag="linear"):
+class LinearEpsilon(Section, tag="linear"):
     """Epsilon falls in a straight line from `start` to `end` over `steps` environment steps."""
 
     start: Fraction = 1.0
@@ -95,7 +95,7 @@ class LinearEpsilon(Part, tag="linear"):
     steps: Positive = 10_000
 
 
-class ExponentialEpsilon(Part, tag="exponential"):
+class ExponentialEpsilon(Section, tag="exponential"):
     """Epsilon decays from `start` towards `end`, halving the distance every `half_life_steps`."""
 
     start: Fraction = 1.0
@@ -103,13 +103,13 @@ class ExponentialEpsilon(Part, tag="exponential"):
     half_life_steps: Positive = 5_000
 
 
-class ConstantEpsilon(Part, tag="constant"):
+class ConstantEpsilon(Section, tag="constant"):
     """One epsilon for the whole run."""
 
     epsilon: Fraction = 0.1
 
 
-class LadderEpsilon(Part, tag="ladder"):
+class LadderEpsilon(Section, tag="ladder"):
     """A constant epsilon for each environment, base^(1 + i * power / (env.num - 1)) for number i (Horgan et al. 2018).
 
     The first `warm_steps` are taken at random everywhere.
@@ -120,7 +120,7 @@ class LadderEpsilon(Part, tag="ladder"):
     warm_steps: Count = 0
 
 
-class SoftmaxExplore(Part, tag="softmax"):
+class SoftmaxExplore(Section, tag="softmax"):
     """Actions are drawn with probability ~ exp(value / temperature); `end` is what it falls to over `steps` steps."""
 
     temperature: Rate = 1.0
@@ -128,15 +128,15 @@ class SoftmaxExplore(Part, tag="softmax"):
     steps: Positive = 10_000
 
 
-class OwnExplore(Part, tag="own"):
+class OwnExplore(Section, tag="own"):
     """The user's own function, passed to `train(plan, explore=...)` from Python."""
 
 
-class NoBonus(Part, tag="off"):
+class NoBonus(Section, tag="off"):
     """Rewards are the world's alone."""
 
 
-class CountBonus(Part, tag="count"):
+class CountBonus(Section, tag="count"):
     """scale / sqrt(visits) is added to the reward of a step, so that rare observations are sought (Tang et al. 2017).
 
     Observations are standardised by the first `settle_steps`, in which nothing is counted. Visits are counted by a hash
@@ -149,23 +149,23 @@ class CountBonus(Part, tag="count"):
     settle_steps: Positive = 1_000
 
 
-class CopyTarget(Part, tag="copy"):
+class CopyTarget(Section, tag="copy"):
     """The target network becomes a copy of the online network every so many updates."""
 
     every_updates: Positive = 250
 
 
-class AverageTarget(Part, tag="average"):
+class AverageTarget(Section, tag="average"):
     """The target network follows the online one: target += tau * (online - target) after each update."""
 
     tau: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
 
 
-class NoReset(Part, tag="off"):
+class NoReset(Section, tag="off"):
     """The network is trained without a break."""
 
 
-class PeriodicReset(Part, tag="periodic"):
+class PeriodicReset(Section, tag="periodic"):
     """Every so many updates the head begins anew and the torso moves towards fresh weights (Schwarzer et al. 2023).
 
     The torso keeps the share `keep` of what it was (shrink and perturb): 1 leaves it alone, 0 begins anew as well.
@@ -175,11 +175,11 @@ class PeriodicReset(Part, tag="periodic"):
     keep: Fraction = 0.5
 
 
-class NoAnneal(Part, tag="off"):
+class NoAnneal(Section, tag="off"):
     """`n_step` and `discount` are the same from the first update to the last."""
 
 
-class ExponentialAnneal(Part, tag="exponential"):
+class ExponentialAnneal(Section, tag="exponential"):
     """From these `n_step` and `discount` to `algo`'s own over so many updates, again after each reset (BBF, 2023)."""
 
     n_step: Annotated[int, Meta(ge=1, le=100)] = 10
@@ -187,7 +187,7 @@ class ExponentialAnneal(Part, tag="exponential"):
     updates: Positive = 10_000
 
 
-class Algo(Part):
+class Algo(Section):
     """The learning rule: targets, exploration, batch and loss; a batch is computed in `accumulate` parts."""
 
     rule: MaxRule | DoubleRule | MunchausenRule = DoubleRule()
@@ -208,7 +208,7 @@ class Algo(Part):
     anneal: NoAnneal | ExponentialAnneal = NoAnneal()
 
 
-class Optimizer(Part):
+class Optimizer(Section):
     """What every optimiser has.
 
     The learning rate rises in a straight line over the first `warm_updates`, and falls to zero over `decay_updates`.
@@ -254,19 +254,19 @@ class Sgd(Optimizer, tag="sgd"):
     momentum: Fraction = 0.0
 
 
-class MlpTorso(Part, tag="mlp"):
+class MlpTorso(Section, tag="mlp"):
     """Fully connected layers with ReLU; any observation is flattened first."""
 
     sizes: Annotated[tuple[Width, ...], Meta(max_length=100)] = (128, 128)
 
 
-class NatureTorso(Part, tag="nature"):
+class NatureTorso(Section, tag="nature"):
     """The three convolutions of Mnih et al. 2015 and one fully connected layer of `width`."""
 
     width: Width = 512
 
 
-class ConvTorso(Part, tag="conv"):
+class ConvTorso(Section, tag="conv"):
     """Convolutions of your own choosing, one number of each list per layer, and a fully connected layer of `width`.
 
     What is left out fits pictures of 42x42.
@@ -278,7 +278,7 @@ class ConvTorso(Part, tag="conv"):
     width: Width = 256
 
 
-class ImpalaTorso(Part, tag="impala"):
+class ImpalaTorso(Section, tag="impala"):
     """Three sections of residual convolutions, `factor` times the published 16, 32, 32 channels (Espeholt et al. 2018).
 
     The last maps are max-pooled to `pool` x `pool` whatever their size; `width` units follow.
@@ -289,22 +289,22 @@ class ImpalaTorso(Part, tag="impala"):
     width: Width = 256
 
 
-class MinatarTorso(Part, tag="minatar"):
+class MinatarTorso(Section, tag="minatar"):
     """One 3x3 convolution and one fully connected layer, for small grids (Young and Tian 2019)."""
 
     channels: Width = 16
     width: Width = 128
 
 
-class OwnTorso(Part, tag="own"):
+class OwnTorso(Section, tag="own"):
     """The user's own `nn.Module`, passed to `train(plan, torso=...)` from Python."""
 
 
-class ScalarHead(Part, tag="scalar"):
+class ScalarHead(Section, tag="scalar"):
     """One expected value per action."""
 
 
-class CategoricalHead(Part, tag="categorical"):
+class CategoricalHead(Section, tag="categorical"):
     """Probabilities of `atoms` fixed returns from `low` to `high` per action (C51, Bellemare et al. 2017)."""
 
     atoms: Annotated[int, Meta(ge=2, le=10_000)] = 51
@@ -312,13 +312,13 @@ class CategoricalHead(Part, tag="categorical"):
     high: float = 10.0
 
 
-class QuantileHead(Part, tag="quantile"):
+class QuantileHead(Section, tag="quantile"):
     """As many quantiles of the return per action (QR-DQN, Dabney et al. 2018)."""
 
     quantiles: Annotated[int, Meta(ge=1, le=10_000)] = 200
 
 
-class ImplicitHead(Part, tag="implicit"):
+class ImplicitHead(Section, tag="implicit"):
     """The return's quantile function at fractions drawn anew each time (IQN, Dabney et al. 2018).
 
     `fractions` of the online network, `target_fractions` of the target network, `act_fractions` evenly spaced when
@@ -331,23 +331,23 @@ class ImplicitHead(Part, tag="implicit"):
     cosines: Annotated[int, Meta(ge=1, le=10_000)] = 64
 
 
-class NoMemory(Part, tag="off"):
+class NoMemory(Section, tag="off"):
     """The network sees one observation at a time."""
 
 
-class LstmMemory(Part, tag="lstm"):
+class LstmMemory(Section, tag="lstm"):
     """A long short-term memory after the torso; it also sees the previous action and reward."""
 
     size: Width = 128
 
 
-class GruMemory(Part, tag="gru"):
+class GruMemory(Section, tag="gru"):
     """A gated recurrent unit after the torso; it also sees the previous action and reward."""
 
     size: Width = 128
 
 
-class Net(Part):
+class Net(Section):
     """The network: a torso that makes features, perhaps a memory, a head that makes values."""
 
     torso: MlpTorso | NatureTorso | ConvTorso | ImpalaTorso | MinatarTorso | OwnTorso | None = None
@@ -362,11 +362,11 @@ class Net(Part):
     decoupled: bool = False
 
 
-class UniformSampler(Part, tag="uniform"):
+class UniformSampler(Section, tag="uniform"):
     """Every stored step is equally likely."""
 
 
-class PrioritizedSampler(Part, tag="prioritized"):
+class PrioritizedSampler(Section, tag="prioritized"):
     """Proportional prioritised replay (Schaul et al. 2016); beta rises linearly over `beta_updates` updates.
 
     A new item gets the largest priority seen so far, or (`initial=actor`) the error its actor expected (Ape-X).
@@ -380,11 +380,11 @@ class PrioritizedSampler(Part, tag="prioritized"):
     initial: Literal["largest", "actor"] = "largest"
 
 
-class NoFilter(Part, tag="off"):
+class NoFilter(Section, tag="off"):
     """Every step can be drawn."""
 
 
-class DuplicatesFilter(Part, tag="duplicates"):
+class DuplicatesFilter(Section, tag="duplicates"):
     """At most `copies` equal steps can be drawn at a time: same observation, action, reward, discount and outcome.
 
     `still` also keeps out steps that changed nothing: the same observation again, without reward or end.
@@ -394,7 +394,7 @@ class DuplicatesFilter(Part, tag="duplicates"):
     still: bool = False
 
 
-class Replay(Part, tag="buffer"):
+class BufferReplay(Section, tag="buffer"):
     """What is remembered and how often it is learned from; `compress` keeps frames in lossless blocks (lz4).
 
     `on_device` keeps a copy of all observations where the learner computes, and batches are stacked there.
@@ -408,7 +408,7 @@ class Replay(Part, tag="buffer"):
     on_device: bool = False
 
 
-class Fresh(Part, tag="fresh"):
+class FreshReplay(Section, tag="fresh"):
     """No replay: `rows` steps of every environment are learned from `epochs` times and forgotten (PQN).
 
     Targets are Q(lambda) returns with lambda = `trace` (Gallici et al. 2024); each epoch makes `minibatches` updates.
@@ -420,14 +420,14 @@ class Fresh(Part, tag="fresh"):
     trace: Fraction = 0.65
 
 
-class Actors(Part):
+class Actors(Section):
     """Who acts: so many actors, each with `envs` of the environments (`env.num` in all)."""
 
     num: Workers = 1
     envs: Environments | None = None
 
 
-class Inline(Part, tag="inline"):
+class InlineRuntime(Section, tag="inline"):
     """Everything in one thread, turned by hand: deterministic and easy to debug.
 
     `compile` makes the whole update one compiled piece, `precision` is what networks multiply in while they learn; both
@@ -440,7 +440,7 @@ class Inline(Part, tag="inline"):
     precision: Literal["float32", "bfloat16"] | None = None
 
 
-class Processes(Part, tag="processes"):
+class ProcessesRuntime(Section, tag="processes"):
     """Actors in processes of their own, joined by shared memory; learning goes on while they act.
 
     A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
@@ -464,7 +464,7 @@ class Processes(Part, tag="processes"):
     inference_device: str | None = None
 
 
-class Ray(Part, tag="ray"):
+class RayRuntime(Section, tag="ray"):
     """Actors, the learner, and if `replay_process` the replay, as processes of a Ray cluster.
 
     Without an `address` a Ray of our own is started for the time of the run, for this machine alone and with
@@ -491,7 +491,7 @@ class Ray(Part, tag="ray"):
     store_bytes: Annotated[int, Meta(ge=80 << 20)] = 200 << 20
 
 
-class Save(Part):
+class Save(Section):
     """When checkpoints are written and how many are kept."""
 
     every_seconds: NotNegative = 60.0
@@ -501,7 +501,7 @@ class Save(Part):
     keep: Annotated[int, Meta(ge=2)] = 2
 
 
-class Eval(Part):
+class Eval(Section):
     """How the greedy policy is judged: validation episodes steer, test episodes report; 0 episodes: not at all."""
 
     every_steps: Positive = 5_000
@@ -511,11 +511,11 @@ class Eval(Part):
     max_steps: Positive = 27_000
 
 
-class SteadyRate(Part, tag="off"):
+class SteadyRate(Section, tag="off"):
     """The learning rate is the plan's own."""
 
 
-class PlateauRate(Part, tag="plateau"):
+class PlateauRate(Section, tag="plateau"):
     """`patience` evaluations without a better score: times `factor`, but not below `floor`.
 
     A linear decay (`optim.decay_updates`) goes on from the lower rate.
@@ -526,11 +526,11 @@ class PlateauRate(Part, tag="plateau"):
     floor: Rate = 1e-5
 
 
-class SteadyBatch(Part, tag="off"):
+class SteadyBatch(Section, tag="off"):
     """The batch size is the plan's own."""
 
 
-class GrowingBatch(Part, tag="grow"):
+class GrowingBatch(Section, tag="grow"):
     """`patience` evaluations without a better score: times `factor`, up to `largest`; updates per step stay."""
 
     patience: Positive = 3
@@ -538,7 +538,7 @@ class GrowingBatch(Part, tag="grow"):
     largest: Positive = 1_024
 
 
-class Steer(Part):
+class Steer(Section):
     """What validation scores change; the run also ends after `stop_patience` evaluations without a better one."""
 
     learning_rate: SteadyRate | PlateauRate = SteadyRate()
@@ -546,7 +546,7 @@ class Steer(Part):
     stop_patience: Positive | None = None
 
 
-class Population(Part):
+class Population(Section):
     """Several members learn side by side: one replay, weights of their own; the best of them is the run's policy.
 
     Every `every_steps` the worst takes the weights of the best (Jaderberg et al. 2017); their learning rates are
@@ -558,7 +558,7 @@ class Population(Part):
     spread: Annotated[float, Meta(ge=1.0)] = 1.0
 
 
-class Until(Part):
+class Until(Section):
     """When the run is done: after so many steps, so many seconds, or a validated score."""
 
     steps: Positive = 100_000
@@ -566,7 +566,7 @@ class Until(Part):
     score: float | None = None
 
 
-class Log(Part):
+class Log(Section):
     """How often a progress row is written, in environment steps (so that rows are repeatable), and where else to.
 
     `history` also writes down every operation of a run with several actors, for an audit of its promises.
@@ -577,18 +577,18 @@ class Log(Part):
     history: bool = False
 
 
-class Plan(Part):
+class Plan(Section):
     """A complete run as data."""
 
     env: Env
     algo: Algo = Algo()
     optim: Adam | Radam | Rmsprop | Sgd = Adam()
     net: Net = Net()
-    replay: Replay | Fresh = Replay()
+    replay: BufferReplay | FreshReplay = BufferReplay()
     actors: Actors = Actors()
     learners: Learners = Learners()
     sync: Sync = AllreduceSync()
-    runtime: Inline | Processes | Ray = Inline()
+    runtime: InlineRuntime | ProcessesRuntime | RayRuntime = InlineRuntime()
     save: Save = Save()
     eval: Eval = Eval()
     steer: Steer = Steer()

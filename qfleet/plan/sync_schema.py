@@ -4,10 +4,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from qfleet.plan.part import Count, Fraction, Part, Positive, Rate
+from qfleet.plan.part import Count, Fraction, Positive, Rate, Section
 
 
-class Learners(Part):
+class Learners(Section):
     """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
 
     They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case); with `nccl`
@@ -27,44 +27,44 @@ class Learners(Part):
     schedule: tuple[str, ...] = ()
 
 
-class NoCodec(Part, tag="none"):
+class NoCodec(Section, tag="none"):
     """Every number is sent as it is."""
 
 
-class Fp16Codec(Part, tag="fp16"):
+class Fp16Codec(Section, tag="fp16"):
     """16 bits per number, with more digits."""
 
 
-class Bf16Codec(Part, tag="bf16"):
+class Bf16Codec(Section, tag="bf16"):
     """16 bits per number, with the larger range."""
 
 
-class Int8Codec(Part, tag="int8"):
+class Int8Codec(Section, tag="int8"):
     """8 bits per number and a scale per `chunk`, rounded by chance."""
 
     chunk: Positive = 1024
 
 
-class SignCodec(Part, tag="sign"):
+class SignCodec(Section, tag="sign"):
     """One bit per number and a size per `chunk` (Seide et al. 2014)."""
 
     chunk: Positive = 256
 
 
-class TernaryCodec(Part, tag="ternary"):
+class TernaryCodec(Section, tag="ternary"):
     """-1, 0 or 1 times a size per `chunk`, by chance (Wen et al. 2017)."""
 
     chunk: Positive = 256
 
 
-class TopKCodec(Part, tag="top_k"):
+class TopKCodec(Section, tag="top_k"):
     """Only the largest `share` of all numbers (Aji and Heafield 2017); `sampled`: about the largest."""
 
     share: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.01
     sampled: bool = False
 
 
-class PowerSgdCodec(Part, tag="power_sgd"):
+class PowerSgdCodec(Section, tag="power_sgd"):
     """Matrices as products of two thin ones of this `rank` (Vogels et al. 2019)."""
 
     rank: Positive = 2
@@ -78,7 +78,7 @@ def is_coarse(codec: Codec) -> bool:
     return not isinstance(codec, NoCodec | Fp16Codec | Bf16Codec) and codec != TopKCodec(share=1.0)
 
 
-class Coded(Part):
+class Coded(Section):
     """What is sent through a codec.
 
     The first `warm_rounds` means are exact. Every `check_every_rounds` (0: never) the mean is compared with the exact
@@ -109,7 +109,7 @@ def least_cosine_of(sync: Coded) -> float:
     return LEAST_COSINES.get(type(sync.codec), -1.0) if sync.least_cosine is None else sync.least_cosine
 
 
-class SoloSync(Part, tag="solo"):
+class SoloSync(Section, tag="solo"):
     """There is one learner, and nobody to agree with."""
 
 
@@ -186,7 +186,7 @@ class AdmmSync(Coded, tag="admm"):
     rho: Rate = 0.01
 
 
-class GossipSync(Part, tag="gossip"):
+class GossipSync(Section, tag="gossip"):
     """A step, then the mean with the neighbours on a ring (Lian et al. 2017)."""
 
 

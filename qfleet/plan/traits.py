@@ -1,11 +1,11 @@
 """Questions about a plan that several rules ask."""
 
-from qfleet.plan.schema import Fresh, Plan, ScalarHead
+from qfleet.plan.schema import FreshReplay, Plan, ScalarHead
 
 
 def is_fresh(plan: Plan) -> bool:
     """Does it learn from fresh experience only?"""
-    return isinstance(plan.replay, Fresh)
+    return isinstance(plan.replay, FreshReplay)
 
 
 def is_distribution(plan: Plan) -> bool:

@@ -1,6 +1,6 @@
 """Settings that name a place to connect to, a program to run, or whom to trust: the list of them, kept here alone.
 
-They count when the user's own command line names them, or a run that this user signed (`train/env_trust.py`). From a
+They count when the user's own command line names them, or a run that this user signed (`training/env_trust.py`). From a
 plan file or a run folder that may come from anywhere they are refused. A new setting of this kind is added to TRUSTED.
 Code that `env.id` names has the same rule (`layers.names_code`).
 """

@@ -11,11 +11,11 @@ from qfleet.plan.schema import (
     QuantileHead,
     SequencesView,
 )
-from qfleet.qlearn.heads import Categorical, Decoupled, Head, Implicit, Quantile, Scalar
+from qfleet.qlearn.heads import Categorical, Decoupled, Head, ImplicitQuantiles, Quantile, Scalar
 from qfleet.qlearn.returns import lambda_returns
-from qfleet.qlearn.rules import Choice, Double, Max, Munchausen, Rule, Seen, greedy
+from qfleet.qlearn.rules import ActionChoice, Double, Max, Munchausen, NextValues, Rule, greedy
 from qfleet.qlearn.td import td_loss, td_slope, td_target
-from qfleet.qlearn.views import Steps, Tensors, Unrolled, View
+from qfleet.qlearn.views import SequenceView, StepView, Tensors, View
 
 
 def make_rule(algo: Algo) -> Rule:
@@ -38,7 +38,7 @@ def make_head(plan: Plan, spec: Spec) -> Head:
         case QuantileHead():
             return Quantile(rescale)
         case ImplicitHead():
-            return Implicit(rescale)
+            return ImplicitQuantiles(rescale)
         case _:
             loss = plan.algo.loss
             return Decoupled(spec.actions, loss, rescale) if plan.net.decoupled else Scalar(loss, rescale)
@@ -47,26 +47,26 @@ def make_head(plan: Plan, spec: Spec) -> Head:
 def make_view(algo: Algo) -> View:
     """How the plan shows batches to the network."""
     if isinstance(algo.view, SequencesView):
-        return Unrolled(algo.view.burn_in, algo.view.length, algo.view.eta)
-    return Steps()
+        return SequenceView(algo.view.burn_in, algo.view.length, algo.view.eta)
+    return StepView()
 
 
 __all__ = [
+    "ActionChoice",
     "Categorical",
-    "Choice",
     "Decoupled",
     "Double",
     "Head",
-    "Implicit",
+    "ImplicitQuantiles",
     "Max",
     "Munchausen",
+    "NextValues",
     "Quantile",
     "Rule",
     "Scalar",
-    "Seen",
-    "Steps",
+    "SequenceView",
+    "StepView",
     "Tensors",
-    "Unrolled",
     "View",
     "greedy",
     "lambda_returns",

@@ -196,7 +196,7 @@ class Quantile:
 
 
 @dataclass(frozen=True)
-class Implicit:
+class ImplicitQuantiles:
     """Quantiles at the fractions that the output's last row names (IQN)."""
 
     rescale: bool = False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 @dataclass(slots=True)
-class Seen:
+class NextValues:
     """What a rule may look at: values where the target is read and where the action was taken."""
 
     target_next: Tensor
@@ -23,7 +23,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Choice:
+class ActionChoice:
     """How the next state is valued."""
 
     probs: Tensor  # like the values
@@ -44,7 +44,7 @@ class Rule(Protocol):
         """Must the target network look at the present observations too?"""
         ...
 
-    def __call__(self, seen: Seen) -> Choice:
+    def __call__(self, seen: NextValues) -> ActionChoice:
         """Next-action probabilities and what is added."""
         ...
 
@@ -69,9 +69,9 @@ class Max:
     needs_online: bool = False
     needs_now: bool = False
 
-    def __call__(self, seen: Seen) -> Choice:
+    def __call__(self, seen: NextValues) -> ActionChoice:
         """One-hot of argmax over the target's values."""
-        return Choice(greedy(seen.target_next, seen.next_mask))
+        return ActionChoice(greedy(seen.target_next, seen.next_mask))
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,11 @@ class Double:
     needs_online: bool = True
     needs_now: bool = False
 
-    def __call__(self, seen: Seen) -> Choice:
+    def __call__(self, seen: NextValues) -> ActionChoice:
         """One-hot of argmax over the online network's values."""
         if seen.online_next is None:
             raise ValueError("the double rule needs the online network's values of the next observations")
-        return Choice(greedy(seen.online_next, seen.next_mask))
+        return ActionChoice(greedy(seen.online_next, seen.next_mask))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Munchausen:
     needs_online: bool = False
     needs_now: bool = True
 
-    def __call__(self, seen: Seen) -> Choice:
+    def __call__(self, seen: NextValues) -> ActionChoice:
         """The soft policy, its scaled log-probability of the action taken, and its scaled entropy."""
         if seen.target_now is None or seen.action is None:
             raise ValueError("the munchausen rule needs the target network's values of the present observations")
@@ -112,7 +112,7 @@ class Munchausen:
         log_now = self.log_policy(seen.target_now, seen.mask)
         taken = log_now.gather(-1, seen.action.unsqueeze(-1)).squeeze(-1)
         bonus = self.alpha * taken.clamp(self.floor, 0.0)
-        return Choice(probs, over_dimensions(bonus), over_dimensions(entropy))
+        return ActionChoice(probs, over_dimensions(bonus), over_dimensions(entropy))
 
     def log_policy(self, values: Tensor, mask: Tensor | None) -> Tensor:
         """tau log pi, through the maximum so that no exponential overflows."""

@@ -6,8 +6,8 @@ from torch import Tensor
 from qfleet.data import split_actions
 from qfleet.nets import Network
 from qfleet.qlearn.heads import HUGE, Decoupled, Head, Scalar
-from qfleet.qlearn.rules import Rule, Seen
-from qfleet.qlearn.views import Steps, Tensors, View
+from qfleet.qlearn.rules import NextValues, Rule
+from qfleet.qlearn.views import StepView, Tensors, View
 
 
 def td_target(
@@ -18,7 +18,7 @@ def td_target(
         now, after = view.see(target, batch, now=rule.needs_now, after=True)
         if after is None:
             raise ValueError("the view showed nothing to bootstrap from")
-        seen = view.masks(Seen(head.values(after)), batch)
+        seen = view.masks(NextValues(head.values(after)), batch)
         if online_next is not None:
             seen.online_next = head.values(online_next.detach())
         if now is not None:
@@ -46,7 +46,7 @@ def td_loss(
 
 
 def td_slope(
-    head: Scalar, rule: Rule | None, view: Steps, online: Network, target: Network, batch: Tensors
+    head: Scalar, rule: Rule | None, view: StepView, online: Network, target: Network, batch: Tensors
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `td_loss`, and d loss / d outputs [N, A] by hand: for networks so small that autograd's own way is longer."""
     now, goal = outlook(head, rule, view, online, target, batch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qfleet.nets import Network, QNet
-from qfleet.qlearn.rules import Seen
+from qfleet.qlearn.rules import NextValues
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class View(Protocol):
         """Folded rewards and discounts [M]."""
         ...
 
-    def masks(self, seen: Seen, batch: Tensors) -> Seen:
+    def masks(self, seen: NextValues, batch: Tensors) -> NextValues:
         """Add which actions were allowed, then and there."""
         ...
 
@@ -56,7 +56,7 @@ class View(Protocol):
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepView:
     """Each item stands alone: a feed-forward network sees one observation at a time."""
 
     def see(self, net: Network, batch: Tensors, *, now: bool, after: bool) -> tuple[Tensor | None, Tensor | None]:
@@ -77,7 +77,7 @@ class Steps:
         """As they are."""
         return batch.reward, batch.discount
 
-    def masks(self, seen: Seen, batch: Tensors) -> Seen:
+    def masks(self, seen: NextValues, batch: Tensors) -> NextValues:
         """The batch's own masks."""
         seen.mask, seen.next_mask = batch.mask, batch.next_mask
         return seen
@@ -88,7 +88,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Unrolled:
+class SequenceView:
     """Windows of rows seen one after the other by a network with memory (R2D2, Kapturowski et al. 2019).
 
     The stored state and `burn_in` rows without gradient bring the memory up to date; both networks do so for
@@ -125,7 +125,7 @@ class Unrolled:
         """Row after row."""
         return batch.reward.flatten(), batch.discount.flatten()
 
-    def masks(self, seen: Seen, batch: Tensors) -> Seen:
+    def masks(self, seen: NextValues, batch: Tensors) -> NextValues:
         """Of the rows learned from, and of those they bootstrap from."""
         if batch.mask is not None:
             seen.mask, seen.next_mask = self.rows(batch.mask), pick(batch.mask, window(batch)[3])

@@ -4,14 +4,14 @@ import numpy as np
 
 from qfleet.data import Spec
 from qfleet.plan import largest_n_step
-from qfleet.plan.schema import Algo, DuplicatesFilter, Fresh, NoBonus, Plan, PrioritizedSampler, SequencesView
-from qfleet.plan.schema import Replay as Buffer
+from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
+from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.mirror import Mirror
-from qfleet.replay.packed import Saving
+from qfleet.replay.packed import CompressionSavings
 from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
-from qfleet.replay.samplers import Prioritized, Sampler, Stock, Uniform
+from qfleet.replay.samplers import Prioritized, Sampler, SamplerTotals, Uniform
 from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows, row_bytes
 from qfleet.replay.tree import tree_levels
 
@@ -54,7 +54,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
     """The replay the plan describes; for learning from fresh rows, one that holds just these."""
     # A bonus is added to clipped rewards, not clipped with them.
     clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         cut: Cut = SequenceCut(1, 0, plan.replay.rows, plan.replay.rows)
         fold = Fold(1, plan.algo.discount, clip)
         return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold, values=True)
@@ -76,6 +76,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
 
 __all__ = [
     "ALL",
+    "CompressionSavings",
     "Cut",
     "Duplicates",
     "Fold",
@@ -83,11 +84,10 @@ __all__ = [
     "Prioritized",
     "Replay",
     "Sampler",
-    "Saving",
+    "SamplerTotals",
     "SequenceCut",
     "Span",
     "StepCut",
-    "Stock",
     "Store",
     "Uniform",
     "frame_bytes",

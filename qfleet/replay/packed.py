@@ -16,7 +16,7 @@ from qfleet.replay.kernels import BLOCK
 
 
 @dataclass(frozen=True)
-class Saving:
+class CompressionSavings:
     """What packing has saved and what it has cost since the store was made."""
 
     raw_bytes: int  # of the frames that lie in blocks
@@ -32,7 +32,7 @@ class Saving:
         return self.raw_bytes / self.packed_bytes if self.packed_bytes else 1.0
 
 
-class Packed:
+class CompressedFrames:
     """The observations of a store of R rows."""
 
     def __init__(self, lanes: int, rows: int, frame: Array) -> None:
@@ -120,9 +120,9 @@ class Packed:
                 else:
                     self.pack(block, lane, frames)
 
-    def saving(self) -> Saving:
+    def saving(self) -> CompressionSavings:
         """The numbers so far."""
         blocks = sum(blob is not None for blob in self.blobs)
         raw = blocks * self.frames[:BLOCK].nbytes
         packing = (self.packed_blocks, self.pack_seconds)
-        return Saving(raw, self.packed_bytes, *packing, self.unpacked_blocks, self.unpack_seconds)
+        return CompressionSavings(raw, self.packed_bytes, *packing, self.unpacked_blocks, self.unpack_seconds)

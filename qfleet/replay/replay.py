@@ -19,7 +19,7 @@ from qfleet.data.state_reader import restore_generator, saved_count, saved_numbe
 from qfleet.replay.cuts import Cut, Fold, cut_places
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.intake import admit, look_up, number, seal
-from qfleet.replay.samplers import Sampler, Stock
+from qfleet.replay.samplers import Sampler, SamplerTotals
 from qfleet.replay.store import ALL, Store, ring_rows
 
 ROWS_AT_ONCE = 64  # of a rollout; longer ones come in in parts
@@ -162,7 +162,7 @@ class Replay:
         """New priorities; those of items that have left are dropped."""
         self.sampler.update(ids, priority)
 
-    def stock(self) -> Stock:
+    def stock(self) -> SamplerTotals:
         """What there is to draw from, right after a batch was drawn."""
         return self.sampler.stock()
 

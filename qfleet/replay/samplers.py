@@ -11,7 +11,7 @@ from qfleet.replay.tree import sum_up, tree_draw, tree_fill, tree_levels, tree_s
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class SamplerTotals:
     """What there is to draw from: items of so much mass, drawn in proportion to their part of it.
 
     Importance weights are (items x an item's part of the mass)^-beta, over the largest of its draw, which was `top`.
@@ -38,7 +38,7 @@ class Sampler(Protocol):
         """New priorities; those of items that have left are dropped."""
         ...
 
-    def stock(self) -> Stock:
+    def stock(self) -> SamplerTotals:
         """What there is to draw from, right after a draw."""
         ...
 
@@ -68,9 +68,9 @@ class Uniform:
     def update(self, serials: Array, priority: Array) -> None:
         """Priorities mean nothing here."""
 
-    def stock(self) -> Stock:
+    def stock(self) -> SamplerTotals:
         """Every item counts the same."""
-        return Stock(self.head - self.tail, float(self.head - self.tail))
+        return SamplerTotals(self.head - self.tail, float(self.head - self.tail))
 
     def state_dict(self) -> State:
         """Nothing of its own."""
@@ -141,13 +141,13 @@ class Prioritized:
         where = (self.tree, self.levels, serials, values, self.tail, self.capacity)
         self.largest = max(self.largest, tree_set(*where, self.eps, self.alpha))
 
-    def stock(self) -> Stock:
+    def stock(self) -> SamplerTotals:
         """The mass is the sum of all p^alpha; the largest weight belongs to the least likely item drawn."""
         items, mass, beta = self.head - self.tail, float(self.tree[-1]), self.drawn_beta
         if not len(self.drawn):
-            return Stock(items, mass, beta)
+            return SamplerTotals(items, mass, beta)
         least = float(self.leaves[self.drawn % self.capacity].min())
-        return Stock(items, mass, beta, (items * least / mass) ** -beta)
+        return SamplerTotals(items, mass, beta, (items * least / mass) ** -beta)
 
     def state_dict(self) -> State:
         """Leaves in serial order, and the counters."""

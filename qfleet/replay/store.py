@@ -8,7 +8,7 @@ import numpy as np
 from qfleet.data import Array, Rollout, Spec, State
 from qfleet.replay.intake import write_column, write_rows
 from qfleet.replay.kernels import BLOCK
-from qfleet.replay.packed import Packed, Saving
+from qfleet.replay.packed import CompressedFrames, CompressionSavings
 
 ALL = slice(None)  # every lane
 # Small observations get two rows per step, so that even one-step episodes (one `last` row each) fill the capacity;
@@ -80,7 +80,7 @@ class Store:
         self.heads = np.zeros(lanes, np.int64)  # rows written so far
         self.restored = 0  # how often its rows became others at once
         blank = words_of(np.zeros((1, 1, *spec.obs), spec.dtype))[0, 0]
-        self.packed = Packed(lanes, rows, blank) if pack else None
+        self.packed = CompressedFrames(lanes, rows, blank) if pack else None
         self.table = np.zeros((0, lanes), np.int64) if self.packed is None else self.packed.table
         self._frames: tuple[Array, Array] = (blank, blank)  # observations, and their words
 
@@ -155,6 +155,6 @@ class Store:
             frames = words_of(plain(values["obs"], self.obs.dtype))
             self.packed.restore(begin, end, range(self.lanes)[lanes], frames)
 
-    def saving(self) -> Saving | None:
+    def saving(self) -> CompressionSavings | None:
         """What packing saves and costs, if anything is packed."""
         return None if self.packed is None else self.packed.saving()

@@ -15,7 +15,7 @@ from qfleet.files import is_folder
 from qfleet.save.commit import Blob, Link, discard, drop, fill, make_root, publish, recover, temporary_name
 from qfleet.save.damage import Damaged, NewerFormat
 from qfleet.save.files import FileLayer, RealFiles
-from qfleet.save.manifest import Entry, Manifest, parse_manifest, step_name, write_manifest
+from qfleet.save.manifest import FileEntry, Manifest, parse_manifest, step_name, write_manifest
 from qfleet.save.verify import (
     hash_problem,
     open_saved,
@@ -44,7 +44,7 @@ class Checkpoint:
     step: int
     path: Path
     meta: dict[str, Any]
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
     _seen: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def read(self, name: str, most_bytes: int | None = None) -> bytes:
@@ -71,7 +71,7 @@ class Checkpoint:
                 raise Damaged(self.path.name, problem)
             self._seen.add(name)
 
-    def _entry(self, name: str) -> Entry:
+    def _entry(self, name: str) -> FileEntry:
         if name not in self.files:
             raise Damaged(self.path.name, f"it has no file {name}")
         return self.files[name]

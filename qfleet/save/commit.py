@@ -17,7 +17,7 @@ from typing import TypeAlias
 from qfleet.errors import StorageError
 from qfleet.files import is_folder, names_inside, read_inside
 from qfleet.save.files import Data, FileLayer
-from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, valid_name, write_manifest
+from qfleet.save.manifest import MANIFEST_NAME, FileEntry, Manifest, valid_name, write_manifest
 
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -50,7 +50,7 @@ def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blan
     """Put all files into a fresh directory, the manifest last; also says how many bytes that took."""
     files.make_dir(folder)
     made = {folder}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, FileEntry] = {}
     written = 0
     for name, blob in blobs:
         if not valid_name(name) or name in entries:
@@ -116,12 +116,12 @@ def recover(files: FileLayer, root: Path) -> int:
     return len(leftovers)
 
 
-def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[Entry, int]:
+def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[FileEntry, int]:
     if isinstance(blob, Link):
-        return Entry(blob.bytes, blob.sha256), _link(files, path, blob)
+        return FileEntry(blob.bytes, blob.sha256), _link(files, path, blob)
     _store(files, path, blob)
     size = memoryview(blob).nbytes
-    return Entry(size, hashlib.sha256(blob).hexdigest()), size
+    return FileEntry(size, hashlib.sha256(blob).hexdigest()), size
 
 
 def _link(files: FileLayer, path: Path, link: Link) -> int:

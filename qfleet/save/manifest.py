@@ -21,7 +21,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """One file as the manifest knows it."""
 
     bytes: int
@@ -33,7 +33,7 @@ class Manifest:
     """What a checkpoint says of itself."""
 
     step: int
-    files: dict[str, Entry]
+    files: dict[str, FileEntry]
     meta: dict[str, Any]
 
 
@@ -94,13 +94,13 @@ def _unseal(raw: bytes) -> dict[str, Any]:
     return body
 
 
-def _entry(name: str, fields: Any) -> Entry:
+def _entry(name: str, fields: Any) -> FileEntry:
     size, digest = (fields.get("bytes"), fields.get("sha256")) if isinstance(fields, dict) else (None, None)
     if type(size) is not int or size < 0 or not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise Damaged(MANIFEST_NAME, f"its entry {name!r} is malformed")
     if not valid_name(name):
         raise Damaged(MANIFEST_NAME, f"the file name {name!r} is not allowed")
-    return Entry(size, digest)
+    return FileEntry(size, digest)
 
 
 def _written_by(meta: Any) -> str | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError
 from qfleet.files import NotPlain, is_folder, names_inside, open_inside
 from qfleet.save.damage import Damaged
-from qfleet.save.manifest import MANIFEST_NAME, Entry, Manifest, parse_manifest, step_of
+from qfleet.save.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest, step_of
 
 MAX_MANIFEST_BYTES = 16 << 20
 # We write no holes. A filesystem that compresses may make some, of zeros; a forged file of holes costs hours to hash.
@@ -22,7 +22,7 @@ MOST_HOLE_BYTES = 1 << 30
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, errno.ENXIO}
 
 
-class Verdict(NamedTuple):
+class FileVerdict(NamedTuple):
     """What is to be said of one checkpoint."""
 
     name: str
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
     detail: str
 
 
-def verify_run(path: Path) -> list[Verdict]:
+def verify_run(path: Path) -> list[FileVerdict]:
     """A verdict for each checkpoint of a run directory (or for one checkpoint directory), oldest first."""
     if step_of(path.name) is not None:
         return [_verdict(path)]
@@ -81,7 +81,7 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def tree_problems(folder: Path, files: Mapping[str, Entry]) -> list[str]:
+def tree_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
     """Missing, added, resized or disguised files, found without reading them."""
     with as_damage(folder.name):
         found = dict(_walk(folder, files))
@@ -90,7 +90,7 @@ def tree_problems(folder: Path, files: Mapping[str, Entry]) -> list[str]:
     return [f"{name} is not in the manifest" for name in extra] + [change for change in changed if change]
 
 
-def hash_problem(folder: Path, name: str, entry: Entry) -> str | None:
+def hash_problem(folder: Path, name: str, entry: FileEntry) -> str | None:
     """What is wrong with the bytes of one file, which is read as a stream."""
     with open_saved(folder, name) as file:
         if (holes := entry.bytes - os.fstat(file.fileno()).st_blocks * 512) > MOST_HOLE_BYTES:
@@ -122,7 +122,7 @@ def as_damage(name: str) -> Iterator[None]:
         raise Damaged(name, f"{name} cannot be read ({error.strerror})") from None
 
 
-def _walk(folder: Path, files: Mapping[str, Entry]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(folder: Path, files: Mapping[str, FileEntry]) -> Iterator[tuple[str, os.stat_result]]:
     """All that is in a checkpoint, by relative name; directories the manifest does not imply are not entered."""
     known = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     pending = [""]
@@ -137,7 +137,7 @@ def _walk(folder: Path, files: Mapping[str, Entry]) -> Iterator[tuple[str, os.st
                     yield name, entry.stat(follow_symlinks=False)
 
 
-def _change(name: str, entry: Entry, found: os.stat_result | None) -> str | None:
+def _change(name: str, entry: FileEntry, found: os.stat_result | None) -> str | None:
     if found is None:
         return f"{name} is missing"
     if not stat.S_ISREG(found.st_mode):
@@ -147,7 +147,7 @@ def _change(name: str, entry: Entry, found: os.stat_result | None) -> str | None
     return None
 
 
-def _inspect(folder: Path) -> tuple[dict[str, Entry], list[str]]:
+def _inspect(folder: Path) -> tuple[dict[str, FileEntry], list[str]]:
     try:
         files = read_manifest(folder).files
         problems = tree_problems(folder, files)
@@ -158,10 +158,10 @@ def _inspect(folder: Path) -> tuple[dict[str, Entry], list[str]]:
         return {}, [error.what]
 
 
-def _verdict(folder: Path) -> Verdict:
+def _verdict(folder: Path) -> FileVerdict:
     files, problems = _inspect(folder)
     size = sum(entry.bytes for entry in files.values())
-    return Verdict(folder.name, not problems, "; ".join(problems) or f"{len(files)} files, {size} bytes")
+    return FileVerdict(folder.name, not problems, "; ".join(problems) or f"{len(files)} files, {size} bytes")
 
 
 def _unreadable(name: str, error: OSError) -> StorageError:

@@ -16,12 +16,12 @@ from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.system.child_process import die_with_parent
-from qfleet.train.env_trust import require_places, require_trust
-from qfleet.train.signals import ENDINGS
+from qfleet.training.env_trust import require_places, require_trust
+from qfleet.training.signals import ENDINGS
 from qfleet.watch import json_line
 from qfleet.watch.console import JsonWatcher
 from qfleet.watch.run_directory import is_run
-from qfleet.watch.safe_stream import Stream
+from qfleet.watch.safe_stream import SafeStream
 
 PLAN_FILE = "plan.toml"
 
@@ -75,7 +75,7 @@ def _begin(asked: argparse.Namespace) -> Run:
 
 def _watcher() -> JsonWatcher:
     """Rows for the parent; warnings are rows too, which are in no file, so that the group can show them."""
-    out = Stream(sys.stdout)
+    out = SafeStream(sys.stdout)
     return JsonWatcher(out, lambda text: out.line(json_line({"kind": "warning", "text": text})))
 
 
@@ -93,5 +93,5 @@ def _die_with(parent: int) -> None:
 def _tell(error: QfleetError) -> int:
     """The error for the parent, and for the log."""
     print(f"error: {indented(error)}", file=sys.stderr)
-    Stream(sys.stdout).line(json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix}))
+    SafeStream(sys.stdout).line(json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix}))
     return error.exit_code

@@ -15,8 +15,8 @@ from typing import Any
 
 from qfleet.files import open_log
 from qfleet.system.child_process import python_command
-from qfleet.train.signals import ENDINGS, Asked
-from qfleet.train.supervise import ENV_FAILED, descendants, send_all, stopping
+from qfleet.training.signals import ENDINGS, StopRequest
+from qfleet.training.supervise import ENV_FAILED, descendants, send_all, stopping
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.
@@ -24,7 +24,7 @@ LEAVE_LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0
 MOST_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
-BOOT = "from qfleet.train.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
+BOOT = "from qfleet.training.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Row = dict[str, Any]
@@ -39,7 +39,7 @@ class Job:
     log: Path
 
 
-class Child:
+class PoolProcess:
     """A process that tells rows on its standard output; everything else it says goes to its log."""
 
     def __init__(self, job: Job, threads: int) -> None:
@@ -115,7 +115,7 @@ def _row(line: bytes) -> Row | None:
     return row if isinstance(row, dict) and "kind" in row else None
 
 
-class Crew:
+class ProcessPool:
     """Jobs, so many at once. `on_start`, `on_row`, `on_end` hear of each; `look` is called a few times a second."""
 
     def __init__(
@@ -123,14 +123,14 @@ class Crew:
         jobs: Sequence[Job],
         at_once: int,
         threads: int,
-        asked: Asked,
+        asked: StopRequest,
         *,
         on_start: Callable[[str], None],
         on_row: Callable[[str, Row], None],
         on_end: Callable[[str, int], None],
         look: Callable[[], None],
     ) -> None:
-        self.waiting, self.alive = deque(jobs), dict[str, Child]()
+        self.waiting, self.alive = deque(jobs), dict[str, PoolProcess]()
         self.at_once, self.threads, self.asked = at_once, threads, asked
         self.on_start, self.on_row, self.on_end, self.look = on_start, on_row, on_end, look
         self.leave_by: float | None = None
@@ -156,7 +156,7 @@ class Crew:
     def _start(self) -> None:
         while self.waiting and len(self.alive) < self.at_once and not self.asked:
             job = self.waiting.popleft()
-            child = self.alive[job.name] = Child(job, self.threads)
+            child = self.alive[job.name] = PoolProcess(job, self.threads)
             self._selector.register(child.pipe, selectors.EVENT_READ)
             self.on_start(job.name)
 
@@ -173,7 +173,7 @@ class Crew:
             for child in self.alive.values():
                 child.kill()
 
-    def _hear(self, child: Child) -> None:
+    def _hear(self, child: PoolProcess) -> None:
         code = child.ended()  # asked first, so that its last rows are read after it has ended
         for row in child.rows():
             self.on_row(child.name, row)

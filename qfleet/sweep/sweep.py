@@ -31,10 +31,10 @@ from qfleet.plan.secrets import hidden_words
 from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.save import hold_run
 from qfleet.sweep.member_main import PLAN_FILE
-from qfleet.sweep.process_pool import Crew, Job, outcome
-from qfleet.train.env_trust import require_places, require_trust, sign
-from qfleet.train.private_plan import keep_plan
-from qfleet.train.signals import ENDINGS, Asked, listening
+from qfleet.sweep.process_pool import Job, ProcessPool, outcome
+from qfleet.training.env_trust import require_places, require_trust, sign
+from qfleet.training.private_plan import keep_plan
+from qfleet.training.signals import ENDINGS, StopRequest, listening
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.console import auto_mode
@@ -123,7 +123,7 @@ class Group:
         return f"Group({str(self.path)!r}, state={self.status.get('state')!r})"
 
 
-class Room(NamedTuple):
+class Capacity(NamedTuple):
     """How many members run at once on this machine, each with so many threads."""
 
     jobs: int
@@ -160,7 +160,7 @@ def train_group(
         "weights_from": None if source is None else str(source),
     }
     with hold_run(folder):
-        return _Conduct(folder, plan, members, room, kept, watcher).run(members)
+        return _SweepRunner(folder, plan, members, room, kept, watcher).run(members)
 
 
 def resume_group(
@@ -187,8 +187,8 @@ def resume_group(
             _recall(member, folder / member.name, plan.until.steps)
             member.steps = steps if steps is not None else member.steps
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
-        room = find_room(plan, len(todo), jobs) if todo else Room(1, 1, ())
-        conduct = _Conduct(folder, plan, members, room, kept, watcher)
+        room = find_room(plan, len(todo), jobs) if todo else Capacity(1, 1, ())
+        conduct = _SweepRunner(folder, plan, members, room, kept, watcher)
         asked = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
         conduct.options = [word for word, given in asked.items() if given]
         return conduct.run(todo)
@@ -212,7 +212,7 @@ def _plan_id(plan: Plan, seed: int) -> str:
     return plan_hash(msgspec.structs.replace(plan, seed=seed))
 
 
-def find_room(plan: Plan, num: int, jobs: int | None = None) -> Room:
+def find_room(plan: Plan, num: int, jobs: int | None = None) -> Capacity:
     """As many members at once as there are cores for their threads and memory for their replays."""
     with closing(make_train_world(plan)) as world:
         plan = resolve(plan, world.spec)
@@ -226,7 +226,7 @@ def find_room(plan: Plan, num: int, jobs: int | None = None) -> Room:
     notes = [f"memory for {at_once} at once, not for {wanted}"] if at_once < wanted else []
     if alone and jobs is None and num > 1:
         notes.append(f"one at once on {plan.runtime.device}; --jobs says how many it has room for")
-    return Room(at_once, threads, tuple(notes))
+    return Capacity(at_once, threads, tuple(notes))
 
 
 def cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
@@ -309,7 +309,7 @@ def _clear(folder: Path) -> None:
 # --- the run of a group ---
 
 
-class _Conduct:
+class _SweepRunner:
     """Runs members of a group, whose lock is held, and keeps group.json."""
 
     def __init__(
@@ -317,7 +317,7 @@ class _Conduct:
         folder: Path,
         plan: Plan,
         members: list[Member],
-        room: Room,
+        room: Capacity,
         kept: dict[str, Any],
         watcher: GroupWatcher | None,
     ) -> None:
@@ -349,13 +349,13 @@ class _Conduct:
         keep_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
-    def _crew(self, todo: list[Member], asked: Asked) -> Crew:
+    def _crew(self, todo: list[Member], asked: StopRequest) -> ProcessPool:
         try:
             require_plain(self.folder, "logs")
         except OSError as error:
             raise unwritable(self.folder / "logs", error) from error
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
-        return Crew(
+        return ProcessPool(
             jobs,
             self.room.jobs,
             self.room.threads,
@@ -457,7 +457,7 @@ class _Conduct:
         write_file(self.folder / GROUP_FILE, text.encode("ascii"))
 
 
-def shown(member: Member, asked: Asked) -> dict[str, Any]:
+def shown(member: Member, asked: StopRequest) -> dict[str, Any]:
     """For a display; members that still run when the group is asked to leave are saving."""
     leaving = asked and member.state == "running"
     return {**member.show(), **({"state": "saving"} if leaving else {})}

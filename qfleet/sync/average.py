@@ -16,7 +16,7 @@ from qfleet.sync.comm import Comm
 Tell = Callable[..., object]
 
 
-class Average:
+class CodedMean:
     """The mean of everybody's vector."""
 
     def __init__(

@@ -50,7 +50,7 @@ class Comm(Protocol):
         ...
 
 
-class Meeting:
+class ThreadExchange:
     """Where the threads of a `ThreadComm` meet."""
 
     def __init__(self, size: int, limit_seconds: float = 10.0) -> None:
@@ -70,7 +70,7 @@ class Meeting:
         return found
 
 
-class AtOnce(ABC):
+class BlockingComm(ABC):
     """A carrier that has nothing else to do while it sums."""
 
     overlaps = False
@@ -85,10 +85,10 @@ class AtOnce(ABC):
         return lambda: None
 
 
-class ThreadComm(AtOnce):
+class ThreadComm(BlockingComm):
     """Learners as threads of one process: for tests, and the reference for every other carrier."""
 
-    def __init__(self, meeting: Meeting, rank: int) -> None:
+    def __init__(self, meeting: ThreadExchange, rank: int) -> None:
         self.meeting, self.rank, self.size, self.sent_bytes = meeting, rank, meeting.size, 0
 
     def meet(self, values: Tensor) -> list[Tensor]:
@@ -121,7 +121,7 @@ class ThreadComm(AtOnce):
         self.meeting.barrier.abort()
 
 
-class NoComm(AtOnce):
+class NoComm(BlockingComm):
     """A learner alone."""
 
     rank, size = 0, 1

@@ -29,15 +29,15 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.plan.sync_schema import Codec as CodecPlan
 from qfleet.plan.sync_schema import Sync as SyncPlan
-from qfleet.sync.average import Average, Tell
+from qfleet.sync.average import CodedMean, Tell
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import Comm
 from qfleet.sync.packed import Packet
-from qfleet.sync.served import Clip, Port, Served
+from qfleet.sync.served import Clip, ServerClient, ShardConnection
 from qfleet.sync.shard import Shard
 from qfleet.sync.shard import Step as ShardStep
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Steps, Sync
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, OptimizerSteps, Step, Sync
 
 
 def make_sync(
@@ -58,7 +58,7 @@ def make_sync(
     average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, tell)
     match plan:
         case AllreduceSync() if sends_steps(plan):
-            return Steps(step, average, weights)
+            return OptimizerSteps(step, average, weights)
         case AllreduceSync(reduce=reduce, bucket_bytes=most):
             streams = comm.overlaps and isinstance(plan.codec, NoCodec)
             buckets = Buckets(comm, weights, most) if streams else None
@@ -76,7 +76,7 @@ def make_sync(
 
 def make_served(
     plan: Serving,
-    ports: Sequence[Port],
+    ports: Sequence[ShardConnection],
     clip: Clip,
     rate: Callable[[], float],
     weights: Sequence[Tensor],
@@ -84,12 +84,12 @@ def make_served(
     rank: int,
     seed: int,
     tell: Tell = lambda kind, **fields: None,
-) -> Served:
+) -> ServerClient:
     """A learner's end of a parameter server."""
     # Nobody else's gradient is known here: the codec is compared with what it was given.
     average = make_average(plan, Packet(), [tuple(weight.shape) for weight in weights], seed + rank, tell)
     # In a synchronous step nobody waits for the slowest `spare` learners: theirs is done without.
-    return Served(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
+    return ServerClient(ports, clip, rate, average, weights, drops=plan.max_staleness == 0)
 
 
 def make_shard(plan: Serving, weights: Tensor, step: ShardStep) -> Shard:
@@ -107,9 +107,9 @@ def make_shard(plan: Serving, weights: Tensor, step: ShardStep) -> Shard:
     return Shard(weights, step, workers=0, **rules)
 
 
-def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: int, tell: Tell) -> Average:
+def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: int, tell: Tell) -> CodedMean:
     """Means through the plan's codec."""
-    return Average(
+    return CodedMean(
         comm,
         make_codec(plan.codec, shapes, comm.rank, seed),
         warm_rounds=plan.warm_rounds,

@@ -30,7 +30,7 @@ class Packet(NoComm):
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedGradient:
     """A whole vector of `num` numbers as its codec sends it; a shard's part begins at `begin`."""
 
     parts: list[Tensor]
@@ -43,7 +43,7 @@ class Packed:
         return sum(part.nbytes for part in self.parts)
 
 
-def push_parcel(gradient: Tensor, packed: Packed | None) -> bytes:  # [n]
+def push_parcel(gradient: Tensor, packed: PackedGradient | None) -> bytes:  # [n]
     """A gradient as it is, or its whole vector as the codec sends that, if those are fewer bytes."""
     if packed is None or packed.nbytes >= gradient.nbytes:
         return to_bytes({}, {"whole": np.ascontiguousarray(gradient.numpy())})

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qfleet.errors import UsageError
-from qfleet.sync.comm import AtOnce, CommLost
+from qfleet.sync.comm import BlockingComm, CommLost
 
 STORE_SECONDS, BACKLOG, NAP_SECONDS = 60.0, 128, 5e-5
 
@@ -121,7 +121,7 @@ def make_nccl(address: str, port: int, rank: int, size: int, *, number: int, lim
     return GroupComm(dist.ProcessGroupNCCL(shelf, rank, size, options), rank, size, limit_seconds)
 
 
-class MpiComm(AtOnce):
+class MpiComm(BlockingComm):
     """MPI by mpi4py, for clusters that have it. A rank that is lost, or does not come in time, ends the job."""
 
     def __init__(self, world: Any, limit_seconds: float) -> None:

@@ -1,6 +1,6 @@
 """A learner whose weights live in a parameter server. Shapes: D numbers, n of them in a shard.
 
-Each shard is reached by a `Port`. Gradients are clipped by whoever computed them, before they are sent: no shard knows
+Each shard is reached by a `ShardConnection`. Gradients are clipped by whoever computed them, before they are sent: no shard knows
 the norm of the whole. Moments live with the weights, in the shards.
 """
 
@@ -11,25 +11,25 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qfleet.sync.average import Average
-from qfleet.sync.packed import Packed, Packet
+from qfleet.sync.average import CodedMean
+from qfleet.sync.packed import PackedGradient, Packet
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 
 Clip = Callable[[list[Tensor]], float]  # in place; answers the norm before
 
 
-class Refused(Exception):
+class PushRefused(Exception):
     """The gradient was too old: the newest weights are here now, compute another one from the same batch."""
 
 
-class Port(Protocol):
+class ShardConnection(Protocol):
     """The way to one shard."""
 
     sent_bytes: int  # of gradients, so far
 
     def push(
-        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None
+        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
     ) -> None:  # [n]
         """Hand a gradient over that was computed from this version of the shard's weights.
 
@@ -42,15 +42,15 @@ class Port(Protocol):
         ...
 
 
-class Served:
+class ServerClient:
     """Pushes and pulls; a step in the sense of `Sync`."""
 
     def __init__(
         self,
-        ports: Sequence[Port],
+        ports: Sequence[ShardConnection],
         clip: Clip,
         rate: Callable[[], float],
-        average: Average,
+        average: CodedMean,
         weights: Sequence[Tensor],
         *,
         drops: bool = False,
@@ -71,13 +71,13 @@ class Served:
         parts = self.packet.take()
         for at in self.pending:
             begin, end = self.cuts[at]
-            packed = Packed(parts, len(vector), begin) if parts else None
+            packed = PackedGradient(parts, len(vector), begin) if parts else None
             self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate(), packed)
         verdicts = self.pull()
         self.keep_error(left_out, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
         self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]
         if self.pending:
-            raise Refused
+            raise PushRefused
         self.pending = list(range(len(self.ports)))
         return math.nan if "skipped" in verdicts.values() else norm
 

@@ -13,17 +13,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.sync.comm import AtOnce, CommLost
-from qfleet.system.shared_memory import Region
+from qfleet.sync.comm import BlockingComm, CommLost
+from qfleet.system.shared_memory import SharedMemory
 
 WORD, ALIGN = b".", 64
 
 
-class SharedComm(AtOnce):
+class SharedComm(BlockingComm):
     """One rank's end. Rank 0 has a line to every other rank, in their order; each of those has one to rank 0."""
 
     def __init__(
-        self, region: Region, lines: list[socket.socket], rank: int, size: int, *, slot_bytes: int, limit_seconds: float
+        self,
+        region: SharedMemory,
+        lines: list[socket.socket],
+        rank: int,
+        size: int,
+        *,
+        slot_bytes: int,
+        limit_seconds: float,
     ) -> None:
         self.region, self.lines, self.rank, self.size, self.sent_bytes = region, lines, rank, size, 0
         whole = torch.from_numpy(np.frombuffer(region.view, np.uint8, (size + 1) * slot_bytes))

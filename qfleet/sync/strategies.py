@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qfleet.sync.average import Average, Tell
+from qfleet.sync.average import CodedMean, Tell
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Exact
 from qfleet.sync.comm import Comm
@@ -36,7 +36,7 @@ class Allreduce:
     With `buckets` sums are begun while gradients are still being computed; a codec needs the whole vector instead.
     """
 
-    def __init__(self, step: Step, average: Average, *, total: bool = False, buckets: Buckets | None = None) -> None:
+    def __init__(self, step: Step, average: CodedMean, *, total: bool = False, buckets: Buckets | None = None) -> None:
         self.own, self.average, self.factor = step, average, average.comm.size if total else 1
         self.buckets = buckets
 
@@ -51,7 +51,7 @@ class Allreduce:
         return self.own(unflat(mean * self.factor if self.factor > 1 else mean, gradients))
 
 
-class Steps:
+class OptimizerSteps:
     """x <- x + mean(C(s)), s a learner's own step (Efficient-Adam, Chen et al. 2022); moments are one's own.
 
     What comes through of a gradient by a coarse codec is rare and large. Adam, which divides by the root of its mean
@@ -60,7 +60,7 @@ class Steps:
     Learners look ahead by what the codec still owes them, so that their weights differ a little.
     """
 
-    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor]) -> None:
+    def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor]) -> None:
         self.own, self.average, self.weights = step, average, weights
         self.agreed = flat(weights)
 
@@ -87,7 +87,7 @@ class Local:
     def __init__(
         self,
         step: Step,
-        average: Average,
+        average: CodedMean,
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
         *,
@@ -129,7 +129,7 @@ class Easgd:
     Stable for alpha p <= 1. Acted by and saved are rank 0's own weights.
     """
 
-    def __init__(self, step: Step, average: Average, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
+    def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
         self.own, self.average, self.weights, self.every = step, average, weights, every
         self.alpha = pull / average.comm.size
         self.centre = flat(weights)
@@ -158,7 +158,7 @@ class Admm:
     def __init__(
         self,
         step: Step,
-        average: Average,
+        average: CodedMean,
         weights: Sequence[Tensor],
         *,
         every: int,
@@ -233,7 +233,7 @@ def listener(sync: Sync | None) -> Ready | None:
     return sync.buckets.ready if isinstance(sync, Allreduce) and sync.buckets is not None else None
 
 
-def ahead(agreed: Tensor, average: Average) -> Tensor:
+def ahead(agreed: Tensor, average: CodedMean) -> Tensor:
     """The agreed weights with one's own part of what the codec still owes (step-ahead error feedback, Xu et al. 2021).
 
     A learner that does not see what it has asked for already would ask again and again until it comes, and overshoot.

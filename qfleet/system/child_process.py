@@ -55,7 +55,7 @@ def safe_path() -> Iterator[None]:
         os.environ.pop(SAFE_PATH, None)
 
 
-class AskedToLeave(SystemExit):
+class StopRequested(SystemExit):
     """This process was asked to end by its parent; an environment that calls sys.exit() raises a plain SystemExit."""
 
 

@@ -3,7 +3,7 @@
 from collections import deque
 
 
-class Budget:
+class RestartBudget:
     """At most `limit` faults within `window_seconds`; with each fault in a row the next attempt waits longer."""
 
     def __init__(

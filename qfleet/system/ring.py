@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.data.array_messages import Freight, as_rollout, rollout_bytes, rollout_parts
-from qfleet.data.wire_format import NUMBER_WORD, Arrays, Facts, NotWhole, ParcelTooLarge, Parts, pack, unpack
-from qfleet.system.shared_memory import LINE, Region, lines
+from qfleet.data.array_messages import SentBytes, as_rollout, rollout_bytes, rollout_parts
+from qfleet.data.wire_format import NUMBER_WORD, Arrays, Facts, MessageNotWhole, MessageTooLarge, Parts, pack, unpack
+from qfleet.system.shared_memory import LINE, SharedMemory, lines
 
 INVERT = 2**64 - 1
 
@@ -57,11 +57,11 @@ class Ring:
     """
 
     def __init__(
-        self, slots: int, slot_bytes: int, *, compress: Collection[str] = (), region: Region | None = None
+        self, slots: int, slot_bytes: int, *, compress: Collection[str] = (), region: SharedMemory | None = None
     ) -> None:
-        self.slots, self.slot_bytes, self.compress, self.freight = slots, slot_bytes, compress, Freight()
+        self.slots, self.slot_bytes, self.compress, self.freight = slots, slot_bytes, compress, SentBytes()
         size = lines(slot_bytes)
-        self.region = region or Region(2 * LINE + slots * size)
+        self.region = region or SharedMemory(2 * LINE + slots * size)
         view = self.region.view
         self.written, self.taken = Counter(view), Counter(view[LINE:])
         starts = [2 * LINE + slot * size for slot in range(slots)]
@@ -75,7 +75,7 @@ class Ring:
         if done - self.taken.read() >= self.slots:
             return False
         if self.compress and sum(array.nbytes for array in arrays.values()) > self.slot_bytes:
-            raise ParcelTooLarge(f"the arrays have more than {self.slot_bytes} bytes")
+            raise MessageTooLarge(f"the arrays have more than {self.slot_bytes} bytes")
         begun = time.perf_counter_ns()
         length = pack(meta, arrays, self.memory[done % self.slots], compress=self.compress, number=done + 1)
         if self.compress:
@@ -91,7 +91,7 @@ class Ring:
             return None
         try:
             parts = unpack(self.memory[slot], limit_bytes=self.slot_bytes, number=done + 1)
-        except NotWhole:
+        except MessageNotWhole:
             return None
         except ValueError:
             self.taken.write(done + 1)
@@ -113,11 +113,11 @@ class Ring:
         self.region.close()
 
 
-def _ring(slots: int, slot_bytes: int, compress: tuple[str, ...], region: Region) -> Ring:
+def _ring(slots: int, slot_bytes: int, compress: tuple[str, ...], region: SharedMemory) -> Ring:
     return Ring(slots, slot_bytes, compress=compress, region=region)
 
 
-class Belt:
+class RolloutRing:
     """A Channel between two processes: rollouts of at most `rows` rows through a ring of its own."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = ()) -> None:
@@ -134,7 +134,7 @@ class Belt:
         return None if parts is None else as_rollout(parts, self.spec, self.lanes)
 
     @property
-    def freight(self) -> Freight:
+    def freight(self) -> SentBytes:
         """What compressing has saved and cost this end so far."""
         return self.ring.freight
 
@@ -146,13 +146,13 @@ class Belt:
         self.ring.close()
 
 
-class Gauges:
+class SharedCounters:
     """Counters of every worker, which the driver looks at; each is written by its worker alone."""
 
-    def __init__(self, names: Sequence[str], workers: int, *, region: Region | None = None) -> None:
+    def __init__(self, names: Sequence[str], workers: int, *, region: SharedMemory | None = None) -> None:
         self.names, self.workers = tuple(names), workers
         width = lines(8 * len(self.names))
-        self.region = region or Region(workers * width)
+        self.region = region or SharedMemory(workers * width)
         self.table = np.frombuffer(self.region.view, np.int64).reshape(workers, width // 8)
         self.places = {name: place for place, name in enumerate(self.names)}
 
@@ -188,5 +188,5 @@ class Gauges:
         self.region.close()
 
 
-def _gauges(names: tuple[str, ...], workers: int, region: Region) -> Gauges:
-    return Gauges(names, workers, region=region)
+def _gauges(names: tuple[str, ...], workers: int, region: SharedMemory) -> SharedCounters:
+    return SharedCounters(names, workers, region=region)

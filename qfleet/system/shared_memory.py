@@ -18,7 +18,7 @@ def lines(size: int) -> int:
     return -(-size // LINE) * LINE
 
 
-class Region:
+class SharedMemory:
     """`size` bytes of shared memory, zeros at first; given to a child as an argument of its process."""
 
     size: int
@@ -88,12 +88,12 @@ def _unlinked(size: int) -> int:
         return os.dup(file.fileno())
 
 
-def _received(handle: Any, size: int) -> Region:
+def _received(handle: Any, size: int) -> SharedMemory:
     return region_of(handle.detach(), size)
 
 
-def region_of(fd: int, size: int) -> Region:
+def region_of(fd: int, size: int) -> SharedMemory:
     """Memory that another process has handed over as a descriptor."""
-    region = Region.__new__(Region)
+    region = SharedMemory.__new__(SharedMemory)
     region._map(fd, size)
     return region

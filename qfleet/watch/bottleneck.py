@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from qfleet.plan.schema import Fresh, Inline, Plan, PrioritizedSampler, Replay
+from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, PrioritizedSampler
 from qfleet.plan.validate.placement import num_senders
 from qfleet.system.timers import STAGES
 from qfleet.watch.text import number, saving_lines
@@ -82,7 +82,7 @@ def times_as_fast(factor: float) -> str:
 
 
 def _learner(plan: Plan, actors: Shares, cores: int) -> str:
-    knobs = "replay.epochs, replay.minibatches" if isinstance(plan.replay, Fresh) else "replay.samples_per_insert"
+    knobs = "replay.epochs, replay.minibatches" if isinstance(plan.replay, FreshReplay) else "replay.samples_per_insert"
     waits = f" (those there are waited {actors['wait']:.0%} of the time)" if actors else ""
     return (
         "updates take {share} of the time; at most {ceiling} as fast if everything else were free; more actors will "
@@ -91,7 +91,7 @@ def _learner(plan: Plan, actors: Shares, cores: int) -> str:
 
 
 def _replay(plan: Plan, actors: Shares, cores: int) -> str:
-    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
     cheaper = "replay.sampler.type=uniform, " if isinstance(sampler, PrioritizedSampler) else ""
     return (
         "inserting and drawing experience takes {share} of the time; at most {ceiling} as fast without it: try "
@@ -114,7 +114,7 @@ def _elsewhere(plan: Plan, cores: int) -> str:
     elif envs > 1 and not plan.env.id.startswith("CartPole-v") and plan.env.workers < min(cores, envs):
         tries.append(f"env.workers={min(cores, envs)}")
     actors = next((num for num in range(min(cores, envs), 1, -1) if envs % num == 0), 1)
-    if isinstance(plan.runtime, Inline) and actors > 1:
+    if isinstance(plan.runtime, InlineRuntime) and actors > 1:
         tries.append(f"runtime.type=processes actors.num={actors}")
     if tries:
         return f": try {' or '.join(tries)}"

@@ -10,7 +10,7 @@ from typing import IO, Any, Literal, Protocol
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
 from qfleet.watch.run_files import json_line
-from qfleet.watch.safe_stream import Stream, simplify
+from qfleet.watch.safe_stream import SafeStream, simplify
 from qfleet.watch.text import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
@@ -44,7 +44,7 @@ class Watcher(Protocol):
 class Lines:
     """Writes lines of text to a stream, cleaned and in characters it knows."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
 
     def say(self, text: str) -> None:
@@ -69,13 +69,13 @@ class Warnings:
 
 def say_aside(warning: str) -> None:
     """A warning beside rows that a program reads: on standard error."""
-    Lines(Stream(sys.stderr)).say(f"warning: {warning}")
+    Lines(SafeStream(sys.stderr)).say(f"warning: {warning}")
 
 
 class PlainWatcher:
     """One line every 30 seconds, one for each evaluation, for each change made on the way and each new warning."""
 
-    def __init__(self, stream: Stream, clock: Clock = time.monotonic) -> None:
+    def __init__(self, stream: SafeStream, clock: Clock = time.monotonic) -> None:
         self.every_seconds = PLAIN_EVERY_SECONDS
         self._lines, self._clock = Lines(stream), clock
         self._next = clock() + self.every_seconds
@@ -118,13 +118,13 @@ class PlainWatcher:
 class JsonWatcher:
     """Every row as a line of JSON, and nothing else; warnings go elsewhere."""
 
-    def __init__(self, stream: Stream, warn: Callable[[str], None] = say_aside) -> None:
+    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
         self._stream, self._warnings = stream, Warnings(warn)
 
     def note(self, text: str) -> None:
         """What takes a while before a run begins, beside the rows."""
-        Lines(Stream(sys.stderr)).say(text)
+        Lines(SafeStream(sys.stderr)).say(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Rows only."""
@@ -144,7 +144,7 @@ class JsonWatcher:
 class QuietWatcher:
     """Only how it ended; warnings go elsewhere."""
 
-    def __init__(self, stream: Stream, warn: Callable[[str], None] = say_aside) -> None:
+    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
         self._lines, self._warnings = Lines(stream), Warnings(warn)
 
@@ -165,7 +165,7 @@ class QuietWatcher:
 
 def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = time.monotonic) -> Watcher:
     """The watcher for a mode; the stream is standard output unless given. Quiet or JSON, warnings go to stderr."""
-    out = Stream(stream if stream is not None else sys.stdout)
+    out = SafeStream(stream if stream is not None else sys.stdout)
     if mode == "plain":
         return PlainWatcher(out, clock)
     if mode == "json":
@@ -189,7 +189,7 @@ def auto_mode(stream: IO[str] | None = None, json: bool = False, quiet: bool = F
         return "json"
     if quiet:
         return "quiet"
-    terminal = Stream(stream if stream is not None else sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+    terminal = SafeStream(stream if stream is not None else sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
     return "live" if terminal or (stream is None and _in_notebook()) else "plain"
 
 

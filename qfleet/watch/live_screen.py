@@ -17,7 +17,7 @@ from rich.text import Text
 
 from qfleet.escape import escaped
 from qfleet.watch.console import Warnings
-from qfleet.watch.safe_stream import Stream, simplify
+from qfleet.watch.safe_stream import SafeStream, simplify
 from qfleet.watch.text import (
     RAMP,
     SIMPLE_RAMP,
@@ -229,7 +229,7 @@ class LiveWatcher:
     draws_in_place = True
 
     def __init__(
-        self, stream: Stream, clock: Callable[[], float] = time.monotonic, console: Console | None = None
+        self, stream: SafeStream, clock: Callable[[], float] = time.monotonic, console: Console | None = None
     ) -> None:
         self.every_seconds = REDRAW_EVERY_SECONDS
         self.screen = Screen()

@@ -12,7 +12,7 @@ def simplify(text: str) -> str:
     return text.translate(_SIMPLE)
 
 
-class Stream:
+class SafeStream:
     """Wraps a text stream. `broken` is set once its reader is gone; from then on everything is swallowed."""
 
     def __init__(self, file: IO[str]) -> None:

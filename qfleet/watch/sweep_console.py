@@ -8,7 +8,7 @@ from typing import IO, Any, Protocol, cast
 from qfleet.escape import escaped
 from qfleet.watch.console import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
 from qfleet.watch.run_files import json_line
-from qfleet.watch.safe_stream import Stream
+from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.text import duration, interval, number
 
 Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
@@ -46,7 +46,7 @@ class GroupWatcher(Protocol):
 class PlainGroup:
     """A line for each member that ends, and every 30 seconds one for those that run."""
 
-    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: SafeStream, clock: Callable[[], float] = time.monotonic) -> None:
         self._lines, self._clock, self._next = Lines(stream), clock, clock() + PLAIN_EVERY_SECONDS
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -79,7 +79,7 @@ class PlainGroup:
 class JsonGroup:
     """Every row of every member as a line of JSON that names the member, and the group's own at the end."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ class JsonGroup:
 class QuietGroup:
     """Only how it ended."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: SafeStream) -> None:
         self._lines = Lines(stream)
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -136,7 +136,7 @@ class LiveGroup:
 
     draws_in_place = True
 
-    def __init__(self, stream: Stream, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, stream: SafeStream, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -177,8 +177,8 @@ class LiveGroup:
 
 def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatcher:
     """The watcher of a group for a mode; the stream is standard output unless given."""
-    out = Stream(stream if stream is not None else sys.stdout)
-    kinds: dict[str, Callable[[Stream], GroupWatcher]] = {
+    out = SafeStream(stream if stream is not None else sys.stdout)
+    kinds: dict[str, Callable[[SafeStream], GroupWatcher]] = {
         "live": LiveGroup,
         "plain": PlainGroup,
         "json": JsonGroup,

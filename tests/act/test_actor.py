@@ -7,31 +7,31 @@ import pytest
 from torch import nn
 
 from qfleet.act import Actor, Policy, acting, lanes_for, play
-from qfleet.act.explore import EpsilonGreedy
+from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Rollout, Step
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.nets import QNet
 from qfleet.nets.memory import Memory
 from qfleet.qlearn import Scalar
 from qfleet.testing.toys import Counting, Masked, Unrepeatable
-from qfleet.train.channels import Queue, Shelf
+from qfleet.training.channels import LatestWeights, RolloutQueue
 
 LENGTHS = (3, 5, 1, 4)
 
 
-def counting(lanes: int) -> Lanes:
+def counting(lanes: int) -> SyncVectorEnv:
     Counting.made = 0
-    return Lanes(lambda: Counting(LENGTHS), lanes, seed=1, stream=TRAIN)
+    return SyncVectorEnv(lambda: Counting(LENGTHS), lanes, seed=1, stream=TRAIN)
 
 
 def policy(inputs: int = 3, actions: int = 3) -> Policy:
     return Policy(QNet(nn.Linear(inputs, actions), nn.Identity()), Scalar(), (actions,))
 
 
-def make_actor(world: Lanes) -> Actor:
+def make_actor(world: SyncVectorEnv) -> Actor:
     inputs, actions = world.spec.obs[0], world.spec.num_actions
-    explorer = EpsilonGreedy(lambda step: 0.5, (actions,))
+    explorer = EpsilonGreedyExplorer(lambda step: 0.5, (actions,))
     actor = Actor(world, policy(inputs, actions), explorer, np.random.default_rng(0))
     actor.start()
     return actor
@@ -108,7 +108,7 @@ def test_steps_under_way_are_counted_between_send_and_receive() -> None:
 
 
 def test_rollouts_are_numbered_and_carry_the_mask_they_were_chosen_under() -> None:
-    actor = make_actor(Lanes(Masked, 3, seed=1, stream=TRAIN))
+    actor = make_actor(SyncVectorEnv(Masked, 3, seed=1, stream=TRAIN))
     masks = []
     for sequence in range(20):
         shown = actor.current().mask
@@ -124,8 +124,8 @@ def test_rollouts_are_numbered_and_carry_the_mask_they_were_chosen_under() -> No
 
 
 def test_a_full_channel_makes_the_worker_wait_without_losing_a_row() -> None:
-    actor, channel = make_actor(counting(1)), Queue(1)
-    worker = acting(actor, channel, Shelf())
+    actor, channel = make_actor(counting(1)), RolloutQueue(1)
+    worker = acting(actor, channel, LatestWeights())
     assert [next(worker).busy for _ in range(5)] == [True, True, True, False, False]
     first = channel.get()
     assert next(worker).busy
@@ -158,7 +158,7 @@ class Forgetful(Counting):
 
 
 def test_an_episode_that_cannot_be_driven_again_ends_as_truncated() -> None:
-    first, again = (make_actor(Lanes(Unrepeatable, 2, seed=1, stream=TRAIN)) for _ in range(2))
+    first, again = (make_actor(SyncVectorEnv(Unrepeatable, 2, seed=1, stream=TRAIN)) for _ in range(2))
     gather(first, 3)
     was = first.current().obs.copy()
     lost = again.load_state_dict(first.state_dict())
@@ -172,9 +172,9 @@ def test_an_episode_that_cannot_be_driven_again_ends_as_truncated() -> None:
 def forgetful_actors() -> tuple[Actor, Actor]:
     """Two actors in the same world."""
     Forgetful.offset = Counting.made = 0
-    first = make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+    first = make_actor(SyncVectorEnv(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
     Counting.made = 0
-    return first, make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+    return first, make_actor(SyncVectorEnv(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
 
 
 @pytest.mark.parametrize("saved_again", [False, True])
@@ -188,7 +188,7 @@ def test_a_lost_lanes_new_episode_is_whole_and_joined_to_nothing(rows_before: in
     Forgetful.offset = 0
     if saved_again:
         Counting.made = 0
-        third = make_actor(Lanes(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
+        third = make_actor(SyncVectorEnv(lambda: Forgetful(LENGTHS), 2, seed=1, stream=TRAIN))
         assert not third.load_state_dict(again.state_dict()).any()
         again = third
     rows, finished = gather(again, 7)
@@ -261,7 +261,7 @@ def test_short_episodes_are_not_favoured() -> None:
             super().__init__((20,) if Counting.made == 0 else (1,))
 
     Counting.made = 0
-    returns = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6).returns
+    returns = play(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6).returns
     lengths = [20 if value % 100 == 10 else 1 for value in returns]  # 1 + ... + 20 = 210, plus hundreds
     assert lengths == [20, 1] * 3
 
@@ -274,7 +274,7 @@ def test_an_endless_episode_counts_as_ended_at_the_limit() -> None:
             super().__init__((10**9,) if Counting.made == 0 else (3, 4, 5))
 
     Counting.made = 0
-    found = play(policy(), Lanes(Uneven, 2, seed=1, stream=TRAIN), 6, max_steps=4)
+    found = play(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6, max_steps=4)
     # 1 + 2 + 3 + 4, plus 100 a step for each episode before; every episode is counted once, from its first step.
     assert found.returns == [10, 6, 410, 410, 810, 810]
     # Those of the first copy, and the one of the second that would have had five steps: four are not cut.

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from qfleet.act import Actor, make_explorer
-from qfleet.act.explore import EpsilonGreedy, Explorer, Fixed, Own, Softmax, epsilon_greedy, rungs, softmax
+from qfleet.act.explore import (
+    EpsilonGreedyExplorer,
+    Explorer,
+    FixedExplorer,
+    OwnExplorer,
+    SoftmaxExplorer,
+    epsilon_greedy,
+    rungs,
+    softmax,
+)
 from qfleet.data import Array, split_actions
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Algo, ConstantEpsilon, LadderEpsilon, LinearEpsilon, OwnExplore, SoftmaxExplore
@@ -92,7 +101,7 @@ def test_the_policys_epsilon_greedy_is_the_explorers() -> None:
     obs = rng(1).normal(size=(50, 3)).astype(np.float32)
     judge = policy()
     action, _, values = judge.act(obs, epsilon=0.4, rng=rng(2))
-    assert action.tolist() == EpsilonGreedy(lambda step: 0.4, (3,)).choose(values, 0, rng(2), None).tolist()
+    assert action.tolist() == EpsilonGreedyExplorer(lambda step: 0.4, (3,)).choose(values, 0, rng(2), None).tolist()
 
 
 def test_numbers_are_drawn_as_they_always_were() -> None:
@@ -104,7 +113,7 @@ def test_numbers_are_drawn_as_they_always_were() -> None:
 
 def test_the_actor_takes_what_its_explorer_chooses() -> None:
     world = counting(2)
-    actor = Actor(world, policy(), Fixed(np.array([2, 1])), rng())
+    actor = Actor(world, policy(), FixedExplorer(np.array([2, 1])), rng())
     actor.start()
     actor.send()
     assert actor.receive()[0].action.tolist() == [[2, 1]]
@@ -119,7 +128,7 @@ def test_the_actor_tells_its_steps_and_its_own_generator() -> None:
         seen.append((step, values.shape))
         return np.zeros(2, np.int64)
 
-    actor = Actor(counting(2), policy(), Own(choose, (3,)), rng())
+    actor = Actor(counting(2), policy(), OwnExplorer(choose, (3,)), rng())
     actor.start()
     for _ in range(3):
         actor.send()
@@ -153,8 +162,8 @@ def test_softmax_stays_within_the_mask_whatever_the_values(temperature: float) -
 def test_the_temperature_falls_in_a_line_and_a_cold_choice_is_greedy() -> None:
     cooling = explorer(SoftmaxExplore(temperature=2.0, end=0.5, steps=100))
     constant = explorer(SoftmaxExplore(temperature=2.0))
-    assert isinstance(cooling, Softmax)
-    assert isinstance(constant, Softmax)
+    assert isinstance(cooling, SoftmaxExplorer)
+    assert isinstance(constant, SoftmaxExplorer)
     assert [cooling.temperature(step) for step in (0, 50, 100, 10**9)] == [2.0, 1.25, 0.5, 0.5]
     assert [constant.temperature(step) for step in (0, 10**9)] == [2.0, 2.0]
     assert cooling.epsilon(0) is None
@@ -225,7 +234,7 @@ def test_an_own_function_cannot_change_what_the_actor_goes_on_with() -> None:
         return np.array([1, 1])
 
     values, mask = np.zeros((2, 3), np.float32), np.ones((2, 3), np.bool_)
-    assert Own(spoil, (3,)).choose(values, 0, rng(), mask).tolist() == [1, 1]
+    assert OwnExplorer(spoil, (3,)).choose(values, 0, rng(), mask).tolist() == [1, 1]
     assert not values.any()
     assert mask.all()
 

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from qfleet.act import Actor, Policy, carry, play
 from qfleet.act.actor import expected_values
-from qfleet.act.explore import EpsilonGreedy
+from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Rollout, State
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.nets import Memory, QNet
 from qfleet.qlearn import Decoupled, Scalar
 from qfleet.save import pack_state, unpack_state
@@ -41,13 +41,13 @@ def witness() -> tuple[Policy, Witness]:
     return Policy(QNet(nn.Identity(), nn.Identity(), memory=memory), Scalar(), (3,)), memory  # type: ignore[arg-type]
 
 
-def counting(lanes: int, lengths: tuple[int, ...] = LENGTHS) -> Lanes:
+def counting(lanes: int, lengths: tuple[int, ...] = LENGTHS) -> SyncVectorEnv:
     Counting.made = 0
-    return Lanes(lambda: Counting(lengths), lanes, seed=1, stream=TRAIN)
+    return SyncVectorEnv(lambda: Counting(lengths), lanes, seed=1, stream=TRAIN)
 
 
-def start(world: Lanes, policy: Policy, *, epsilon: float = 0.5, tell_values: bool = False) -> Actor:
-    explorer = EpsilonGreedy(lambda step: epsilon, policy.actions)
+def start(world: SyncVectorEnv, policy: Policy, *, epsilon: float = 0.5, tell_values: bool = False) -> Actor:
+    explorer = EpsilonGreedyExplorer(lambda step: epsilon, policy.actions)
     actor = Actor(world, policy, explorer, np.random.default_rng(0), tell_values=tell_values)
     actor.start()
     return actor
@@ -187,7 +187,7 @@ def test_a_damaged_memory_is_refused(value: Array | None) -> None:
 
 def test_an_episode_that_cannot_be_driven_again_is_forgotten() -> None:
     policy = recurrent(2, 4)
-    first, again = (start(Lanes(Unrepeatable, 2, seed=1, stream=TRAIN), policy) for _ in range(2))
+    first, again = (start(SyncVectorEnv(Unrepeatable, 2, seed=1, stream=TRAIN), policy) for _ in range(2))
     gather(first, 3)
     assert again.load_state_dict(first.state_dict()).all()
     final, begun = gather(again, 2)
@@ -234,7 +234,7 @@ def test_rows_tell_what_was_expected_of_the_action_and_of_the_best_allowed_one()
     torch.manual_seed(0)
     policy = Policy(QNet(nn.Linear(2, 4), nn.Identity()), Scalar(), (4,))
     different = 0
-    for rollout in gather(start(Lanes(Masked, 3, seed=1, stream=TRAIN), policy, tell_values=True), 30):
+    for rollout in gather(start(SyncVectorEnv(Masked, 3, seed=1, stream=TRAIN), policy, tell_values=True), 30):
         values = policy.look(rollout.obs[0])[0]
         assert rollout.value is not None
         assert rollout.mask is not None
@@ -254,7 +254,7 @@ def test_decoupled_rows_tell_means_over_dimensions() -> None:
     torch.manual_seed(0)
     net = QNet(nn.Linear(2, 6), nn.Unflatten(1, (2, 3)))
     policy = Policy(net, Decoupled((3, 3)), (3, 3))
-    world = Lanes(BoxAction, 2, seed=1, stream=TRAIN, bins=3)
+    world = SyncVectorEnv(BoxAction, 2, seed=1, stream=TRAIN, bins=3)
     for rollout in gather(start(world, policy, tell_values=True), 20):
         values = policy.look(rollout.obs[0])[0]
         assert rollout.value is not None

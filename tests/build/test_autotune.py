@@ -19,15 +19,15 @@ from qfleet.data import Spec
 from qfleet.plan import read_plan
 from qfleet.plan.schema import (
     Algo,
+    BufferReplay,
     Env,
     GruMemory,
-    Inline,
+    InlineRuntime,
     MinatarTorso,
     MlpTorso,
     NatureTorso,
     Net,
     Plan,
-    Replay,
     Rmsprop,
     SequencesView,
     Until,
@@ -44,8 +44,8 @@ CORES = len(os.sched_getaffinity(0))
 
 def plan_of(net: Net | None = None, until: Until = LONG, **runtime: Any) -> Plan:
     net = net or Net(torso=MlpTorso(sizes=(8, 8)))
-    algo, replay = Algo(batch_size=8), Replay(samples_per_insert=2.0)  # an update every four steps
-    return Plan(env=Env(id="none"), net=net, algo=algo, replay=replay, until=until, runtime=Inline(**runtime))
+    algo, replay = Algo(batch_size=8), BufferReplay(samples_per_insert=2.0)  # an update every four steps
+    return Plan(env=Env(id="none"), net=net, algo=algo, replay=replay, until=until, runtime=InlineRuntime(**runtime))
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from qfleet.build.inference_placement import HANDOVER_SECONDS, Costs, measure, p
 from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
-from qfleet.plan.schema import Env, Plan, Processes
+from qfleet.plan.schema import Env, Plan, ProcessesRuntime
 from tests.support.runs import SMALL
 
 
@@ -78,7 +78,7 @@ def test_it_is_measured_written_down_and_told() -> None:
     assert found.handover_seconds != HANDOVER_SECONDS  # which stands for what could not be measured
     assert not [child for child in multiprocessing.active_children() if child.name == "qfleet-echo"]
     chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
-    assert isinstance(chosen.runtime, Processes)
+    assert isinstance(chosen.runtime, ProcessesRuntime)
     assert chosen.runtime.inference in ("local", "central")
     assert chosen.runtime.inference_device == "cpu" or torch.cuda.is_available()
     assert "steps/s expected" in notes[0]
@@ -124,7 +124,7 @@ def test_an_environment_that_fails_is_left_to_the_actors() -> None:
     make = partial(toys.Raising, at=2)
     world = make_train_world(plan, make)
     chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
-    assert isinstance(chosen.runtime, Processes)
+    assert isinstance(chosen.runtime, ProcessesRuntime)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert "not measured" in notes[0]
     assert "step() raised ZeroDivisionError" in notes[0]
@@ -143,7 +143,7 @@ def test_an_environment_that_hangs_or_crashes_is_timed_in_a_process_of_its_own(t
     plan, make = make_plan("toys/Random-v0", overrides=settings), partial(toy, fault=fault)
     world = make_train_world(plan, make)
     chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
-    assert isinstance(chosen.runtime, Processes)
+    assert isinstance(chosen.runtime, ProcessesRuntime)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert said in notes[0]
     assert "when its steps were timed" in notes[0]

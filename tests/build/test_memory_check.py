@@ -12,22 +12,22 @@ import torch
 from qfleet import resume, train
 from qfleet.api import rehearse
 from qfleet.build import memory_check
-from qfleet.build.components import Line, make_line, make_train_world
+from qfleet.build.components import Components, make_line, make_train_world
 from qfleet.build.memory_check import COPY_BYTES, estimate, replay_bytes
 from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
-from qfleet.learn import ReplayFeed
+from qfleet.learn import ReplaySource
 from qfleet.replay import Prioritized
-from qfleet.train import trainer
-from qfleet.train.session import own_torch_rng
-from qfleet.train.trainer import unpromised
+from qfleet.training import trainer
+from qfleet.training.session import own_torch_rng
+from qfleet.training.trainer import unpromised
 from tests.support.run_fixtures import Reference
 from tests.support.runs import Settings, checkpoints, events, same, small, trained, until
 from tests.support.variants import ACTOR, FRESH, GRU, LSTM, R2D2
-from tests.train.test_faults import bad_updates
+from tests.training.test_faults import bad_updates
 
 
-def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Line:
+def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
     """A line that is ready to run."""
     plan = small(changes, env_id)
     world = make_train_world(plan)
@@ -92,11 +92,11 @@ def test_a_rehearsal_makes_nothing_and_refuses_a_name_that_is_taken(tmp_path: Pa
 # A replay that was not saved
 
 
-def feed_of(changes: Settings) -> ReplayFeed:
+def feed_of(changes: Settings) -> ReplaySource:
     """A feed whose replay was not saved after 400 steps."""
     line = line_of(changes)
     feed = line.feed
-    assert isinstance(feed, ReplayFeed)
+    assert isinstance(feed, ReplaySource)
     feed.load_state_dict({**feed.state_dict(), "steps": 400}, with_replay=False)
     line.close()
     return feed
@@ -180,7 +180,7 @@ class Cuda:
         self.state = seed
 
 
-def on_cuda(line: Line) -> Line:
+def on_cuda(line: Components) -> Components:
     """The line with a plan that says cuda; its networks stay where they are."""
     plan = line.plan
     return replace(

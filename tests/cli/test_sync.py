@@ -11,7 +11,7 @@ import pytest
 from qfleet.cli import main
 from qfleet.plan import make_plan, write_plan
 from qfleet.plan.sync_schema import LocalSync, ServerSync
-from qfleet.train import requests
+from qfleet.training import requests
 from qfleet.watch import write_json
 
 WRONG = {

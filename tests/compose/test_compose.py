@@ -13,7 +13,7 @@ import torch
 
 from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.errors import UsageError
-from qfleet.learn import FreshFeed, Learner, make_feed, make_learner
+from qfleet.learn import FreshSource, Learner, make_feed, make_learner
 from qfleet.nets import make_net
 from qfleet.plan import check
 from qfleet.plan.schema import (
@@ -24,7 +24,7 @@ from qfleet.plan.schema import (
     CopyTarget,
     DoubleRule,
     Env,
-    Fresh,
+    FreshReplay,
     GruMemory,
     ImpalaTorso,
     ImplicitHead,
@@ -47,7 +47,7 @@ from qfleet.plan.schema import (
     StepsView,
     UniformSampler,
 )
-from qfleet.plan.schema import Replay as Buffer
+from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.plan.validate.pairs import PAIRS
 from qfleet.qlearn import Munchausen, Tensors, td_loss, td_target
 from qfleet.replay import Prioritized, Replay, make_replay
@@ -71,7 +71,7 @@ SAMPLERS: dict[str, UniformSampler | PrioritizedSampler] = {
     "prioritized": PrioritizedSampler(),
     "actor": PrioritizedSampler(initial="actor"),
 }
-FRESH = Fresh(rows=5, epochs=2, minibatches=2)
+FRESH = FreshReplay(rows=5, epochs=2, minibatches=2)
 SPECS = {
     "open": Spec((4,), "float32", (3,)),
     "masked": Spec((4,), "float32", (3,), masked=True),
@@ -346,7 +346,7 @@ def test_fresh_experience(dueling: bool, noisy: bool, world: str) -> None:
     plan = make_plan(sampler="fresh", dueling=dueling, noisy=noisy, layer_norm=True, decoupled=world == "joint")
     learner, replay = make_parts(plan, SPECS[world])
     feed = make_feed(plan, replay, learner, LANES)
-    assert isinstance(feed, FreshFeed)
+    assert isinstance(feed, FreshSource)
     batch = feed.take(0)
     assert batch is not None
     check_update(learner, batch)

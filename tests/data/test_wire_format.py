@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as hnp
 
 from qfleet.data import wire_format
 from qfleet.data.types import Array
-from qfleet.data.wire_format import NotWhole, ParcelTooLarge, pack, packed_bytes, to_bytes, unpack
+from qfleet.data.wire_format import MessageNotWhole, MessageTooLarge, pack, packed_bytes, to_bytes, unpack
 from qfleet.errors import UsageError
 
 LIMIT = 1 << 20
@@ -97,9 +97,9 @@ def test_every_flipped_byte_is_noticed(size: int) -> None:
 @pytest.mark.parametrize("cut", [0, 1, 39, 40, 41, 100])
 def test_a_piece_of_a_parcel_is_none(cut: int) -> None:
     parcel = to_bytes({"step": 3}, {"a": np.arange(60)})
-    with pytest.raises(NotWhole):
+    with pytest.raises(MessageNotWhole):
         unpack(parcel[:cut], limit_bytes=LIMIT)
-    with pytest.raises(NotWhole):
+    with pytest.raises(MessageNotWhole):
         unpack(parcel[cut + 1 :], limit_bytes=LIMIT)
 
 
@@ -152,7 +152,7 @@ def test_too_large_for_its_place() -> None:
     arrays = {"a": np.zeros(100, np.uint8)}
     room = packed_bytes({}, arrays)
     assert pack({}, arrays, memoryview(bytearray(room))) == room
-    with pytest.raises(ParcelTooLarge, match=f"{room} bytes"):
+    with pytest.raises(MessageTooLarge, match=f"{room} bytes"):
         pack({}, arrays, memoryview(bytearray(room - 1)))
     with pytest.raises(ValueError, match="parcel of"):
         unpack(to_bytes({}, arrays), limit_bytes=room - 1)
@@ -263,5 +263,5 @@ def test_a_number_must_be_the_one_expected() -> None:
     pack({}, {}, memory, number=7)
     assert memory.cast("Q")[wire_format.NUMBER_WORD] == 7
     assert unpack(memory, limit_bytes=LIMIT, number=7) == ({}, {})
-    with pytest.raises(NotWhole, match="number 7"):
+    with pytest.raises(MessageNotWhole, match="number 7"):
         unpack(memory, limit_bytes=LIMIT, number=8)

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from qfleet.act import Actor, Policy
-from qfleet.act.explore import EpsilonGreedy
+from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Step, World
 from qfleet.envs import TRAIN, episode_seed, make_world
 from qfleet.nets import QNet
@@ -56,7 +56,7 @@ def drive(world: World, steps: int, rng: np.random.Generator, step: Step) -> lis
 
 def make_actor(world: World) -> Actor:
     net = QNet(nn.Linear(world.spec.obs[0], world.spec.num_actions), nn.Identity())
-    explorer = EpsilonGreedy(lambda step: 1.0, world.spec.actions)
+    explorer = EpsilonGreedyExplorer(lambda step: 1.0, world.spec.actions)
     return Actor(world, Policy(net, Scalar(), world.spec.actions), explorer, np.random.default_rng(0))
 
 

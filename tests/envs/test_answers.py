@@ -12,7 +12,7 @@ from qfleet.data import Array
 from qfleet.envs import TRAIN, check_env, make_world
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.spaces import adapt_obs
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 
@@ -36,7 +36,7 @@ class Answering(gym.Env[Any, Any]):
 
 
 def second_step(env: Answering, **settings: Any) -> Any:
-    world = Lanes(lambda: env, 1, seed=0, stream=TRAIN, name="toy", **settings)
+    world = SyncVectorEnv(lambda: env, 1, seed=0, stream=TRAIN, name="toy", **settings)
     world.reset()
     for _ in range(2):
         world.send(np.zeros(1, np.int64))

@@ -9,7 +9,7 @@ import pytest
 from qfleet.data import Array, Step
 from qfleet.envs import TEST, TRAIN, VALIDATION, make_world
 from qfleet.envs.cartpole import CartPole
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
@@ -171,7 +171,9 @@ def test_a_damaged_state_is_refused(field: str, value: Any) -> None:
 
 
 def test_other_options_or_a_picture_use_single_environments() -> None:
-    assert isinstance(make_world(Env(id="CartPole-v1", num=1), seed=0, stream=TEST, render_mode="rgb_array"), Lanes)
+    assert isinstance(
+        make_world(Env(id="CartPole-v1", num=1), seed=0, stream=TEST, render_mode="rgb_array"), SyncVectorEnv
+    )
     short: Any = make_world(Env(id="CartPole-v1", options={"max_episode_steps": 7}), seed=0, stream=TRAIN)
     assert isinstance(short, CartPole)
     assert balance(short, 7)[-1].truncated.all()

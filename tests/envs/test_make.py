@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qfleet.envs import TRAIN, absolute_id, check_env, make_world, module_file
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
@@ -123,7 +123,7 @@ def test_a_constructor_without_render_mode_is_named(tmp_path: Path) -> None:
 
 def test_what_a_module_registers() -> None:
     made = world("qfleet.testing.toys:toys/Masked-v0")
-    assert isinstance(made, Lanes)
+    assert isinstance(made, SyncVectorEnv)
     assert made.spec.masked
 
 

@@ -10,10 +10,10 @@ import pytest
 from qfleet.data import Array, Step
 from qfleet.envs import TEST, TRAIN, VALIDATION, episode_seed, make_world
 from qfleet.envs.minatar import MinAtar
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
-from qfleet.system.child_process import AskedToLeave
+from qfleet.system.child_process import StopRequested
 from qfleet.testing import toys
 
 LENGTHS = (3, 5, 1, 4)
@@ -24,8 +24,8 @@ def _first_copy_is_zero() -> None:
     toys.Counting.made = 0
 
 
-def lanes(make: Any, num: int = 2, **settings: Any) -> Lanes:
-    return Lanes(make, num, seed=11, stream=TRAIN, name="toy", **settings)
+def lanes(make: Any, num: int = 2, **settings: Any) -> SyncVectorEnv:
+    return SyncVectorEnv(make, num, seed=11, stream=TRAIN, name="toy", **settings)
 
 
 def drive(world: Any, actions: Array) -> list[Step]:
@@ -450,18 +450,18 @@ def test_an_environment_that_calls_sys_exit_has_failed(where: str) -> None:
         world.reset()
         drive(world, np.zeros((1, 2), np.int64))
 
-    with pytest.raises(EnvError, match=r"SystemExit: 0 \(it called sys.exit\) at .*test_lanes.py:\d+ in leave"):
+    with pytest.raises(EnvError, match=r"SystemExit: 0 \(it called sys.exit\) at .*test_sync_vector.py:\d+ in leave"):
         run()
 
 
 def test_a_process_that_is_asked_to_leave_does_so_from_within_an_environment() -> None:
     class Asked(toys.Random):
         def step(self, action: Any) -> Any:
-            raise AskedToLeave(0)
+            raise StopRequested(0)
 
     world = lanes(Asked)
     world.reset()
-    with pytest.raises(AskedToLeave):
+    with pytest.raises(StopRequested):
         drive(world, np.zeros((1, 2), np.int64))
 
 

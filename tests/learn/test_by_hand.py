@@ -13,7 +13,7 @@ from qfleet.plan.schema import (
     Algo,
     DoubleRule,
     Env,
-    Fresh,
+    FreshReplay,
     GruMemory,
     MaxRule,
     MlpTorso,
@@ -32,7 +32,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "munchausen": {"algo": Algo(rule=MunchausenRule())},
     "squared error": {"algo": Algo(loss="mse")},
     "rescaled": {"algo": Algo(rescale=True)},
-    "whole returns": {"replay": Fresh()},
+    "whole returns": {"replay": FreshReplay()},
     "normalised": {"net": Net(torso=MlpTorso(sizes=(16, 16)), layer_norm=True)},
 }
 

@@ -22,11 +22,11 @@ from qfleet.plan.schema import (
     CopyTarget,
     DoubleRule,
     Env,
-    Fresh,
+    FreshReplay,
     GrowingBatch,
     GruMemory,
     ImplicitHead,
-    Inline,
+    InlineRuntime,
     MaxRule,
     MinatarTorso,
     MlpTorso,
@@ -67,15 +67,15 @@ CANNOT = {
     "spectral norm": {"net": Net(torso=MlpTorso(), spectral_norm=True)},
     "decoupled": {"net": Net(torso=MlpTorso(), decoupled=True)},
     "rmsprop": {"optim": Rmsprop()},
-    "fresh": {"replay": Fresh()},
+    "fresh": {"replay": FreshReplay()},
     "growing batch": {"steer": Steer(batch=GrowingBatch())},
     "population": {"population": Population(num=2)},
-    "half precision": {"runtime": Inline(precision="bfloat16")},
+    "half precision": {"runtime": InlineRuntime(precision="bfloat16")},
 }
 
 
 def plan_of(**parts: Any) -> Plan:
-    return Plan(env=Env(id="none"), **{"net": SMALL, "runtime": Inline(compile=True), **parts})
+    return Plan(env=Env(id="none"), **{"net": SMALL, "runtime": InlineRuntime(compile=True), **parts})
 
 
 def learner_of(plan: Plan, spec: Spec = VECTOR, *, whole: bool, seed: int = 1, normalize: str = "off") -> Learner:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.learn.count_bonus import Counts, make_bonus
+from qfleet.learn.count_bonus import VisitCounts, make_bonus
 from qfleet.plan.schema import Algo, CountBonus, Env, Plan
 from tests.replay.streams import random_stream, rollout
 
@@ -14,8 +14,8 @@ PAIR = Spec((2,), "float32", (2,))
 PICTURE = Spec((84, 84), "uint8", (2,), stack=4)
 
 
-def counts(spec: Spec = PAIR, **more: Any) -> Counts:
-    return Counts(spec, np.random.default_rng(0), **{"scale": 2.0, "grid": 1.0, "settle_steps": 4, **more})
+def counts(spec: Spec = PAIR, **more: Any) -> VisitCounts:
+    return VisitCounts(spec, np.random.default_rng(0), **{"scale": 2.0, "grid": 1.0, "settle_steps": 4, **more})
 
 
 def rows(obs: list[list[list[float]]], reward: float = 0.0, last: list[list[bool]] | None = None) -> Rollout:
@@ -36,7 +36,7 @@ def rows(obs: list[list[list[float]]], reward: float = 0.0, last: list[list[bool
 SETTLING = [[[1.0, 1.0], [-1.0, 1.0]], [[1.0, -1.0], [-1.0, -1.0]]]
 
 
-def settled(**more: Any) -> Counts:
+def settled(**more: Any) -> VisitCounts:
     bonus = counts(**more)
     bonus.add(rows(SETTLING))
     return bonus
@@ -84,13 +84,13 @@ def test_hyperplanes_tell_directions_apart_and_the_seed_decides_them() -> None:
     assert len(set(bonus.keys(far).tolist())) == 2
     assert bonus.keys(far).sum() == 2**16 - 1  # opposite sides of every plane
     assert bonus.keys(near).tolist() == settled(grid=None, bits=16).keys(near).tolist()
-    other = Counts(PAIR, np.random.default_rng(1), scale=1.0, bits=16)
+    other = VisitCounts(PAIR, np.random.default_rng(1), scale=1.0, bits=16)
     assert other.keys(near).tolist() != bonus.keys(near).tolist()
 
 
 def test_cells_of_a_grid_do_not_share_keys() -> None:
     spec = Spec((3,), "float32", (2,))
-    bonus = Counts(spec, np.random.default_rng(0), scale=1.0, grid=0.5)
+    bonus = VisitCounts(spec, np.random.default_rng(0), scale=1.0, grid=0.5)
     cells = np.stack(np.meshgrid(*[np.arange(-20, 20)] * 3), -1).reshape(-1, 3)
     assert len(np.unique(bonus.keys(0.5 * cells + 0.25))) == len(cells)
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from qfleet.data import Array, Batch, Spec
-from qfleet.learn import FreshFeed, Learner, make_feed, make_learner
+from qfleet.learn import FreshSource, Learner, make_feed, make_learner
 from qfleet.nets import make_net
-from qfleet.plan.schema import Algo, AverageTarget, Env, Fresh, MlpTorso, NatureTorso, Net, Plan, Radam
+from qfleet.plan.schema import Algo, AverageTarget, Env, FreshReplay, MlpTorso, NatureTorso, Net, Plan, Radam
 from qfleet.replay import make_replay
 from tests.learn.parts import same
 from tests.replay.streams import random_stream, rollout
@@ -23,10 +23,10 @@ VECTOR = Spec((4,), "float32", (3,))
 MASKED = Spec((4,), "float32", (3,), masked=True)
 JOINT = Spec((4,), "float32", (2, 3))
 PICTURE = Spec((36, 36), "uint8", (3,), stack=4)
-FRESH = Fresh(rows=ROWS, epochs=3, minibatches=4, trace=0.65)
+FRESH = FreshReplay(rows=ROWS, epochs=3, minibatches=4, trace=0.65)
 
 
-def make_plan(spec: Spec, *, fresh: Fresh = FRESH, clip: bool = False, normalize: Any = "off") -> Plan:
+def make_plan(spec: Spec, *, fresh: FreshReplay = FRESH, clip: bool = False, normalize: Any = "off") -> Plan:
     torso = NatureTorso(width=8) if spec.stack > 1 else MlpTorso(sizes=(8, 8))
     return Plan(
         env=Env(id="none", num=LANES, clip_reward=clip, normalize=normalize),
@@ -36,11 +36,11 @@ def make_plan(spec: Spec, *, fresh: Fresh = FRESH, clip: bool = False, normalize
     )
 
 
-def make(plan: Plan, spec: Spec, seed: int = 5) -> tuple[FreshFeed, Learner]:
+def make(plan: Plan, spec: Spec, seed: int = 5) -> tuple[FreshSource, Learner]:
     net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=1)
     learner = make_learner(plan, spec, net, torch.device("cpu"))
     feed = make_feed(plan, make_replay(plan, spec, LANES, np.random.default_rng(seed)), learner, LANES)
-    assert isinstance(feed, FreshFeed)
+    assert isinstance(feed, FreshSource)
     return feed, learner
 
 
@@ -48,7 +48,7 @@ def stream(spec: Spec, num: int, end: float = 0.3) -> dict[str, Array]:
     return random_stream(np.random.default_rng(3), spec, LANES, num, end=end, values=True)
 
 
-def taken(feed: FreshFeed) -> list[Batch]:
+def taken(feed: FreshSource) -> list[Batch]:
     """All that can be taken now."""
     found: list[Batch] = []
     while (batch := feed.take(0)) is not None:
@@ -151,7 +151,7 @@ def test_epochs_are_shuffled_and_cut_into_even_parts() -> None:
 
 
 def test_more_parts_than_steps_leave_no_empty_batch() -> None:
-    plan = make_plan(VECTOR, fresh=Fresh(rows=2, epochs=1, minibatches=50))
+    plan = make_plan(VECTOR, fresh=FreshReplay(rows=2, epochs=1, minibatches=50))
     feed, _ = make(plan, VECTOR)
     feed.insert(rollout(stream(VECTOR, 3, end=0.0)))
     assert [len(batch.ids) for batch in taken(feed)] == [1] * (2 * LANES)
@@ -201,7 +201,7 @@ def test_no_target_network_is_read_or_moved() -> None:
 
 
 def test_a_block_makes_the_values_it_was_told() -> None:
-    plan = make_plan(VECTOR, fresh=Fresh(rows=ROWS, epochs=400, minibatches=1, trace=0.65))
+    plan = make_plan(VECTOR, fresh=FreshReplay(rows=ROWS, epochs=400, minibatches=1, trace=0.65))
     feed, learner = make(msgspec.structs.replace(plan, optim=Radam(learning_rate=1e-2)), VECTOR)
     feed.insert(rollout(stream(VECTOR, ROWS + 1)))
     losses = [learner.update(batch).loss for batch in taken(feed)]
@@ -231,7 +231,7 @@ def test_a_restored_feed_goes_on_bit_by_bit(moment: int) -> None:
     assert feed.steps == restored.steps
 
 
-def taken_after(feed: FreshFeed, rows: dict[str, Array], row: int) -> list[Batch]:
+def taken_after(feed: FreshSource, rows: dict[str, Array], row: int) -> list[Batch]:
     feed.insert(rollout(rows, row, row + 1))
     return taken(feed)
 

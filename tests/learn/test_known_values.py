@@ -10,14 +10,15 @@ import torch
 from gymnasium import spaces
 
 from qfleet.act import Actor, Policy
-from qfleet.act.explore import EpsilonGreedy
+from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.sync_vector import Lanes
+from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.learn import Learner, make_learner
 from qfleet.nets import make_net
 from qfleet.plan.schema import (
     Algo,
+    BufferReplay,
     CopyTarget,
     DoubleRule,
     Env,
@@ -26,7 +27,6 @@ from qfleet.plan.schema import (
     Net,
     Plan,
     PrioritizedSampler,
-    Replay,
     Sgd,
     UniformSampler,
 )
@@ -48,17 +48,17 @@ def make_plan(rule: Rule, sampler: Sampler, n_step: int = 1, learning_rate: floa
         ),
         optim=Sgd(learning_rate=learning_rate, clip_norm=None),
         net=Net(torso=MlpTorso(sizes=())),
-        replay=Replay(capacity=4_000, sampler=sampler),
+        replay=BufferReplay(capacity=4_000, sampler=sampler),
     )
 
 
 def learn(plan: Plan, make: Callable[[], gym.Env[Any, Any]], rows: int, updates: int) -> Learner:
     """Act at random, remember, and learn from what is remembered."""
-    world = Lanes(make, plan.env.num, seed=1, stream=TRAIN)
+    world = SyncVectorEnv(make, plan.env.num, seed=1, stream=TRAIN)
     net = make_net(plan.net, world.spec, normalize="off", seed=1)
     learner = make_learner(plan, world.spec, net, torch.device("cpu"))
     policy = Policy(learner.net, Scalar(), world.spec.actions)
-    actor = Actor(world, policy, EpsilonGreedy(lambda step: 1.0, world.spec.actions), np.random.default_rng(1))
+    actor = Actor(world, policy, EpsilonGreedyExplorer(lambda step: 1.0, world.spec.actions), np.random.default_rng(1))
     replay = make_replay(plan, world.spec, world.num, np.random.default_rng(2))
     actor.start()
     for _ in range(rows):

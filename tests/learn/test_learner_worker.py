@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.learn import FreshFeed, ReplayFeed, make_feed, make_learner
+from qfleet.learn import FreshSource, ReplaySource, make_feed, make_learner
 from qfleet.nets import make_net
-from qfleet.plan.schema import Actors, Algo, Env, Fresh, MlpTorso, Net, Plan, Replay
+from qfleet.plan.schema import Actors, Algo, BufferReplay, Env, FreshReplay, MlpTorso, Net, Plan
 from qfleet.replay import make_replay
 from tests.replay.streams import random_stream, rollout
 
 SPEC, LANES, WIDTH, ROWS = Spec((4,), "float32", (3,)), 4, 2, 5
 
 
-def make(kind: Replay | Fresh, normalize: str = "off") -> ReplayFeed | FreshFeed:
+def make(kind: BufferReplay | FreshReplay, normalize: str = "off") -> ReplaySource | FreshSource:
     plan = Plan(
         env=Env(id="none", num=LANES, normalize=normalize),  # type: ignore[arg-type]
-        algo=Algo(discount=0.5, n_step=1 if isinstance(kind, Fresh) else 3),
+        algo=Algo(discount=0.5, n_step=1 if isinstance(kind, FreshReplay) else 3),
         net=Net(torso=MlpTorso(sizes=(8,))),
         replay=kind,
         actors=Actors(num=LANES // WIDTH),
@@ -27,19 +27,19 @@ def make(kind: Replay | Fresh, normalize: str = "off") -> ReplayFeed | FreshFeed
     net = make_net(plan.net, SPEC, normalize=plan.env.normalize, seed=1)
     learner = make_learner(plan, SPEC, net, torch.device("cpu"))
     feed = make_feed(plan, make_replay(plan, SPEC, LANES, np.random.default_rng(0)), learner, LANES)
-    assert isinstance(feed, ReplayFeed | FreshFeed)
+    assert isinstance(feed, ReplaySource | FreshSource)
     return feed
 
 
-def send(feed: ReplayFeed | FreshFeed, worker: int, num: int, seed: int, end: float = 0.0) -> dict[str, Array]:
-    values = isinstance(feed, FreshFeed)
+def send(feed: ReplaySource | FreshSource, worker: int, num: int, seed: int, end: float = 0.0) -> dict[str, Array]:
+    values = isinstance(feed, FreshSource)
     rows = random_stream(np.random.default_rng(seed), SPEC, WIDTH, num, end, values=values)
     feed.insert(replace(rollout(rows), source=(worker, 0, seed)))
     return rows
 
 
 def test_a_workers_rollouts_go_into_its_own_lanes() -> None:
-    feed = make(Replay(capacity=100))
+    feed = make(BufferReplay(capacity=100))
     second, first = send(feed, 1, 7, 1), send(feed, 0, 3, 2)
     store = feed.replay.store
     assert store.heads.tolist() == [3, 3, 7, 7]
@@ -50,7 +50,7 @@ def test_a_workers_rollouts_go_into_its_own_lanes() -> None:
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_sealing_a_worker_ends_its_episodes_only(worker: int) -> None:
-    feed = make(Replay(capacity=100), normalize="reward")
+    feed = make(BufferReplay(capacity=100), normalize="reward")
     for who in (0, 1):
         send(feed, who, 6, who)
     before, other = len(feed.replay), 1 - worker
@@ -68,7 +68,10 @@ def test_sealing_a_worker_ends_its_episodes_only(worker: int) -> None:
 
 
 def test_returns_of_lanes_do_not_disturb_each_other() -> None:
-    apart, alone = make(Replay(capacity=100), normalize="reward"), make(Replay(capacity=100), normalize="reward")
+    apart, alone = (
+        make(BufferReplay(capacity=100), normalize="reward"),
+        make(BufferReplay(capacity=100), normalize="reward"),
+    )
     for seed in range(5):
         send(apart, 0, 3, seed)
         send(apart, 1, 4, 50 + seed)
@@ -77,7 +80,7 @@ def test_returns_of_lanes_do_not_disturb_each_other() -> None:
     assert np.array_equal(apart.observer.returns[2:], alone.observer.returns[2:])
 
 
-def taken(feed: ReplayFeed | FreshFeed) -> list[Array]:
+def taken(feed: ReplaySource | FreshSource) -> list[Array]:
     """The observations of every minibatch that can be taken now."""
     found = []
     while (batch := feed.take(0)) is not None:
@@ -86,7 +89,7 @@ def taken(feed: ReplayFeed | FreshFeed) -> list[Array]:
 
 
 def test_a_block_is_the_newest_window_of_one_actor() -> None:
-    feed = make(Fresh(rows=ROWS, epochs=1, minibatches=1))
+    feed = make(FreshReplay(rows=ROWS, epochs=1, minibatches=1))
     fast = send(feed, 1, ROWS + 1, 1)
     (block,) = taken(feed)
     expected = fast["obs"][:ROWS].reshape(-1, 4)
@@ -101,7 +104,7 @@ def test_a_block_is_the_newest_window_of_one_actor() -> None:
 
 
 def test_a_block_that_was_begun_by_a_dead_actor_is_dropped() -> None:
-    feed = make(Fresh(rows=ROWS, epochs=1, minibatches=1))
+    feed = make(FreshReplay(rows=ROWS, epochs=1, minibatches=1))
     send(feed, 0, ROWS, 1)
     assert feed.seal(0) == WIDTH
     rows = send(feed, 0, ROWS, 2)
@@ -112,7 +115,7 @@ def test_a_block_that_was_begun_by_a_dead_actor_is_dropped() -> None:
 
 
 def test_a_batch_stays_as_it_is_while_the_next_is_drawn() -> None:
-    feed = make(Replay(capacity=500))
+    feed = make(BufferReplay(capacity=500))
     rows: Rollout = rollout(random_stream(np.random.default_rng(0), SPEC, LANES, 100, 0.1))
     feed.insert(rows)
     first = feed.replay.sample(16)

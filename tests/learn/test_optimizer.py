@@ -6,32 +6,32 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.learn.optimizer import Adam, Optimizer, Radam, Rmsprop, Sgd, make_optimizer
+from qfleet.learn.optimizer import FusedAdam, FusedOptimizer, FusedRadam, FusedRmsprop, FusedSgd, make_optimizer
 from qfleet.plan.schema import Adam as AdamPlan
 
-Ours = Callable[[list[Tensor]], Optimizer]
-Theirs = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Ours = Callable[[list[Tensor]], FusedOptimizer]
+Theirs = Callable[[list[nn.Parameter]], torch.optim.FusedOptimizer]
 
 PAIRS: dict[str, tuple[Ours, Theirs]] = {
     "adam": (
-        lambda ours: Adam(ours, 1e-3, eps=1e-5),
-        lambda theirs: torch.optim.Adam(theirs, 1e-3, eps=1e-5, fused=True),
+        lambda ours: FusedAdam(ours, 1e-3, eps=1e-5),
+        lambda theirs: torch.optim.FusedAdam(theirs, 1e-3, eps=1e-5, fused=True),
     ),
     "adamw": (
-        lambda ours: Adam(ours, 1e-3, weight_decay=0.1),
+        lambda ours: FusedAdam(ours, 1e-3, weight_decay=0.1),
         lambda theirs: torch.optim.AdamW(theirs, 1e-3, weight_decay=0.1, fused=True),
     ),
     "rmsprop centred": (
-        lambda ours: Rmsprop(ours, 1e-3),
+        lambda ours: FusedRmsprop(ours, 1e-3),
         lambda theirs: torch.optim.RMSprop(theirs, 1e-3, alpha=0.95, eps=1e-5, centered=True, foreach=True),
     ),
     "rmsprop with decay": (
-        lambda ours: Rmsprop(ours, 1e-3, centered=False, weight_decay=0.1),
+        lambda ours: FusedRmsprop(ours, 1e-3, centered=False, weight_decay=0.1),
         lambda theirs: torch.optim.RMSprop(theirs, 1e-3, alpha=0.95, eps=1e-5, weight_decay=0.1, foreach=True),
     ),
-    "sgd": (lambda ours: Sgd(ours, 1e-2), lambda theirs: torch.optim.SGD(theirs, 1e-2, foreach=True)),
+    "sgd": (lambda ours: FusedSgd(ours, 1e-2), lambda theirs: torch.optim.SGD(theirs, 1e-2, foreach=True)),
     "sgd with momentum": (
-        lambda ours: Sgd(ours, 1e-2, momentum=0.9, weight_decay=0.1),
+        lambda ours: FusedSgd(ours, 1e-2, momentum=0.9, weight_decay=0.1),
         lambda theirs: torch.optim.SGD(theirs, 1e-2, momentum=0.9, weight_decay=0.1, foreach=True),
     ),
 }
@@ -39,15 +39,15 @@ PAIRS: dict[str, tuple[Ours, Theirs]] = {
 
 RECTIFIED: dict[str, tuple[Ours, Theirs]] = {
     "radam": (
-        lambda ours: Radam(ours, 1e-3, eps=1e-5),
+        lambda ours: FusedRadam(ours, 1e-3, eps=1e-5),
         lambda theirs: torch.optim.RAdam(theirs, 1e-3, eps=1e-5, foreach=True),
     ),
     "radam with an eps that is felt": (
-        lambda ours: Radam(ours, 1e-3, eps=1e-2),
+        lambda ours: FusedRadam(ours, 1e-3, eps=1e-2),
         lambda theirs: torch.optim.RAdam(theirs, 1e-3, eps=1e-2, foreach=True),
     ),
     "radam with decay": (
-        lambda ours: Radam(ours, 1e-3, weight_decay=0.1),
+        lambda ours: FusedRadam(ours, 1e-3, weight_decay=0.1),
         lambda theirs: torch.optim.RAdam(theirs, 1e-3, weight_decay=0.1, decoupled_weight_decay=True, foreach=True),
     ),
 }

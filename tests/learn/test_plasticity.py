@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from qfleet.act import Policy
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.learn import Anneal, Gate, Learner, Observer, ReplayFeed, dormant_units, make_learner
-from qfleet.learn.optimizer import Optimizer, make_optimizer
+from qfleet.learn import Anneal, Learner, Observer, RateLimiter, ReplaySource, dormant_units, make_learner
+from qfleet.learn.optimizer import FusedOptimizer, make_optimizer
 from qfleet.learn.plasticity import make_anneal
 from qfleet.nets import QNet, make_net, set_noise
 from qfleet.plan import check, make_plan
@@ -35,7 +35,7 @@ from qfleet.plan.schema import (
     SequencesView,
     Sgd,
 )
-from qfleet.plan.schema import Replay as Buffer
+from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.replay import Fold, Replay, SequenceCut, StepCut, make_cut, make_replay
 from tests.learn.parts import VECTOR, batch, same
 from tests.replay.streams import random_stream, rollout
@@ -218,11 +218,13 @@ def test_n_may_rise_too() -> None:
 ANNEALED = Algo(n_step=3, discount=0.99, anneal=ExponentialAnneal(n_step=6, discount=0.9, updates=4))
 
 
-def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplayFeed:
+def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
     """A feed with 30 rows of two lanes in it."""
     plan = Plan(env=Env(id="none", num=2), algo=algo, replay=Buffer(capacity=200))
     replay = make_replay(plan, VECTOR, 2, np.random.default_rng(0))
-    feed = ReplayFeed(replay, Gate(Fraction(1), 0), Observer(small_net(0), 2, 0.99), 8, make_anneal(algo, replay.fold))
+    feed = ReplaySource(
+        replay, RateLimiter(Fraction(1), 0), Observer(small_net(0), 2, 0.99), 8, make_anneal(algo, replay.fold)
+    )
     feed.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
     for _ in range(updates):
         drawn = feed.take(0)
@@ -298,7 +300,7 @@ def test_the_rate_decides_how_far_a_step_goes() -> None:
 # Weight decay and dropout
 
 
-def shrunk(optimizer: Optimizer, values: Tensor) -> float:
+def shrunk(optimizer: FusedOptimizer, values: Tensor) -> float:
     """What is left of a weight after one step without a gradient."""
     before = float(values[0])
     optimizer.step([torch.zeros_like(values)])

@@ -8,14 +8,14 @@ import torch
 from qfleet.data import Spec
 from qfleet.learn import Learner, make_learner
 from qfleet.nets import Reduced, make_net
-from qfleet.plan.schema import Adam, Env, Inline, MlpTorso, NatureTorso, Net, Plan
+from qfleet.plan.schema import Adam, Env, InlineRuntime, MlpTorso, NatureTorso, Net, Plan
 from tests.learn.parts import PICTURE, VECTOR, batch
 
 
 def learner_of(spec: Spec, *, half: bool, dueling: bool = False) -> Learner:
     torso = NatureTorso(width=16) if spec is PICTURE else MlpTorso(sizes=(16, 16))
     plan = Plan(env=Env(id="none"), net=Net(torso=torso, dueling=dueling), optim=Adam(learning_rate=1e-2))
-    plan = msgspec.structs.replace(plan, runtime=Inline(precision="bfloat16" if half else "float32"))
+    plan = msgspec.structs.replace(plan, runtime=InlineRuntime(precision="bfloat16" if half else "float32"))
     return make_learner(plan, spec, make_net(plan.net, spec, normalize="off", seed=1), torch.device("cpu"))
 
 

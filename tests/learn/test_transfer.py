@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from qfleet.data import Batch, Spec
-from qfleet.learn.transfer import Slot, make_carry, numbers
+from qfleet.learn.transfer import PinnedPages, make_carry, numbers
 from qfleet.plan.schema import Algo, DoubleRule, MaxRule
 from tests.learn.parts import PICTURE, VECTOR, batch, make, same
 
@@ -32,7 +32,7 @@ def test_numbers_are_floats_in_order() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs an accelerator")
 def test_a_slot_reuses_its_pages() -> None:
-    slot = Slot()
+    slot = PinnedPages()
     page = slot.page("obs", torch.zeros(3))
     assert slot.page("obs", torch.ones(3)) is page
     assert slot.page("obs", torch.ones(4)) is not page

@@ -12,7 +12,7 @@ from qfleet import make_plan, train
 from qfleet.act import lanes_for
 from qfleet.data import World
 from qfleet.envs import make_world
-from qfleet.train.evaluator import Judge
+from qfleet.training.evaluator import Evaluator
 from qfleet.watch import read_rows
 
 BARS = {
@@ -70,7 +70,7 @@ def make_brittle() -> gym.Env[Any, Any]:
     return Brittle(gym.make("CartPole-v1"))
 
 
-def sound_world(judge: Judge, stream: int, episodes: int) -> World:
+def sound_world(judge: Evaluator, stream: int, episodes: int) -> World:
     """Worlds that do not break: hardly any of their episodes would come to an end."""
     env = msgspec.structs.replace(judge.plan.env, workers=0)
     return make_world(env, seed=judge.plan.seed, stream=stream, num=lanes_for(episodes))
@@ -80,7 +80,7 @@ def sound_world(judge: Judge, stream: int, episodes: int) -> World:
 @pytest.mark.timeout(600)
 def test_environments_that_break_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CartPole-v1 that raises with probability 0.005 per step; seed 1, 50,000 steps at most, a mean of 475 at least."""
-    monkeypatch.setattr(Judge, "world", sound_world)
+    monkeypatch.setattr(Evaluator, "world", sound_world)
     (seed, *_), steps, bar = BARS["CartPole-v1"]
     changes = {"seed": seed, "until.steps": steps, "env.workers": 2, "env.rebuilds": steps}
     run = train(make_plan("CartPole-v1", overrides=changes), out=tmp_path, env=make_brittle)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets import NATURE, Convolutions, Dueling, Mlp, Normalize, QNet, draws, make_net
+from qfleet.nets import NATURE, Convolutions, DuelingHead, Mlp, Normalize, QNet, draws, make_net
 from qfleet.plan.schema import ImplicitHead, MlpTorso, NatureTorso, Net, OwnTorso
 
 VECTOR = Spec((4,), "float32", (3,))
@@ -93,7 +93,7 @@ def test_a_flat_observation_is_refused_by_the_nature_torso() -> None:
 
 class TestDueling:
     def test_value_plus_advantage_less_its_mean(self) -> None:
-        head = Dueling(2, 0, (3,))
+        head = DuelingHead(2, 0, (3,))
         features = torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
         with torch.no_grad():
             value, advantage = head.value(features).numpy(), head.advantage(features).numpy()
@@ -102,7 +102,7 @@ class TestDueling:
         assert out.mean(1) == pytest.approx(value[:, 0], abs=1e-6)
 
     def test_the_gradient_into_the_trunk_is_scaled_by_one_over_root_two(self) -> None:
-        head = Dueling(4, 8, (3,))
+        head = DuelingHead(4, 8, (3,))
         plain = torch.randn(5, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
         advantage = head.advantage(plain)
         unscaled = head.value(plain) + advantage - advantage.mean(1, keepdim=True)

@@ -17,16 +17,16 @@ from qfleet.plan.schema import (
     Adam,
     Algo,
     AverageTarget,
+    BufferReplay,
     DoubleRule,
     Env,
     LinearEpsilon,
     MlpTorso,
     Net,
     Plan,
-    Replay,
     UniformSampler,
 )
-from qfleet.train.inline import Inline
+from qfleet.training.inline import InlineLoop
 
 Learned = tuple[list[tuple[int, list[float]]], list[torch.Tensor]]
 
@@ -54,7 +54,7 @@ def plan_of(settings: one_file_dqn.Settings) -> Plan:
         ),
         optim=Adam(learning_rate=settings.learning_rate, clip_norm=None),
         net=Net(torso=MlpTorso(sizes=(128, 128))),
-        replay=Replay(
+        replay=BufferReplay(
             capacity=settings.capacity,
             sampler=UniformSampler(),
             samples_per_insert=settings.batch_size / settings.steps_per_update,
@@ -67,7 +67,7 @@ def by_the_library(plan: Plan) -> Learned:
     """Steps and losses of every turn, and the weights after the last."""
     line = make_line(plan, make_train_world(plan))
     line.actor.start()
-    runtime, turns = Inline(line), []
+    runtime, turns = InlineLoop(line), []
     while line.learner.updates < UPDATES:
         losses = [tick.stats["loss"] for tick in runtime.turn() if "loss" in tick.stats]
         turns.append((line.actor.steps, losses))

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from qfleet.errors import UsageError
 from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
-from qfleet.plan.draft import CARRIED, MEASURED, Draft, Entry
-from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, Ray, Rmsprop, Sgd
+from qfleet.plan.draft import CARRIED, MEASURED, Assignment, Draft
+from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, RayRuntime, Rmsprop, Sgd
 
 HERE = "command line"
 
@@ -125,16 +125,16 @@ def test_one_plan_file_goes_with_every_runtime(runtime: str, below: str, tmp_pat
 def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runtimes_is_not() -> None:
     draft = Draft()
     preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.inference": "local"}
-    draft.lay(Entry(path, value, "preset some", asked=False) for path, value in preset.items())
-    draft.lay([Entry("env.id", "X-v0", HERE), Entry("runtime.type", "ray", HERE, text=True, asked=True)])
-    assert draft.plan().runtime == Ray(threads=3)
+    draft.lay(Assignment(path, value, "preset some", asked=False) for path, value in preset.items())
+    draft.lay([Assignment("env.id", "X-v0", HERE), Assignment("runtime.type", "ray", HERE, text=True, asked=True)])
+    assert draft.plan().runtime == RayRuntime(threads=3)
     assert draft.origins["runtime.threads"] == "preset some"
 
 
 def test_a_runtimes_own_defaults_are_not_carried_to_another(tmp_path: Path) -> None:
     file = write(tmp_path, '[runtime]\ntype = "processes"\nslots = 3\n')
     made = compose("CartPole-v1", file=file, overrides=[("runtime.type", "ray", HERE)])
-    assert made.plan.runtime == Ray(slots=3)
+    assert made.plan.runtime == RayRuntime(slots=3)
     assert (made.origins["runtime.slots"], made.origins["runtime.chunk_rows"]) == (file, "default")
 
 

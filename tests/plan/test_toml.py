@@ -24,6 +24,7 @@ from qfleet.plan.schema import (
     Adam,
     Algo,
     AverageTarget,
+    BufferReplay,
     ConstantEpsilon,
     CopyTarget,
     Env,
@@ -33,7 +34,6 @@ from qfleet.plan.schema import (
     Net,
     Plan,
     PrioritizedSampler,
-    Replay,
     Rmsprop,
     Until,
 )
@@ -64,7 +64,7 @@ PLANS = st.builds(
         | st.builds(NatureTorso),
         dueling=st.booleans(),
     ),
-    replay=st.builds(Replay, sampler=st.builds(PrioritizedSampler, alpha=FRACTION), samples_per_insert=RATE),
+    replay=st.builds(BufferReplay, sampler=st.builds(PrioritizedSampler, alpha=FRACTION), samples_per_insert=RATE),
     until=st.builds(
         Until, seconds=st.none() | RATE, score=st.none() | st.floats(allow_nan=False, allow_infinity=False)
     ),

@@ -11,10 +11,10 @@ from qfleet.nets import shrink, stretch
 from qfleet.qlearn import (
     Categorical,
     Munchausen,
+    NextValues,
     Quantile,
     Scalar,
-    Seen,
-    Steps,
+    StepView,
     Tensors,
     lambda_returns,
     td_target,
@@ -85,7 +85,7 @@ class Pair(nn.Module):
 def test_munchausen() -> None:
     now, after = (torch.tensor([row], dtype=torch.float64) for row in ([1.0, 2.0], [0.0, 0.1]))
     rule = Munchausen(0.9, 0.03, -1.0)
-    choice = rule(Seen(after, target_now=now, action=torch.tensor([0])))
+    choice = rule(NextValues(after, target_now=now, action=torch.tensor([0])))
     assert choice.bonus is not None
     assert choice.entropy is not None
     assert choice.bonus.item() / 0.9 == pytest.approx(-1.0, abs=1e-6)
@@ -97,12 +97,12 @@ def test_munchausen() -> None:
     batch = Tensors(
         torch.zeros(1, 1), torch.tensor([0]), half, torch.tensor([0.99]).double(), half, next_obs=torch.ones(1, 1)
     )
-    assert td_target(Scalar(), rule, Steps(), shown, batch, None).item() == pytest.approx(-0.29996, abs=1e-5)
+    assert td_target(Scalar(), rule, StepView(), shown, batch, None).item() == pytest.approx(-0.29996, abs=1e-5)
 
 
 def test_the_bonus_stops_at_the_floor_and_is_nothing_for_a_sure_action() -> None:
     now = torch.tensor([[0.0, 50.0], [0.0, 50.0]])
-    choice = Munchausen()(Seen(now, target_now=now, action=torch.tensor([0, 1])))
+    choice = Munchausen()(NextValues(now, target_now=now, action=torch.tensor([0, 1])))
     assert choice.bonus is not None
     assert choice.bonus.tolist() == pytest.approx([-0.9, 0.0])
 

@@ -18,14 +18,14 @@ from qfleet.qlearn import (
     Decoupled,
     Double,
     Head,
-    Implicit,
+    ImplicitQuantiles,
     Max,
     Munchausen,
+    NextValues,
     Quantile,
     Rule,
     Scalar,
-    Seen,
-    Steps,
+    StepView,
     Tensors,
     td_loss,
     td_target,
@@ -48,7 +48,7 @@ def make_head(name: str, rescale: bool) -> Head:
         "decoupled": lambda: Decoupled(COUNTS, loss, rescale),  # type: ignore[arg-type]
         "categorical": lambda: Categorical(-3.0, 5.0, rescale),
         "quantile": lambda: Quantile(rescale),
-        "implicit": lambda: Implicit(rescale),
+        "implicit": lambda: ImplicitQuantiles(rescale),
     }
     head: Head = heads[kind]()
     return head
@@ -224,8 +224,8 @@ def expected_loss(case: Case, name: str, item: int, target: Any) -> tuple[float,
 
 
 def found_targets(case: Case, rule: Rule) -> Tensor:
-    online_next = Steps().see(case.online, case.batch, now=False, after=rule.needs_online)[1]
-    return td_target(case.head, rule, Steps(), case.target, case.batch, online_next)
+    online_next = StepView().see(case.online, case.batch, now=False, after=rule.needs_online)[1]
+    return td_target(case.head, rule, StepView(), case.target, case.batch, online_next)
 
 
 @pytest.mark.parametrize("rescale", [False, True], ids=["", "rescaled"])
@@ -238,7 +238,7 @@ def test_targets_losses_and_priorities(name: str, rule: str, masks: bool, rescal
         assert found_targets(case, RULES[rule]).numpy() == pytest.approx(np.array(targets), abs=1e-9)
         pairs = [expected_loss(case, name, item, target) for item, target in enumerate(targets)]
         weighted = [loss * float(w) for (loss, _), w in zip(pairs, case.batch.weight, strict=True)]
-        loss, priority, _ = td_loss(case.head, RULES[rule], Steps(), case.online, case.target, case.batch)
+        loss, priority, _ = td_loss(case.head, RULES[rule], StepView(), case.online, case.target, case.batch)
         assert loss.item() == pytest.approx(sum(weighted) / NUM, abs=1e-9)
         assert priority.tolist() == pytest.approx([p for _, p in pairs], abs=1e-9)
         assert not priority.requires_grad
@@ -249,7 +249,7 @@ def test_targets_losses_and_priorities(name: str, rule: str, masks: bool, rescal
 def test_the_gradient_is_that_of_the_loss_with_the_target_held(name: str, rescale: bool) -> None:
     case, step = make_case(name, 5, rescale=rescale), 1e-6
     goal = found_targets(case, Double())
-    loss, _, _ = td_loss(case.head, Double(), Steps(), case.online, case.target, case.batch)
+    loss, _, _ = td_loss(case.head, Double(), StepView(), case.online, case.target, case.batch)
     loss.backward()  # type: ignore[no-untyped-call]
     assert case.target.out.grad is None
     assert case.online.out.grad is not None
@@ -324,7 +324,7 @@ def test_decoupled_values_are_very_low_where_there_is_no_such_action() -> None:
 
 def test_decoupled_values_that_are_told_are_of_actions_that_there_are() -> None:
     case = make_case("decoupled huber", 2)
-    _, _, values = td_loss(case.head, Max(), Steps(), case.online, case.target, case.batch)
+    _, _, values = td_loss(case.head, Max(), StepView(), case.online, case.target, case.batch)
     real = [
         x
         for item in range(NUM)
@@ -337,7 +337,7 @@ def test_decoupled_values_that_are_told_are_of_actions_that_there_are() -> None:
 @pytest.mark.parametrize("name", ["scalar huber", "decoupled huber"])
 def test_without_a_rule_the_rewards_are_what_is_learned(name: str) -> None:
     case = make_case(name, 4)
-    loss, priority, _ = td_loss(case.head, None, Steps(), case.online, case.target, case.batch)
+    loss, priority, _ = td_loss(case.head, None, StepView(), case.online, case.target, case.batch)
     pairs = [expected_loss(case, name, item, float(case.batch.reward[item])) for item in range(NUM)]
     weighted = [each * float(w) for (each, _), w in zip(pairs, case.batch.weight, strict=True)]
     assert loss.item() == pytest.approx(sum(weighted) / NUM, abs=1e-9)
@@ -346,4 +346,4 @@ def test_without_a_rule_the_rewards_are_what_is_learned(name: str) -> None:
 
 def test_munchausen_without_present_values_is_refused() -> None:
     with pytest.raises(ValueError, match="present"):
-        Munchausen()(Seen(torch.zeros(1, 2)))
+        Munchausen()(NextValues(torch.zeros(1, 2)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Rollout, Spec
-from qfleet.qlearn import Double, Max, Rule, Scalar, Seen, Steps, Tensors, td_loss, td_target
+from qfleet.qlearn import Double, Max, NextValues, Rule, Scalar, StepView, Tensors, td_loss, td_target
 from qfleet.replay import Fold, Replay, StepCut, Uniform
 from tests.replay.streams import one_lane
 
@@ -62,8 +62,8 @@ def targets(stream: Rollout, rule: Rule) -> list[float]:
 
 def target_of(rule: Rule, online: Any, target: Any, batch: Tensors) -> list[float]:
     """What a learner with these two networks aims at."""
-    online_next = Steps().see(online, batch, now=False, after=rule.needs_online)[1]
-    found: list[float] = td_target(Scalar(), rule, Steps(), target, batch, online_next).tolist()
+    online_next = StepView().see(online, batch, now=False, after=rule.needs_online)[1]
+    found: list[float] = td_target(Scalar(), rule, StepView(), target, batch, online_next).tolist()
     return found
 
 
@@ -116,7 +116,7 @@ def test_a_final_state_that_allows_nothing_still_has_a_finite_target(rule: Rule)
 
 def test_double_without_online_values_is_refused() -> None:
     with pytest.raises(ValueError, match="online"):
-        Double()(Seen(torch.zeros(1, 2)))
+        Double()(NextValues(torch.zeros(1, 2)))
 
 
 ERRORS = [0.0, 0.3, -0.999, 1.0, -1.5, 20.0]
@@ -151,7 +151,7 @@ def test_importance_weights_multiply_the_loss_of_their_item(kind: str) -> None:
     # Item 0 took action 0 (error 0.5), item 1 action 1 (error 3): one table entry each, so gradients tell them apart.
     net = Table([[0.0, 0.0], [0.0, 0.0]])
     batch = tensors([0.5, 3.0], [0.0, 0.0], weight=[0.25, 0.75])
-    loss, priority, values = td_loss(Scalar(kind), Max(), Steps(), net, net, batch)  # type: ignore[arg-type]
+    loss, priority, values = td_loss(Scalar(kind), Max(), StepView(), net, net, batch)  # type: ignore[arg-type]
     losses = [independent(kind, 0.5), independent(kind, 3.0)]
     assert loss.item() == pytest.approx((0.25 * losses[0] + 0.75 * losses[1]) / 2)
     assert priority.tolist() == pytest.approx([0.5, 3.0])  # what was learned from, not how much it counted
@@ -165,7 +165,7 @@ def test_importance_weights_multiply_the_loss_of_their_item(kind: str) -> None:
 @pytest.mark.parametrize("rule", [Max(), Double()])
 def test_no_gradient_flows_through_the_target(rule: Rule) -> None:
     online, target = Table([[0.0, 0.0], [5.0, 6.0]]), Table([[0.0, 0.0], [7.0, 8.0]])
-    loss, _, _ = td_loss(Scalar(), rule, Steps(), online, target, tensors([1.0], [0.9]))  # type: ignore[arg-type]
+    loss, _, _ = td_loss(Scalar(), rule, StepView(), online, target, tensors([1.0], [0.9]))  # type: ignore[arg-type]
     loss.backward()  # type: ignore[no-untyped-call]
     assert target.values.grad is None
     assert online.values.grad is not None

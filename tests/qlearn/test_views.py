@@ -14,13 +14,13 @@ from torch import Tensor
 from qfleet.data import Spec
 from qfleet.nets import QNet, make_net
 from qfleet.plan.schema import GruMemory, LstmMemory, MlpTorso, Net
-from qfleet.qlearn import Double, Max, Scalar, Seen, Tensors, Unrolled, td_loss
+from qfleet.qlearn import Double, Max, NextValues, Scalar, SequenceView, Tensors, td_loss
 from tests.qlearn import plain
 
 BURN_IN, LENGTH, N_STEP, WINDOWS, ACTIONS = 3, 4, 2, 5, 3
 ROWS = BURN_IN + LENGTH + N_STEP
 SPEC = Spec((2,), "float32", (ACTIONS,))
-VIEW = Unrolled(BURN_IN, LENGTH, 0.9)
+VIEW = SequenceView(BURN_IN, LENGTH, 0.9)
 
 
 def make(kind: Literal["lstm", "gru"] = "lstm", seed: int = 1) -> QNet:
@@ -131,7 +131,7 @@ def test_the_burn_in_brings_the_memory_up_to_date_but_gives_no_gradient() -> Non
 
 
 def test_without_burn_in_the_stored_state_is_where_learning_begins() -> None:
-    net, view = make(), Unrolled(0, LENGTH)
+    net, view = make(), SequenceView(0, LENGTH)
     batch = windows(net, end=0.0)
     batch.ahead, start = torch.ones_like(batch.ahead), batch.state  # type: ignore[arg-type]
     assert start is not None
@@ -149,7 +149,7 @@ def test_priorities_mix_the_largest_and_the_mean_error(eta: float) -> None:
     batch.last[BURN_IN + 1, 0] = True  # window 0 has three rows that count
     batch.last[BURN_IN : BURN_IN + LENGTH, 1] = True  # window 1 none
     errors = torch.arange(1.0, LENGTH * WINDOWS + 1).view(LENGTH, WINDOWS)
-    loss, priority = Unrolled(BURN_IN, LENGTH, eta).settle(errors.flatten() ** 2, errors.flatten(), batch)
+    loss, priority = SequenceView(BURN_IN, LENGTH, eta).settle(errors.flatten() ** 2, errors.flatten(), batch)
     columns = [[float(e) for e in errors[:, window]] for window in range(WINDOWS)]
     columns[0].pop(1)
     columns[1] = []
@@ -175,7 +175,7 @@ def test_what_stands_in_final_rows_is_not_learned() -> None:
 def test_masks_are_those_of_the_rows_acted_in_and_of_the_rows_bootstrapped_from() -> None:
     batch = windows(make(), end=0.3)
     mask = torch.rand(ROWS, WINDOWS, ACTIONS, generator=torch.Generator().manual_seed(1)) < 0.5
-    seen = VIEW.masks(Seen(torch.zeros(1)), replace(batch, mask=mask))
+    seen = VIEW.masks(NextValues(torch.zeros(1)), replace(batch, mask=mask))
     assert seen.mask is not None
     assert seen.next_mask is not None
     assert batch.ahead is not None

@@ -5,9 +5,9 @@ from typing import Any
 
 from qfleet.data import State
 from qfleet.distributed.worker.ledger import Ledger, Source, Verdict
-from qfleet.distributed.worker.supervisor import Failing, Fault, Supervisor
-from qfleet.learn.rate_limiter import Gate
-from qfleet.system.restart_budget import Budget
+from qfleet.distributed.worker.supervisor import Failing, Supervisor, WorkerFault
+from qfleet.learn.rate_limiter import RateLimiter
+from qfleet.system.restart_budget import RestartBudget
 from tests.sim.driver import Parts
 
 
@@ -57,7 +57,7 @@ class OpensAgain(Ledger):
         pass
 
 
-class CountsHalf(Gate):
+class CountsHalf(RateLimiter):
     """Every second update is not counted, so twice as many are made."""
 
     def passed(self) -> None:
@@ -65,7 +65,7 @@ class CountsHalf(Gate):
         self.updates += not self.skip
 
 
-class IgnoresTheStart(Gate):
+class IgnoresTheStart(RateLimiter):
     """Learns from the first step on."""
 
     def allowed(self, steps: int) -> int:
@@ -75,21 +75,21 @@ class IgnoresTheStart(Gate):
 class NeverHung(Supervisor):
     """Who is alive is well."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         return super().see(worker, now, alive=alive, progress=self.seats[worker].progress + 1)
 
 
 class NeverDead(Supervisor):
     """Nobody looks whether anyone is there."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         return None
 
 
 class Hasty(Supervisor):
     """Takes who is slow for hung."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         self.hung_seconds = self.start_seconds = 0.3
         return super().see(worker, now, alive=alive, progress=progress)
 
@@ -97,8 +97,8 @@ class Hasty(Supervisor):
 class NoBudget(Supervisor):
     """Starts again for ever."""
 
-    def fail(self, worker: int, now: float, kind: Failing) -> Fault:
-        self.seats[worker].budget = Budget(self.restarts)
+    def fail(self, worker: int, now: float, kind: Failing) -> WorkerFault:
+        self.seats[worker].budget = RestartBudget(self.restarts)
         return super().fail(worker, now, kind)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from qfleet.data import Rollout, Spec
 from qfleet.distributed.worker.ledger import Ledger, Verdict
-from qfleet.distributed.worker.supervisor import Fault, Supervisor
-from qfleet.learn.rate_limiter import Gate
+from qfleet.distributed.worker.supervisor import Supervisor, WorkerFault
+from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
@@ -36,7 +36,7 @@ class Parts:
     """What a bug can be planted in."""
 
     ledger: type[Ledger] = Ledger
-    gate: type[Gate] = Gate
+    gate: type[RateLimiter] = RateLimiter
     replay: type[Replay] = Replay
     supervisor: type[Supervisor] = Supervisor
 
@@ -46,7 +46,7 @@ class Memory:
     """What a checkpoint holds."""
 
     ledger: Ledger
-    gate: Gate
+    gate: RateLimiter
     replay: Replay
     steps: int = 0
     updates: int = 0
@@ -144,7 +144,7 @@ class Driver:
         for worker in self.supervisor.due(now):
             self.start(worker)
 
-    def lose(self, fault: Fault) -> None:
+    def lose(self, fault: WorkerFault) -> None:
         """End it, take in what it had handed over, and close its rows."""
         worker, actor = fault.worker, self.actors.pop(fault.worker)
         self.sim.noticed(fault, actor)

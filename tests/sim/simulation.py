@@ -12,7 +12,7 @@ from typing import Any
 from qfleet.audit.checks import check_records
 from qfleet.audit.history import Record
 from qfleet.data import Batch, Rollout, Sequences
-from qfleet.distributed.worker.supervisor import Fault
+from qfleet.distributed.worker.supervisor import WorkerFault
 from tests.sim.actors import SimActor
 from tests.sim.driver import LIFE, REPLACE_SECONDS, START_SECONDS, TURN_SECONDS, WINDOW_SECONDS, Driver, Memory, Parts
 from tests.sim.parts import Broken, Ring, Settings, Truth, Wire, require
@@ -189,7 +189,7 @@ class Simulation:
         old = "old version" in self.bugs and self.rng.random() < 0.3
         return max(1, self.driver.version - 1) if old else self.driver.version
 
-    def noticed(self, fault: Fault, actor: SimActor) -> None:
+    def noticed(self, fault: WorkerFault, actor: SimActor) -> None:
         """Was it so, and in time?"""
         failing = self.failing.pop(actor, None)
         fails = failing is not None and (failing.kind == "dead" or self.now < failing.until)

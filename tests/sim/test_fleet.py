@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.distributed.actors.pool import Fleet
+from qfleet.distributed.actors.pool import ActorPool
 from qfleet.distributed.worker.ledger import Ledger
-from qfleet.distributed.worker.supervisor import Fault, Supervisor
+from qfleet.distributed.worker.supervisor import Supervisor, WorkerFault
 from qfleet.errors import EnvError
-from qfleet.learn import ReplayFeed
-from qfleet.learn.rate_limiter import Gate
+from qfleet.learn import ReplaySource
+from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
-from qfleet.train.async_loop import NotedFeed
+from qfleet.training.async_loop import RecordedSource
 from tests.sim.actors import SimActor
 from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts
 from tests.sim.parts import GAMMA, Row
@@ -106,7 +106,7 @@ class SimSite:
 class Saved:
     """What a checkpoint holds."""
 
-    feed: ReplayFeed
+    feed: ReplaySource
     fleet: dict[str, Any]
     rows: set[Row] = field(default_factory=set)
     newest: dict[int, Row] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Saved:
 class FleetDriver:
     """The process in which the fleet lives, turned as the runtime turns it."""
 
-    def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, fleet: type[Fleet]) -> None:
+    def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, fleet: type[ActorPool]) -> None:
         self.sim, self.settings, self.version, self.done = sim, sim.settings, 0, False
         saved = copy.deepcopy(saved)
         self.actors: dict[int, SimActor] = {}
@@ -129,7 +129,7 @@ class FleetDriver:
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
         self.fleet = fleet(learning, explorer, SimSite(self), self.make_supervisor(), **others)
         self.fleet.history, self.fleet.tell = sim.notes, self.hear
-        self.noted = NotedFeed(self.feed, sim.notes)
+        self.noted = RecordedSource(self.feed, sim.notes)
         self.committed_at = sim.now
         if saved:
             self.fleet.load_state_dict(saved.fleet)
@@ -141,12 +141,12 @@ class FleetDriver:
     def lanes(self) -> int:
         return self.settings.workers * self.settings.lanes
 
-    def blank(self) -> ReplayFeed:
+    def blank(self) -> ReplaySource:
         settings, rng = self.settings, np.random.default_rng(self.sim.seed)
         how = {"cut": StepCut(settings.n), "fold": Fold(settings.n, GAMMA)}
         replay = Replay(Spec((4,), "float32", (3,)), self.lanes, settings.capacity, Uniform(), rng, **how)  # type: ignore[arg-type]
         watcher: Any = Watcher(self, np.zeros(self.lanes))
-        return ReplayFeed(replay, Gate(settings.ratio, settings.start_steps), watcher, 4, width=settings.lanes)
+        return ReplaySource(replay, RateLimiter(settings.ratio, settings.start_steps), watcher, 4, width=settings.lanes)
 
     def make_supervisor(self) -> Supervisor:
         limits = {"hung_seconds": self.settings.hung_seconds, "start_seconds": START_SECONDS}
@@ -162,7 +162,7 @@ class FleetDriver:
         if kind != "actor_lost":
             return
         worker, delay = fields["worker"], fields["restart_seconds"]
-        fault = Fault(worker, fields["incarnation"], fields["cause"], 0.0, delay)
+        fault = WorkerFault(worker, fields["incarnation"], fields["cause"], 0.0, delay)
         self.sim.noticed(fault, self.actors.pop(worker))
 
     # What the simulation asks at the end
@@ -226,7 +226,7 @@ class FleetDriver:
         self.sim.notes.note("learner", "closed", **self.counters(), forgiven=0, done=whole)
 
 
-def fleet_failures(seed: int, fleet: type[Fleet] = Fleet) -> tuple[str | None, list[str]]:
+def fleet_failures(seed: int, fleet: type[ActorPool] = ActorPool) -> tuple[str | None, list[str]]:
     """One seed with this fleet."""
     return failures(seed, make=partial(FleetDriver, fleet=fleet), wire=False)
 
@@ -243,27 +243,27 @@ def test_the_fleet_keeps_its_promises_under_faults_many_times() -> None:
     assert {seed: wrong for seed, wrong in found.items() if wrong != (None, [])} == {}
 
 
-class NeverSeals(Fleet):
+class NeverSeals(ActorPool):
     """Lets windows span the gap that a lost actor leaves."""
 
-    def lose(self, fault: Fault, seen: str = "") -> None:
+    def lose(self, fault: WorkerFault, seen: str = "") -> None:
         feed, self.feed = self.feed, copy.copy(self.feed)
         self.feed.seal = lambda worker: 0  # type: ignore[method-assign]
         super().lose(fault, seen)
         feed.steps, self.feed = self.feed.steps, feed
 
 
-class CountsRescuedTwice(Fleet):
+class CountsRescuedTwice(ActorPool):
     """Takes what a lost actor left in once more."""
 
-    def lose(self, fault: Fault, seen: str = "") -> None:
+    def lose(self, fault: WorkerFault, seen: str = "") -> None:
         left = list(self.hands[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
         super().lose(fault, seen)
         for rollout in left:
             self.take_in(rollout)
 
 
-class ForgetsTheLedger(Fleet):
+class ForgetsTheLedger(ActorPool):
     """Goes on from a checkpoint as if nothing had ever come in."""
 
     def restored(self, state: dict[str, Any]) -> list[int]:
@@ -271,6 +271,6 @@ class ForgetsTheLedger(Fleet):
 
 
 @pytest.mark.parametrize("fleet", [NeverSeals, CountsRescuedTwice, ForgetsTheLedger])
-def test_a_bug_in_the_fleet_is_found(fleet: type[Fleet]) -> None:
+def test_a_bug_in_the_fleet_is_found(fleet: type[ActorPool]) -> None:
     found = (fleet_failures(seed, fleet)[0] for seed in range(BUG_SEEDS))
     assert any(found)

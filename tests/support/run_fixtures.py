@@ -6,7 +6,7 @@ from typing import Protocol
 import pytest
 
 from qfleet import Run
-from qfleet.train.trainer import Course
+from qfleet.training.trainer import Trainer
 from tests.support.nursery import Nursery
 from tests.support.runs import Settings, small, trained
 
@@ -34,7 +34,7 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def every_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """Save whenever enough steps were made, be the disk as slow as it likes: the same checkpoints every time."""
-    monkeypatch.setattr(Course, "save_due", lambda self: self.due(self.plan.save.every_steps, self.tried_steps))
+    monkeypatch.setattr(Trainer, "save_due", lambda self: self.due(self.plan.save.every_steps, self.tried_steps))
 
 
 @pytest.fixture(scope="session")

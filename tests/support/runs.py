@@ -14,8 +14,8 @@ import pytest
 
 import qfleet.testing.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
-from qfleet.distributed.learners.handle import Mate
-from qfleet.distributed.learners.launcher import OwnProcess, OwnQuarters
+from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.launcher import LearnerProcess, LocalLearnerLauncher
 from qfleet.plan import make_plan
 from qfleet.watch import read_json, read_rows, without_clock
 
@@ -71,19 +71,19 @@ PONG: Settings = {
 }
 
 
-def process_of(mate: Mate) -> BaseProcess:
+def process_of(mate: LearnerHandle) -> BaseProcess:
     """A partner's process on this machine."""
-    if not isinstance(mate.life, OwnProcess):
+    if not isinstance(mate.life, LearnerProcess):
         raise TypeError("it lives elsewhere")
     return mate.life.process
 
 
-def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Mate], Callable[[dict[str, Any]], None]]:
+def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:
     """All partners that will be hired, and a callback that kills the first of them."""
-    mates: list[Mate] = []
-    hire = OwnQuarters.hire
+    mates: list[LearnerHandle] = []
+    hire = LocalLearnerLauncher.hire
 
-    def watched(quarters: OwnQuarters, number: int, incarnation: int) -> Mate:
+    def watched(quarters: LocalLearnerLauncher, number: int, incarnation: int) -> LearnerHandle:
         mates.append(hire(quarters, number, incarnation))
         return mates[-1]
 
@@ -91,7 +91,7 @@ def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Mate], Callable[
         if row["kind"] == "progress" and len(mates) == 1:
             os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
 
-    monkeypatch.setattr(OwnQuarters, "hire", watched)
+    monkeypatch.setattr(LocalLearnerLauncher, "hire", watched)
     return mates, strike
 
 

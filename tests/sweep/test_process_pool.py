@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from qfleet.sweep import process_pool
-from qfleet.sweep.process_pool import Crew, Job, outcome
-from qfleet.train.signals import Asked
+from qfleet.sweep.process_pool import Job, ProcessPool, outcome
+from qfleet.training.signals import StopRequest
 
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
 STAND_IN = r"""
@@ -59,18 +59,18 @@ class Watch:
     """Runs a crew of stand-ins and remembers what it heard."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, Asked()
+        self.folder, self.asked = folder, StopRequest()
         self.started: list[str] = []
         self.rows: list[tuple[str, Any]] = []
         self.codes: dict[str, int] = {}
         self.looks = 0
 
-    def crew(self, at_once: int, **acts: list[str]) -> Crew:
+    def crew(self, at_once: int, **acts: list[str]) -> ProcessPool:
         jobs = [
             Job(name, (name, str(self.folder / "notes"), *words), self.folder / f"{name}.log")
             for name, words in acts.items()
         ]
-        return Crew(
+        return ProcessPool(
             jobs,
             at_once,
             3,

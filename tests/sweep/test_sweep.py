@@ -19,7 +19,7 @@ from qfleet.save import hold_run, verify_run
 from qfleet.sweep import process_pool, sweep
 from qfleet.sweep.sweep import cores, find_room
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
-from qfleet.watch.safe_stream import Stream
+from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.support.nursery import Child, Nursery
 from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, trained, words
@@ -128,7 +128,7 @@ def test_a_signal_is_the_groups_own_ending(plays: Plays, tmp_path: Path) -> None
                 signal.raise_signal(signal.SIGTERM)
 
     plays.set(seed_0="0 done 5", seed_1="0 done 6", seed_2="0 done 7")
-    watcher = Impatient(Stream(io.StringIO()))
+    watcher = Impatient(SafeStream(io.StringIO()))
     made = train_group(small(), 3, out=tmp_path / "runs", jobs=1, watcher=watcher)
     assert (made.exit_code, made.status["state"]) == (143, "preempted")
     assert made.status["reason"] == "stopped by SIGTERM, 1 of 3 members are done"
@@ -212,7 +212,7 @@ def test_a_member_that_warns_is_heard(plays: Plays, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(process_pool, "BOOT", STAND_IN.replace("if state ==", said))
     plays.set(seed_0="0 done 5")
     out = io.StringIO()
-    train_group(small(), 1, out=tmp_path / "runs", watcher=PlainGroup(Stream(out)))
+    train_group(small(), 1, out=tmp_path / "runs", watcher=PlainGroup(SafeStream(out)))
     assert "seed-0 warning: step_1 is damaged\n" in out.getvalue()
 
 
@@ -327,7 +327,7 @@ def with_seed(seed: int) -> Plan:
 
 def test_members_are_ordinary_runs_bit_equal_to_runs_of_their_own(tmp_path: Path) -> None:
     told = io.StringIO()
-    made = train_group(with_seed(5), 2, out=tmp_path / "runs", name="pair", watcher=JsonGroup(Stream(told)))
+    made = train_group(with_seed(5), 2, out=tmp_path / "runs", name="pair", watcher=JsonGroup(SafeStream(told)))
     assert (made.exit_code, made.status["state"]) == (0, "done")
     for seed, path in zip((5, 6), made.members, strict=True):
         assert same(path, trained(with_seed(seed), tmp_path / "alone").path)

@@ -4,14 +4,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from qfleet.sync.comm import Meeting, ThreadComm
+from qfleet.sync.comm import ThreadComm, ThreadExchange
 
 T = TypeVar("T")
 
 
 def together(size: int, act: Callable[[ThreadComm], T], limit_seconds: float = 20.0) -> list[T]:
     """What each of `size` learners answers; what one raises is raised here."""
-    meeting, answers, failures = Meeting(size, limit_seconds), dict[int, T](), list[BaseException]()
+    meeting, answers, failures = ThreadExchange(size, limit_seconds), dict[int, T](), list[BaseException]()
 
     def live(rank: int) -> None:
         try:

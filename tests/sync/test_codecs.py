@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qfleet.plan.sync_schema import LEAST_COSINES, AllreduceSync, least_cosine_of
 from qfleet.plan.sync_schema import Codec as CodecPlan
-from qfleet.sync.average import Average, cosine_of
+from qfleet.sync.average import CodedMean, cosine_of
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_places
 from qfleet.sync.comm import NoComm, ThreadComm
 from qfleet.sync.make import make_average
@@ -82,7 +82,7 @@ def test_all_numbers_with_their_places_are_the_exact_mean() -> None:
 @pytest.mark.parametrize("name", [name for name in CODECS if name != "exact"])
 def test_what_is_not_finite_reaches_everybody_and_stays_with_nobody(name: str, bad: float) -> None:
     def act(comm: ThreadComm) -> list[bool]:
-        average, finite = Average(comm, CODECS[name]()), []
+        average, finite = CodedMean(comm, CODECS[name]()), []
         for at in range(4):
             values = vector(10 * at + comm.rank)
             if at == 1 and comm.rank == 1:
@@ -98,7 +98,7 @@ def test_what_is_not_finite_reaches_everybody_and_stays_with_nobody(name: str, b
 def test_a_huge_number_comes_through_at_once(name: str) -> None:
     values = vector(0)
     values[3] = 1e8
-    average = Average(NoComm(), CODECS[name]())
+    average = CodedMean(NoComm(), CODECS[name]())
     assert float(average(values)[3]) == pytest.approx(1e8, rel=0.01)
     assert abs(float(average(torch.zeros(NUM).double())[3])) < 1e6  # and is not sent again and again
 
@@ -121,7 +121,7 @@ def fed_back(name: str) -> tuple[Tensor, Tensor, Tensor]:
     """After twenty means of two learners: the mean of what was given, what came through, the mean of what is left."""
 
     def act(comm: ThreadComm) -> tuple[Tensor, Tensor, Tensor]:
-        average, given, through = Average(comm, CODECS[name]()), torch.zeros(NUM).double(), torch.zeros(NUM).double()
+        average, given, through = CodedMean(comm, CODECS[name]()), torch.zeros(NUM).double(), torch.zeros(NUM).double()
         for at in range(20):
             given += vector(10 * at + comm.rank)
             through += average(vector(10 * at + comm.rank))
@@ -161,7 +161,7 @@ def test_it_warms_up_exactly_and_a_codec_that_misleads_is_given_up() -> None:
 
     def act(comm: ThreadComm) -> tuple[list[str], list[float]]:
         told: list[str] = []
-        average = Average(
+        average = CodedMean(
             comm,
             Backwards(),  # type: ignore[arg-type]
             warm_rounds=2,
@@ -215,7 +215,7 @@ def test_what_a_codec_had_left_out_comes_when_it_is_given_up() -> None:
             own = torch.cat([values[:2], torch.zeros(2)])
             return own, Exact().mean(own, comm)[1]
 
-    average = Average(NoComm(), FirstHalf(), check_every=3, least_cosine=0.99)  # type: ignore[arg-type]
+    average = CodedMean(NoComm(), FirstHalf(), check_every=3, least_cosine=0.99)  # type: ignore[arg-type]
     values = torch.tensor([1.0, 2.0, 3.0, 4.0])
     came = [average(values.clone()) for _ in range(5)]
     assert torch.equal(sum(came, torch.zeros(4)), 5 * values)

@@ -20,8 +20,8 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.sync.codecs import Exact
 from qfleet.sync.make import make_codec, make_served
-from qfleet.sync.packed import Packed, push_parcel, pushed
-from qfleet.sync.served import Refused, Served
+from qfleet.sync.packed import PackedGradient, push_parcel, pushed
+from qfleet.sync.served import PushRefused, ServerClient
 from qfleet.sync.shard import Push, Shard, Verdict
 
 
@@ -32,10 +32,12 @@ class NearPort:
         self.shard, self.rank = shard, rank
         self.verdict: Verdict = "waiting"
         self.pushed: list[Tensor] = []
-        self.packed: Packed | None = None
+        self.packed: PackedGradient | None = None
         self.sent_bytes = 0
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
+    def push(
+        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
+    ) -> None:
         self.pushed.append(gradient.clone())
         self.sent_bytes += gradient.nbytes
         self.packed = packed
@@ -45,7 +47,7 @@ class NearPort:
         return self.verdict, self.shard.version, self.shard.weights
 
 
-def make(plan: ServerSync, shards: int = 2) -> tuple[Served, list[NearPort], list[Tensor]]:
+def make(plan: ServerSync, shards: int = 2) -> tuple[ServerClient, list[NearPort], list[Tensor]]:
     ports = []
     for _ in range(shards):
         held = torch.zeros(2)
@@ -70,7 +72,7 @@ def test_what_was_refused_is_pushed_again_to_whom_it_is_new() -> None:
     other = NearPort(ports[1].shard, rank=1)
     for sequence in range(2):
         other.push(torch.ones(2), sequence, sequence, 1.0)  # the second shard is two steps ahead
-    with pytest.raises(Refused):
+    with pytest.raises(PushRefused):
         served.step([torch.ones(3), torch.ones(1)])
     assert torch.cat(weights).tolist() == [-1.0, -1.0, -2.0, -2.0]
     served.step([torch.ones(3), torch.ones(1)])
@@ -91,7 +93,7 @@ def test_what_is_sent_and_what_is_left_out_add_up_even_if_a_shard_refuses(seed: 
         gradient, pending = torch.randn(4, generator=rng), served.pending
         try:
             served.step(list(torch.split(gradient, [3, 1])))
-        except Refused:
+        except PushRefused:
             refusals += 1
         for at in pending:
             if ports[at].verdict == "applied":
@@ -136,6 +138,6 @@ def test_what_no_codec_packs_goes_as_it_is(codec: Codec) -> None:
 
 
 def test_a_packet_that_nobody_can_open_is_refused() -> None:
-    packed = Packed([torch.zeros(1, dtype=torch.uint8)], 100, 0)
+    packed = PackedGradient([torch.zeros(1, dtype=torch.uint8)], 100, 0)
     with pytest.raises(ValueError, match="no codec that packs"):
         pushed(push_parcel(torch.zeros(50), packed), Exact(), 50, 1 << 20)

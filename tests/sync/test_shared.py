@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from qfleet.sync.comm import Comm, CommLost, Meeting, ThreadComm
+from qfleet.sync.comm import Comm, CommLost, ThreadComm, ThreadExchange
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 SLOT = 64
 
 
 def shared(size: int, slot: int = SLOT, limit_seconds: float = 10.0) -> list[SharedComm]:
-    region, pairs = Region(region_bytes(size, slot)), [socket.socketpair() for _ in range(size - 1)]
+    region, pairs = SharedMemory(region_bytes(size, slot)), [socket.socketpair() for _ in range(size - 1)]
     lines = [[mine for mine, _ in pairs], *([theirs] for _, theirs in pairs)]
     return [
         SharedComm(region, own, rank, size, slot_bytes=slot, limit_seconds=limit_seconds)
@@ -58,7 +58,7 @@ def operations(comm: Comm) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_same_answers_as_between_threads(size: int) -> None:
-    meeting = Meeting(size)
+    meeting = ThreadExchange(size)
     expected = everywhere([ThreadComm(meeting, rank) for rank in range(size)], operations)
     for own, other in zip(everywhere(list(shared(size)), operations), expected, strict=True):
         assert len(own) == len(other)

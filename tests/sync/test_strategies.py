@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.learn.optimizer import Adam, Sgd, clip_gradients, gradient_norm
+from qfleet.learn.optimizer import FusedAdam, FusedSgd, clip_gradients, gradient_norm
 from qfleet.plan.sync_schema import (
     AdmmSync,
     AllreduceSync,
@@ -21,12 +21,12 @@ from qfleet.plan.sync_schema import (
     TopKCodec,
     sends_steps,
 )
-from qfleet.sync.average import Average
+from qfleet.sync.average import CodedMean
 from qfleet.sync.codecs import Exact, TopK
 from qfleet.sync.comm import Comm, NoComm, ThreadComm
 from qfleet.sync.make import make_sync
 from qfleet.sync.shard import Push, Shard, cuts_of
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, Step, Steps, Sync, flat, place
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, OptimizerSteps, Step, Sync, flat, place
 from tests.sync.parts import together
 
 BATCH, UPDATES = 24, 12
@@ -59,7 +59,7 @@ def learn(comm: Comm, make: Make, optim: str, limit: float | None = 0.5) -> Tens
     """Train on one's own share of every batch; the weights at the end."""
     net = make_net()
     weights = [parameter.detach() for parameter in net.parameters()]
-    optimizer: Any = Adam(weights, 1e-2) if optim == "adam" else Sgd(weights, 1e-1, momentum=0.9)
+    optimizer: Any = FusedAdam(weights, 1e-2) if optim == "adam" else FusedSgd(weights, 1e-1, momentum=0.9)
     moments = [moment for kind in optimizer.moments.values() for moment in kind]
     sync = make(stepping(optimizer, limit), comm, weights, moments)
     for update in range(UPDATES):
@@ -81,11 +81,11 @@ def make_solo(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequen
 
 
 def make_allreduce(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-    return Allreduce(step, Average(comm, Exact()))
+    return Allreduce(step, CodedMean(comm, Exact()))
 
 
 def make_local(every: int) -> Make:
-    return lambda step, comm, weights, moments: Local(step, Average(comm, Exact()), weights, moments, every=every)
+    return lambda step, comm, weights, moments: Local(step, CodedMean(comm, Exact()), weights, moments, every=every)
 
 
 @pytest.mark.parametrize("optim", ["adam", "sgd"])
@@ -122,7 +122,7 @@ def learn_by_shards(workers: int, shards: int, optim: str) -> Tensor:
 
 def shard_of(weights: Tensor, workers: int, optim: str) -> Shard:
     block = weights.clone()
-    optimizer: Any = Adam([block], 1e-2) if optim == "adam" else Sgd([block], 1e-1, momentum=0.9)
+    optimizer: Any = FusedAdam([block], 1e-2) if optim == "adam" else FusedSgd([block], 1e-1, momentum=0.9)
     return Shard(block, lambda gradient, factor: optimizer.step([gradient]), workers)
 
 
@@ -142,7 +142,7 @@ def test_weights_are_equal_whenever_learners_met(every: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_steps_of_sgd_through_all_of_top_k_equal_one_learner(size: int) -> None:
     def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-        return Steps(step, Average(comm, TopK(1.0)), weights)
+        return OptimizerSteps(step, CodedMean(comm, TopK(1.0)), weights)
 
     alone = learn(NoComm(), make_solo, "sgd", limit=None)  # its step is linear in the gradient
     for weights in together(size, lambda comm: learn(comm, make, "sgd", limit=None)):
@@ -161,7 +161,7 @@ def test_whoever_sends_steps_acts_as_if_all_its_own_had_come_through() -> None:
             own.append(-gradients[0])
             return 1.0
 
-        sync = Steps(step, Average(comm, TopK(0.1)), [place])
+        sync = OptimizerSteps(step, CodedMean(comm, TopK(0.1)), [place])
         for _ in range(9):
             sync.step([torch.randn(40, generator=rng, dtype=torch.float64)])
             made = made + own[-1]
@@ -184,7 +184,7 @@ def test_nobody_moves_where_somebody_had_no_step_to_make() -> None:
     def average(made: Tensor) -> Tensor:
         return torch.full_like(made, torch.nan)  # what one who had none has sent
 
-    steps = Steps(own, average, weights)  # type: ignore[arg-type]
+    steps = OptimizerSteps(own, average, weights)  # type: ignore[arg-type]
     assert math.isnan(steps.step([torch.ones(3)]))
     assert torch.equal(weights[0], torch.ones(3))
 
@@ -194,7 +194,7 @@ def test_steps_that_come_late_do_not_add_up_beyond_the_goal() -> None:
 
     def act(comm: ThreadComm) -> Tensor:
         place = torch.full((20,), 5.0).double()
-        sync = Steps(stepping(Sgd([place], 0.15)), Average(comm, TopK(0.05)), [place])
+        sync = OptimizerSteps(stepping(FusedSgd([place], 0.15)), CodedMean(comm, TopK(0.05)), [place])
         far = list[Tensor]()
         for _ in range(400):
             sync.step([place.clone()])
@@ -215,7 +215,7 @@ def test_coarse_codecs_send_steps_and_others_gradients() -> None:
 
 def test_all_of_top_k_is_bit_equal_to_none() -> None:
     def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-        return Allreduce(step, Average(comm, TopK(1.0)))
+        return Allreduce(step, CodedMean(comm, TopK(1.0)))
 
     exact = together(2, lambda comm: learn(comm, make_allreduce, "adam"))
     assert torch.equal(together(2, lambda comm: learn(comm, make, "adam"))[0], exact[0])
@@ -223,7 +223,7 @@ def test_all_of_top_k_is_bit_equal_to_none() -> None:
 
 def test_sum_is_so_many_times_the_mean() -> None:
     def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-        return Allreduce(step, Average(comm, Exact()), total=True)
+        return Allreduce(step, CodedMean(comm, Exact()), total=True)
 
     norms = together(2, lambda comm: make(lambda gradients: float(gradients[0][0]), comm, [], []).step([torch.ones(1)]))
     assert norms == [2.0, 2.0]
@@ -246,7 +246,7 @@ def optimum(size: int) -> Tensor:
 def descend(comm: ThreadComm, make: Make, rate: float, steps: int, falling: bool = False) -> tuple[Tensor, Sync]:
     """Plain descent on one's own quadratic; with `falling` the rate goes to zero, as agreement of neighbours asks."""
     place = torch.full((3,), 5.0).double()
-    optimizer = Sgd([place], rate)
+    optimizer = FusedSgd([place], rate)
     sync = make(stepping(optimizer), comm, [place], [])
     for at in range(steps):
         optimizer.learning_rate = rate / (1.0 + 0.05 * at) if falling else rate
@@ -258,7 +258,7 @@ def descend(comm: ThreadComm, make: Make, rate: float, steps: int, falling: bool
 def test_admm_finds_the_optimum_and_its_residuals_vanish(size: int) -> None:
     def act(comm: ThreadComm) -> Admm:
         def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-            return Admm(step, Average(comm, Exact()), weights, every=20, rho=1.0)
+            return Admm(step, CodedMean(comm, Exact()), weights, every=20, rho=1.0)
 
         _, sync = descend(comm, make, 0.1, 4_000)
         assert isinstance(sync, Admm)
@@ -273,7 +273,7 @@ def test_admm_finds_the_optimum_and_its_residuals_vanish(size: int) -> None:
 def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
     def act(comm: ThreadComm) -> Tensor:
         def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-            return Easgd(step, Average(comm, Exact()), weights, every=1, pull=0.9)
+            return Easgd(step, CodedMean(comm, Exact()), weights, every=1, pull=0.9)
 
         _, sync = descend(comm, make, 0.2, 6_000, falling=True)
         assert isinstance(sync, Easgd)
@@ -325,7 +325,7 @@ def test_admm_tells_its_residuals_now_and_then() -> None:
 
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:
     def outer(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-        average = Average(comm, Exact())
+        average = CodedMean(comm, Exact())
         return Local(step, average, weights, moments, every=3, outer_rate=1.0, outer_momentum=0.0)
 
     plain = together(2, lambda comm: learn(comm, make_local(3), "adam"))
@@ -369,7 +369,7 @@ def test_the_elastic_centre_finds_the_optimum_through_a_codec(codec: Codec) -> N
 
 @pytest.mark.parametrize(("primal", "moved", "rho"), [(11.0, 1.0, 2.0), (1.0, 11.0, 0.5), (9.0, 1.0, 1.0)])
 def test_the_tie_of_admm_adapts_to_its_residuals(primal: float, moved: float, rho: float) -> None:
-    sync = Admm(lambda gradients: 0.0, Average(NoComm(), Exact()), [torch.zeros(2)], every=1, rho=1.0)
+    sync = Admm(lambda gradients: 0.0, CodedMean(NoComm(), Exact()), [torch.zeros(2)], every=1, rho=1.0)
     sync.dual = torch.ones(2)
     sync.adapt(primal, moved)
     assert sync.rho == rho
@@ -383,7 +383,7 @@ def test_the_outer_step_is_nesterovs() -> None:
         weight.add_(1.0)  # every round goes one further than the last agreement
         return 0.0
 
-    sync = Local(step, Average(NoComm(), Exact()), [weight], [], every=1, outer_rate=0.5, outer_momentum=0.9)
+    sync = Local(step, CodedMean(NoComm(), Exact()), [weight], [], every=1, outer_rate=0.5, outer_momentum=0.9)
     places, velocity, expected = [], 0.0, 0.0
     for _ in range(3):
         sync.step([])

@@ -3,28 +3,28 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.system.restart_budget import Budget
+from qfleet.system.restart_budget import RestartBudget
 
 
 def test_the_fault_after_the_limit_is_the_last() -> None:
-    budget = Budget(2, 600.0)
+    budget = RestartBudget(2, 600.0)
     assert [budget.charge(now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
     assert budget.spent
 
 
 def test_faults_are_forgotten_after_the_window_but_a_verdict_is_not() -> None:
-    budget = Budget(1, 10.0)
+    budget = RestartBudget(1, 10.0)
     assert [budget.charge(now) for now in (0.0, 10.0, 20.0)] == [True, True, True]
     assert not budget.charge(29.9)
     assert not budget.charge(1_000.0)
 
 
 def test_no_rebuilds_means_none() -> None:
-    assert not Budget(0).charge(5.0)
+    assert not RestartBudget(0).charge(5.0)
 
 
 def test_waits_double_in_a_row_of_faults_and_begin_anew_after_it() -> None:
-    budget = Budget(100, first_delay=0.1, largest_delay=1.0)
+    budget = RestartBudget(100, first_delay=0.1, largest_delay=1.0)
     waits = []
     for _ in range(6):
         budget.charge(50.0)
@@ -37,7 +37,7 @@ def test_waits_double_in_a_row_of_faults_and_begin_anew_after_it() -> None:
 
 @given(st.lists(st.floats(0.0, 50.0), max_size=60), st.integers(0, 6))
 def test_never_more_than_the_limit_in_any_window(pauses: list[float], limit: int) -> None:
-    budget, now, allowed = Budget(limit, 100.0), 0.0, []
+    budget, now, allowed = RestartBudget(limit, 100.0), 0.0, []
     for pause in pauses:
         now += pause
         if not budget.charge(now):
@@ -48,7 +48,7 @@ def test_never_more_than_the_limit_in_any_window(pauses: list[float], limit: int
 
 
 def test_a_long_row_of_faults_does_not_overflow() -> None:
-    budget = Budget(10**6)
+    budget = RestartBudget(10**6)
     for _ in range(3_000):
         budget.charge(0.0)
     assert budget.ready_at == 10.0

@@ -12,9 +12,9 @@ import pytest
 
 from qfleet.act import acting
 from qfleet.data import Array, Rollout, Spec
-from qfleet.data.wire_format import ParcelTooLarge
-from qfleet.distributed.actors.weights_board import Board, layout_of
-from qfleet.system.ring import Belt, Counter, Gauges, Ring
+from qfleet.data.wire_format import MessageTooLarge
+from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
+from qfleet.system.ring import Counter, Ring, RolloutRing, SharedCounters
 from tests.act.test_actor import counting, make_actor
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -71,7 +71,7 @@ def test_first_in_first_out_until_full() -> None:
 def test_what_is_too_large_leaves_the_ring_as_it_was() -> None:
     ring = Ring(2, 400, compress=("zeros",))
     for name in ("a", "zeros"):
-        with pytest.raises(ParcelTooLarge):
+        with pytest.raises(MessageTooLarge):
             ring.put({}, {name: np.zeros(1000)})
     assert ring.get() is None
     assert ring.put({"n": 1}, {"zeros": np.zeros(20)})
@@ -205,7 +205,7 @@ def test_a_ring_gives_its_memory_back() -> None:
 def test_an_actor_hands_rollouts_over_by_belt_and_board() -> None:
     actor = make_actor(counting(3))
     weights = actor.policy.net.state_dict()  # type: ignore[union-attr]
-    belt, board = Belt(actor.world.spec, 3, 2, slots=2), Board(layout_of(weights))
+    belt, board = RolloutRing(actor.world.spec, 3, 2, slots=2), SharedWeightsBoard(layout_of(weights))
     board.publish(4, {name: weight * 0 + 7 for name, weight in weights.items()})
     ticks = acting(actor, belt, board, rows=2)
     got: list[Rollout] = []
@@ -227,7 +227,7 @@ def test_an_actor_hands_rollouts_over_by_belt_and_board() -> None:
     assert sum(len(rollout.finished) for rollout in got) > 3
 
 
-def count(gauges: Gauges) -> None:
+def count(gauges: SharedCounters) -> None:
     for worker in range(3):
         for _ in range(worker + 1):
             gauges.add(worker, steps=2)
@@ -235,7 +235,7 @@ def count(gauges: Gauges) -> None:
 
 
 def test_gauges_of_each_worker_are_its_own() -> None:
-    gauges = Gauges(("steps", "version"), 3)
+    gauges = SharedCounters(("steps", "version"), 3)
     process = CONTEXT.Process(target=count, args=(gauges,))
     process.start()
     process.join(PATIENCE_SECONDS)
@@ -247,7 +247,7 @@ def test_gauges_of_each_worker_are_its_own() -> None:
 
 
 def test_a_belt_takes_only_rollouts_of_its_world() -> None:
-    belt = Belt(Spec((2,), "float32", (3,)), 1, 1, slots=2)
+    belt = RolloutRing(Spec((2,), "float32", (3,)), 1, 1, slots=2)
     row, lanes = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int64)
     wrong = Rollout(np.zeros((1, 2, 2), np.float32), lanes, row, row, row > 0, (0, 0, 0), 1)
     belt.put(wrong)

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from qfleet.system import shared_memory as module
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 SIZE = 10_000
 
 
-def _add_one(region: Region) -> None:
+def _add_one(region: SharedMemory) -> None:
     numbers = np.frombuffer(region.view, np.uint8)
     numbers += 1
 
 
-def _shrink(region: Region) -> None:
+def _shrink(region: SharedMemory) -> None:
     os.ftruncate(region._fd, 1)
 
 
-def _in_child(method: str, work, region: Region) -> int:
+def _in_child(method: str, work, region: SharedMemory) -> int:
     child = multiprocessing.get_context(method).Process(target=work, args=(region,))
     child.start()
     child.join(60)
@@ -39,14 +39,14 @@ def _mapped() -> int:
 
 
 def test_is_zeros_of_the_size_asked_for() -> None:
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     assert (region.size, len(region.view), bytes(region.view)) == (SIZE, SIZE, bytes(SIZE))
     region.close()
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_a_child_writes_where_the_parent_reads(method: str) -> None:
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     region.view[:2] = b"\x05\x07"
     assert _in_child(method, _add_one, region) == 0
     assert bytes(region.view[:3]) == b"\x06\x08\x01"
@@ -56,7 +56,7 @@ def test_a_child_writes_where_the_parent_reads(method: str) -> None:
 def test_works_where_the_kernel_has_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "memfd_create")
     monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     assert list(tmp_path.iterdir()) == []
     assert _in_child("forkserver", _add_one, region) == 0
     assert bytes(region.view[:1]) == b"\x01"
@@ -64,7 +64,7 @@ def test_works_where_the_kernel_has_no_memfd(monkeypatch: pytest.MonkeyPatch, tm
 
 
 def test_a_process_cannot_make_it_smaller() -> None:
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     assert _in_child("forkserver", _shrink, region) == 1
     assert bytes(region.view) == bytes(SIZE)
     region.close()
@@ -72,7 +72,7 @@ def test_a_process_cannot_make_it_smaller() -> None:
 
 def test_closing_gives_everything_back() -> None:
     before, mapped = _descriptors(), _mapped()
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     assert _mapped() == mapped + 1
     region.close()
     region.close()
@@ -84,7 +84,7 @@ def test_closing_gives_everything_back() -> None:
 
 def test_an_array_outlives_the_region_and_frees_it() -> None:
     before = _mapped()
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     array = np.frombuffer(region.view, np.uint8)
     region.close()
     array[0] = 3  # still there
@@ -97,7 +97,7 @@ def test_an_array_outlives_the_region_and_frees_it() -> None:
 
 def test_dropping_it_is_enough() -> None:
     before, mapped = _descriptors(), _mapped()
-    region = Region(SIZE)
+    region = SharedMemory(SIZE)
     del region
     assert _descriptors() == before
     assert _mapped() == mapped
@@ -105,4 +105,4 @@ def test_dropping_it_is_enough() -> None:
 
 def test_an_empty_region_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one byte"):
-        Region(0)
+        SharedMemory(0)

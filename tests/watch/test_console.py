@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from qfleet.errors import UsageError
-from qfleet.train.signals import listening
+from qfleet.training.signals import listening
 from qfleet.watch import Watcher, auto_mode, make_watcher
 from qfleet.watch.live_screen import LiveWatcher, Screen, Trend
-from qfleet.watch.safe_stream import Stream
+from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.text import LEAVING, duration, end_lines, number, seconds_left, sparkline
 
 INFO = {
@@ -161,7 +161,7 @@ def test_the_screen_before_the_first_number() -> None:
 
 def test_strange_text_cannot_steer_the_terminal() -> None:
     out = io.StringIO()
-    watcher = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
+    watcher = LiveWatcher(SafeStream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
     watcher.start({**INFO, "env": "[red]x[/red]\x1b]0;title\x07", "notes": ["\x1b[2Jgone"]})
     watcher.live({**SNAPSHOT, "warnings": ["\x1b[31mred\x9b"]})
     watcher.stop({**STATUS, "reason": "\x1b[5m"})
@@ -173,7 +173,7 @@ def test_strange_text_cannot_steer_the_terminal() -> None:
 
 def test_live_redraws_twice_a_second_at_most() -> None:
     clock, out = Clock(), io.StringIO()
-    watcher = LiveWatcher(Stream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
+    watcher = LiveWatcher(SafeStream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
     watcher.start(INFO)
     assert out.getvalue().rfind("\x1b[?25h") > out.getvalue().rfind("\x1b[?25l")  # a killed run leaves the cursor
     sizes = []
@@ -193,7 +193,7 @@ def test_live_redraws_twice_a_second_at_most() -> None:
 
 def test_live_gives_standard_output_back() -> None:
     out, before = io.StringIO(), (sys.stdout, sys.stderr)
-    watcher = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True))
+    watcher = LiveWatcher(SafeStream(out), console=Console(file=out, force_terminal=True))
     run_through(watcher)
     assert (sys.stdout, sys.stderr) == before
 
@@ -255,7 +255,7 @@ def test_a_closed_stream_never_raises(mode: Any) -> None:
 
 
 def test_a_broken_stream_is_remembered() -> None:
-    stream = Stream(Broken())
+    stream = SafeStream(Broken())
     stream.line("a")
     assert stream.broken
 
@@ -376,7 +376,7 @@ def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.Capt
 @pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])
 def test_many_warnings_at_once_are_all_said(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
-    live = LiveWatcher(Stream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
+    live = LiveWatcher(SafeStream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
     watcher = live if mode == "live" else make_watcher(mode, out)
     warnings = [f"warning number {index}" for index in range(7)]
     watcher.start(INFO)
@@ -388,7 +388,7 @@ def test_many_warnings_at_once_are_all_said(mode: Any, capsys: pytest.CaptureFix
 
 def test_what_the_panel_has_no_room_for_stands_above_it_once() -> None:
     clock, out = Clock(), io.StringIO()
-    watcher = LiveWatcher(Stream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
+    watcher = LiveWatcher(SafeStream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
     watcher.start(INFO)
     for _ in range(5):
         watcher.live({**SNAPSHOT, "warnings": ["a first one", "two", "three", "four"]})
@@ -410,7 +410,7 @@ TIME = "time: update 8.7 s, env 1.2 s · learner busy 87% · learner-bound: upda
 
 def test_where_the_time_went_is_said_at_the_end() -> None:
     plain, live, quiet = io.StringIO(), io.StringIO(), io.StringIO()
-    watcher = LiveWatcher(Stream(live), console=Console(file=live, force_terminal=True, width=80, height=24))
+    watcher = LiveWatcher(SafeStream(live), console=Console(file=live, force_terminal=True, width=80, height=24))
     for each in (make_watcher("plain", plain), watcher, make_watcher("quiet", quiet)):
         each.start(INFO)
         each.stop({**STATUS, "profile": PROFILE})
@@ -456,7 +456,7 @@ class Terminal(io.StringIO):
 def test_ctrl_c_leaves_no_ghosts_and_saving_is_seen(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, clock = Terminal(width, 24), Clock()
     console = Console(file=terminal, force_terminal=True, width=width, height=24)
-    watcher = LiveWatcher(Stream(terminal), clock, console)
+    watcher = LiveWatcher(SafeStream(terminal), clock, console)
     monkeypatch.setattr(os, "write", lambda descriptor, text: terminal.write(text.decode()))
     watcher.start(INFO)
     watcher.live(SNAPSHOT)

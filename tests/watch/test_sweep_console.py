@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from qfleet.watch.console import Mode
-from qfleet.watch.safe_stream import Stream
+from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.sweep_console import GroupWatcher, LiveGroup, PlainGroup, make_group_watcher
 
 INFO = {
@@ -65,7 +65,7 @@ def test_plain_lines() -> None:
 def test_every_30_seconds_a_line_of_those_that_run() -> None:
     now = [0.0]
     out = io.StringIO()
-    watcher = PlainGroup(Stream(out), lambda: now[0])
+    watcher = PlainGroup(SafeStream(out), lambda: now[0])
     for now[0] in (10.0, 29.9, 30.0, 45.0):
         watcher.live([DONE, FAILED, RUNNING])
     assert out.getvalue() == "2 of 3 ended · seed-2 3,000 steps, return 21.5\n"
@@ -89,7 +89,7 @@ def test_a_live_table_keeps_the_lines_of_those_that_ended(monkeypatch: pytest.Mo
     monkeypatch.setenv("COLUMNS", "120")
     out = Terminal()
     now = [0.0]
-    watcher = LiveGroup(Stream(out), lambda: now[0])
+    watcher = LiveGroup(SafeStream(out), lambda: now[0])
     watched(watcher)
     text = out.getvalue()
     assert "seed-0 done: score 498.1 [491.0, 500.0]" in text

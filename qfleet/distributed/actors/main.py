@@ -19,16 +19,16 @@ from torch import nn
 from qfleet.act import Explore, acting
 from qfleet.audit.history import History
 from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_policy, one_policy
-from qfleet.data import Board as BoardLike
 from qfleet.data import Channel, Rollout, count_steps
-from qfleet.distributed.actors.weights_board import Board
+from qfleet.data import WeightsBoard as BoardLike
+from qfleet.distributed.actors.weights_board import SharedWeightsBoard
 from qfleet.errors import QfleetError
 from qfleet.files import open_log
-from qfleet.plan.schema import Inline, Plan
-from qfleet.system.child_process import AskedToLeave, bound_log, die_with_parent
-from qfleet.system.ring import Belt, Gauges
+from qfleet.plan.schema import InlineRuntime, Plan
+from qfleet.system.child_process import StopRequested, bound_log, die_with_parent
+from qfleet.system.ring import RolloutRing, SharedCounters
 from qfleet.system.timers import Stopwatch
-from qfleet.train.supervise import adopt_orphans, end_descendants
+from qfleet.training.supervise import adopt_orphans, end_descendants
 
 LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
@@ -39,15 +39,15 @@ MOST_BYTES = 1_200
 
 
 @dataclass
-class Post:
+class ActorSetup:
     """Everything an actor needs to know."""
 
     plan: bytes  # as JSON
     worker: int
     incarnation: int
-    belt: Belt
-    board: Board
-    gauges: Gauges
+    belt: RolloutRing
+    board: SharedWeightsBoard
+    gauges: SharedCounters
     words: Connection  # for its last words
     make: EnvMaker | None = None
     torso: nn.Module | None = None
@@ -57,13 +57,13 @@ class Post:
     variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
 
 
-class Trouble(msgspec.Struct, tag=True):
+class EnvFaultMessage(msgspec.Struct, tag=True):
     """An environment of the actor's failed; the actor goes on."""
 
     fault: dict[str, Any]
 
 
-class LastWords(msgspec.Struct, tag=True):
+class FinalError(msgspec.Struct, tag=True):
     """Why an actor ended by itself: the parts of the error and its exit code; its log has the traceback."""
 
     what: str
@@ -72,13 +72,13 @@ class LastWords(msgspec.Struct, tag=True):
     exit_code: int
 
 
-def say(post: Post, words: Trouble | LastWords) -> None:
+def say(post: ActorSetup, words: EnvFaultMessage | FinalError) -> None:
     """Tell the driver, if there is room: nobody may have listened for a while."""
     if wait_for([], [post.words], [], 0)[1]:
         post.words.send_bytes(msgspec.msgpack.encode(words))
 
 
-def serve(post: Post) -> None:
+def serve(post: ActorSetup) -> None:
     """The life of an actor's process."""
     die_with_parent()
     os.environ.update(post.variables)
@@ -101,14 +101,14 @@ def serve(post: Post) -> None:
 def leave(number: int, frame: object) -> None:
     """Asked to end: environments are closed first, and asking again does not disturb that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise AskedToLeave(0)
+    raise StopRequested(0)
 
 
-def act(post: Post) -> None:
+def act(post: ActorSetup) -> None:
     """Act until told to stop, or until nobody is left to act for."""
     torch.set_num_threads(1)
     plan, board = msgspec.json.decode(post.plan, type=Plan), post.board
-    if isinstance(plan.runtime, Inline):
+    if isinstance(plan.runtime, InlineRuntime):
         raise TypeError("an actor with a process of its own has no place in an inline run")
     device, members = board.device, range(plan.population.num)
     log = None if post.log is None else Path(post.log)
@@ -125,15 +125,15 @@ def act(post: Post) -> None:
                 show_times(post, watch)
                 bound_log()
             for fault in tick.stats.get("faults", ()):
-                say(post, Trouble({**fault, "cause": shortened(fault["cause"], -2 * MOST_BYTES)}))
+                say(post, EnvFaultMessage({**fault, "cause": shortened(fault["cause"], -2 * MOST_BYTES)}))
             if board.numbers()["stop"]:
                 return
 
 
-class NotedCarriers:
+class RecordedChannels:
     """A belt and a board whose use is written down."""
 
-    def __init__(self, post: Post, history: History) -> None:
+    def __init__(self, post: ActorSetup, history: History) -> None:
         self.post, self.history = post, history
         self.who = {"worker": post.worker, "incarnation": post.incarnation}
         self.noted, self.ticked_at = -1, 0.0  # the last sequence written down, and when it last said that it lives
@@ -168,15 +168,15 @@ class NotedCarriers:
         """What an actor never does."""
 
 
-def carriers(post: Post) -> tuple[Channel, BoardLike]:
+def carriers(post: ActorSetup) -> tuple[Channel, BoardLike]:
     """What an actor's rollouts leave by and its weights come by."""
     if post.history is None:
         return post.belt, post.board
-    noted = NotedCarriers(post, History(Path(post.history)))
+    noted = RecordedChannels(post, History(Path(post.history)))
     return noted, noted
 
 
-def show_life(post: Post, busy: bool, watch: Stopwatch) -> None:
+def show_life(post: ActorSetup, busy: bool, watch: Stopwatch) -> None:
     """Between two ticks: a sign of life, and a nap if there was nothing to do."""
     post.gauges.add(post.worker, progress=1)
     if not busy:
@@ -186,13 +186,13 @@ def show_life(post: Post, busy: bool, watch: Stopwatch) -> None:
         show_times(post, watch)
 
 
-def show_times(post: Post, watch: Stopwatch) -> None:
+def show_times(post: ActorSetup, watch: Stopwatch) -> None:
     """Where the time went so far, for the driver to read."""
     stages = {"env_ns": watch.env, "infer_ns": watch.infer, "sync_ns": watch.sync, "wait_ns": watch.idle}
     post.gauges.set(post.worker, **{name: lap.spent for name, lap in stages.items()}, **asdict(post.belt.freight))
 
 
-def wait_for_weights(post: Post) -> None:
+def wait_for_weights(post: ActorSetup) -> None:
     """Nobody acts by weights that nobody learned; the wait has a limit."""
     limit = time.monotonic() + WEIGHTS_SECONDS
     while post.board.read(0) is None:
@@ -201,11 +201,11 @@ def wait_for_weights(post: Post) -> None:
         show_life(post, busy=False, watch=Stopwatch())
 
 
-def words_of(error: BaseException) -> LastWords:
+def words_of(error: BaseException) -> FinalError:
     """What an error has to say to the driver."""
     if isinstance(error, QfleetError):
-        return LastWords(shortened(error.what), shortened(error.why), shortened(error.fix), error.exit_code)
-    return LastWords(shortened(f"{type(error).__name__}: {error}"), "", "", 1)
+        return FinalError(shortened(error.what), shortened(error.why), shortened(error.fix), error.exit_code)
+    return FinalError(shortened(f"{type(error).__name__}: {error}"), "", "", 1)
 
 
 def shortened(text: str, most: int = MOST_BYTES) -> str:

@@ -14,18 +14,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from qfleet.act import Crowd, Explore, Explorer, Policy, make_explorer
-from qfleet.audit.history import History, NoHistory, Notes
-from qfleet.build.components import Learning, stream
+from qfleet.act import Explore, Explorer, Policy, PopulationPolicy, make_explorer
+from qfleet.audit.history import History, HistoryLog, NoHistory
+from qfleet.build.components import LearnerSide, stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, present
 from qfleet.data.state_reader import saved_value
 from qfleet.distributed.worker.ledger import Ledger
-from qfleet.distributed.worker.supervisor import Fault, Pace, Supervisor
+from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, WorkerFault
 from qfleet.errors import EnvError
-from qfleet.plan.schema import Inline, Plan
+from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.train.timing import ACTOR_TIMES
+from qfleet.training.timing import ACTOR_TIMES
 
 TEND_SECONDS = 0.05
 SUPERVISE = 108  # the purpose of random numbers that spread restarts
@@ -37,7 +37,7 @@ COUNTS = (*ACTOR_TIMES, *FREIGHT)
 IN_FLIGHT = ("obs", "state")  # the columns worth compressing
 
 
-class Hand(Protocol):
+class ActorHandle(Protocol):
     """One incarnation of an actor, wherever it lives."""
 
     def alive(self) -> bool:
@@ -73,12 +73,12 @@ class Hand(Protocol):
         ...
 
 
-class Site(Protocol):
+class ActorLauncher(Protocol):
     """Where actors live, and what carries their data."""
 
     folder: Path | None  # the run's, for their logs
 
-    def hire(self, worker: int, incarnation: int) -> Hand:
+    def hire(self, worker: int, incarnation: int) -> ActorHandle:
         """Start one."""
         ...
 
@@ -99,16 +99,16 @@ class Site(Protocol):
         ...
 
 
-class Fleet:
+class ActorPool:
     """Workers 0, 1, ... with an equal share of the lanes each."""
 
     is_remote = True
 
     def __init__(
         self,
-        learning: Learning,
+        learning: LearnerSide,
         explorer: Explorer,
-        site: Site,
+        site: ActorLauncher,
         supervisor: Supervisor,
         *,
         workers: int,
@@ -117,14 +117,14 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         keeps_history: bool = False,
     ) -> None:
-        self.policy: Policy | Crowd = learning.policy
+        self.policy: Policy | PopulationPolicy = learning.policy
         self.feed, self.explorer, self.site, self.supervisor = learning.feed, explorer, site, supervisor
         self.workers, self.lanes, self.clock, self.until_steps = workers, lanes, clock, until_steps
-        self.history: Notes = NoHistory()
+        self.history: HistoryLog = NoHistory()
         self.keeps_history, self.opened = keeps_history, False
         self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
-        self.ledger, self.pace = Ledger(workers), Pace()
-        self.hands: dict[int, Hand] = {}
+        self.ledger, self.pace = Ledger(workers), StragglerWatch()
+        self.hands: dict[int, ActorHandle] = {}
         self.next = 0  # whose turn it is to be asked first
         self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
         self.tended_at = float("-inf")
@@ -212,7 +212,7 @@ class Fleet:
         for (worker, incarnation), share in self.pace.see(now, brought).items():
             self.tell("actor_slow", worker=worker, incarnation=incarnation, share=round(share, 3))
 
-    def lose(self, fault: Fault, seen: str = "") -> None:
+    def lose(self, fault: WorkerFault, seen: str = "") -> None:
         """An actor is gone: take in what it had handed over, and let nothing span the gap. `seen` is why, if known."""
         worker, hand = fault.worker, self.hands.pop(fault.worker)
         hand.end()
@@ -341,17 +341,23 @@ class Fleet:
         self.history.close()
 
 
-def silence(fault: Fault) -> str:
+def silence(fault: WorkerFault) -> str:
     """What to say of somebody who hung; the dead speak for themselves."""
     return f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)" if fault.kind == "hung" else ""
 
 
 def make_fleet(
-    plan: Plan, spec: Spec, learning: Learning, site: Site, explore: Explore | None, *, start_seconds: float = 60.0
-) -> Fleet:
+    plan: Plan,
+    spec: Spec,
+    learning: LearnerSide,
+    site: ActorLauncher,
+    explore: Explore | None,
+    *,
+    start_seconds: float = 60.0,
+) -> ActorPool:
     """The fleet the plan describes at this site; `spec` is the world's own. An actor may take so long to start."""
     runtime, workers = plan.runtime, num_senders(plan)
-    if isinstance(runtime, Inline):
+    if isinstance(runtime, InlineRuntime):
         raise TypeError("an inline run has no fleet")
 
     supervisor = Supervisor(
@@ -362,7 +368,7 @@ def make_fleet(
         start_seconds=start_seconds,
         rng=stream(plan.seed, SUPERVISE),
     )
-    return Fleet(
+    return ActorPool(
         learning,
         make_explorer(plan.algo, spec.actions, plan.env.num, explore),
         site,

@@ -14,23 +14,23 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import ROLES, EnvMaker, Learning, Line, join_parts
+from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, join_parts
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.distributed.actors.main import LastWords, Post, Trouble, serve
-from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT, Fleet, make_fleet
-from qfleet.distributed.actors.weights_board import Board, layout_of
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, serve
+from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT, ActorPool, make_fleet
+from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.distributed.replay.client import RemoteReplay, join_remote
 from qfleet.distributed.replay.process import make_shared_replay
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.plan.validate.placement import is_central, num_senders
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.oom import oom_kills
-from qfleet.system.ring import Belt, Gauges
+from qfleet.system.ring import RolloutRing, SharedCounters
 
 GAUGES = ("progress", "waits", *COUNTS)
 END_SECONDS = 0.5
@@ -38,14 +38,16 @@ CLOSING_SECONDS = CLOSE_SECONDS + 2 * END_SECONDS  # for an actor whose environm
 USAGE = 2  # exit code of what another try cannot mend
 
 
-class ProcessHand:
+class ActorProcess:
     """One actor's process."""
 
-    def __init__(self, process: BaseProcess, post: Post, words: Connection, patience: float = END_SECONDS) -> None:
+    def __init__(
+        self, process: BaseProcess, post: ActorSetup, words: Connection, patience: float = END_SECONDS
+    ) -> None:
         self.patience = patience  # seconds that it may take to end, once it was asked to
         self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
         self.words, self.heard = words, list[dict[str, Any]]()
-        self.last: LastWords | None = None
+        self.last: FinalError | None = None
         self.oom_kills = oom_kills()  # when it began
 
     def alive(self) -> bool:
@@ -100,8 +102,8 @@ class ProcessHand:
         """Take in what it has said."""
         with suppress(EOFError, OSError, msgspec.DecodeError):
             while self.words.poll(0):
-                said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16), type=Trouble | LastWords)
-                if isinstance(said, LastWords):
+                said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16), type=EnvFaultMessage | FinalError)
+                if isinstance(said, FinalError):
                     self.last = said
                 else:
                     self.heard.append(said.fault)
@@ -112,7 +114,7 @@ class ProcessHand:
         self.words.close()
 
 
-class ProcessSite:
+class ProcessActorLauncher:
     """Starts actors' processes and shows them the weights."""
 
     def __init__(
@@ -124,7 +126,7 @@ class ProcessSite:
         torso: nn.Module | None,
         explore: Explore | None,
     ) -> None:
-        if not isinstance(plan.runtime, Processes):
+        if not isinstance(plan.runtime, ProcessesRuntime):
             raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} has no processes")
         self.plan, self.spec, self.runtime = plan, spec, plan.runtime
         self.own = (make, torso, explore)
@@ -133,30 +135,33 @@ class ProcessSite:
             lz4_block()  # here, where its absence is told at once
         self.lanes = plan.env.num // num_senders(plan)
         device = torch.device(self.runtime.inference_device or "cpu")
-        self.board, self.gauges = Board(layout_of(weights), device=device), Gauges(GAUGES, num_senders(plan))
+        self.board, self.gauges = (
+            SharedWeightsBoard(layout_of(weights), device=device),
+            SharedCounters(GAUGES, num_senders(plan)),
+        )
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
         self.context = fork_server(ROLES)
         self.patience = CLOSING_SECONDS if has_workers(plan, make) else END_SECONDS
 
-    def hire(self, worker: int, incarnation: int) -> ProcessHand:
+    def hire(self, worker: int, incarnation: int) -> ActorProcess:
         """Start one with a belt of its own: what an old incarnation still writes, nobody reads."""
         for name in COUNTS:
             self.before[name] += self.gauges.read(worker)[name]
         self.gauges.clear(worker)
         squeezed = IN_FLIGHT if self.runtime.compress else ()
-        belt = Belt(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=squeezed)
+        belt = RolloutRing(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=squeezed)
         mine, theirs = self.context.Pipe(duplex=False)
         log = self.file("logs", f"actor-{worker}.log")
         notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
         plan = msgspec.json.encode(self.plan)
         more: dict[str, Any] = {"log": log, "history": notes, "variables": secret_variables(self.plan.env)}
-        post = Post(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, **more)
+        post = ActorSetup(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, **more)
         process = self.context.Process(target=serve, args=(post,), name=f"qfleet-actor-{worker}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
         theirs.close()
-        return ProcessHand(process, post, mine, self.patience)
+        return ActorProcess(process, post, mine, self.patience)
 
     def file(self, *parts: str) -> str | None:
         """A file in the run's folder, once there is one."""
@@ -202,14 +207,14 @@ def require_sendable(own: tuple[Any, ...]) -> bytes:
 
 def make_process_line(
     plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
-) -> Line:
+) -> Components:
     """A line whose actors live in processes of their own."""
     runtime = plan.runtime
-    if not isinstance(runtime, Processes):
+    if not isinstance(runtime, ProcessesRuntime):
         raise TypeError("not a plan for processes")
 
-    def hire(learning: Learning) -> Fleet:
-        site = ProcessSite(plan, learning.feed.replay.spec, learning.learner.weights(), make, torso, explore)
+    def hire(learning: LearnerSide) -> ActorPool:
+        site = ProcessActorLauncher(plan, learning.feed.replay.spec, learning.learner.weights(), make, torso, explore)
         return make_fleet(plan, spec, learning, site, explore)
 
     if not runtime.replay_process:

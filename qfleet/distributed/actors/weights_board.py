@@ -22,7 +22,7 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Array
 from qfleet.data.wire_format import checksum
 from qfleet.learn.transfer import numbers
-from qfleet.system.shared_memory import LINE, Region, lines
+from qfleet.system.shared_memory import LINE, SharedMemory, lines
 
 Weights: TypeAlias = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]  # of one network, or of each member
 
@@ -30,7 +30,7 @@ HEADER = struct.Struct("=QQ")  # version, checksum
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPlace:
     """Where one tensor lies in the flat bytes."""
 
     name: str
@@ -42,10 +42,10 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightsLayout:
     """How weights lie in flat bytes: one network's, or those of each member of a population."""
 
-    members: tuple[tuple[Piece, ...], ...]
+    members: tuple[tuple[TensorPlace, ...], ...]
     alone: bool
     size: int
 
@@ -71,7 +71,7 @@ class Layout:
         return found
 
 
-def layout_of(weights: Weights) -> Layout:
+def layout_of(weights: Weights) -> WeightsLayout:
     """A layout for weights like these; dense tensors keep their order in memory, such as channels last."""
     end, members = 0, []
     for member in [weights] if isinstance(weights, Mapping) else weights:
@@ -80,12 +80,12 @@ def layout_of(weights: Weights) -> Layout:
             begin = lines(end)
             end = begin + tensor.numel() * tensor.element_size()
             stride = torch.empty_like(tensor, device="meta").stride()
-            pieces.append(Piece(name, tensor.dtype, tuple(tensor.shape), stride, begin, end))
+            pieces.append(TensorPlace(name, tensor.dtype, tuple(tensor.shape), stride, begin, end))
         members.append(tuple(pieces))
-    return Layout(tuple(members), isinstance(weights, Mapping), lines(end))
+    return WeightsLayout(tuple(members), isinstance(weights, Mapping), lines(end))
 
 
-class Numbers:
+class SharedNumbers:
     """A few named whole numbers; the last ones known stay while they change."""
 
     def __init__(self, names: Sequence[str], memory: memoryview) -> None:
@@ -123,22 +123,22 @@ class Numbers:
         return self.known
 
 
-class Board:
+class SharedWeightsBoard:
     """The newest weights, and numbers such as the step count; only the process that made the board writes on it."""
 
     def __init__(
         self,
-        layout: Layout,
+        layout: WeightsLayout,
         names: Sequence[str] = ("env_steps", "stop"),
         *,
         device: torch.device | None = None,
-        region: Region | None = None,
+        region: SharedMemory | None = None,
     ) -> None:
         self.layout, self.names, self.device = layout, tuple(names), device or torch.device("cpu")
-        first, size = Numbers.room(names), LINE + layout.size
-        self.region = region or Region(first + 2 * size)
+        first, size = SharedNumbers.room(names), LINE + layout.size
+        self.region = region or SharedMemory(first + 2 * size)
         view = self.region.view
-        self._numbers = Numbers(names, view)
+        self._numbers = SharedNumbers(names, view)
         self.headers = [view[first + side * size :][: HEADER.size] for side in (0, 1)]
         self.flats = [np.frombuffer(view, np.uint8, layout.size, first + side * size + LINE) for side in (0, 1)]
         self.targets: list[list[Tensor]] = []
@@ -208,8 +208,8 @@ def stamped(version: int, content: Array) -> int:
     return checksum(content, zlib.crc32(struct.pack("=Q", version)))
 
 
-def _board(layout: Layout, names: tuple[str, ...], device: str, region: Region) -> Board:
-    return Board(layout, names, device=torch.device(device), region=region)
+def _board(layout: WeightsLayout, names: tuple[str, ...], device: str, region: SharedMemory) -> SharedWeightsBoard:
+    return SharedWeightsBoard(layout, names, device=torch.device(device), region=region)
 
 
 def finite(tensors: Sequence[Tensor]) -> bool:

@@ -15,19 +15,19 @@ import numpy as np
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import BUNDLES, EnvMaker, Learning, Line, join_parts, make_actor, stream
+from qfleet.build.components import BUNDLES, Components, EnvMaker, LearnerSide, join_parts, make_actor, stream
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts
-from qfleet.distributed.learners.shares import Totals, share_in
+from qfleet.distributed.learners.shares import BatchTotals, share_in
 from qfleet.envs import TRAIN, make_world
-from qfleet.learn import Learner, ReplayFeed
+from qfleet.learn import Learner, ReplaySource
 from qfleet.plan.schema import Plan
 from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized, Replay, make_replay
 from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
-from qfleet.train.replay_segments import packed_rows, restore_rows, segments_of
+from qfleet.training.replay_segments import packed_rows, restore_rows, segments_of
 
 PIECE_BYTES = 2**20
 MOST_EPISODES, MOST_FAULTS = 1000, 20  # in one word
@@ -36,12 +36,12 @@ STATE = ("state.json", "state.safetensors")
 LIST = ""  # the name of the list of names
 
 
-class Bundle:
+class ActorLearner:
     """A line without updates of its own, in step with the others."""
 
-    def __init__(self, line: Line, number: int, learners: int, limit_seconds: float, *, late: bool) -> None:
+    def __init__(self, line: Components, number: int, learners: int, limit_seconds: float, *, late: bool) -> None:
         actor, feed, learner = line.actor, line.feed, line.learner
-        if not (isinstance(actor, Actor) and isinstance(feed, ReplayFeed) and isinstance(learner, Learner)):
+        if not (isinstance(actor, Actor) and isinstance(feed, ReplaySource) and isinstance(learner, Learner)):
             raise TypeError("a bundle is one actor, one replay and one learner")
         self.line, self.actor, self.feed, self.learner = line, actor, feed, learner
         self.number, self.learners, self.limit_seconds = number, learners, limit_seconds
@@ -124,7 +124,7 @@ class Bundle:
         stock = self.feed.replay.stock()
         self.held = {**asdict(stock), "steps": self.feed.steps, "behind": not kept_pace}
         num, items, mass, top = (float(facts[name]) for name in ("num", "items", "mass", "top"))  # type: ignore[arg-type]
-        return batch, share_in(Totals(int(num), int(items), mass, top), stock)
+        return batch, share_in(BatchTotals(int(num), int(items), mass, top), stock)
 
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """The update was made."""
@@ -222,14 +222,14 @@ def make_bundle(
     make: EnvMaker | None = None,
     torso: nn.Module | None = None,
     explore: Explore | None = None,
-) -> Bundle:
+) -> ActorLearner:
     """The bundle of learner `number`; every incarnation has seeds of its own, and all but the first come late."""
     own = one_bundle(plan)
     seed = int(own_stream(plan, number, incarnation, WORLD).integers(2**31))
     threads = plan.runtime.threads or 1
     world = make_world(own.env, seed=seed, stream=TRAIN, num=own.env.num, make=make, threads=threads)
 
-    def hire(learning: Learning) -> Actor:
+    def hire(learning: LearnerSide) -> Actor:
         # One of more than the plan has explores as one of the first does.
         actor = make_actor(plan, world, learning.policy, explore, worker=number % plan.learners.num)
         actor.rng = own_stream(plan, number, incarnation, ACTIONS)
@@ -240,4 +240,4 @@ def make_bundle(
         return make_replay(part, spec, part.env.num, own_stream(plan, number, incarnation, DRAWS))
 
     line = join_parts(plan, shown, hire, torso, remember)
-    return Bundle(line, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)
+    return ActorLearner(line, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)

@@ -12,19 +12,19 @@ import msgspec
 import numpy as np
 
 from qfleet.distributed.learners.actor_learner import LIST, PIECE_BYTES, STATE
-from qfleet.distributed.learners.batch_scatter import Tally
-from qfleet.distributed.learners.handle import Mate
+from qfleet.distributed.learners.batch_scatter import LearnedItems
+from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.sync.comm import CommLost
 
 ADOPT_SECONDS = 600.0  # episodes are driven again, step by step
 FILE = re.compile(r"bundles/(\d+)-[0-9a-f]+/(.+)")
-Lose = Callable[[Mate, str], None]
+Lose = Callable[[LearnerHandle, str], None]
 
 
-class Archive:
+class ActorLearnerFiles:
     """One bundle's memory. A bundle that is lost on the way is told of once, and has no more files."""
 
-    def __init__(self, mate: Mate, limit_seconds: float, lose: Lose) -> None:
+    def __init__(self, mate: LearnerHandle, limit_seconds: float, lose: Lose) -> None:
         self.mate, self.limit_seconds, self.lose = mate, limit_seconds, lose
         self.lost = False
 
@@ -49,7 +49,7 @@ class Archive:
             self.give_up(cause)
         return None if self.lost else bytes(found)
 
-    def write(self, files: dict[str, str], read: Callable[[str], bytes], tally: Tally) -> str | None:
+    def write(self, files: dict[str, str], read: Callable[[str], bytes], tally: LearnedItems) -> str | None:
         """Give it these files, by their names there and in the checkpoint, to go on with. What was lost, if so."""
         try:
             self.hand(LIST, b"")

@@ -9,14 +9,14 @@ import numpy as np
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.data.array_messages import batch_parts
 from qfleet.data.wire_format import Facts, Parts
-from qfleet.distributed.learners.shares import Known, Speeds, joined, owners_of, share_in, share_of, totals_of
+from qfleet.distributed.learners.shares import Known, LearnerSpeeds, joined, owners_of, share_in, share_of, totals_of
 from qfleet.learn.batch_split import chosen
-from qfleet.replay import Stock
+from qfleet.replay import SamplerTotals
 
 Order = tuple[Facts, dict[str, Array], Array]  # what a partner is told, and the ids of its items
 
 
-class Dealing(Protocol):
+class BatchScatter(Protocol):
     """Deals out one update after the other to the ranks of a group."""
 
     items: int  # of this update, by everybody
@@ -50,11 +50,14 @@ class Dealing(Protocol):
         ...
 
 
-class Split:
+class SplitScatter:
     """Every rank gets a part of the batch that rank 0 drew, by its speed if the plan balances."""
 
     def __init__(self, num: int, late: list[Known], *, balance: bool) -> None:
-        self.speeds, self.late = Speeds(num, balance=balance), late  # `late`: priorities that came after their batch
+        self.speeds, self.late = (
+            LearnerSpeeds(num, balance=balance),
+            late,
+        )  # `late`: priorities that came after their batch
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
@@ -99,7 +102,7 @@ class Split:
         return self.speeds.settle()
 
 
-class Tally:
+class LearnedItems:
     """What partners with environments of their own have told of them, since the run began."""
 
     def __init__(self) -> None:
@@ -133,12 +136,14 @@ class Tally:
         return found
 
 
-class Separate:
+class OwnReplayScatter:
     """Everybody learns from a batch of its own; how much it counts follows from what its replay holds."""
 
-    def __init__(self, num: int, tally: Tally, stock: Callable[[], Stock], steps: Callable[[], int]) -> None:
+    def __init__(
+        self, num: int, tally: LearnedItems, stock: Callable[[], SamplerTotals], steps: Callable[[], int]
+    ) -> None:
         self.num, self.tally, self.stock, self.steps = num, tally, stock, steps
-        self.speeds, self.stocks = Speeds(num, balance=False), dict[int, Stock]()
+        self.speeds, self.stocks = LearnerSpeeds(num, balance=False), dict[int, SamplerTotals]()
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
@@ -179,7 +184,7 @@ class Separate:
         return self.speeds.settle()
 
 
-def stock_in(facts: Facts) -> Stock:
+def stock_in(facts: Facts) -> SamplerTotals:
     """A bundle's word of what it holds."""
     items, mass, beta, top = (facts[name] for name in ("items", "mass", "beta", "top"))
-    return Stock(int(items), float(mass), float(beta), float(top))  # type: ignore[arg-type]
+    return SamplerTotals(int(items), float(mass), float(beta), float(top))  # type: ignore[arg-type]

@@ -17,45 +17,47 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
-from qfleet.audit.history import History, NoHistory, Notes
+from qfleet.audit.history import History, HistoryLog, NoHistory
 from qfleet.data import Batch, Report, Sequences
 from qfleet.data.wire_format import Facts
-from qfleet.distributed.learners.actor_learner_state import Archive, bundle_files
-from qfleet.distributed.learners.batch_scatter import Dealing, Separate, Split, Tally
-from qfleet.distributed.learners.handle import Gone, Mate
-from qfleet.distributed.learners.launcher import SLOTS, Quarters, Shards
+from qfleet.distributed.learners.actor_learner_state import ActorLearnerFiles, bundle_files
+from qfleet.distributed.learners.batch_scatter import BatchScatter, LearnedItems, OwnReplayScatter, SplitScatter
+from qfleet.distributed.learners.handle import LearnerHandle, LearnerLost
+from qfleet.distributed.learners.launcher import SLOTS, LearnerLauncher, ShardGroup
 from qfleet.distributed.learners.shares import Known
-from qfleet.distributed.learners.traffic import Traffic, Way
+from qfleet.distributed.learners.traffic import CountsBytes, Traffic
 from qfleet.distributed.learners.worker import proposed, served_for, share_state, state_hash, sync_for
 from qfleet.errors import UsageError
-from qfleet.learn import Feed, Learner
+from qfleet.learn import BatchSource, Learner
 from qfleet.nets import draws
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
 from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.sync.comm import Comm, CommLost, NoComm
-from qfleet.sync.served import Served
+from qfleet.sync.served import ServerClient
 from qfleet.sync.strategies import Sync, listener
-from qfleet.system.restart_budget import Budget
+from qfleet.system.restart_budget import RestartBudget
 
 WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
 ADOPT_TRIES = 2
 
 
-class Team:
+class LearnerGroup:
     """All learners of a run, to their feed as one."""
 
-    def __init__(self, plan: Plan, learner: Learner, quarters: Quarters, feed: Feed | None = None) -> None:
+    def __init__(
+        self, plan: Plan, learner: Learner, quarters: LearnerLauncher, feed: BatchSource | None = None
+    ) -> None:
         require_place(plan, learner)
         self.plan, self.learner, self.quarters = plan, learner, quarters
         self.feed = feed  # our own bundle's, if every learner has one
-        self.budget = Budget(plan.learners.restarts, WINDOW_SECONDS)
-        self.mates: dict[int, Mate] = {}
-        self.group: list[Mate] = []  # by rank, from 1 on
+        self.budget = RestartBudget(plan.learners.restarts, WINDOW_SECONDS)
+        self.mates: dict[int, LearnerHandle] = {}
+        self.group: list[LearnerHandle] = []  # by rank, from 1 on
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.servers: Shards | None = None
-        self.history: Notes = NoHistory()
+        self.servers: ShardGroup | None = None
+        self.history: HistoryLog = NoHistory()
         self.agreement, self.number = plan.sync, 0  # how the next group agrees, and how many there have been
         self.formed = plan.sync  # how this group does
         self.mistrusted: set[Codec] = set()  # that were given up
@@ -65,8 +67,8 @@ class Team:
         self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
         self.late: list[Known] = []  # priorities that came after their batch
-        self.tally, self.traffic = Tally(), Traffic()
-        self.dealing: Dealing = Split(1, self.late, balance=False)
+        self.tally, self.traffic = LearnedItems(), Traffic()
+        self.dealing: BatchScatter = SplitScatter(1, self.late, balance=False)
         self.events: list[dict[str, Any]] = []
         self.noted: set[tuple[int, str]] = set()  # what was told of bundles
         self.num, self.losses, self.begun = 1, 0, False
@@ -96,9 +98,9 @@ class Team:
                 self.renounce()  # shards, centres and duals know nothing of it: all begin with what rank 0 has
             return report
 
-    def ways(self) -> list[Way]:
+    def ways(self) -> list[CountsBytes]:
         """From rank 0 to the others."""
-        return [self.comm, *(self.sync.ports if isinstance(self.sync, Served) else ())]
+        return [self.comm, *(self.sync.ports if isinstance(self.sync, ServerClient) else ())]
 
     def update_alone(self, batch: Batch | Sequences) -> Report:
         """By rank 0 only, because nobody else is there."""
@@ -138,7 +140,7 @@ class Team:
             if mate not in self.group:
                 raise CommLost("the group is over")
 
-    def deal(self, mate: Mate, rank: int) -> None:
+    def deal(self, mate: LearnerHandle, rank: int) -> None:
         """Give a partner its part."""
         facts, arrays, ids = self.dealing.order(rank)
         dealt = {"update": self.learner.updates + 1, "learner": mate.number, "items": len(ids)}
@@ -172,11 +174,11 @@ class Team:
         self.made.append(norm := self.learner.step(gradients))
         return norm
 
-    def hear(self, mate: Mate) -> None:
+    def hear(self, mate: LearnerHandle) -> None:
         """A partner's priorities. If it has none to tell the group is over; if it alone skipped, it begins anew."""
         try:
             facts, arrays = mate.answer("learned", self.patience)
-        except Gone as cause:
+        except LearnerLost as cause:
             self.lose(mate, str(cause))
             return
         except CommLost as cause:
@@ -242,7 +244,7 @@ class Team:
         except CommLost as cause:
             self.give_up(cause)
 
-    def release(self, mate: Mate) -> None:
+    def release(self, mate: LearnerHandle) -> None:
         """One that was slow may wait for a step of ours, which does not come now: let it go on without."""
         sync, until = self.formed, time.monotonic() + self.patience
         if self.servers is None or not isinstance(sync, ServerSync) or not sync.spare:
@@ -297,7 +299,7 @@ class Team:
         self.await_words(list(self.mates.values()))
         for mate in list(self.mates.values()):
             if mate.ready:
-                yield from Archive(mate, self.patience, self.lose).files()
+                yield from ActorLearnerFiles(mate, self.patience, self.lose).files()
 
     def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
         """Let bundles go on with what these files hold; one that has no whole set of them goes on as it is."""
@@ -310,12 +312,12 @@ class Team:
                 if number not in self.mates or self.give_back(self.mates[number], names, read):
                     break
 
-    def give_back(self, mate: Mate, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
+    def give_back(self, mate: LearnerHandle, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
         """Let one bundle go on with its files: is it there afterwards?"""
         if not (files := bundle_files(names, mate.number)):
             self.note_inexact(mate, "the checkpoint holds nothing of its replay")
             return True
-        what = Archive(mate, self.patience, self.lose).write(files, read, self.tally)
+        what = ActorLearnerFiles(mate, self.patience, self.lose).write(files, read, self.tally)
         if what is not None:
             self.note_inexact(mate, what)
         return self.mates.get(mate.number) is mate
@@ -330,7 +332,7 @@ class Team:
             except CommLost as cause:
                 self.lose(mate, str(cause))
 
-    def note_inexact(self, mate: Mate, what: str) -> None:
+    def note_inexact(self, mate: LearnerHandle, what: str) -> None:
         """Something with a bundle is not as the seed decides; told once."""
         if (mate.number, what) not in self.noted:
             self.noted.add((mate.number, what))
@@ -402,7 +404,7 @@ class Team:
             except CommLost as cause:
                 self.lose(mate, str(cause))
 
-    def form(self, present: list[Mate]) -> None:
+    def form(self, present: list[LearnerHandle]) -> None:
         """A new group of rank 0 and these, who begin where rank 0 is."""
         self.leave()
         self.await_words(present)
@@ -423,11 +425,11 @@ class Team:
         self.updates, self.stale, self.dealt_at = self.learner.updates, False, time.monotonic()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
-    def dealing_for(self, size: int) -> Dealing:
+    def dealing_for(self, size: int) -> BatchScatter:
         """Who learns from what in a group of so many."""
         if self.feed is None:
-            return Split(size, self.late, balance=self.plan.learners.balance)
-        return Separate(size, self.tally, self.feed.replay.stock, self.all_steps)
+            return SplitScatter(size, self.late, balance=self.plan.learners.balance)
+        return OwnReplayScatter(size, self.tally, self.feed.replay.stock, self.all_steps)
 
     def all_steps(self) -> int:
         """Steps of all bundles, our own too."""
@@ -441,7 +443,7 @@ class Team:
         self.servers.invite(self.group)
         return served_for(self.agreement, self.plan.seed, self.learner, ports, 0, self.tell)
 
-    def require_alike(self, present: list[Mate]) -> None:
+    def require_alike(self, present: list[LearnerHandle]) -> None:
         """Everybody has begun with the same weights, target network and moments."""
         own = state_hash(self.learner)
         for rank, mate in enumerate(present, 1):
@@ -454,7 +456,7 @@ class Team:
         """What the shards have, written into rank 0's learner; how stale gradients were is told."""
         if self.servers is not None:
             held = self.servers.gather(self.learner)
-            if isinstance(self.sync, Served):
+            if isinstance(self.sync, ServerClient):
                 self.sync.versions = list(held["versions"])  # the next gradient is of these weights
             self.tell("server", **held)
             self.history.note("team", "held", group=self.number, versions=held["versions"], taken=held["taken"])
@@ -487,7 +489,7 @@ class Team:
             for mate in list(self.mates.values()):
                 self.lose(mate, str(cause), again=False)
 
-    def await_words(self, mates: list[Mate], cause: str = "", until: float | None = None) -> None:
+    def await_words(self, mates: list[LearnerHandle], cause: str = "", until: float | None = None) -> None:
         """Hear what these owe us; who does not speak in time is lost."""
         until = time.monotonic() + self.patience if until is None else until
         for mate in mates:
@@ -498,7 +500,7 @@ class Team:
             except CommLost as silence:
                 self.lose(mate, f"{cause}; {silence}" if cause else str(silence))
 
-    def lose(self, mate: Mate, what: str, *, again: bool = True) -> None:
+    def lose(self, mate: LearnerHandle, what: str, *, again: bool = True) -> None:
         """End a partner and start another one in its place, if that is allowed."""
         number = mate.number
         if self.mates.get(number) is not mate:

@@ -13,11 +13,11 @@ from qfleet.sync.comm import CommLost
 START_SECONDS, LISTEN_SECONDS = 120.0, 0.2
 
 
-class Gone(CommLost):
+class LearnerLost(CommLost):
     """This partner is gone, or does not answer."""
 
 
-class Talk(Protocol):
+class Transport(Protocol):
     """The driver's end of what connects it with a partner; whoever is gone is a `CommLost`."""
 
     def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
@@ -33,7 +33,7 @@ class Talk(Protocol):
         ...
 
 
-class Life(Protocol):
+class ProcessControl(Protocol):
     """A partner's process."""
 
     def is_alive(self) -> bool:
@@ -45,10 +45,12 @@ class Life(Protocol):
         ...
 
 
-class Mate:
+class LearnerHandle:
     """One partner."""
 
-    def __init__(self, number: int, talk: Talk, life: Life, now: float, start_seconds: float = START_SECONDS) -> None:
+    def __init__(
+        self, number: int, talk: Transport, life: ProcessControl, now: float, start_seconds: float = START_SECONDS
+    ) -> None:
         self.number, self.talk, self.life, self.since, self.start_seconds = number, talk, life, now, start_seconds
         self.ready = False
         self.owed = 0  # words that are due for orders given
@@ -60,9 +62,9 @@ class Mate:
             self.ready = True
             require_well(parts)
         if not self.life.is_alive():
-            raise Gone(self.last_words())
+            raise LearnerLost(self.last_words())
         if not self.ready and now - self.since > self.start_seconds:
-            raise Gone("it did not start")
+            raise LearnerLost("it did not start")
 
     def last_words(self) -> str:
         """Why it is gone: one that fails between orders says so unasked."""
@@ -103,16 +105,16 @@ class Mate:
                 require_well(parts)
                 return parts
             if not self.life.is_alive():
-                raise Gone(self.last_words())
+                raise LearnerLost(self.last_words())
             if time.monotonic() > until:
-                raise Gone("it does not answer")
+                raise LearnerLost("it does not answer")
 
     def heard(self, limit_seconds: float) -> Parts | None:
         """What it has said within the limit, if anything."""
         try:
             return self.talk.hear(limit_seconds)
         except CommLost as cause:
-            raise Gone(str(cause)) from cause
+            raise LearnerLost(str(cause)) from cause
 
     def settle(self, limit_seconds: float) -> Iterator[Parts]:
         """Hear every word that is due, whatever it is: afterwards orders and words are in step again."""
@@ -125,4 +127,4 @@ class Mate:
 def require_well(parts: Parts) -> None:
     """A partner whose word is that it failed is as good as gone."""
     if parts[0].get("kind") == "failed":
-        raise Gone(str(parts[0].get("what")))
+        raise LearnerLost(str(parts[0].get("what")))

@@ -18,10 +18,10 @@ from qfleet.data.array_messages import batch_parts, blank_batch
 from qfleet.data.wire_format import Facts, packed_bytes
 from qfleet.distributed.actors.process import require_sendable
 from qfleet.distributed.learners.actor_learner import PIECE_BYTES
-from qfleet.distributed.learners.handle import Mate
-from qfleet.distributed.learners.main import PartnerPost, RingTalk, learn_beside
-from qfleet.distributed.learners.worker import Orders, join_group
-from qfleet.distributed.parameter_server.driver import Servers
+from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.main import LearnerProcessSetup, RingTransport, learn_beside
+from qfleet.distributed.learners.worker import LearnerSetup, join_group
+from qfleet.distributed.parameter_server.driver import ShardProcesses
 from qfleet.distributed.replay.client import batch_size, window
 from qfleet.envs.workers.process import ending
 from qfleet.learn import Learner
@@ -31,11 +31,11 @@ from qfleet.plan.validate.placement import has_bundles
 from qfleet.replay import Cut
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import make_store
-from qfleet.sync.served import Port
+from qfleet.sync.served import ShardConnection
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 ADDRESS = "127.0.0.1"
 ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time
@@ -47,16 +47,16 @@ Own: TypeAlias = tuple[EnvMaker | None, nn.Module | None, Explore | None]
 NOTHING_OWN: Own = (None, None, None)
 
 
-class Shards(Protocol):
+class ShardGroup(Protocol):
     """A parameter server, as rank 0 sees it."""
 
     facts: Facts  # what an order to join says of it
 
-    def seat(self, rank: int) -> Sequence[Port]:
+    def seat(self, rank: int) -> Sequence[ShardConnection]:
         """Our own ways to all shards."""
         ...
 
-    def invite(self, group: Sequence[Mate]) -> None:
+    def invite(self, group: Sequence[LearnerHandle]) -> None:
         """Let these, in the order of ranks from 1 on, have theirs."""
         ...
 
@@ -73,35 +73,35 @@ class Shards(Protocol):
         ...
 
 
-class Quarters(Protocol):
+class LearnerLauncher(Protocol):
     """Where partners and shards live."""
 
     replaces: bool  # can another one come for one that is lost?
 
-    def hire(self, number: int, incarnation: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> LearnerHandle:
         """Start a partner, in place of as many before it."""
         ...
 
-    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """Order these, in the order of ranks from 1 on, to form a group, and join it as rank 0."""
         ...
 
-    def serve(self, agreement: Serving, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
         """Start a parameter server that begins with what a learner has."""
         ...
 
 
-def orders_for(plan: Plan, shown: Spec, spec: Spec, number: int, incarnation: int, own: Own) -> Orders:
+def orders_for(plan: Plan, shown: Spec, spec: Spec, number: int, incarnation: int, own: Own) -> LearnerSetup:
     """What a partner is told; of what is the user's own, only what it has a use for."""
     make, torso, explore = own
     beside = {"incarnation": incarnation, "make": make, "explore": explore} if has_bundles(plan) else {}
-    return Orders(msgspec.json.encode(plan), shown, spec, number, torso, **beside)  # type: ignore[arg-type]
+    return LearnerSetup(msgspec.json.encode(plan), shown, spec, number, torso, **beside)  # type: ignore[arg-type]
 
 
-class OwnProcess:
+class LearnerProcess:
     """A partner's process."""
 
-    def __init__(self, process: BaseProcess, post: PartnerPost, bell: Any) -> None:
+    def __init__(self, process: BaseProcess, post: LearnerProcessSetup, bell: Any) -> None:
         self.process, self.post, self.bell = process, post, bell
 
     def is_alive(self) -> bool:
@@ -129,7 +129,7 @@ class OwnProcess:
         self.post.out.close()
 
 
-class OwnQuarters:
+class LocalLearnerLauncher:
     """Processes of this machine, which share memory with this one or meet at a store on loopback."""
 
     replaces = True
@@ -140,35 +140,37 @@ class OwnQuarters:
         self.needs_main = b"__main__" in require_sendable(own if has_bundles(plan) else (None, own[1], None))
         self.context: ForkServerContext = fork_server(ROLES)
         self.store = make_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
-        self.lives: dict[int, OwnProcess] = {}  # the newest of each number
+        self.lives: dict[int, LearnerProcess] = {}  # the newest of each number
 
-    def hire(self, number: int, incarnation: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> LearnerHandle:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
         into, out = Ring(SLOTS, self.order_bytes), Ring(SLOTS, self.word_bytes)
         orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
-        post = PartnerPost(orders, into, out, theirs)
+        post = LearnerProcessSetup(orders, into, out, theirs)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
         theirs.close()
-        self.lives[number] = OwnProcess(process, post, bell)
-        return Mate(number, RingTalk(into, out, bell), self.lives[number], time.monotonic(), START_SECONDS)
+        self.lives[number] = LearnerProcess(process, post, bell)
+        return LearnerHandle(
+            number, RingTransport(into, out, bell), self.lives[number], time.monotonic(), START_SECONDS
+        )
 
-    def hand(self, mate: Mate, *handles: int) -> None:
+    def hand(self, mate: LearnerHandle, *handles: int) -> None:
         """Hand descriptors to a partner."""
         self.lives[mate.number].hand(*handles)
 
-    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """By the plan's backend."""
         if self.store is None:
             return self.by_memory(group, facts, slot_bytes_for(sum(weight.nbytes for weight in learner.parameters)))
         return by_sockets(self.plan, group, {**facts, "address": ADDRESS, "port": self.store.port})
 
-    def by_memory(self, group: Sequence[Mate], facts: Facts, slot: int) -> Comm:
+    def by_memory(self, group: Sequence[LearnerHandle], facts: Facts, slot: int) -> Comm:
         """Meet in shared memory, handed to everybody with a line to us."""
         size, limit = 1 + len(group), self.plan.learners.timeout_seconds
-        region, lines = Region(region_bytes(size, slot)), list[socket.socket]()
+        region, lines = SharedMemory(region_bytes(size, slot)), list[socket.socket]()
         try:
             for rank, mate in enumerate(group, 1):
                 mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
@@ -182,9 +184,9 @@ class OwnQuarters:
             raise
         return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
 
-    def serve(self, agreement: Serving, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
         """A process for each shard."""
-        return Servers(self.context, self.plan, agreement, learner, self.hand)
+        return ShardProcesses(self.context, self.plan, agreement, learner, self.hand)
 
 
 def parcel_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
@@ -196,7 +198,7 @@ def parcel_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
     return batch + ANSWER_BYTES, 4 * items + ANSWER_BYTES
 
 
-def by_sockets(plan: Plan, group: Sequence[Mate], facts: Facts, own: str | None = None) -> Comm:
+def by_sockets(plan: Plan, group: Sequence[LearnerHandle], facts: Facts, own: str | None = None) -> Comm:
     """Order these to meet at the store that the facts name, and join as rank 0."""
     for rank, mate in enumerate(group, 1):
         mate.order({**facts, "rank": rank})

@@ -14,35 +14,35 @@ from multiprocessing.reduction import recv_handle
 
 from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.distributed.actors.main import MOST_CHARACTERS, logging_to
-from qfleet.distributed.learners.worker import Orders, Partner, join_group
+from qfleet.distributed.learners.worker import LearnerSetup, LearnerWorker, join_group
 from qfleet.distributed.parameter_server.driver import ShardPort
 from qfleet.distributed.parameter_server.shard import pair_bytes
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.served import Port
+from qfleet.sync.served import ShardConnection
 from qfleet.sync.shard import cuts_of
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
 from qfleet.system.child_process import bound_log, die_with_parent
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import Region, region_of
+from qfleet.system.shared_memory import SharedMemory, region_of
 
 LISTEN_SECONDS, NAP_SECONDS, SEEN_SECONDS = 1.0, 0.0001, 5.0
 BELL = b"!"
 
 
 @dataclass
-class PartnerPost:
+class LearnerProcessSetup:
     """What a partner's process is given."""
 
-    orders: Orders
+    orders: LearnerSetup
     into: Ring
     out: Ring
     bell: Connection
 
 
-class RingTalk:
+class RingTransport:
     """One end of what connects the driver and a partner: parcels through rings, and a bell that says so."""
 
     def __init__(self, out: Ring, into: Ring, bell: Connection) -> None:
@@ -80,15 +80,15 @@ class RingTalk:
             return True
 
 
-def learn_beside(post: PartnerPost) -> None:
+def learn_beside(post: LearnerProcessSetup) -> None:
     """The life of a partner's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a bundle may have environment workers
-    talk, parent = RingTalk(post.out, post.into, post.bell), os.getppid()
+    talk, parent = RingTransport(post.out, post.into, post.bell), os.getppid()
     with logging_to(None), suppress(CommLost):
         try:
-            partner = Partner(post.orders, lambda plan: HandedWays(plan, post.bell), talk.say)
+            partner = LearnerWorker(post.orders, lambda plan: SocketConnections(plan, post.bell), talk.say)
             talk.say({"kind": "ready"})
             busy = False
             while os.getppid() == parent:
@@ -101,7 +101,7 @@ def learn_beside(post: PartnerPost) -> None:
             raise
 
 
-class HandedWays:
+class SocketConnections:
     """Memory and lines that the driver hands over; sockets if the plan asks for them."""
 
     def __init__(self, plan: Plan, bell: Connection) -> None:
@@ -119,7 +119,7 @@ class HandedWays:
         how = {"slot_bytes": slot, "limit_seconds": self.plan.learners.timeout_seconds}
         return SharedComm(region, [line], int(facts["rank"]), size, **how)  # type: ignore[arg-type]
 
-    def handed(self, num_bytes: int) -> tuple[Region, socket.socket]:
+    def handed(self, num_bytes: int) -> tuple[SharedMemory, socket.socket]:
         """Memory and a line that the driver hands over."""
         handles = []
         for _ in range(2):
@@ -128,7 +128,7 @@ class HandedWays:
             handles.append(recv_handle(self.bell))
         return region_of(handles[0], num_bytes), socket.socket(fileno=handles[1])
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """The ways to all shards."""
         limit = self.plan.learners.timeout_seconds
         for begin, end in cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards):

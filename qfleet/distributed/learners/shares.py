@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from qfleet.data import Array
-from qfleet.replay import Stock
+from qfleet.replay import SamplerTotals
 
 SPEED_WEIGHT, BALANCE_UPDATES, WORTH = 0.1, 50, 0.1
 SLOW = 0.6  # of the fastest one's speed, and below
@@ -36,7 +36,7 @@ def share_of(owners: Array, rank: int, learners: int) -> float:
     return float(np.count_nonzero(owners == rank)) * learners / len(owners)
 
 
-class Speeds:
+class LearnerSpeeds:
     """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
 
     def __init__(self, num: int, *, balance: bool) -> None:
@@ -73,7 +73,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class BatchTotals:
     """What all bundles hold together, and the largest importance weight among their batches."""
 
     learners: int
@@ -82,18 +82,18 @@ class Totals:
     top: float
 
 
-def lift(items: int, mass: float, own: Stock) -> float:
+def lift(items: int, mass: float, own: SamplerTotals) -> float:
     """What a bundle's importance weights are multiplied by, to be those of one replay with so much in it."""
     return float((items * own.mass / (mass * own.items)) ** -own.beta)
 
 
-def totals_of(stocks: Sequence[Stock]) -> Totals:
+def totals_of(stocks: Sequence[SamplerTotals]) -> BatchTotals:
     """All bundles together."""
     items, mass = sum(stock.items for stock in stocks), sum(stock.mass for stock in stocks)
-    return Totals(len(stocks), items, mass, max(lift(items, mass, stock) * stock.top for stock in stocks))
+    return BatchTotals(len(stocks), items, mass, max(lift(items, mass, stock) * stock.top for stock in stocks))
 
 
-def share_in(totals: Totals, own: Stock) -> float:
+def share_in(totals: BatchTotals, own: SamplerTotals) -> float:
     """How much a bundle's mean gradient counts beside those of the others, which are averaged.
 
     As if items were drawn from all replays in proportion to their part of the whole mass: a bundle counts by its part

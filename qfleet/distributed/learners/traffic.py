@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Way(Protocol):
+class CountsBytes(Protocol):
     """Somewhere to send things."""
 
     sent_bytes: int
@@ -15,9 +15,9 @@ class Traffic:
 
     def __init__(self) -> None:
         self.bytes = self.updates = self.before = 0
-        self.ways: Sequence[Way] = ()
+        self.ways: Sequence[CountsBytes] = ()
 
-    def begin(self, ways: Sequence[Way]) -> None:
+    def begin(self, ways: Sequence[CountsBytes]) -> None:
         """An update is begun, perhaps for another time, and these are the ways to others."""
         self.count()
         self.ways, self.before = ways, sum(way.sent_bytes for way in ways)

@@ -17,7 +17,7 @@ from qfleet.build.components import LAYERS, SYNC, EnvMaker, learner_net, make_fr
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch, fact
 from qfleet.data.wire_format import Arrays, Facts, Parts
-from qfleet.distributed.learners.actor_learner import Bundle, make_bundle
+from qfleet.distributed.learners.actor_learner import ActorLearner, make_bundle
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import Change
 from qfleet.plan.schema import Plan
@@ -28,14 +28,14 @@ from qfleet.sync.average import Tell
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.process_groups import make_gloo, make_nccl
-from qfleet.sync.served import Port, Refused
+from qfleet.sync.served import PushRefused, ShardConnection
 from qfleet.sync.strategies import Ready, Step, Sync, flat, listener, place
 
 MOST_TRIES = 100
 
 
 @dataclass
-class Orders:
+class LearnerSetup:
     """Everything a partner needs to know before its first order."""
 
     plan: bytes  # as JSON
@@ -49,14 +49,14 @@ class Orders:
     explore: Explore | None = None
 
 
-class Ways(Protocol):
+class PeerConnections(Protocol):
     """How a partner reaches the others."""
 
     def join(self, facts: Facts) -> Comm:
         """The group that an order names."""
         ...
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """The ways to all shards of the server that an order names."""
         ...
 
@@ -68,7 +68,7 @@ class Ways(Protocol):
 HASHED = ("all", "targets", "weights")
 
 
-class Say(Protocol):
+class ReplyFunction(Protocol):
     """A partner's word for an order."""
 
     def __call__(self, facts: Facts, arrays: Arrays | None = None) -> None:
@@ -76,10 +76,10 @@ class Say(Protocol):
         ...
 
 
-class Partner:
+class LearnerWorker:
     """A learner, and the orders it obeys: each is answered with one word."""
 
-    def __init__(self, orders: Orders, ways: Callable[[Plan], Ways], say: Say) -> None:
+    def __init__(self, orders: LearnerSetup, ways: Callable[[Plan], PeerConnections], say: ReplyFunction) -> None:
         self.spec, self.say = orders.spec, say
         self.plan = placed(msgspec.json.decode(orders.plan, type=Plan), orders.number)
         self.ways = ways(self.plan)
@@ -199,7 +199,7 @@ class Partner:
         return as_batch(parts, self.spec), float(parts[0]["share"])  # type: ignore[arg-type]
 
 
-def bundle_for(plan: Plan, orders: Orders) -> Bundle:
+def bundle_for(plan: Plan, orders: LearnerSetup) -> ActorLearner:
     """The environments and the replay that come with a partner."""
     own: dict[str, Any] = {"make": orders.make, "torso": orders.torso, "explore": orders.explore}
     return make_bundle(plan, orders.shown, orders.number, orders.incarnation, **own)
@@ -253,7 +253,7 @@ def proposed(
         begun = time.perf_counter()
         change = learner.propose(batch, share, ready)
         seconds = time.perf_counter() - begun
-        with suppress(Refused):
+        with suppress(PushRefused):
             return change, step(change.gradients), seconds
     raise CommLost(f"every gradient was too old, {MOST_TRIES} times")
 
@@ -263,7 +263,7 @@ def silent(kind: str, **fields: Any) -> None:
 
 
 def served_for(
-    plan: Serving, seed: int, learner: Learner, ports: Sequence[Port], rank: int, tell: Tell = silent
+    plan: Serving, seed: int, learner: Learner, ports: Sequence[ShardConnection], rank: int, tell: Tell = silent
 ) -> Sync:
     """A parameter server's strategy for this learner."""
     who, drawn = {"rank": rank}, int(stream(seed, SYNC).integers(2**31))

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from qfleet.data import Array
 from qfleet.data.wire_format import Facts
-from qfleet.distributed.learners.handle import Mate
+from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.distributed.learners.shares import pieces_of
 from qfleet.distributed.parameter_server.shard import (
     FAILED,
     PUSH,
     REPLY,
     VERDICTS,
-    ShardPost,
+    ShardSetup,
     halves,
     hold,
     pair_bytes,
@@ -34,11 +34,11 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import CommLost
-from qfleet.sync.packed import Packed
+from qfleet.sync.packed import PackedGradient
 from qfleet.sync.shard import Verdict, cuts_of
 from qfleet.sync.strategies import flat, place
 from qfleet.system.child_process import hidden_main
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 # A start takes so much longer than any other answer: no more, for shards are forked with everything imported.
 START_SECONDS, END_SECONDS = 5.0, 0.5
@@ -48,13 +48,15 @@ Hand = Callable[..., None]  # a partner and descriptors for it
 class ShardPort:
     """A learner's end of the way to a shard of n numbers."""
 
-    def __init__(self, region: Region, line: socket.socket, num: int, limit_seconds: float) -> None:
+    def __init__(self, region: SharedMemory, line: socket.socket, num: int, limit_seconds: float) -> None:
         self.region, self.line = region, line
         self.gradient, self.weights = halves(region, num)
         self.sent_bytes = 0
         line.settimeout(limit_seconds)
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
+    def push(
+        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
+    ) -> None:
         """Write it down and say so. As it is: in shared memory it is sooner copied than unpacked."""
         self.gradient.copy_(gradient)
         self.sent_bytes += gradient.nbytes
@@ -79,15 +81,15 @@ class ShardPort:
         self.line.close()
 
 
-class Server:
+class ShardProcess:
     """A shard's process, as the driver sees it."""
 
     def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], kinds: int) -> None:
         self.num, self.kinds = sum(pieces), kinds
-        self.state = Region(4 * self.num * kinds)
+        self.state = SharedMemory(4 * self.num * kinds)
         self.orders, self.theirs = context.Pipe()
         self.owes = False  # a word for an order: one that comes too late would be taken for another's
-        post = ShardPost(plan, sync, self.state, pieces, self.theirs)
+        post = ShardSetup(plan, sync, self.state, pieces, self.theirs)
         self.process: BaseProcess = context.Process(target=hold, args=(post,), name="qfleet-shard", daemon=True)
 
     def start(self) -> None:
@@ -127,9 +129,9 @@ class Server:
         self.owes = False
         return found
 
-    def seat(self, rank: int, limit_seconds: float) -> tuple[Region, socket.socket]:
+    def seat(self, rank: int, limit_seconds: float) -> tuple[SharedMemory, socket.socket]:
         """A place for a learner: what it needs to reach the shard."""
-        region, (mine, theirs) = Region(pair_bytes(self.num)), socket.socketpair()
+        region, (mine, theirs) = SharedMemory(pair_bytes(self.num)), socket.socketpair()
         with theirs:
             self.ask(f"seat {rank}", limit_seconds, (region.fileno(), theirs.fileno()))
         return region, mine
@@ -143,7 +145,7 @@ class Server:
         self.state.close()
 
 
-class Servers:
+class ShardProcesses:
     """All shards of a parameter server, begun with what a learner has."""
 
     facts: Facts = {}  # noqa: RUF012  whoever joins is handed its ways
@@ -154,7 +156,7 @@ class Servers:
         self.limit, self.ports, self.hand = plan.learners.timeout_seconds, list[ShardPort](), hand
         self.blocks = Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
-        self.shards = [Server(context, *told, pieces, self.blocks.kinds) for pieces in self.blocks.pieces()]
+        self.shards = [ShardProcess(context, *told, pieces, self.blocks.kinds) for pieces in self.blocks.pieces()]
         for shard, own in zip(self.shards, self.blocks.split(learner), strict=True):
             for row, part in zip(shard.rows(), own, strict=True):
                 row[: len(part)] = part
@@ -173,7 +175,7 @@ class Servers:
         self.ports += [ShardPort(*shard.seat(rank, self.limit), shard.num, self.limit) for shard in self.shards]
         return self.ports
 
-    def invite(self, group: Sequence[Mate]) -> None:
+    def invite(self, group: Sequence[LearnerHandle]) -> None:
         """Hand everybody the ways to all shards."""
         if self.hand is None:
             raise ValueError("nobody can be handed anything")

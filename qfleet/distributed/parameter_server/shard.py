@@ -29,7 +29,7 @@ from qfleet.sync.make import make_shard
 from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import flat, place
 from qfleet.system.child_process import die_with_parent
-from qfleet.system.shared_memory import Region, region_of
+from qfleet.system.shared_memory import SharedMemory, region_of
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -37,12 +37,12 @@ READY, FAILED, WORDS_BYTES, LISTEN_MILLISECONDS = b"+", b"-", 1_000, 500
 
 
 @dataclass
-class ShardPost:
+class ShardSetup:
     """Everything a shard needs to know."""
 
     plan: bytes  # as JSON
     sync: bytes  # the agreement, as JSON
-    state: Region  # a row [n] for weights and for every moment, to begin with and whenever they are asked for
+    state: SharedMemory  # a row [n] for weights and for every moment, to begin with and whenever they are asked for
     pieces: list[int]  # how many numbers of each parameter
     orders: Connection
 
@@ -52,10 +52,10 @@ class ShardPost:
         return sum(self.pieces)
 
 
-class Desk:
+class ShardMailbox:
     """A learner's end at the shard."""
 
-    def __init__(self, rank: int, region: Region, line: socket.socket, num: int) -> None:
+    def __init__(self, rank: int, region: SharedMemory, line: socket.socket, num: int) -> None:
         self.rank, self.region, self.line = rank, region, line
         self.gradient, self.weights = halves(region, num)
 
@@ -68,20 +68,20 @@ class Desk:
             return
 
 
-def hold(post: ShardPost) -> None:
+def hold(post: ShardSetup) -> None:
     """The life of a shard's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     with logging_to(None):
         try:
-            Holding(post).run(os.getppid())
+            ShardServer(post).run(os.getppid())
         except Exception as error:
             post.orders.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES])
             raise
 
 
-class Block:
+class WeightBlock:
     """A block of weights [n], its optimiser, and the rules for gradients that come in."""
 
     def __init__(self, plan: Plan, sync: Serving, pieces: list[int]) -> None:
@@ -125,17 +125,17 @@ class Block:
         return {"version": shard.version, "taken": taken, **told}
 
 
-class Holding:
+class ShardServer:
     """A block in a process of its own, and whoever works with it."""
 
-    def __init__(self, post: ShardPost) -> None:
+    def __init__(self, post: ShardSetup) -> None:
         self.post = post
         sync, plan = msgspec.json.decode(post.sync, type=Serving), msgspec.json.decode(post.plan, type=Plan)
-        self.block = Block(plan, sync, post.pieces)
+        self.block = WeightBlock(plan, sync, post.pieces)
         self.block.load(self.rows())
         self.shard = self.block.shard
-        self.desks: dict[int, Desk] = {}
-        self.asking: list[Desk] = []  # whose answer waits for a step
+        self.desks: dict[int, ShardMailbox] = {}
+        self.asking: list[ShardMailbox] = []  # whose answer waits for a step
         self.poll = select.poll()
         self.poll.register(post.orders.fileno(), select.POLLIN)
 
@@ -163,7 +163,7 @@ class Holding:
         limit = self.shard.since + self.shard.window_seconds - time.monotonic()
         return min(LISTEN_MILLISECONDS, max(0.0, 1_000 * limit))
 
-    def take(self, desk: Desk) -> None:
+    def take(self, desk: ShardMailbox) -> None:
         """Hear a learner; one that left is not waited for."""
         try:
             data = desk.line.recv(PUSH.size, socket.MSG_WAITALL)
@@ -206,7 +206,7 @@ class Holding:
             self.asking.remove(desk)
             desk.answer("stale", self.shard.version, self.shard.weights)
 
-    def part(self, desk: Desk) -> None:
+    def part(self, desk: ShardMailbox) -> None:
         """A learner is gone."""
         self.poll.unregister(desk.line.fileno())
         del self.desks[desk.line.fileno()]
@@ -223,7 +223,7 @@ class Holding:
         if word == "seat":
             memory, line = recv_handle(self.post.orders), recv_handle(self.post.orders)
             region = region_of(memory, pair_bytes(self.post.num))
-            desk = Desk(int(rest), region, socket.socket(fileno=line), self.post.num)
+            desk = ShardMailbox(int(rest), region, socket.socket(fileno=line), self.post.num)
             self.desks[desk.line.fileno()] = desk
             self.poll.register(desk.line.fileno(), select.POLLIN)
             self.shard.enlist()
@@ -257,12 +257,12 @@ def pair_bytes(num: int) -> int:
     return 8 * num
 
 
-def halves(region: Region, num: int) -> tuple[Tensor, Tensor]:
+def halves(region: SharedMemory, num: int) -> tuple[Tensor, Tensor]:
     """A region as a gradient [n] and weights [n]."""
     both = torch.from_numpy(np.frombuffer(region.view, np.float32, 2 * num).reshape(2, num))
     return both[0], both[1]
 
 
-def rows(region: Region, num_rows: int, num: int) -> list[Array]:
+def rows(region: SharedMemory, num_rows: int, num: int) -> list[Array]:
     """A region as so many rows [n]."""
     return list(np.frombuffer(region.view, np.float32, num_rows * num).reshape(num_rows, num))

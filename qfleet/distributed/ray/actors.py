@@ -22,13 +22,23 @@ from qfleet.act import Explore
 from qfleet.build.components import EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.distributed.actors.main import LastWords, Post, Trouble, act, logging_to, words_of
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, act, logging_to, words_of
 from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT
-from qfleet.distributed.actors.weights_board import Layout, layout_of
-from qfleet.distributed.ray.rpc import Answer, Courier, Desk, Flat, Inbox, Message, NoAnswer, Tally, Window
+from qfleet.distributed.actors.weights_board import WeightsLayout, layout_of
+from qfleet.distributed.ray.rpc import (
+    ActorCounters,
+    FlatWeights,
+    LearnerEndpoint,
+    NoReply,
+    RolloutInbox,
+    RolloutMessage,
+    RolloutReply,
+    RolloutSender,
+    WeightsView,
+)
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.schema import Plan, RayRuntime
 
 ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0
@@ -38,13 +48,13 @@ USAGE = UsageError.exit_code
 
 
 @dataclass
-class Orders:
+class RayActorSetup:
     """What an actor is told when it starts; Ray brings it there."""
 
     plan: bytes  # as JSON
     worker: int
     incarnation: int
-    layout: Layout
+    layout: WeightsLayout
     make: EnvMaker | None
     torso: nn.Module | None
     explore: Explore | None
@@ -55,7 +65,7 @@ class Orders:
 class ActorHost:
     """One actor in a process of its own, on whatever node Ray chose."""
 
-    def act(self, orders: Orders, learner: Any) -> bytes:
+    def act(self, orders: RayActorSetup, learner: Any) -> bytes:
         """Act until told to stop; answers with last words."""
         # The folder of the run need not exist on this node; Ray keeps what is printed there, and nobody what is noted.
         if orders.log is not None and not Path(orders.log).parent.is_dir():
@@ -67,16 +77,20 @@ class ActorHost:
                 return msgspec.msgpack.encode(words_of(error))
         return b""
 
-    def serve(self, orders: Orders, learner: Any) -> None:
+    def serve(self, orders: RayActorSetup, learner: Any) -> None:
         """The same life as in a process of ours; only the carriers are others."""
-        window, tally, line = Window(orders.layout), Tally(), Telephone(learner, orders.worker, orders.incarnation)
-        runtime = cast(Ray, msgspec.json.decode(orders.plan, type=Plan).runtime)
+        window, tally, line = (
+            WeightsView(orders.layout),
+            ActorCounters(),
+            LearnerCalls(learner, orders.worker, orders.incarnation),
+        )
+        runtime = cast(RayRuntime, msgspec.json.decode(orders.plan, type=Plan).runtime)
         mine, theirs = Pipe(duplex=False)
         squeezed = IN_FLIGHT if runtime.compress else ()
         # One on its way: more of them wait at the other end, and every one that waits is acted by older weights.
-        courier = Courier(line.send, line.fetch, window, tally, 1, lambda: waiting_words(mine), squeezed)
+        courier = RolloutSender(line.send, line.fetch, window, tally, 1, lambda: waiting_words(mine), squeezed)
         threading.Thread(target=courier.run, name="courier", daemon=True).start()
-        post = Post(
+        post = ActorSetup(
             orders.plan,
             orders.worker,
             orders.incarnation,
@@ -101,15 +115,15 @@ def waiting_words(words: Connection) -> list[bytes]:
     return said
 
 
-class Telephone:
+class LearnerCalls:
     """Calls from an actor to the learner."""
 
     def __init__(self, learner: Any, worker: int, incarnation: int) -> None:
         self.learner, self.who = learner, (worker, incarnation)
 
-    def send(self, message: Message) -> Answer:
+    def send(self, message: RolloutMessage) -> RolloutReply:
         """One round trip."""
-        return Answer(*answered(self.learner.put.remote(*self.who, *message)))
+        return RolloutReply(*answered(self.learner.put.remote(*self.who, *message)))
 
     def fetch(self, newer_than: int) -> tuple[int, bytes] | None:
         """The newest weights; each node gets them once, from the object store."""
@@ -122,13 +136,13 @@ def answered(call: Any) -> Any:
     try:
         return ray.get(call, timeout=ANSWER_SECONDS)
     except GetTimeoutError as error:
-        raise NoAnswer from error
+        raise NoReply from error
 
 
-class RayHand:
+class RayActorHandle:
     """One incarnation of an actor, as the fleet sees it."""
 
-    def __init__(self, host: Any, life: Any, inbox: Inbox) -> None:
+    def __init__(self, host: Any, life: Any, inbox: RolloutInbox) -> None:
         self.host, self.life, self.inbox = host, life, inbox
 
     def alive(self) -> bool:
@@ -156,7 +170,7 @@ class RayHand:
     def troubles(self) -> list[dict[str, Any]]:
         """What went wrong in its environments since this was last asked."""
         said = [self.inbox.words.popleft() for _ in range(len(self.inbox.words))]
-        return [msgspec.msgpack.decode(words, type=Trouble).fault for words in said]
+        return [msgspec.msgpack.decode(words, type=EnvFaultMessage).fault for words in said]
 
     def last_words(self) -> str:
         """What it said, or how it ended; an error of usage is raised, for another try cannot mend it."""
@@ -170,7 +184,7 @@ class RayHand:
             return str(error).strip().splitlines()[-1][:300]
         if not said:
             return "it was told to stop"
-        words = msgspec.msgpack.decode(said, type=LastWords)
+        words = msgspec.msgpack.decode(said, type=FinalError)
         if words.exit_code == USAGE:
             raise UsageError(words.what, words.why, words.fix)
         return words.what
@@ -179,37 +193,43 @@ class RayHand:
         """There is nothing else to free."""
 
 
-class RaySite:
+class RayActorLauncher:
     """Starts actors on the nodes of a cluster and shows them the weights."""
 
     def __init__(
-        self, plan: Plan, runtime: Ray, spec: Spec, weights: Any, own: tuple[Any, Any, Any], desk: Desk | None
+        self,
+        plan: Plan,
+        runtime: RayRuntime,
+        spec: Spec,
+        weights: Any,
+        own: tuple[Any, Any, Any],
+        desk: LearnerEndpoint | None,
     ) -> None:
         if runtime.compress:
             lz4_block()  # here, where its absence is told at once
         self.plan, self.runtime, self.spec, self.own = plan, runtime, spec, own
-        self.desk, self.hearing = desk or Desk(), desk is not None
+        self.desk, self.hearing = desk or LearnerEndpoint(), desk is not None
         self.lanes, self.layout = plan.env.num // plan.actors.num, layout_of(weights)
-        self.flat, self.next_at = Flat(self.layout), float("-inf")
+        self.flat, self.next_at = FlatWeights(self.layout), float("-inf")
         self.pending: tuple[int, Any] | None = None  # weights that came too soon after others
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
 
-    def hire(self, worker: int, incarnation: int) -> RayHand:
+    def hire(self, worker: int, incarnation: int) -> RayActorHandle:
         """Start one, with an inbox of its own, on any node that has room."""
         if not self.hearing:
             raise RuntimeError("actors on Ray report to a course that runs on Ray; see qfleet.distributed.ray.driver")
         self.keep_times(worker)
         runtime = self.runtime
         inbox = self.desk.open(
-            Inbox(self.spec, self.lanes, runtime.chunk_rows, runtime.slots, source=(worker, incarnation))
+            RolloutInbox(self.spec, self.lanes, runtime.chunk_rows, runtime.slots, source=(worker, incarnation))
         )
         options = {"num_cpus": runtime.actor_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         host = ray.remote(ActorHost).options(**options).remote()
         log = self.file("logs", f"actor-{worker}.log")
         notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
-        orders = Orders(msgspec.json.encode(self.plan), worker, incarnation, self.layout, *self.own, log, notes)
-        return RayHand(host, host.act.remote(orders, ray.get_runtime_context().current_actor), inbox)
+        orders = RayActorSetup(msgspec.json.encode(self.plan), worker, incarnation, self.layout, *self.own, log, notes)
+        return RayActorHandle(host, host.act.remote(orders, ray.get_runtime_context().current_actor), inbox)
 
     def file(self, *parts: str) -> str | None:
         """A file in the run's folder, once there is one."""

@@ -14,18 +14,18 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
-from qfleet.build.components import Learning, Line, join_parts, make_train_world
+from qfleet.build.components import Components, LearnerSide, join_parts, make_train_world
 from qfleet.build.memory_check import sample_replay
 from qfleet.data import Spec
-from qfleet.distributed.actors.pool import Fleet, make_fleet
+from qfleet.distributed.actors.pool import ActorPool, make_fleet
 from qfleet.distributed.local_run import Own, prepared
-from qfleet.distributed.ray.relay import Hearing
+from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote
 from qfleet.errors import QfleetError, UsageError
-from qfleet.plan.schema import Plan, Ray
-from qfleet.train.run_log import Callback
-from qfleet.train.session import interactive_watcher, noting, threads
-from qfleet.train.signals import Asked, listening
+from qfleet.plan.schema import Plan, RayRuntime
+from qfleet.training.run_log import Callback
+from qfleet.training.session import interactive_watcher, noting, threads
+from qfleet.training.signals import StopRequest, listening
 from qfleet.watch import Watcher, find_run, program
 
 try:
@@ -38,11 +38,11 @@ except ImportError as error:
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from qfleet.distributed.ray.actors import RaySite
+from qfleet.distributed.ray.actors import RayActorLauncher
 from qfleet.distributed.ray.replay import make_ray_replay
-from qfleet.distributed.ray.rpc import Desk
+from qfleet.distributed.ray.rpc import LearnerEndpoint
 from qfleet.distributed.ray.session import session
-from qfleet.distributed.ray.trainer_host import CourseHost, Result, Task
+from qfleet.distributed.ray.trainer_host import TrainerHost, TrainResult, TrainTask
 
 LOOK_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -50,12 +50,12 @@ TELL_SECONDS, FAIL_SECONDS = 10.0, 60.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
-def make_ray_line(plan: Plan, spec: Spec, own: Own, desk: Desk | None) -> Line:
+def make_ray_line(plan: Plan, spec: Spec, own: Own, desk: LearnerEndpoint | None) -> Components:
     """A line whose actors live on Ray; without a `desk` it can be looked at but not run."""
     runtime = ray_of(plan)
 
-    def hire(learning: Learning) -> Fleet:
-        site = RaySite(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, desk)
+    def hire(learning: LearnerSide) -> ActorPool:
+        site = RayActorLauncher(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, desk)
         # A node may have to be found first.
         return make_fleet(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
 
@@ -66,9 +66,9 @@ def make_ray_line(plan: Plan, spec: Spec, own: Own, desk: Desk | None) -> Line:
     return join_remote(plan, spec, hire, own[1], lambda plan, stored: make_ray_replay(plan, stored, runtime))
 
 
-def ray_of(plan: Plan) -> Ray:
+def ray_of(plan: Plan) -> RayRuntime:
     """The plan's runtime, which is Ray."""
-    if not isinstance(plan.runtime, Ray):
+    if not isinstance(plan.runtime, RayRuntime):
         raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} is not ray")
     return plan.runtime
 
@@ -93,7 +93,7 @@ def train(
         line = prepared(plan, world, own, source, lambda text: None, noting(watcher))
         line.close()
     origin = None if source is None else str(source.absolute())
-    task = Task(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)
+    task = TrainTask(line.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command)
     return follow(task, own, watcher, callbacks, line.notes)
 
 
@@ -108,15 +108,15 @@ def resume(
     callbacks: Iterable[Callback],
 ) -> Path:
     """Resume on Ray; returns the run's folder."""
-    task = Task(plan, str(folder.absolute()), fresh=False, notes=notes, strict=strict)
+    task = TrainTask(plan, str(folder.absolute()), fresh=False, notes=notes, strict=strict)
     return follow(task, own, watcher, callbacks)
 
 
 def follow(
-    task: Task, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback], notes: Sequence[str] = ()
+    task: TrainTask, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback], notes: Sequence[str] = ()
 ) -> Path:
     """Have a course run on Ray, and show what it tells."""
-    hear = Hearing(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
+    hear = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
     with session(task.plan):
         host = place(task.plan)
         try:
@@ -141,7 +141,7 @@ def place(plan: Plan) -> Any:
         "max_restarts": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
-    host = ray.remote(CourseHost).options(**options).remote()
+    host = ray.remote(TrainerHost).options(**options).remote()
     try:
         ray.get(host.ready.remote(), timeout=START_SECONDS)
     except (GetTimeoutError, RayError) as error:
@@ -153,7 +153,7 @@ def place(plan: Plan) -> Any:
     return host
 
 
-def started(host: Any, task: Task, own: Own) -> Any:
+def started(host: Any, task: TrainTask, own: Own) -> Any:
     """The call that lasts as long as the course."""
     try:
         return host.run.remote(msgspec.json.encode(task), own)
@@ -165,7 +165,7 @@ def started(host: Any, task: Task, own: Own) -> Any:
         ) from error
 
 
-def watched(host: Any, course: Any, hear: Hearing, asked: Asked) -> Result:
+def watched(host: Any, course: Any, hear: RelayReader, asked: StopRequest) -> TrainResult:
     """Look a few times a second until the course is over; pass on what it is asked."""
     told, call = False, None
     while True:
@@ -183,7 +183,7 @@ def watched(host: Any, course: Any, hear: Hearing, asked: Asked) -> Result:
             call = None
 
 
-def shown(host: Any, course: Any, hear: Hearing, news: bytes) -> bool:
+def shown(host: Any, course: Any, hear: RelayReader, news: bytes) -> bool:
     """Pass news on: does a callback want the run to end? If one raises, the run fails before we do."""
     try:
         return hear.take(news)
@@ -201,11 +201,11 @@ def tell(call: Any) -> bool:
     return False
 
 
-def last_of(host: Any, course: Any, hear: Hearing) -> Result:
+def last_of(host: Any, course: Any, hear: RelayReader) -> TrainResult:
     """The result of a course that is over, and its last news."""
     try:
         hear.take(ray.get(host.news.remote(hear.heard), timeout=TELL_SECONDS))
-        return msgspec.json.decode(ray.get(course, timeout=TELL_SECONDS), type=Result)
+        return msgspec.json.decode(ray.get(course, timeout=TELL_SECONDS), type=TrainResult)
     except RayError as error:
         raise QfleetError(
             "the learner's process on Ray has ended before its time",
@@ -214,7 +214,7 @@ def last_of(host: Any, course: Any, hear: Hearing) -> Result:
         ) from error
 
 
-def as_error(result: Result) -> Exception:
+def as_error(result: TrainResult) -> Exception:
     """The error of a course, of the same class as there."""
     name, *parts = result.error or ("", "", "", "")
     known = getattr(errors, name, None) if name else None

@@ -22,20 +22,20 @@ from torch import Tensor
 from qfleet.data import Array, Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.distributed.actors.main import MOST_CHARACTERS
-from qfleet.distributed.learners.handle import Mate
-from qfleet.distributed.learners.launcher import NOTHING_OWN, Own, Shards, by_sockets, orders_for
-from qfleet.distributed.learners.worker import Orders, Partner, join_group
+from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.launcher import NOTHING_OWN, Own, ShardGroup, by_sockets, orders_for
+from qfleet.distributed.learners.worker import LearnerSetup, LearnerWorker, join_group
 from qfleet.distributed.parameter_server.driver import Blocks, standing
-from qfleet.distributed.parameter_server.shard import VERDICTS, Block, read
+from qfleet.distributed.parameter_server.shard import VERDICTS, WeightBlock, read
 from qfleet.distributed.ray.rpc import TABLE_BYTES
 from qfleet.learn import Learner
-from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.make import make_codec
-from qfleet.sync.packed import Packed, push_parcel, pushed
+from qfleet.sync.packed import PackedGradient, push_parcel, pushed
 from qfleet.sync.process_groups import make_store
-from qfleet.sync.served import Port
+from qfleet.sync.served import ShardConnection
 from qfleet.sync.shard import Push, Verdict, cuts_of
 
 START_SECONDS, LOOK_SECONDS, TICK_SECONDS = 120.0, 0.25, 0.005
@@ -51,7 +51,7 @@ def lost(error: Exception) -> CommLost:
 # Partners
 
 
-class Words:
+class ReplyQueue:
     """What a partner says; not a part of its host, because Ray sends the annotations of a host's methods along."""
 
     def __init__(self) -> None:
@@ -62,12 +62,12 @@ class Words:
         self.waiting.append(to_bytes(facts, arrays or {}))
 
 
-class PartnerHost:
+class LearnerHost:
     """A partner in a process of Ray's."""
 
     def __init__(self) -> None:
-        self.partner: Partner | None = None
-        self.words = Words()
+        self.partner: LearnerWorker | None = None
+        self.words = ReplyQueue()
         self.turn = threading.Lock()  # of acting, or of obeying
 
     def live(self) -> None:
@@ -77,9 +77,9 @@ class PartnerHost:
                 busy = self.partner is not None and self.partner.idle()
             time.sleep(YIELD_SECONDS if busy else LIFE_SECONDS)
 
-    def start(self, orders: Orders) -> bytes:
+    def start(self, orders: LearnerSetup) -> bytes:
         """Become a partner; the answer is its first word."""
-        self.partner = Partner(orders, RayWays, self.words.say)
+        self.partner = LearnerWorker(orders, RayPeerConnections, self.words.say)
         return to_bytes({"kind": "ready"}, {})
 
     def obey(self, parcel: bytes) -> bytes:
@@ -94,7 +94,7 @@ class PartnerHost:
             return to_bytes({"kind": "failed", "what": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]}, {})
 
 
-class RayWays:
+class RayPeerConnections:
     """A partner's ways to the others: gloo between nodes, calls to shards that are known by name."""
 
     def __init__(self, plan: Plan) -> None:
@@ -105,7 +105,7 @@ class RayWays:
         """The group that an order names."""
         return join_group(self.plan, facts, ray.util.get_node_ip_address())
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[Port]:
+    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """The ways to the shards that an order names."""
         names, rank = cast(list[str], facts["shards"]), int(facts["rank"])  # type: ignore[arg-type]
         cuts = cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards)
@@ -124,7 +124,7 @@ def found(name: str) -> Any:
         raise CommLost(f"there is no shard {name}") from error
 
 
-class CallTalk:
+class CallTransport:
     """The driver's end of what connects it with a partner."""
 
     def __init__(self, host: Any, first: Any) -> None:
@@ -148,7 +148,7 @@ class CallTalk:
         return bool(self.calls and ray.wait([self.calls[0]], timeout=limit_seconds)[0])
 
 
-class RayLife:
+class RayProcessControl:
     """A partner's process, as the driver sees it; asking Ray takes its time, so that is not done for every update."""
 
     def __init__(self, host: Any, life: Any) -> None:
@@ -167,7 +167,7 @@ class RayLife:
         ray.kill(self.host, no_restart=True)
 
 
-class RayQuarters:
+class RayLearnerLauncher:
     """Any node that has room."""
 
     replaces = True
@@ -177,21 +177,21 @@ class RayQuarters:
         self.address = ray.util.get_node_ip_address()
         self.store = make_store(self.address)
 
-    def hire(self, number: int, incarnation: int) -> Mate:
+    def hire(self, number: int, incarnation: int) -> LearnerHandle:
         """Start a partner; Ray finds a node for it."""
-        runtime = cast(Ray, self.plan.runtime)
+        runtime = cast(RayRuntime, self.plan.runtime)
         # One thread for its life and one for orders, which are obeyed one after the other.
         options = {"num_cpus": runtime.learner_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
-        host = ray.remote(PartnerHost).options(**options, max_concurrency=2).remote()
-        life = RayLife(host, host.live.remote())
+        host = ray.remote(LearnerHost).options(**options, max_concurrency=2).remote()
+        life = RayProcessControl(host, host.live.remote())
         orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
-        return Mate(number, CallTalk(host, host.start.remote(orders)), life, time.monotonic())
+        return LearnerHandle(number, CallTransport(host, host.start.remote(orders)), life, time.monotonic())
 
-    def meet(self, group: Sequence[Mate], facts: Facts, learner: Learner) -> Comm:
+    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """By sockets, at our store."""
         return by_sockets(self.plan, group, {**facts, "address": self.address, "port": self.store.port}, self.address)
 
-    def serve(self, agreement: Serving, learner: Learner) -> Shards:
+    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
         """A process for each shard."""
         return RayShards(self.plan, agreement, learner)
 
@@ -207,7 +207,7 @@ class ShardHost:
         decode = msgspec.json.decode
         agreement = decode(sync, type=Serving)
         self.block, self.codec = (
-            Block(decode(plan, type=Plan), agreement, pieces),
+            WeightBlock(decode(plan, type=Plan), agreement, pieces),
             make_codec(agreement.codec, [], 0, 0),
         )
         self.block.load(rows_in(state))
@@ -298,7 +298,9 @@ class RayPort:
         self.call: Any = None
         self.sent_bytes = 0
 
-    def push(self, gradient: Tensor, sequence: int, version: int, rate: float, packed: Packed | None = None) -> None:
+    def push(
+        self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
+    ) -> None:
         """Call it, with the fewer bytes."""
         parcel = push_parcel(gradient, packed)
         self.sent_bytes += len(parcel)
@@ -341,13 +343,13 @@ class RayShards:
         except (RayError, GetTimeoutError) as error:
             raise lost(error) from error
 
-    def seat(self, rank: int) -> Sequence[Port]:
+    def seat(self, rank: int) -> Sequence[ShardConnection]:
         """Our own ways to all shards."""
         self.all("enlist", 1, limit=START_SECONDS)  # the first call, which waits for their processes and imports
         sizes = [sum(pieces) for pieces in self.blocks.pieces()]
         return [RayPort(shard, rank, num, self.limit) for shard, num in zip(self.shards, sizes, strict=True)]
 
-    def invite(self, group: Sequence[Mate]) -> None:
+    def invite(self, group: Sequence[LearnerHandle]) -> None:
         """They find the shards by name; each is waited for."""
         self.all("enlist", len(group))
 

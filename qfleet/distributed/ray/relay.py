@@ -7,22 +7,22 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.train.run_log import LIVE_SECONDS, Callback, Row
+from qfleet.training.run_log import LIVE_SECONDS, Callback, Row
 from qfleet.watch import Watcher, json_line
 
 
-class Item(msgspec.Struct):
+class RelayedItem(msgspec.Struct):
     """One thing that was told: to a watcher (`start`, `row`, `stop`) or to callbacks (`call`)."""
 
     kind: str
     row: dict[str, Any]
 
 
-class News(msgspec.Struct):
+class RelayedNews(msgspec.Struct):
     """Items from number `first` on, and how things stand."""
 
     first: int
-    items: list[Item]
+    items: list[RelayedItem]
     live: dict[str, Any] | None = None
 
 
@@ -31,19 +31,19 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
     return msgspec.json.decode(json_line(row), type=dict[str, Any])
 
 
-class Relay:
+class WatcherRelay:
     """A watcher and a callback beside the course; the driver's thread takes what they keep."""
 
     def __init__(self) -> None:
         self.every_seconds = LIVE_SECONDS
-        self.first, self.items, self.snapshot = 0, list[Item](), dict[str, Any]()
+        self.first, self.items, self.snapshot = 0, list[RelayedItem](), dict[str, Any]()
         self.stop_asked = False
         self.failure = ""  # of a callback, in the driver
         self.lock = threading.Lock()
 
     def keep(self, kind: str, row: Mapping[str, Any]) -> None:
         """One more."""
-        item = Item(kind, plain(row))
+        item = RelayedItem(kind, plain(row))
         with self.lock:
             self.items.append(item)
 
@@ -75,10 +75,10 @@ class Relay:
         with self.lock:
             done = max(0, heard - self.first)
             self.items, self.first = self.items[done:], self.first + done
-            return msgspec.json.encode(News(self.first, self.items, self.snapshot or None))
+            return msgspec.json.encode(RelayedNews(self.first, self.items, self.snapshot or None))
 
 
-class Hearing:
+class RelayReader:
     """The driver's side: shows each item once."""
 
     def __init__(self, watcher: Watcher | None, callbacks: list[Callback], notes: Sequence[str] = ()) -> None:
@@ -88,7 +88,7 @@ class Hearing:
 
     def take(self, message: bytes) -> bool:
         """Pass news on; True if a callback wants the run to end."""
-        news = msgspec.json.decode(message, type=News)
+        news = msgspec.json.decode(message, type=RelayedNews)
         fresh = news.items[max(0, self.heard - news.first) :]
         self.heard = max(self.heard, news.first + len(news.items))
         if self.watcher is not None and news.live is not None and not self.ended:
@@ -96,7 +96,7 @@ class Hearing:
         answers = [self.pass_on(item) for item in fresh]  # every one of them, also after a first yes
         return any(answers)
 
-    def pass_on(self, item: Item) -> bool:
+    def pass_on(self, item: RelayedItem) -> bool:
         """One item to whom it is for."""
         if item.kind == "call":
             answers = [callback(item.row) for callback in self.callbacks]

@@ -22,9 +22,9 @@ from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.distributed.actors.main import words_of
 from qfleet.distributed.actors.pool import IN_FLIGHT
 from qfleet.distributed.replay.client import RemoteReplay, RemoteRows, batch_bytes, buffer_of
-from qfleet.distributed.replay.server import NOTHING, Keeping
+from qfleet.distributed.replay.server import NOTHING, ReplayServer
 from qfleet.errors import UsageError
-from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.replay import ring_rows
 from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
@@ -44,7 +44,7 @@ class ReplayHost:
     """The process of the replay, on whatever node Ray chose."""
 
     def __init__(self) -> None:
-        self.keeping: Keeping | None = None
+        self.keeping: ReplayServer | None = None
         self.failure = b""
         self.compress: tuple[str, ...] = ()
 
@@ -74,13 +74,13 @@ class ReplayHost:
         plan, spec = msgspec.json.decode(facts["plan"], type=Plan), msgspec.json.decode(facts["spec"], type=Spec)
         require_here(plan, spec)
         warm(replace(spec, state=()))  # before the first order: compiled loops take their time to load
-        self.keeping = Keeping(own_replay(plan, spec), facts["history"])
+        self.keeping = ReplayServer(own_replay(plan, spec), facts["history"])
         self.compress = squeezed(plan)
 
 
 def squeezed(plan: Plan) -> tuple[str, ...]:
     """The arrays that this plan wants compressed on their way."""
-    return SQUEEZED if isinstance(plan.runtime, Ray) and plan.runtime.compress else ()
+    return SQUEEZED if isinstance(plan.runtime, RayRuntime) and plan.runtime.compress else ()
 
 
 def state_parts(facts: Facts, state: State) -> Parts:
@@ -96,10 +96,10 @@ def state_in(arrays: Arrays) -> State:
 # Here
 
 
-class RayWay:
+class RayReplayConnection:
     """Starts a replay's process on any node that has room, and calls it."""
 
-    def __init__(self, plan: Plan, spec: Spec, runtime: Ray, answer_bytes: int) -> None:
+    def __init__(self, plan: Plan, spec: Spec, runtime: RayRuntime, answer_bytes: int) -> None:
         self.plan, self.spec, self.runtime = plan, spec, runtime
         self.answer_bytes, self.compress = answer_bytes, squeezed(plan)
         self.host: Any = None
@@ -210,10 +210,10 @@ def failure(facts: Facts, *, first: bool) -> Exception:
     return ReplayLost(f"the replay's process on Ray has failed: {facts['what']}")
 
 
-def make_ray_replay(plan: Plan, spec: Spec, runtime: Ray) -> RemoteReplay:
+def make_ray_replay(plan: Plan, spec: Spec, runtime: RayRuntime) -> RemoteReplay:
     """A replay on Ray, not started yet. Of its size nothing is made here: it may be more than this node has."""
     like, lanes = sample_replay(plan, spec), plan.env.num
-    way = RayWay(plan, spec, runtime, batch_bytes(plan, spec, like.cut))
+    way = RayReplayConnection(plan, spec, runtime, batch_bytes(plan, spec, like.cut))
     rows = ring_rows(buffer_of(plan).capacity, spec, lanes, like.cut.window)
     store = RemoteRows(way, like.store, lanes, rows)
     return RemoteReplay(plan, way, like, store, runtime.restarts)

@@ -17,9 +17,9 @@ import torch
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
-from qfleet.data.array_messages import Freight, pack_rollout, rollout_bytes, unpack_rollout
-from qfleet.data.wire_format import HEADER_BYTES, NotWhole, to_bytes, unpack
-from qfleet.distributed.actors.weights_board import Layout, Weights, finite
+from qfleet.data.array_messages import SentBytes, pack_rollout, rollout_bytes, unpack_rollout
+from qfleet.data.wire_format import HEADER_BYTES, MessageNotWhole, to_bytes, unpack
+from qfleet.distributed.actors.weights_board import Weights, WeightsLayout, finite
 
 ROOM_SECONDS = 0.25  # how long a call waits for room
 BEAT_SECONDS = 0.5  # a sign of life is sent at least so often
@@ -27,11 +27,11 @@ RETRY_SECONDS = 0.1  # between two tries, when nobody answered
 TABLE_BYTES = HEADER_BYTES + 4096  # what the description of flat weights may need
 
 
-class NoAnswer(Exception):
+class NoReply(Exception):
     """A call was not answered in time: it may have arrived or not."""
 
 
-class Answer(NamedTuple):
+class RolloutReply(NamedTuple):
     """What the learner answers to every call of an actor."""
 
     accepted: bool  # the parcel need not be sent again
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
     env_steps: int  # of all actors
 
 
-class Message(NamedTuple):
+class RolloutMessage(NamedTuple):
     """What an actor says with every call."""
 
     gauges: Mapping[str, int]
@@ -49,11 +49,11 @@ class Message(NamedTuple):
     words: Sequence[bytes] = ()  # of troubles in its environments
 
 
-Send: TypeAlias = Callable[[Message], Answer]
+Send: TypeAlias = Callable[[RolloutMessage], RolloutReply]
 Fetch: TypeAlias = Callable[[int], tuple[int, bytes] | None]  # weights newer than this version
 
 
-class Inbox:
+class RolloutInbox:
     """Rollouts of one incarnation of an actor: each once, in order, and `slots` of them at most."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, source: tuple[int, int]) -> None:
@@ -72,7 +72,7 @@ class Inbox:
             raise ValueError(f"a parcel of {len(parcel)} bytes; {self.limit_bytes} at most were expected")
         try:
             rollout = unpack_rollout(parcel, self.spec, self.lanes, limit_bytes=self.limit_bytes)
-        except NotWhole:
+        except MessageNotWhole:
             return False  # damaged on its way
         sequence = rollout.source[2]
         if rollout.source[:2] != self.source or sequence > self.expected:
@@ -87,7 +87,7 @@ class Inbox:
             self.expected += 1
             return True
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: RolloutMessage) -> None:
         """Gauges, and words that were not heard before: an answer may have been lost."""
         with self.room:
             self.gauges = dict(message.gauges)
@@ -110,27 +110,27 @@ class Inbox:
             self.room.notify_all()
 
 
-class Desk:
+class LearnerEndpoint:
     """The learner's end of every channel, and the newest weights; many threads call."""
 
     def __init__(self) -> None:
-        self.inboxes: dict[int, Inbox] = {}
+        self.inboxes: dict[int, RolloutInbox] = {}
         self.version = self.env_steps = 0
         self.shown: Any = None  # where the newest weights can be fetched
 
-    def open(self, inbox: Inbox) -> Inbox:
+    def open(self, inbox: RolloutInbox) -> RolloutInbox:
         """From now on this incarnation is the one that is heard."""
         self.inboxes[inbox.source[0]] = inbox
         return inbox
 
-    def put(self, worker: int, incarnation: int, message: Message) -> Answer:
+    def put(self, worker: int, incarnation: int, message: RolloutMessage) -> RolloutReply:
         """A call of an actor."""
         inbox = self.inboxes.get(worker)
         if inbox is None or inbox.shut or inbox.source != (worker, incarnation):
-            return Answer(False, self.version, True, self.env_steps)
+            return RolloutReply(False, self.version, True, self.env_steps)
         inbox.hear(message)
         accepted = bool(message.parcel) and inbox.put(message.parcel)
-        return Answer(accepted, self.version, False, self.env_steps)
+        return RolloutReply(accepted, self.version, False, self.env_steps)
 
     def show(self, version: int, place: Any) -> None:
         """There are new weights."""
@@ -141,10 +141,10 @@ class Desk:
         return self.shown if self.version > newer_than else None
 
 
-class Flat:
+class FlatWeights:
     """Weights as a parcel."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: WeightsLayout) -> None:
         self.layout, self.bytes = layout, np.zeros(layout.size, np.uint8)
         self.targets = [part for own in layout.views(torch.from_numpy(self.bytes)) for part in own.values()]
 
@@ -158,16 +158,16 @@ class Flat:
         return to_bytes({"kind": "weights", "version": version}, {"flat": self.bytes})
 
 
-class Window:
+class WeightsView:
     """The newest weights and numbers as an actor sees them: a board that is filled by answers."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: WeightsLayout) -> None:
         self.layout, self.device = layout, torch.device("cpu")
         self.offered: tuple[int, bytes] = (0, b"")
         self.weights: tuple[int, Any] = (0, None)
         self.known = {"env_steps": 0, "stop": 0}
 
-    def hear(self, answer: Answer) -> None:
+    def hear(self, answer: RolloutReply) -> None:
         """What the learner said."""
         self.known = {"env_steps": answer.env_steps, "stop": int(answer.stop)}
 
@@ -198,7 +198,7 @@ class Window:
         return members[0] if self.layout.alone else members
 
 
-class Tally:
+class ActorCounters:
     """An actor's own counters, which go along with every call."""
 
     def __init__(self) -> None:
@@ -214,22 +214,22 @@ class Tally:
         self.counts.update(values)
 
 
-class Courier:
+class RolloutSender:
     """An actor's end of its channel. `put` never blocks: a thread that turns `step` carries what it is given."""
 
     def __init__(
         self,
         send: Send,
         fetch: Fetch,
-        window: Window,
-        tally: Tally,
+        window: WeightsView,
+        tally: ActorCounters,
         slots: int,
         listen: Callable[[], list[bytes]],
         compress: Collection[str] = (),
     ) -> None:
         self.send, self.fetch, self.window, self.tally, self.slots = send, fetch, window, tally, slots
         self.listen = listen  # to the actor's words
-        self.compress, self.freight = compress, Freight()
+        self.compress, self.freight = compress, SentBytes()
         self.words, self.said = list[bytes](), 0
         self.outbox: deque[Rollout] = deque()
         self.parcel = b""  # of the oldest, once it was packed
@@ -269,7 +269,7 @@ class Courier:
             self.parcel = pack_rollout(oldest, compress=self.compress, freight=self.freight if self.compress else None)
         self.words += self.listen()
         try:
-            answer = self.send(Message(dict(self.tally.counts), self.parcel, self.said, tuple(self.words)))
+            answer = self.send(RolloutMessage(dict(self.tally.counts), self.parcel, self.said, tuple(self.words)))
             self.said, self.words = self.said + len(self.words), []
             self.window.hear(answer)
             if answer.accepted and self.parcel:
@@ -277,5 +277,5 @@ class Courier:
                 self.parcel = b""
             if answer.version > self.window.offered[0] and (found := self.fetch(self.window.offered[0])) is not None:
                 self.window.offer(*found)
-        except NoAnswer:
+        except NoReply:
             time.sleep(RETRY_SECONDS)

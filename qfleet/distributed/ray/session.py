@@ -26,7 +26,7 @@ from ray.job_config import JobConfig
 from qfleet.distributed.ray import reaper as reaper_script
 from qfleet.distributed.ray.reaper import children
 from qfleet.errors import StorageError, UsageError
-from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.plan.validate.placement import has_bundles, has_replay_process
 
 LOOPBACK = "127.0.0.1"
@@ -45,7 +45,7 @@ def session(plan: Plan) -> Iterator[None]:
     """Ray as the plan asks for it; one that this process has begun already is used as it is."""
     require_version(ray.__version__)
     runtime = plan.runtime
-    if not isinstance(runtime, Ray):
+    if not isinstance(runtime, RayRuntime):
         raise TypeError("not a plan for Ray")
     cpus = cpus_for(plan, runtime)
     if ray.is_initialized():
@@ -57,7 +57,7 @@ def session(plan: Plan) -> Iterator[None]:
         yield
 
 
-def cpus_for(plan: Plan, runtime: Ray) -> float:
+def cpus_for(plan: Plan, runtime: RayRuntime) -> float:
     """What all processes of a run ask for."""
     actors = 0 if has_bundles(plan) else plan.actors.num  # bundles act themselves
     replay = runtime.replay_cpus if runtime.replay_process else 0.0
@@ -98,7 +98,7 @@ def require_room(plan: Plan, cpus: float) -> None:
 
 
 @contextmanager
-def started_here(runtime: Ray, cpus: float) -> Iterator[None]:
+def started_here(runtime: RayRuntime, cpus: float) -> Iterator[None]:
     """A Ray of our own, for this machine alone and for the time of a run."""
     folder = Path(tempfile.mkdtemp(prefix="qf-", dir=short_temp()))
     before = children(os.getpid())
@@ -231,7 +231,7 @@ def own_token() -> Path:
 
 
 @contextmanager
-def joined(runtime: Ray) -> Iterator[None]:
+def joined(runtime: RayRuntime) -> Iterator[None]:
     """A cluster that somebody else started."""
     address = str(runtime.address)
     host, _, port = address.rpartition(":")

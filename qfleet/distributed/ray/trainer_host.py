@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from qfleet.distributed.local_run import Own, resume_here, train_here
-from qfleet.distributed.ray.relay import Relay
-from qfleet.distributed.ray.rpc import Desk, Message
+from qfleet.distributed.ray.relay import WatcherRelay
+from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutMessage
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Plan
-from qfleet.train.signals import Asked
+from qfleet.training.signals import StopRequest
 
 
-class Task(msgspec.Struct):
+class TrainTask(msgspec.Struct):
     """What the course is to do."""
 
     plan: Plan
@@ -27,7 +27,7 @@ class Task(msgspec.Struct):
     strict: bool = False
 
 
-class Result(msgspec.Struct):
+class TrainResult(msgspec.Struct):
     """How a course ended: the run's folder, or the parts of an error."""
 
     path: str = ""
@@ -35,11 +35,11 @@ class Result(msgspec.Struct):
     trace: str = ""
 
 
-class CourseHost:
+class TrainerHost:
     """The process in which the course of a run goes on; many threads call."""
 
     def __init__(self) -> None:
-        self.desk, self.asked, self.relay = Desk(), Asked(), Relay()
+        self.desk, self.asked, self.relay = LearnerEndpoint(), StopRequest(), WatcherRelay()
 
     def ready(self) -> bool:
         """Is it there?"""
@@ -48,14 +48,14 @@ class CourseHost:
     def run(self, task: bytes, own: Own) -> bytes:
         """The whole course; answers with a result."""
         try:
-            result = Result(str(self.complete(msgspec.json.decode(task, type=Task), own)))
+            result = TrainResult(str(self.complete(msgspec.json.decode(task, type=TrainTask), own)))
         except QfleetError as error:
-            result = Result(error=(type(error).__name__, error.what, error.why, error.fix))
+            result = TrainResult(error=(type(error).__name__, error.what, error.why, error.fix))
         except BaseException as error:
-            result = Result(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
+            result = TrainResult(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
         return msgspec.json.encode(result)
 
-    def complete(self, task: Task, own: Own) -> Path:
+    def complete(self, task: TrainTask, own: Own) -> Path:
         """Train or resume as in any other process; returns the run's folder."""
         here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
         here |= {"desk": self.desk, "asked": self.asked}
@@ -68,7 +68,7 @@ class CourseHost:
 
     def put(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
         """A call of an actor."""
-        return tuple(self.desk.put(worker, incarnation, Message(*message)))
+        return tuple(self.desk.put(worker, incarnation, RolloutMessage(*message)))
 
     def weights(self, newer_than: int) -> Any:
         """The newest weights' version and where they are, if they are newer."""

@@ -14,17 +14,17 @@ from typing import Protocol, cast
 import numpy as np
 from torch import nn
 
-from qfleet.build.components import Acts, Learning, Line, ReplayLost, join_parts
+from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost, join_parts
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.array_messages import as_batch, batch_parts, blank_batch, priority_parts, rollout_parts
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
+from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.plan.schema import GrowingBatch, Plan
-from qfleet.plan.schema import Replay as Buffer
-from qfleet.replay import ALL, Cut, Fold, Replay, Saving, Span, Store, Uniform
-from qfleet.system.restart_budget import Budget
+from qfleet.replay import ALL, CompressionSavings, Cut, Fold, Replay, Span, Store, Uniform
+from qfleet.system.restart_budget import RestartBudget
 
 
-class Way(Protocol):
+class ReplayConnection(Protocol):
     """The way to a replay that lives elsewhere. It does what it is told in that order; if it is gone: ReplayLost."""
 
     def start(self, history: Path | None) -> None:
@@ -55,8 +55,10 @@ class Way(Protocol):
 class RemoteReplay:
     """Stands where a Replay stands; see there for what each method means."""
 
-    def __init__(self, plan: Plan, way: Way, like: Replay, store: "Store | RemoteRows", restarts: int) -> None:
-        self.plan, self.way, self.store, self.budget = plan, way, store, Budget(restarts)
+    def __init__(
+        self, plan: Plan, way: ReplayConnection, like: Replay, store: "Store | RemoteRows", restarts: int
+    ) -> None:
+        self.plan, self.way, self.store, self.budget = plan, way, store, RestartBudget(restarts)
         self.like = like  # a replay with the rules of the other one; it stays empty
         self.spec, self.cut, self.lanes = like.spec, like.cut, store.lanes
         self.capacity = like.cut.items_in(buffer_of(plan).capacity)
@@ -201,10 +203,10 @@ class RemoteFilter:
 class RemoteRows:
     """What is known here of rows that nobody sees from here; see Store for what each method means."""
 
-    def __init__(self, way: Way, like: Store, lanes: int, rows: int) -> None:
+    def __init__(self, way: ReplayConnection, like: Store, lanes: int, rows: int) -> None:
         self.way, self.spec, self.lanes, self.rows, self.row_bytes = way, like.spec, lanes, rows, like.row_bytes
         self.packs = like.packed is not None
-        self.saved: Saving | None = None  # as last heard
+        self.saved: CompressionSavings | None = None  # as last heard
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
         """Rows [begin, end) of these lanes."""
@@ -219,21 +221,21 @@ class RemoteRows:
         first, stop, _ = lanes.indices(self.lanes)
         return {"begin": begin, "end": end, "first": first, "stop": stop}
 
-    def saving(self) -> Saving | None:
+    def saving(self) -> CompressionSavings | None:
         """What packing saves and costs, if anything is packed; as last heard if nobody answers."""
         if self.packs:
             with suppress(ReplayLost):
-                self.saved = Saving(**self.way.call("saving"))
+                self.saved = CompressionSavings(**self.way.call("saving"))
         return self.saved
 
 
 def join_remote(
     plan: Plan,
     spec: Spec,
-    hire: Callable[[Learning], Acts],
+    hire: Callable[[LearnerSide], ActorSide],
     torso: nn.Module | None,
     make: Callable[[Plan, Spec], RemoteReplay],
-) -> Line:
+) -> Components:
     """A line whose replay lives elsewhere; it does not outlive a line that could not be joined."""
     made: list[RemoteReplay] = []
 

@@ -22,24 +22,24 @@ from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.distributed.replay.client import RemoteReplay, batch_bytes, batch_size
-from qfleet.distributed.replay.server import NOTHING, WORDS_BYTES, ReplayPost, keep, shared_store, store_region
+from qfleet.distributed.replay.server import NOTHING, WORDS_BYTES, ReplaySetup, keep, shared_store, store_region
 from qfleet.distributed.worker.supervisor import LOOK_SECONDS
-from qfleet.plan.schema import Plan, Processes
+from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.replay import Cut, make_replay
 from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import hidden_main
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 30.0
 ORDERS, ANSWERS = 8, 4  # slots
 
 
-class SharedWay:
+class SharedReplayConnection:
     """Starts a replay's process and talks to it through shared memory."""
 
     def __init__(
-        self, plan: Plan, spec: Spec, cut: Cut, region: Region, context: ForkServerContext, hung_seconds: float
+        self, plan: Plan, spec: Spec, cut: Cut, region: SharedMemory, context: ForkServerContext, hung_seconds: float
     ) -> None:
         self.plan, self.spec, self.region, self.context = plan, spec, region, context
         self.hung_seconds, self.answer_bytes = hung_seconds, batch_bytes(plan, spec, cut)
@@ -51,10 +51,10 @@ class SharedWay:
         self.end()
         self.orders, self.answers = Ring(ORDERS, order_bytes(self.plan, self.spec)), Ring(ANSWERS, self.answer_bytes)
         self.calls, theirs = self.context.Pipe()
-        self.words = Region(WORDS_BYTES)
+        self.words = SharedMemory(WORDS_BYTES)
         parts = (self.region, self.orders, self.answers, theirs, self.words)
         noted = None if history is None else str(history)
-        post = ReplayPost(msgspec.json.encode(self.plan), self.spec, *parts, noted)
+        post = ReplaySetup(msgspec.json.encode(self.plan), self.spec, *parts, noted)
         self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
         with hidden_main():
             self.process.start()
@@ -163,12 +163,12 @@ class SharedWay:
             self.waiting.append(None if parts[0].get("kind") == NOTHING else as_batch(parts, self.spec))
 
 
-def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runtime: Processes) -> RemoteReplay:
+def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runtime: ProcessesRuntime) -> RemoteReplay:
     """A replay whose rows lie in shared memory, and whose process is not started yet."""
     region = store_region(plan, spec)
     # A replay like the other one, for its rows and rules; its queue stays empty.
     twin = shared_store(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)), region)
-    way = SharedWay(plan, spec, twin.cut, region, context, runtime.hung_seconds)
+    way = SharedReplayConnection(plan, spec, twin.cut, region, context, runtime.hung_seconds)
     return RemoteReplay(plan, way, twin, twin.store, runtime.restarts)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.audit.history import NOTED_IDS, History, NoHistory, Notes
+from qfleet.audit.history import NOTED_IDS, History, HistoryLog, NoHistory
 from qfleet.build.components import own_replay
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
@@ -24,7 +24,7 @@ from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import die_with_parent
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 NAP_SECONDS = 0.0002
 WORDS_BYTES = 1_000
@@ -34,16 +34,16 @@ NOTHING = "nothing"  # stands where a batch was asked for and there is none
 
 
 @dataclass
-class ReplayPost:
+class ReplaySetup:
     """Everything the process needs to know."""
 
     plan: bytes  # as JSON
     spec: Spec
-    region: Region
+    region: SharedMemory
     orders: Ring
     answers: Ring
     calls: Connection
-    words: Region  # what went wrong, in words
+    words: SharedMemory  # what went wrong, in words
     history: str | None  # the file that operations are noted in, if they are
 
 
@@ -52,10 +52,10 @@ def columns_of(store: Store) -> dict[str, Array]:
     return {**store.columns(), "heads": store.heads}
 
 
-def store_region(plan: Plan, spec: Spec) -> Region:
+def store_region(plan: Plan, spec: Spec) -> SharedMemory:
     """Memory for the rows of the plan's replay."""
     columns = columns_of(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)).store)
-    return Region(sum(padded(column.nbytes) for column in columns.values()))
+    return SharedMemory(sum(padded(column.nbytes) for column in columns.values()))
 
 
 def padded(size: int) -> int:
@@ -63,7 +63,7 @@ def padded(size: int) -> int:
     return -(-size // LINE) * LINE
 
 
-def shared_store(replay: Replay, region: Region) -> Replay:
+def shared_store(replay: Replay, region: SharedMemory) -> Replay:
     """The replay with its rows in this memory, as they are there."""
     begin, store = 0, replay.store
     for name, column in columns_of(store).items():
@@ -76,7 +76,7 @@ def shared_store(replay: Replay, region: Region) -> Replay:
 # What obeys
 
 
-class Keeping:
+class ReplayServer:
     """A replay and the orders it obeys, whoever brings them."""
 
     def __init__(self, replay: Replay, history: str | None) -> None:
@@ -164,7 +164,7 @@ class Keeping:
         return {}
 
 
-def notes_in(file: str | None) -> Notes:
+def notes_in(file: str | None) -> HistoryLog:
     """Who notes operations in this file of a run's folder; nobody, where there is no such folder."""
     return History(Path(file)) if file is not None and Path(file).parents[1].is_dir() else NoHistory()
 
@@ -172,7 +172,7 @@ def notes_in(file: str | None) -> Notes:
 # What brings orders to a process of this machine
 
 
-def keep(post: ReplayPost) -> None:
+def keep(post: ReplaySetup) -> None:
     """The life of a replay's process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -185,11 +185,11 @@ def keep(post: ReplayPost) -> None:
             raise
 
 
-def run(post: ReplayPost, parent: int) -> None:
+def run(post: ReplaySetup, parent: int) -> None:
     """Obey until the parent is gone."""
     warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
     replay = own_replay(msgspec.json.decode(post.plan, type=Plan), post.spec)
-    keeping = Keeping(shared_store(replay, post.region), post.history)
+    keeping = ReplayServer(shared_store(replay, post.region), post.history)
     while os.getppid() == parent:
         parts = post.orders.get()
         if parts is None:
@@ -200,13 +200,13 @@ def run(post: ReplayPost, parent: int) -> None:
             hand_over(post, batch, parent)
 
 
-def hand_over(post: ReplayPost, batch: Parts, parent: int) -> None:
+def hand_over(post: ReplaySetup, batch: Parts, parent: int) -> None:
     """A batch waits for room, as long as somebody may still make it."""
     while not post.answers.put(*batch) and os.getppid() == parent:
         time.sleep(NAP_SECONDS)
 
 
-def reply(post: ReplayPost, keeping: Keeping) -> None:
+def reply(post: ReplaySetup, keeping: ReplayServer) -> None:
     """Something with an answer of any size."""
     if not post.calls.poll(CALL_SECONDS):
         raise TimeoutError("a call without content")

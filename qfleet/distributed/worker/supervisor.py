@@ -3,7 +3,7 @@
 The runtime asks `due(now)` whom to start, calls `started`, and several times a second tells what it `see`s of each.
 One that fails is due again after a delay that doubles with every fault of the last `window_seconds`; one that failed
 more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9). One that only
-brings in far less than the others is named by its `Pace` and left at work.
+brings in far less than the others is named by its `StragglerWatch` and left at work.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from qfleet.system.restart_budget import Budget
+from qfleet.system.restart_budget import RestartBudget
 
 # Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
 LOOK_SECONDS = 2.0
@@ -27,7 +27,7 @@ Failing: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: what it h
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class WorkerFault:
     """What was seen of a worker that must be ended and replaced."""
 
     worker: int
@@ -38,11 +38,11 @@ class Fault:
 
 
 @dataclass(slots=True)
-class _Seat:
+class _WorkerRecord:
     """What is known of one worker."""
 
     incarnation: int
-    budget: Budget
+    budget: RestartBudget
     state: Condition = "waiting"
     due_at: float = float("-inf")
     progress: int = 0
@@ -72,7 +72,9 @@ class Supervisor:
         self.hung_seconds, self.restarts, self.window_seconds = hung_seconds, restarts, window_seconds
         self.first_delay, self.largest_delay, self.rng = first_delay, largest_delay, rng
         self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds
-        self.seats = [_Seat(last, Budget(restarts, window_seconds)) for last in incarnations or [-1] * workers]
+        self.seats = [
+            _WorkerRecord(last, RestartBudget(restarts, window_seconds)) for last in incarnations or [-1] * workers
+        ]
         if len(self.seats) != workers:
             raise ValueError(f"{workers} workers, but {len(self.seats)} incarnations")
 
@@ -126,7 +128,7 @@ class Supervisor:
         seat.seen_at, seat.silent_seconds = now, 0.0
         return seat.incarnation
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> Fault | None:
+    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         """What a look at a worker shows. `progress` is its own count of things done, waiting for a turn included."""
         seat = self.seats[worker]
         if seat.state != "running":
@@ -140,12 +142,12 @@ class Supervisor:
         limit = self.hung_seconds if seat.moved else max(self.hung_seconds, self.start_seconds)
         return self.fail(worker, now, "hung") if seat.silent_seconds >= limit else None
 
-    def fail(self, worker: int, now: float, kind: Failing) -> Fault:
+    def fail(self, worker: int, now: float, kind: Failing) -> WorkerFault:
         """Charge a fault to the worker's budget: it is started again later, or quarantined."""
         seat = self.seats[worker]
         delay = self.delay(len(seat.budget.faults)) if seat.budget.charge(now) else None
         seat.state, seat.due_at = ("quarantined", now) if delay is None else ("waiting", now + delay)
-        return Fault(worker, seat.incarnation, kind, seat.silent_seconds, delay)
+        return WorkerFault(worker, seat.incarnation, kind, seat.silent_seconds, delay)
 
     def delay(self, faults: int) -> float:
         """Seconds until the next start after so many faults: doubling, with jitter so that not all start at once."""
@@ -154,7 +156,7 @@ class Supervisor:
         return longest * (0.5 + 0.5 * float(self.rng.random()))
 
 
-class Pace:
+class StragglerWatch:
     """Who brings in far less than the others, told once of each incarnation. It compares; nobody waits for it."""
 
     def __init__(self, window_seconds: float = PACE_SECONDS) -> None:

@@ -19,15 +19,15 @@ import msgspec
 from qfleet.data import Spec
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.env_id import called, find
-from qfleet.envs.single_env import AnyEnv, Raised, Single, describe, made
+from qfleet.envs.single_env import AnyEnv, EnvRaised, SingleEnv, describe, made
 from qfleet.envs.step_timer import clock_steps
-from qfleet.envs.sync_vector import Lanes
-from qfleet.envs.workers.memory import DONE, IDLE, RAISED, RESET, WRONG, Slab
+from qfleet.envs.sync_vector import SyncVectorEnv
+from qfleet.envs.workers.memory import DONE, IDLE, RAISED, RESET, WRONG, EnvWorkerMemory
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import bound_log, die_with_parent
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 # What is said through the socket: one byte each.
 READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
@@ -40,7 +40,7 @@ _SAY_CHARACTERS = 3_000  # five such texts fit on the desk in any alphabet
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EnvWorkerTask:
     """What makes the environments, in a form that can be sent to another process."""
 
     env: Env
@@ -59,7 +59,7 @@ class Task:
         return find(self.env)
 
 
-class Finding(msgspec.Struct):
+class EnvProbe(msgspec.Struct):
     """What a scout learned of an environment: its spec, or the error it met (class, what, why, fix)."""
 
     obs: tuple[int, ...] = ()
@@ -72,14 +72,14 @@ class Finding(msgspec.Struct):
     step_seconds: float = 0.0
 
 
-class Seats:
+class EnvWorker:
     """L environments, each made when it is first reset, and made again after it failed."""
 
-    def __init__(self, task: Task, spec: Spec, slab: Slab) -> None:
+    def __init__(self, task: EnvWorkerTask, spec: Spec, slab: EnvWorkerMemory) -> None:
         self._task, self._spec, self._slab = task, spec, slab
         self._envs: list[AnyEnv | None] = [None] * len(slab.command)
         self._make: Callable[[], AnyEnv] | None = None
-        self._single: Single | None = None
+        self._single: SingleEnv | None = None
 
     def obey(self) -> None:
         """Do what every lane is told; a lane that fails does not keep the others from it."""
@@ -115,7 +115,7 @@ class Seats:
             single.advance(env, argument, self._slab.step, lane)
         single.check_numbers(self._slab.step, lane)
 
-    def _seated(self, lane: int, command: int) -> tuple[AnyEnv, Single]:
+    def _seated(self, lane: int, command: int) -> tuple[AnyEnv, SingleEnv]:
         env = self._envs[lane]
         if env is None:
             if command != RESET:
@@ -130,9 +130,9 @@ class Seats:
         self._make = self._make or self._task.maker()
         return made(self._make, self._task.env.id)
 
-    def _fitting(self, env: AnyEnv) -> Single:
+    def _fitting(self, env: AnyEnv) -> SingleEnv:
         given = self._task.env
-        single = Single(env, given.bins, given.id, masked=self._spec.masked, check_bounds=given.check_bounds)
+        single = SingleEnv(env, given.bins, given.id, masked=self._spec.masked, check_bounds=given.check_bounds)
         if single.spec != self._spec:
             raise OutsideSpace("spaces of a new copy", str(self._spec), str(single.spec))
         return single
@@ -144,11 +144,13 @@ class Seats:
                 env.close()
 
 
-def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line: socket.socket, log: str) -> None:
+def work(
+    task: EnvWorkerTask, spec: Spec, lanes: int, region: SharedMemory, desk: SharedMemory, line: socket.socket, log: str
+) -> None:
     """A worker's life: it obeys until it is told to leave, or nobody is there to tell it anything."""
     settle(task.folder, desk, log)
-    slab = Slab(spec, lanes, region)
-    seats = Seats(task, spec, slab)
+    slab = EnvWorkerMemory(spec, lanes, region)
+    seats = EnvWorker(task, spec, slab)
     line.settimeout(_LISTEN_SECONDS)
     with contextlib.suppress(ConnectionError):
         line.send(READY)
@@ -162,46 +164,48 @@ def work(task: Task, spec: Spec, lanes: int, region: Region, desk: Region, line:
     os._exit(0)
 
 
-def scout(task: Task, seed: int, desk: Region, log: str) -> None:
+def scout(task: EnvWorkerTask, seed: int, desk: SharedMemory, log: str) -> None:
     """Make one environment, reset it, and leave what was seen of it on the desk."""
     settle(task.folder, desk, log)
     _leave_word(task, desk, lambda: _look(task, seed))
 
 
-def clock(task: Task, seed: int, desk: Region, log: str) -> None:
+def clock(task: EnvWorkerTask, seed: int, desk: SharedMemory, log: str) -> None:
     """Make one environment, time its steps, and leave that on the desk."""
     settle(task.folder, desk, log)
     _leave_word(task, desk, lambda: _clock(task, seed, desk))
 
 
-def _leave_word(task: Task, desk: Region, look: Callable[[], "Finding"]) -> None:
+def _leave_word(task: EnvWorkerTask, desk: SharedMemory, look: Callable[[], "EnvProbe"]) -> None:
     try:
         found = look()
     except QfleetError as error:
-        found = Finding(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
+        found = EnvProbe(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
     except BaseException as error:
         head = f"{task.env.id}: the environment could not be made: it {describe(error)}"
         parts = (head[:_SAY_CHARACTERS], "This came from inside it.", "Mend the environment.")
-        found = Finding(error=("EnvError", *parts), traceback=_trace(error))
+        found = EnvProbe(error=("EnvError", *parts), traceback=_trace(error))
     data = msgspec.json.encode(found)
     desk.view[: len(data)] = data
     os._exit(0)
 
 
-def _clock(task: Task, seed: int, desk: Region) -> Finding:
+def _clock(task: EnvWorkerTask, seed: int, desk: SharedMemory) -> EnvProbe:
     env = task.env
-    world = Lanes(task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds)
+    world = SyncVectorEnv(
+        task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds
+    )
     world.reset()
     desk.view[MADE_AT] = 1
-    return Finding(step_seconds=clock_steps(world))
+    return EnvProbe(step_seconds=clock_steps(world))
 
 
-def _look(task: Task, seed: int) -> Finding:
+def _look(task: EnvWorkerTask, seed: int) -> EnvProbe:
     env = made(task.maker(), task.env.id)
-    single = Single(env, task.env.bins, task.env.id)
+    single = SingleEnv(env, task.env.bins, task.env.id)
     try:
         single.learn_masks(env, seed)
-    except Raised as raised:
+    except EnvRaised as raised:
         error = raised.error
         raise EnvError(
             f"{task.env.id}, lane 0: reset() {describe(error)}",
@@ -211,10 +215,10 @@ def _look(task: Task, seed: int) -> Finding:
     with contextlib.suppress(Exception):
         env.close()
     spec = single.spec
-    return Finding(spec.obs, spec.dtype, spec.actions, spec.masked, notes=single.notes)
+    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=single.notes)
 
 
-def settle(folder: str, desk: Region, log: str) -> None:
+def settle(folder: str, desk: SharedMemory, log: str) -> None:
     """Make this process one that ends with its parent, leaves the terminal alone, and tells where it crashed."""
     die_with_parent()
     with contextlib.suppress(OSError):
@@ -248,7 +252,7 @@ def _told(line: socket.socket) -> bytes:
 
 def _described(error: BaseException) -> str:
     """One line that says what happened, and the traceback that begins where the environment was called."""
-    if isinstance(error, Raised):
+    if isinstance(error, EnvRaised):
         call, error = f"{error.call}()", error.error
     else:
         call = "the environment"

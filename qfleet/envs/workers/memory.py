@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 IDLE: Final = 0
 RESET: Final = 1  # the argument is the episode's seed
@@ -24,12 +24,12 @@ TEXT_BYTES = 4_096
 _ALIGNMENT = 64
 
 
-class Slab:
+class EnvWorkerMemory:
     """Arrays over a region: what each lane is to do, how that ended, and the `step` that came of it."""
 
-    def __init__(self, spec: Spec, lanes: int, region: Region | None = None) -> None:
+    def __init__(self, spec: Spec, lanes: int, region: SharedMemory | None = None) -> None:
         layout, size = _layout(spec, lanes)
-        self.region = region or Region(size)
+        self.region = region or SharedMemory(size)
         parts = {
             name: np.ndarray(shape, dtype, self.region.view, offset) for name, (dtype, shape, offset) in layout.items()
         }

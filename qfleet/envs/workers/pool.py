@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.envs.workers.main import Task
+from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import DONE, WRONG
-from qfleet.envs.workers.process import Child
+from qfleet.envs.workers.process import EnvWorkerProcess
 from qfleet.envs.workers.reaper import Reaper
 
 CLOSE_SECONDS = 2.0  # what environments may take to be closed, all of them together
@@ -25,7 +25,7 @@ _TOO_HEAVY = 1.5  # times the limit: no waiting for an episode's end
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class EnvFault:
     """Something that failed: `lanes` lost their episodes, `guilty` are charged for it, `quarantined` are given up."""
 
     kind: Literal["raised", "wrong", "hung", "died", "leaked"]
@@ -43,12 +43,12 @@ def log_file(logs: Path, worker: int) -> Path:
     return logs / f"worker_{worker}.log" if logs.is_dir() else logs.with_stem(f"{logs.stem}-worker-{worker}")
 
 
-class Staff:
+class EnvWorkerPool:
     """So many processes, each with its share of the lanes; one that is ended stays away until it is hired again."""
 
     def __init__(
         self,
-        task: Task,
+        task: EnvWorkerTask,
         spec: Spec,
         num: int,
         workers: int,
@@ -62,17 +62,19 @@ class Staff:
         self._step_seconds, self._memory_bytes, self._logs = step_seconds, memory_bytes, logs
         bounds = [num * worker // workers for worker in range(workers + 1)]
         self.lanes = [range(first, after) for first, after in pairwise(bounds)]
-        self.children: list[Child | None] = [None] * workers
+        self.children: list[EnvWorkerProcess | None] = [None] * workers
         self._reaper = Reaper()
-        self.faults: list[Fault] = []  # seen, but not yet taken
+        self.faults: list[EnvFault] = []  # seen, but not yet taken
         self._weighed_at = clock()
         self._heavy: set[int] = set()
-        self._poll, self._voices = select.poll(), dict[int, Child]()
+        self._poll, self._voices = select.poll(), dict[int, EnvWorkerProcess]()
 
     def hire(self, worker: int) -> None:
         """Start a worker's process; `listen` will hear when it is ready."""
         log = os.devnull if self._logs is None else str(log_file(self._logs, worker))
-        child = self.children[worker] = Child(self._task, self._spec, len(self.lanes[worker]), log, self._clock())
+        child = self.children[worker] = EnvWorkerProcess(
+            self._task, self._spec, len(self.lanes[worker]), log, self._clock()
+        )
         self._reaper.watch(child.process.pid)
         self._attend()
 
@@ -88,7 +90,7 @@ class Staff:
         """Lanes [B] that have a worker."""
         return np.repeat([child is not None for child in self.children], [len(lanes) for lanes in self.lanes])
 
-    def take_faults(self) -> list[Fault]:
+    def take_faults(self) -> list[EnvFault]:
         """What failed since this was last asked."""
         taken, self.faults = self.faults, []
         return taken
@@ -181,12 +183,12 @@ class Staff:
         for index in np.flatnonzero(~good & (child.slab.command != 0)):
             self._note(worker, child, int(index))
 
-    def _note(self, worker: int, child: Child, index: int) -> None:
+    def _note(self, worker: int, child: EnvWorkerProcess, index: int) -> None:
         lane = self.lanes[worker][index]
         what, _, cause = child.slab.said(index).partition("\n")
         kind: Literal["wrong", "raised"] = "wrong" if child.slab.outcome[index] == WRONG else "raised"
         seconds = self._clock() - child.since
-        self.faults.append(Fault(kind, worker, (lane,), (lane,), f"lane {lane}: {what}", cause, seconds))
+        self.faults.append(EnvFault(kind, worker, (lane,), (lane,), f"lane {lane}: {what}", cause, seconds))
 
     def _weigh(self, step: Step) -> None:
         """A worker that grew too large is ended when an episode has ended there."""
@@ -215,9 +217,9 @@ class Staff:
         where = f"worker {worker}" if at is None else f"worker {worker}, at lane {guilty[0]},"
         text, seconds = cause or child.last_words(), self._clock() - child.since
         self._end(child)
-        self.faults.append(Fault(kind, worker, tuple(lanes), guilty, f"{where} {what}", text, seconds))
+        self.faults.append(EnvFault(kind, worker, tuple(lanes), guilty, f"{where} {what}", text, seconds))
 
-    def _end(self, child: Child, patience: float = 0.0) -> None:
+    def _end(self, child: EnvWorkerProcess, patience: float = 0.0) -> None:
         pid = child.process.pid  # a process that was ended does not tell it any more
         child.end(patience)
         self._reaper.forget(pid)

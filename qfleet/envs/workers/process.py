@@ -16,13 +16,24 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
-from qfleet.envs.workers.main import DESK_BYTES, GO, LEAVE, MADE_AT, TELL_SIGNAL, Finding, Task, clock, scout, work
-from qfleet.envs.workers.memory import Slab
+from qfleet.envs.workers.main import (
+    DESK_BYTES,
+    GO,
+    LEAVE,
+    MADE_AT,
+    TELL_SIGNAL,
+    EnvProbe,
+    EnvWorkerTask,
+    clock,
+    scout,
+    work,
+)
+from qfleet.envs.workers.memory import EnvWorkerMemory
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
 from qfleet.frames import own_frames
 from qfleet.system.child_process import LOG_BYTES, fork_server, hidden_main
-from qfleet.system.shared_memory import Region
+from qfleet.system.shared_memory import SharedMemory
 
 START_SECONDS = 60.0  # imports and constructors may take a while
 _END_SECONDS = 2.0
@@ -30,15 +41,15 @@ _TELL_SECONDS = 0.3
 _LOOK_SECONDS = 0.05
 
 
-class Elsewhere(Exception):
+class EnvWorkerFailed(Exception):
     """What a worker's process said of a fault: the cause of an error here."""
 
 
-class Child:
+class EnvWorkerProcess:
     """A worker with a slab of its own: a new one after a fault shares nothing with the one before."""
 
-    def __init__(self, task: Task, spec: Spec, lanes: int, log: str, now: float) -> None:
-        self.slab, self._desk, self._log = Slab(spec, lanes), Region(DESK_BYTES), log
+    def __init__(self, task: EnvWorkerTask, spec: Spec, lanes: int, log: str, now: float) -> None:
+        self.slab, self._desk, self._log = EnvWorkerMemory(spec, lanes), SharedMemory(DESK_BYTES), log
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.since = now
         self.line, theirs = socket.socketpair()
@@ -137,27 +148,27 @@ def launched(target: Callable[..., None], args: tuple[Any, ...], main: bool) -> 
     return process
 
 
-def needs_main(task: Task) -> bool:
+def needs_main(task: EnvWorkerTask) -> bool:
     """Is the user's function one of the script itself?"""
     return task.make is not None and b"__main__" in task.make
 
 
-def scouted(task: Task, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
+def scouted(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
     """The spec of an environment that is made and reset once in a process of its own, and notes about it."""
     found = _found(task, scout, (task, seed), log, "when the first copy was made and reset", 0.0)
     return Spec(found.obs, found.dtype, found.actions, masked=found.masked), found.notes
 
 
-def clocked(task: Task, step_seconds: float) -> float:
+def clocked(task: EnvWorkerTask, step_seconds: float) -> float:
     """Seconds of one step, timed in a process of its own; none may take `step_seconds`."""
     return _found(task, clock, (task, 0), os.devnull, "when its steps were timed", step_seconds).step_seconds
 
 
 def _found(
-    task: Task, target: Callable[..., None], args: tuple[Any, ...], log: str, doing: str, seconds: float
-) -> Finding:
+    task: EnvWorkerTask, target: Callable[..., None], args: tuple[Any, ...], log: str, doing: str, seconds: float
+) -> EnvProbe:
     """What a child process reports about an environment; `seconds` is its limit after the environment was made."""
-    desk = Region(DESK_BYTES)
+    desk = SharedMemory(DESK_BYTES)
     process = launched(target, (*args, desk, log), needs_main(task))
     begin = time.monotonic()
     while process.exitcode is None and not desk.view[MADE_AT] and time.monotonic() - begin < START_SECONDS:
@@ -173,9 +184,9 @@ def _found(
     desk.close()
     if code != 0 or not text:  # an environment may leave by os._exit(0), before anything was seen
         raise _never_seen(task.env.id, how, doing, text.decode(errors="replace"))
-    found = msgspec.json.decode(text, type=Finding)
+    found = msgspec.json.decode(text, type=EnvProbe)
     if found.error is not None:
-        raise _told(found) from Elsewhere(found.traceback)
+        raise _told(found) from EnvWorkerFailed(found.traceback)
     return found
 
 
@@ -191,7 +202,7 @@ def ending(process: BaseProcess) -> str:
     return f"was ended by signal {-code}"
 
 
-def _told(found: Finding) -> QfleetError:
+def _told(found: EnvProbe) -> QfleetError:
     name, *parts = found.error or ("EnvError", "", "", "")
     kind = getattr(errors, name, EnvError)
     error: QfleetError = kind(*parts)
@@ -205,7 +216,7 @@ def _never_seen(name: str, how: str, doing: str, text: str) -> EnvError:
         "Nothing can be learned in it before it was reset once and could be stepped.",
         f"Mend the environment; `qfleet env check {name}` makes one in the foreground.",
     )
-    error.__cause__ = Elsewhere(text)
+    error.__cause__ = EnvWorkerFailed(text)
     return error
 
 

@@ -16,14 +16,14 @@ import numpy as np
 
 from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
-from qfleet.envs.episodes import Episodes, episode_seed
+from qfleet.envs.episodes import EpisodeRecorder, episode_seed
 from qfleet.envs.single_env import blank
-from qfleet.envs.workers.main import Task
+from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import IDLE, RESET, STEP
-from qfleet.envs.workers.pool import Fault, Staff
-from qfleet.envs.workers.process import Elsewhere, scouted
+from qfleet.envs.workers.pool import EnvFault, EnvWorkerPool
+from qfleet.envs.workers.process import EnvWorkerFailed, scouted
 from qfleet.errors import EnvError
-from qfleet.system.restart_budget import Budget
+from qfleet.system.restart_budget import RestartBudget
 
 _WINDOW_SECONDS = 600.0
 _WELL_STEPS = 100  # so long an episode, and the environment is not in a row of faults any more
@@ -36,12 +36,12 @@ _FIXES = {
 }
 
 
-class Workers:
+class ProcessVectorEnv:
     """A world whose lanes live in `workers` processes; each lane may fail `rebuilds` times in ten minutes."""
 
     def __init__(
         self,
-        task: Task,
+        task: EnvWorkerTask,
         num: int,
         *,
         seed: int,
@@ -56,13 +56,13 @@ class Workers:
         self.num, self._name, self._clock = num, task.env.id, clock
         self.spec, self.notes = scouted(task, episode_seed(seed, stream, 0, 0), os.devnull)
         limits = {"step_seconds": step_seconds, "memory_bytes": memory_bytes}
-        self._staff = Staff(task, self.spec, num, min(workers, num), logs=logs, clock=clock, **limits)  # type: ignore[arg-type]
-        self._episodes = Episodes(num, seed, stream)
-        self._budgets = [Budget(rebuilds, _WINDOW_SECONDS) for _ in range(num)]
+        self._staff = EnvWorkerPool(task, self.spec, num, min(workers, num), logs=logs, clock=clock, **limits)  # type: ignore[arg-type]
+        self._episodes = EpisodeRecorder(num, seed, stream)
+        self._budgets = [RestartBudget(rebuilds, _WINDOW_SECONDS) for _ in range(num)]
         self._shaky = np.zeros(num, bool)  # lanes with a fault not long ago
         self._gone = np.ones(num, bool)  # lanes that have no environment to step
-        self._faults: deque[Fault] = deque(maxlen=_KEPT_FAULTS)
-        self._last_fault: Fault | None = None  # kept when the others are taken: it may end the run later
+        self._faults: deque[EnvFault] = deque(maxlen=_KEPT_FAULTS)
+        self._last_fault: EnvFault | None = None  # kept when the others are taken: it may end the run later
         self._last = blank(self.spec, num)
         self._sent: Array | None = None  # actions
         self._command = np.zeros(num, np.int8)
@@ -98,7 +98,7 @@ class Workers:
         self._require_idle()
         self._last = replace(self._last, truncated=self._last.truncated | lanes)
 
-    def take_faults(self) -> list[Fault]:
+    def take_faults(self) -> list[EnvFault]:
         """What failed since this was last asked, the newest of them if they were too many."""
         taken = list(self._faults)
         self._faults.clear()
@@ -193,7 +193,7 @@ class Workers:
             self._budgets[lane].settle()
         self._shaky &= ~well
 
-    def _charge(self, fault: Fault, now: float) -> None:
+    def _charge(self, fault: EnvFault, now: float) -> None:
         before = self.quarantined
         for lane in fault.guilty:
             if not before[lane]:
@@ -269,4 +269,4 @@ class Workers:
             f" (env.rebuilds) in {_WINDOW_SECONDS:.0f} s and were given up. The last fault: {fault.what}",
             f"It said:\n{shown}" if shown else "It said nothing more.",
             _FIXES.get(fault.kind, "Mend the environment."),
-        ) from Elsewhere(fault.cause)
+        ) from EnvWorkerFailed(fault.cause)

@@ -6,7 +6,7 @@ from qfleet.plan.derived import total_updates
 from qfleet.plan.schema import (
     CopyTarget,
     ExponentialAnneal,
-    Fresh,
+    FreshReplay,
     LinearEpsilon,
     PeriodicReset,
     Plan,
@@ -37,7 +37,11 @@ def _nothing_learned(plan: Plan) -> str | None:
 
 def _target_stays(plan: Plan) -> str | None:
     target, total = plan.algo.target, total_updates(plan)
-    if not isinstance(target, CopyTarget) or isinstance(plan.replay, Fresh) or not 0 < total < target.every_updates:
+    if (
+        not isinstance(target, CopyTarget)
+        or isinstance(plan.replay, FreshReplay)
+        or not 0 < total < target.every_updates
+    ):
         return None
     asked = f"algo.target.every_updates={target.every_updates}"
     return f"the target network keeps its first weights: {asked}, the run makes {total} updates"

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from qfleet.plan import paths
 from qfleet.plan.draft import DEFAULT, show
-from qfleet.plan.schema import Plan, Replay
+from qfleet.plan.schema import BufferReplay, Plan
 
 COMMAND_LINE = "command line"
 PYTHON = "Python"
@@ -27,9 +27,9 @@ class Case:
         return f"{path}={show(paths.flatten(self.plan).get(path))} ({self.origins.get(path, DEFAULT)})"
 
     @property
-    def buffer(self) -> Replay | None:
+    def buffer(self) -> BufferReplay | None:
         """The replay, unless the plan learns from fresh experience only."""
-        return self.plan.replay if isinstance(self.plan.replay, Replay) else None
+        return self.plan.replay if isinstance(self.plan.replay, BufferReplay) else None
 
     def asked_now(self, path: str) -> bool:
         """Whether this very command asked for it."""

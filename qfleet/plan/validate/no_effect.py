@@ -5,7 +5,7 @@ What a preset or a default says is left alone.
 
 from collections.abc import Callable
 
-from qfleet.plan.schema import CountBonus, Inline, MaxRule, Plan, Processes, Ray, SoftmaxExplore
+from qfleet.plan.schema import CountBonus, InlineRuntime, MaxRule, Plan, ProcessesRuntime, RayRuntime, SoftmaxExplore
 from qfleet.plan.sync_schema import (
     AllreduceSync,
     Coded,
@@ -38,7 +38,7 @@ def _loose(plan: Plan) -> bool:
 def _unsupervised(plan: Plan) -> bool:
     # Central inference of processes has workers of its own, and may be chosen when the run begins.
     runtime = plan.runtime
-    return plan.env.workers == 0 and not (isinstance(runtime, Processes) and runtime.inference != "local")
+    return plan.env.workers == 0 and not (isinstance(runtime, ProcessesRuntime) and runtime.inference != "local")
 
 
 def _uncoded(plan: Plan) -> bool:
@@ -52,7 +52,7 @@ def _one_by_one(plan: Plan) -> bool:
 def _unbucketed(plan: Plan) -> bool:
     if not (is_together(plan) and isinstance(plan.sync, AllreduceSync)):
         return False
-    sockets = isinstance(plan.runtime, Ray) or plan.learners.backend in SOCKETS
+    sockets = isinstance(plan.runtime, RayRuntime) or plan.learners.backend in SOCKETS
     return not sockets or plan.sync.codec != NoCodec() or sends_steps(plan.sync)
 
 
@@ -66,7 +66,7 @@ def _whole(plan: Plan) -> bool:
 
 
 def _fleetless(plan: Plan) -> bool:
-    return isinstance(plan.runtime, Ray) and has_bundles(plan)
+    return isinstance(plan.runtime, RayRuntime) and has_bundles(plan)
 
 
 # (setting, when it has no effect, why)
@@ -148,13 +148,13 @@ IDLE: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ),
     (
         "log.history",
-        lambda plan: isinstance(plan.runtime, Inline) and not is_together(plan),
+        lambda plan: isinstance(plan.runtime, InlineRuntime) and not is_together(plan),
         "A learner that acts by itself exchanges nothing that could be written down.",
     ),
     *((f"runtime.{name}", _fleetless, NO_FLEET) for name in FLEET),
     (
         "runtime.replay_cpus",
-        lambda plan: isinstance(plan.runtime, Ray) and not plan.runtime.replay_process,
+        lambda plan: isinstance(plan.runtime, RayRuntime) and not plan.runtime.replay_process,
         "It is what the process of runtime.replay_process=true asks for.",
     ),
     ("env.rebuilds", _unsupervised, "Environments are rebuilt in processes of their own: see env.workers."),

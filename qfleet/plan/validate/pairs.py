@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qfleet.plan.schema import (
+    BufferReplay,
     CategoricalHead,
     CountBonus,
     DuplicatesFilter,
@@ -16,9 +17,8 @@ from qfleet.plan.schema import (
     Plan,
     PlateauRate,
     PrioritizedSampler,
-    Processes,
-    Ray,
-    Replay,
+    ProcessesRuntime,
+    RayRuntime,
     SequencesView,
     SteadyBatch,
 )
@@ -36,20 +36,20 @@ def _sequences(plan: Plan) -> bool:
 
 
 def _actor_priority(plan: Plan) -> bool:
-    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
     return isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor"
 
 
 def _filters(plan: Plan) -> bool:
-    return isinstance(plan.replay, Replay) and isinstance(plan.replay.filter, DuplicatesFilter)
+    return isinstance(plan.replay, BufferReplay) and isinstance(plan.replay.filter, DuplicatesFilter)
 
 
 def _mirrors(plan: Plan) -> bool:
-    return isinstance(plan.replay, Replay) and plan.replay.on_device
+    return isinstance(plan.replay, BufferReplay) and plan.replay.on_device
 
 
 def _compresses(plan: Plan) -> bool:
-    return isinstance(plan.replay, Replay) and plan.replay.compress
+    return isinstance(plan.replay, BufferReplay) and plan.replay.compress
 
 
 def _pays(plan: Plan) -> bool:
@@ -255,7 +255,7 @@ PAIRS: tuple[Pair, ...] = (
         "replay.compress",
         "runtime.replay_process",
         # On Ray only the replay's own process sees its rows.
-        lambda plan: _compresses(plan) and isinstance(plan.runtime, Processes) and plan.runtime.replay_process,
+        lambda plan: _compresses(plan) and isinstance(plan.runtime, ProcessesRuntime) and plan.runtime.replay_process,
         "The rows of a replay in a process of its own are seen by two processes, compressed ones only by one.",
         "Leave replay.compress or runtime.replay_process off.",
     ),
@@ -276,14 +276,14 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.backend",
         "runtime.type",
-        lambda plan: is_together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, Ray),
+        lambda plan: is_together(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, RayRuntime),
         "Learners on Ray may be on different nodes, which share no memory.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
     Pair(
         "learners.backend",
         "runtime.type",
-        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.runtime, Ray),
+        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.runtime, RayRuntime),
         "Learners on Ray are processes that Ray starts, and meet by gloo.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
@@ -311,7 +311,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.bundles",
         "runtime.type",
-        lambda plan: has_bundles(plan) and isinstance(plan.runtime, Processes),
+        lambda plan: has_bundles(plan) and isinstance(plan.runtime, ProcessesRuntime),
         "A bundle acts in its learner's process; there are no other actors.",
         "Use runtime.type=inline or ray, or leave learners.bundles off.",
     ),
@@ -325,7 +325,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.bundles",
         "runtime.replay_process",
-        lambda plan: has_bundles(plan) and isinstance(plan.runtime, Ray) and plan.runtime.replay_process,
+        lambda plan: has_bundles(plan) and isinstance(plan.runtime, RayRuntime) and plan.runtime.replay_process,
         "A bundle remembers in its learner's process.",
         "Leave learners.bundles or runtime.replay_process off.",
     ),

@@ -5,7 +5,7 @@ import re
 from msgspec.structs import replace
 
 from qfleet.plan.presets.pieces import ATARI, CARTPOLE
-from qfleet.plan.schema import Fresh, Inline, Plan, Ray, Replay
+from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, RayRuntime
 from qfleet.plan.validate.case import Case, Problem, Rule
 
 ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
@@ -14,7 +14,7 @@ ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 def is_central(plan: Plan) -> bool:
     """Does one actor choose everybody's actions?"""
-    return not isinstance(plan.runtime, Inline) and getattr(plan.runtime, "inference", None) == "central"
+    return not isinstance(plan.runtime, InlineRuntime) and getattr(plan.runtime, "inference", None) == "central"
 
 
 def num_senders(plan: Plan) -> int:
@@ -29,12 +29,12 @@ def has_bundles(plan: Plan) -> bool:
 
 def has_replay_process(plan: Plan) -> bool:
     """Has the replay a process of its own?"""
-    return not isinstance(plan.runtime, Inline) and plan.runtime.replay_process
+    return not isinstance(plan.runtime, InlineRuntime) and plan.runtime.replay_process
 
 
 def one_bundle(plan: Plan) -> Plan:
     """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
-    if not has_bundles(plan) or not isinstance(plan.replay, Replay):
+    if not has_bundles(plan) or not isinstance(plan.replay, BufferReplay):
         return plan
     num, algo = plan.learners.num, plan.algo
     start = -(-algo.learn_start_steps // num)
@@ -56,7 +56,7 @@ def _bundles_are_equal(case: Case) -> Problem:
 
 
 def _someone_else_acts(case: Case) -> Problem:
-    if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, Inline):
+    if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, InlineRuntime):
         return None
     what = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
     return what, f"Set runtime.type={' or '.join(ELSEWHERE)}, or leave actors.num at 1."
@@ -97,7 +97,7 @@ def _workers_have_work(case: Case) -> Problem:
 
 def _address_is_one(case: Case) -> Problem:
     runtime = case.plan.runtime
-    if not isinstance(runtime, Ray) or runtime.address is None or ADDRESS.fullmatch(runtime.address):
+    if not isinstance(runtime, RayRuntime) or runtime.address is None or ADDRESS.fullmatch(runtime.address):
         return None
     return f"{case.named('runtime.address')} is not host:port", "Give it as `ray start` prints it: 10.0.0.1:6379."
 
@@ -107,7 +107,7 @@ def _steps_end_first(case: Case) -> Problem:
     # Central inference gives environments processes of their own too, but for those that are stepped in native code.
     native = ATARI.search(env.id) or CARTPOLE.search(env.id)
     timed = env.workers or (is_central(case.plan) and not native)
-    if isinstance(runtime, Inline) or not timed or env.step_timeout_seconds < runtime.hung_seconds:
+    if isinstance(runtime, InlineRuntime) or not timed or env.step_timeout_seconds < runtime.hung_seconds:
         return None
     what = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
     return what, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
@@ -115,7 +115,7 @@ def _steps_end_first(case: Case) -> Problem:
 
 def _chunks_fit(case: Case) -> Problem:
     runtime, replay = case.plan.runtime, case.plan.replay
-    if isinstance(runtime, Inline) or not isinstance(replay, Fresh) or runtime.chunk_rows <= replay.rows:
+    if isinstance(runtime, InlineRuntime) or not isinstance(replay, FreshReplay) or runtime.chunk_rows <= replay.rows:
         return None
     what = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
     return what, f"Set runtime.chunk_rows={replay.rows} or less."

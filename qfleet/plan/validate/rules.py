@@ -17,7 +17,7 @@ from qfleet.plan.schema import (
     CopyTarget,
     ExponentialAnneal,
     ExponentialEpsilon,
-    Fresh,
+    FreshReplay,
     GrowingBatch,
     LinearEpsilon,
     MlpTorso,
@@ -349,7 +349,7 @@ def _windows_close(case: Case) -> Problem:
 
 def _block_divides(case: Case) -> Problem:
     replay = case.plan.replay
-    if not isinstance(replay, Fresh) or replay.minibatches <= replay.rows * case.plan.env.num:
+    if not isinstance(replay, FreshReplay) or replay.minibatches <= replay.rows * case.plan.env.num:
         return None
     block = f"the steps of {case.named('replay.rows')} and {case.named('env.num')}"
     what = f"{case.named('replay.minibatches')} is more than {block}"

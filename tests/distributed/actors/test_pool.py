@@ -13,15 +13,15 @@ from qfleet import Plan
 from qfleet.act import acting, make_explorer
 from qfleet.act.actor import joined
 from qfleet.build import components
-from qfleet.build.components import Line, join_parts, make_actor, make_own_world, make_policy, make_train_world
+from qfleet.build.components import Components, join_parts, make_actor, make_own_world, make_policy, make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.data import Rollout, Tick, count_steps
-from qfleet.distributed.actors.pool import COUNTS, SUPERVISE, Fleet, cut_to
+from qfleet.distributed.actors.pool import COUNTS, SUPERVISE, ActorPool, cut_to
 from qfleet.distributed.worker.supervisor import Supervisor
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
-from qfleet.train.async_loop import Overlapped
-from qfleet.train.channels import Queue, Shelf
+from qfleet.training.async_loop import AsyncLoop
+from qfleet.training.channels import LatestWeights, RolloutQueue
 from tests.support.runs import SMALL
 
 CPU = "cpu"
@@ -30,14 +30,16 @@ CPU = "cpu"
 class Puppet:
     """An actor that moves only when it is asked for a rollout."""
 
-    def __init__(self, plan: Plan, shelf: Shelf, worker: int, incarnation: int, steps: Callable[[], int]) -> None:
+    def __init__(
+        self, plan: Plan, shelf: LatestWeights, worker: int, incarnation: int, steps: Callable[[], int]
+    ) -> None:
         import torch
 
         world = make_own_world(plan, worker, incarnation)
         policy = make_policy(plan, world.spec, torch.device(CPU))
         actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, elapsed=steps)
         actor.start()
-        self.queue, self.lives, self.moved = Queue(4), True, 0
+        self.queue, self.lives, self.moved = RolloutQueue(4), True, 0
         self.stuck = self.senseless = self.ended = self.closed = False
         self.extra: deque[Rollout] = deque()  # what a bad wire delivers besides
         self.act: Iterator[Tick] = acting(actor, self.queue, shelf, rows=3)
@@ -79,7 +81,7 @@ class Theatre:
     """A site of puppets."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.shelf, self.folder = plan, Shelf(), None
+        self.plan, self.shelf, self.folder = plan, LatestWeights(), None
         self.steps, self.hired = 0, list[tuple[int, int]]()
         self.published: list[int] = []
         self.closed = False
@@ -113,7 +115,7 @@ class Clock:
         return self.now
 
 
-def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
+def make_theatre(**settings: Any) -> tuple[Components, ActorPool, Theatre, Clock]:
     overrides = {**SMALL, "runtime.type": "processes", "actors.num": 2, "until.steps": 5_000, **settings}
     plan = make_plan("CartPole-v1", overrides=overrides)
     world = make_train_world(plan)
@@ -123,9 +125,9 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
     workers = plan.actors.num
     supervisor = Supervisor(workers, hung_seconds=5, restarts=2, rng=np.random.default_rng(0))
 
-    def hire(learning: Any) -> Fleet:
+    def hire(learning: Any) -> ActorPool:
         explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num)
-        return Fleet(
+        return ActorPool(
             learning,
             explorer,
             theatre,
@@ -138,22 +140,22 @@ def make_theatre(**settings: Any) -> tuple[Line, Fleet, Theatre, Clock]:
 
     line = join_parts(plan, world.spec, hire)
     fleet = line.actor
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, ActorPool)
     return line, fleet, theatre, clock
 
 
-def turn(runtime: Overlapped, times: int = 1) -> list[Tick]:
+def turn(runtime: AsyncLoop, times: int = 1) -> list[Tick]:
     return [tick for _ in range(times) for tick in runtime.turn()]
 
 
-def owed(line: Line) -> int:
+def owed(line: Components) -> int:
     gate = line.feed.gate  # type: ignore[attr-defined]
     return int(gate.allowed(line.steps) - gate.updates - gate.forgiven)
 
 
 def test_after_every_turn_all_updates_are_made() -> None:
     line, fleet, _, _ = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     for _ in range(20):
         turn(runtime)
         assert owed(line) == 0
@@ -163,14 +165,14 @@ def test_after_every_turn_all_updates_are_made() -> None:
 
 def test_everyone_is_heard_in_turn() -> None:
     line, fleet, _, _ = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     turn(runtime, 10)
     assert fleet.ledger.rollouts == [5, 5]
 
 
 def test_a_run_ends_with_the_row_that_reaches_its_steps() -> None:
     line, fleet, _, _ = make_theatre(**{"until.steps": 101})
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     while line.steps < 101:
         turn(runtime)
     assert 101 <= line.steps < 101 + 2  # two lanes per actor
@@ -208,19 +210,19 @@ def test_every_purpose_of_random_numbers_has_a_number_of_its_own() -> None:
 
 def test_versions_only_rise_even_after_going_back() -> None:
     line, fleet, theatre, _ = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     turn(runtime, 20)
     state, updates = line.state_dict(), line.learner.updates
     turn(runtime, 6)
     line.load_state_dict(state)
     assert line.learner.updates == updates
-    turn(Overlapped(line, fleet), 6)
+    turn(AsyncLoop(line, fleet), 6)
     assert theatre.published == sorted(set(theatre.published))
 
 
 def test_what_comes_twice_enters_once() -> None:
     line, fleet, _, _ = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     turn(runtime, 2)
     puppet: Any = fleet.hands[0]
     again = puppet.get()
@@ -236,7 +238,7 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     line, fleet, theatre, clock = make_theatre()
     told: list[dict[str, Any]] = []
     fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     turn(runtime, 6)
     victim: Any = fleet.hands[1]
     for _ in range(4):
@@ -266,7 +268,7 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
 
 def test_a_death_is_seen_in_the_middle_of_a_long_turn() -> None:
     line, fleet, _, clock = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     while not line.learner.updates:
         clock.now += 0.1
         turn(runtime)
@@ -284,7 +286,7 @@ def test_a_death_is_seen_in_the_middle_of_a_long_turn() -> None:
 
 def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:
     line, fleet, _, clock = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
 
     def kill_all() -> None:
         for _ in range(400):
@@ -300,7 +302,7 @@ def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:
 
 def test_one_that_is_given_up_leaves_the_others_at_work() -> None:
     line, fleet, _, clock = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     for _ in range(60):
         clock.now += 1.0
         if 0 in fleet.hands:
@@ -311,13 +313,13 @@ def test_one_that_is_given_up_leaves_the_others_at_work() -> None:
     turn(runtime, 5)
     assert fleet.ledger.rollouts[1] == before + 5
     line.load_state_dict(line.state_dict())  # going back is no reason to try it again
-    turn(Overlapped(line, fleet), 5)
+    turn(AsyncLoop(line, fleet), 5)
     assert list(fleet.hands) == [1]
 
 
 def test_coming_back_begins_later_incarnations_and_counts_on() -> None:
     line, fleet, theatre, _ = make_theatre()
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     turn(runtime, 12)
     state, steps = line.state_dict(), line.steps
     turn(runtime, 4)
@@ -325,14 +327,14 @@ def test_coming_back_begins_later_incarnations_and_counts_on() -> None:
     assert lost.all()
     assert not fleet.hands
     assert line.steps == steps == fleet.ledger.total_steps
-    turn(Overlapped(line, fleet), 6)
+    turn(AsyncLoop(line, fleet), 6)
     assert theatre.hired[2:] == [(0, 1), (1, 1)]
     assert line.steps == fleet.ledger.total_steps > steps
 
 
 def test_closing_ends_everyone() -> None:
     line, fleet, theatre, _ = make_theatre()
-    Overlapped(line, fleet)
+    AsyncLoop(line, fleet)
     puppets: list[Any] = list(fleet.hands.values())
     line.close()
     assert theatre.closed
@@ -373,7 +375,7 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
 
     theatre.hire = hired  # type: ignore[method-assign]
     fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
-    runtime = Overlapped(line, fleet)
+    runtime = AsyncLoop(line, fleet)
     for _ in range(NUM_TICKS):
         clock.now += TICK_SECONDS
         before = -1

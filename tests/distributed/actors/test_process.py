@@ -23,7 +23,7 @@ import qfleet.testing.toys as toys
 from qfleet import Plan, Run, resume, train
 from qfleet.audit.checks import check_history
 from qfleet.data import Rollout
-from qfleet.distributed.actors.pool import Fleet
+from qfleet.distributed.actors.pool import ActorPool
 from qfleet.errors import EnvError, UsageError
 from qfleet.learn import Learner
 from qfleet.learn.learner import NonFiniteUpdate
@@ -171,16 +171,16 @@ def make_signed() -> gym.Env[Any, Any]:
 
 @pytest.mark.parametrize("inference", ["central", "local"])
 def test_who_sends_and_who_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str) -> None:
-    take_in, heard, sending = Fleet.take_in, list[Rollout](), set[tuple[str, int | None]]()
+    take_in, heard, sending = ActorPool.take_in, list[Rollout](), set[tuple[str, int | None]]()
 
-    def listening(fleet: Fleet, rollout: Rollout) -> None:
+    def listening(fleet: ActorPool, rollout: Rollout) -> None:
         heard.append(replace(rollout, obs=rollout.obs.copy()))
         take_in(fleet, rollout)
 
     def look(row: Row) -> None:
         sending.update((child.name, child.pid) for child in multiprocessing.active_children())
 
-    monkeypatch.setattr(Fleet, "take_in", listening)
+    monkeypatch.setattr(ActorPool, "take_in", listening)
     plan = plan_of("toys/Random-v0", **{"runtime.inference": inference})
     run = train(plan, out=tmp_path, env=make_signed, callbacks=[look])
     require_sound(run, plan)
@@ -467,7 +467,7 @@ LEARNERS: Settings = {"learners.num": 3, "sync.type": "server", "sync.shards": 2
 def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Settings, num: int) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     before = set(os.listdir(SHARED))
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     command = [sys.executable, tmp_path / "script.py", tmp_path / "runs", json.dumps(more)]
     driver = subprocess.Popen(command, env=environment)
     limit = time.monotonic() + 60

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.act.policy import NonFiniteValues, Policy
-from qfleet.act.population_policy import Crowd
+from qfleet.act.population_policy import PopulationPolicy
 from qfleet.data import Array
-from qfleet.distributed.actors.weights_board import Board, layout_of
+from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.nets import QNet
 from qfleet.qlearn import Scalar
 
@@ -37,12 +37,12 @@ def version_in(weights: dict[str, Tensor]) -> int:
     return version
 
 
-def memory_of(board: Board) -> Any:
+def memory_of(board: SharedWeightsBoard) -> Any:
     return np.frombuffer(board.region.view, np.uint8)
 
 
 def test_what_is_published_is_read_once() -> None:
-    board = Board(layout_of(weights_of(0)))
+    board = SharedWeightsBoard(layout_of(weights_of(0)))
     assert board.read(0) is None
     assert board.read(-1) is None
     for version in (1, 2, 5):
@@ -57,7 +57,7 @@ def test_what_is_published_is_read_once() -> None:
 
 
 def test_readers_get_the_same_tensors_every_time() -> None:
-    board = Board(layout_of(weights_of(0)))
+    board = SharedWeightsBoard(layout_of(weights_of(0)))
     board.publish(1, weights_of(1))
     first = board.read(0)
     board.publish(2, weights_of(2))
@@ -75,7 +75,7 @@ def make_policy(seed: int) -> Policy:
 
 def test_a_policy_follows_without_being_rebuilt() -> None:
     learner, policy = make_policy(1).net, make_policy(2)
-    board, obs = Board(layout_of(learner.state_dict())), np.ones((4, 3), np.float32)
+    board, obs = SharedWeightsBoard(layout_of(learner.state_dict())), np.ones((4, 3), np.float32)
     board.publish(1, learner.state_dict())
     policy.load(*board.read(0) or pytest.fail("nothing there"))
     parameters = [parameter.data_ptr() for parameter in policy.net.parameters()]
@@ -91,9 +91,12 @@ def test_a_policy_follows_without_being_rebuilt() -> None:
 
 
 def test_a_population_follows_too() -> None:
-    learners, crowd = [make_policy(seed).net for seed in (1, 2)], Crowd([make_policy(seed) for seed in (3, 4)])
+    learners, crowd = (
+        [make_policy(seed).net for seed in (1, 2)],
+        PopulationPolicy([make_policy(seed) for seed in (3, 4)]),
+    )
     weights = [learner.state_dict() for learner in learners]
-    board = Board(layout_of(weights))
+    board = SharedWeightsBoard(layout_of(weights))
     for version in (1, 2):
         with torch.no_grad():
             for learner in learners:
@@ -107,7 +110,7 @@ def test_a_population_follows_too() -> None:
 
 def test_tensors_keep_their_order_in_memory() -> None:
     weights = {"w": torch.randn(8, 4, 3, 3).to(memory_format=torch.channels_last), "t": torch.randn(3, 5).t()}
-    board = Board(layout_of(weights))
+    board = SharedWeightsBoard(layout_of(weights))
     board.publish(1, weights)
     _, found = board.read(0) or pytest.fail("nothing there")
     for name, tensor in weights.items():
@@ -117,7 +120,7 @@ def test_tensors_keep_their_order_in_memory() -> None:
 
 @pytest.mark.parametrize("other", [{"a": torch.zeros(3)}, {"a": torch.zeros(2, dtype=torch.int64)}])
 def test_other_weights_do_not_fit(other: dict[str, Tensor]) -> None:
-    board = Board(layout_of({"a": torch.zeros(2)}))
+    board = SharedWeightsBoard(layout_of({"a": torch.zeros(2)}))
     with pytest.raises(ValueError, match="a is"):
         board.publish(1, other)
     with pytest.raises(KeyError):
@@ -129,7 +132,7 @@ def test_other_weights_do_not_fit(other: dict[str, Tensor]) -> None:
 def test_half_a_version_is_never_accepted(size: int) -> None:
     """A reader sees any mixture of the buffer before and after; what it acts by stays as it was."""
     rng = np.random.default_rng(0)
-    board = Board(layout_of(weights_of(0, size)))
+    board = SharedWeightsBoard(layout_of(weights_of(0, size)))
     board.publish(1, weights_of(1, size))
     board.publish(2, weights_of(2, size))
     _, live = board.read(1) or pytest.fail("nothing there")
@@ -151,7 +154,7 @@ def test_half_a_version_is_never_accepted(size: int) -> None:
 
 
 def test_weights_of_one_version_do_not_pass_for_another() -> None:
-    board = Board(layout_of(weights_of(0)))
+    board = SharedWeightsBoard(layout_of(weights_of(0)))
     board.publish(1, weights_of(1))
     header = next(header for header in board.headers if any(header))
     header[0] = 9  # the version's lowest byte
@@ -159,7 +162,7 @@ def test_weights_of_one_version_do_not_pass_for_another() -> None:
 
 
 def test_numbers_are_told_with_and_without_weights() -> None:
-    board = Board(layout_of(weights_of(0)), ("env_steps", "stop"))
+    board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
     assert board.numbers() == {"env_steps": 0, "stop": 0}
     board.publish(1, weights_of(1), env_steps=2**60)
     board.tell(stop=1)
@@ -169,7 +172,7 @@ def test_numbers_are_told_with_and_without_weights() -> None:
 
 
 def test_half_written_numbers_are_not_read() -> None:
-    board = Board(layout_of(weights_of(0)), ("env_steps", "stop"))
+    board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
     board.tell(env_steps=0x0101010101010101)
     board.tell(env_steps=0x0202020202020202, stop=1)
     memory = memory_of(board)
@@ -177,7 +180,7 @@ def test_half_written_numbers_are_not_read() -> None:
     known = board.numbers()
     board.tell(env_steps=0x0303030303030303)
     after, changed = memory.copy(), np.flatnonzero(before != memory)
-    fresh = Board(board.layout, board.names, region=board.region)
+    fresh = SharedWeightsBoard(board.layout, board.names, region=board.region)
     for cut in changed[1:]:
         for new in (np.arange(len(memory)) < cut, np.arange(len(memory)) >= cut):
             memory[:] = np.where(new, after, before)
@@ -188,7 +191,7 @@ def test_half_written_numbers_are_not_read() -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_weights_that_are_not_finite_are_not_published(bad: float) -> None:
-    board = Board(layout_of(weights_of(0)))
+    board = SharedWeightsBoard(layout_of(weights_of(0)))
     board.publish(1, weights_of(1))
     broken = weights_of(2)
     broken["a"][3, 3] = bad
@@ -197,7 +200,7 @@ def test_weights_that_are_not_finite_are_not_published(bad: float) -> None:
     assert version_in((board.read(0) or pytest.fail("nothing there"))[1]) == 1
 
 
-def hammer(board: Board, seconds: float, size: int) -> None:
+def hammer(board: SharedWeightsBoard, seconds: float, size: int) -> None:
     """New versions without a break."""
     torch.set_num_threads(1)
     deadline, version = time.monotonic() + seconds, 0
@@ -219,7 +222,7 @@ class Interrupted:
         return np.concatenate([first, self.flat[half:]])
 
 
-def watch(board: Board, process: multiprocessing.process.BaseProcess) -> list[int]:
+def watch(board: SharedWeightsBoard, process: multiprocessing.process.BaseProcess) -> list[int]:
     """Every version that can be read while the process lives, each found whole."""
     deadline, versions, told = time.monotonic() + PATIENCE_SECONDS, [0], 0
     while process.is_alive():
@@ -238,7 +241,7 @@ def watch(board: Board, process: multiprocessing.process.BaseProcess) -> list[in
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_reader_sees_whole_versions_while_a_writer_hammers(interrupted: bool) -> None:
     size = 20_000
-    board = Board(layout_of(weights_of(0, size)))
+    board = SharedWeightsBoard(layout_of(weights_of(0, size)))
     process = CONTEXT.Process(target=hammer, args=(board, 2.0, size))
     process.start()
     if interrupted:
@@ -251,7 +254,7 @@ def test_a_reader_sees_whole_versions_while_a_writer_hammers(interrupted: bool) 
     assert versions[-1] == last or (board.read(versions[-1]) or pytest.fail("nothing there"))[0] == last
 
 
-def kill_hammers(boards: list[Board], size: int) -> None:
+def kill_hammers(boards: list[SharedWeightsBoard], size: int) -> None:
     rng = random.Random(5)
     for board in boards:
         child = os.fork()
@@ -265,7 +268,7 @@ def kill_hammers(boards: list[Board], size: int) -> None:
 @pytest.mark.chaos
 def test_a_killed_writer_leaves_a_whole_version() -> None:
     size = 20_000
-    boards = [Board(layout_of(weights_of(0, size))) for _ in range(20)]
+    boards = [SharedWeightsBoard(layout_of(weights_of(0, size))) for _ in range(20)]
     process = CONTEXT.Process(target=kill_hammers, args=(boards, size))
     process.start()
     process.join(PATIENCE_SECONDS)

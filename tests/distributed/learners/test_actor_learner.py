@@ -11,18 +11,18 @@ from safetensors.numpy import load_file
 from qfleet import resume, train
 from qfleet.audit.checks import check_history
 from qfleet.build.components import make_train_world
-from qfleet.distributed.learners.actor_learner import Bundle, make_bundle
+from qfleet.distributed.learners.actor_learner import ActorLearner, make_bundle
 from qfleet.distributed.learners.actor_learner_state import bundle_files
-from qfleet.distributed.learners.group import Team
+from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
-from qfleet.plan.schema import Plan, Replay
+from qfleet.plan.schema import BufferReplay, Plan
 from qfleet.plan.sync_schema import ServerSync
 from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized
-from qfleet.train import requests
-from qfleet.train.evaluator import Judge
+from qfleet.training import requests
+from qfleet.training.evaluator import Evaluator
 from qfleet.watch import read_json, read_rows
 from tests.distributed.learners.test_runs import ends, events, saved, updates_due
 from tests.support.runs import JUDGED, RANDOM, SMALL, first_struck
@@ -46,7 +46,7 @@ def files_of(folder: Path, number: int) -> list[str]:
 def test_a_bundle_has_its_part_of_everything() -> None:
     plan = two(learners__num=4, env__num=8, algo__batch_size=64, replay__capacity=1000, algo__learn_start_steps=30)
     part = one_bundle(plan)
-    assert isinstance(part.replay, Replay)
+    assert isinstance(part.replay, BufferReplay)
     assert (part.env.num, part.algo.batch_size, part.replay.capacity, part.algo.learn_start_steps) == (2, 16, 250, 8)
     assert updates_per_step(part) == 4 * updates_per_step(plan)  # of its own steps: of everybody's, as many
     assert one_bundle(make_plan("CartPole-v1")) == make_plan("CartPole-v1")
@@ -120,7 +120,7 @@ def test_a_bundle_that_a_checkpoint_knows_nothing_of_is_told_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as lost:
-        lost.setattr(Team, "archive", lambda team: iter(()))  # as if it had been lost while it was read
+        lost.setattr(LearnerGroup, "archive", lambda team: iter(()))  # as if it had been lost while it was read
         half = train(two(until__steps=300), out=tmp_path)
     resumed = resume(half.path, steps=500)
     assert [event["learner"] for event in events(resumed.path, "bundle_inexact")] == [1]
@@ -139,11 +139,11 @@ def test_only_a_whole_set_of_files_is_given_back() -> None:
 # One of them, without the others
 
 
-def bundle_of(plan: Plan, number: int = 1, incarnation: int = 0) -> Bundle:
+def bundle_of(plan: Plan, number: int = 1, incarnation: int = 0) -> ActorLearner:
     return make_bundle(plan, make_train_world(plan).spec, number, incarnation)
 
 
-def all_hold(bundle: Bundle, times: float, steps: int = 100) -> dict[str, Any]:
+def all_hold(bundle: ActorLearner, times: float, steps: int = 100) -> dict[str, Any]:
     """An order of rank 0, by which all bundles hold so many times what this one does."""
     stock = bundle.feed.replay.stock()
     items, mass = round(times * stock.items), times * stock.mass
@@ -270,7 +270,7 @@ def test_a_run_of_bundles_goes_back_and_on(
 def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
     wishes = [requests.Wish(ServerSync(max_staleness=None), 3), requests.Wish(ServerSync(max_staleness=None), 2)]
 
     def wish(row: dict[str, Any]) -> None:
@@ -289,13 +289,13 @@ def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
 
 @pytest.mark.slow
 def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, validate = list[dict[str, Any]](), Judge.validate
+    seen, validate = list[dict[str, Any]](), Evaluator.validate
 
-    def noted(judge: Judge, policy: Any, **options: Any) -> Any:
+    def noted(judge: Evaluator, policy: Any, **options: Any) -> Any:
         seen.append({name: value.clone().numpy() for name, value in policy.net.state_dict().items()})
         return validate(judge, policy, **options)
 
-    monkeypatch.setattr(Judge, "validate", noted)
+    monkeypatch.setattr(Evaluator, "validate", noted)
     found = train(two(**{**GORILA, **JUDGED, "until.steps": 900}), out=tmp_path)
     best, rows = read_json(found.path / "best.json"), read_rows(found.path / "metrics.jsonl")
     judged = [row["env_steps"] for row in rows if row["kind"] == "eval" and row["split"] == "validation"]

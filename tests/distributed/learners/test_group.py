@@ -20,14 +20,14 @@ from qfleet.build.components import make_train_world, rejoin, together
 from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Spec
 from qfleet.data.wire_format import Parts
-from qfleet.distributed.learners.batch_scatter import Split
-from qfleet.distributed.learners.group import Team
-from qfleet.distributed.learners.handle import Mate
-from qfleet.distributed.learners.launcher import OwnQuarters
+from qfleet.distributed.learners.batch_scatter import SplitScatter
+from qfleet.distributed.learners.group import LearnerGroup
+from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 from qfleet.distributed.learners.worker import lone_learner
 from qfleet.distributed.parameter_server import driver
-from qfleet.distributed.parameter_server.driver import Server, Servers
-from qfleet.distributed.parameter_server.shard import Block
+from qfleet.distributed.parameter_server.driver import ShardProcess, ShardProcesses
+from qfleet.distributed.parameter_server.shard import WeightBlock
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
@@ -51,7 +51,7 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.replay import make_cut
 from qfleet.sync.comm import CommLost
-from qfleet.sync.served import Served
+from qfleet.sync.served import ServerClient
 from qfleet.sync.shard import Push
 from tests.support.runs import SMALL, Settings, process_of
 
@@ -133,8 +133,10 @@ def alone(plan: Plan) -> Learner:
 
 
 @contextmanager
-def teamed(plan: Plan) -> Iterator[Team]:
-    team = Team(plan, alone(plan), OwnQuarters(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo)))
+def teamed(plan: Plan) -> Iterator[LearnerGroup]:
+    team = LearnerGroup(
+        plan, alone(plan), LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+    )
     try:
         yield team
     finally:
@@ -159,13 +161,13 @@ def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def team() -> Iterator[Team]:
+def team() -> Iterator[LearnerGroup]:
     with teamed(small_plan(3)) as made:
         yield made
 
 
 @pytest.fixture
-def hasty() -> Iterator[Team]:
+def hasty() -> Iterator[LearnerGroup]:
     """A team that does not wait long for anybody."""
     with teamed(small_plan(3, more={"learners.timeout_seconds": LIMIT_SECONDS})) as made:
         yield made
@@ -180,7 +182,7 @@ def strike(pid: int | None, how: signal.Signals) -> None:
     os.kill(pid, how)
 
 
-def lost(team: Team) -> list[int]:
+def lost(team: LearnerGroup) -> list[int]:
     return [event["learner"] for event in team.take_events() if event["kind"] == "learner_lost"]
 
 
@@ -226,7 +228,7 @@ def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) ->
         assert team.learner.updates == one.updates == 20
 
 
-def test_parts_of_different_sizes_count_by_their_items(team: Team) -> None:
+def test_parts_of_different_sizes_count_by_their_items(team: LearnerGroup) -> None:
     one = alone(small_plan(1))
     for seed in range(5):
         expected, report = one.update(made_up(32, seed)), team.update(made_up(32, seed))  # 11, 11 and 10 items
@@ -252,7 +254,7 @@ def test_everybody_agrees_in_every_way_one_after_the_other() -> None:
         assert team.number == len(ways)  # a new group for each
 
 
-def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: Team) -> None:
+def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: LearnerGroup) -> None:
     """The slow one has the newest weights by the time it pushes, and waits for a step that nobody makes."""
     team.switch(ServerSync(spare=1))
     team.update(made_up(32))
@@ -272,7 +274,7 @@ def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: Team) 
     assert team.learner.updates == 7
 
 
-def test_one_that_is_slow_is_let_go_before_a_switch(team: Team) -> None:
+def test_one_that_is_slow_is_let_go_before_a_switch(team: LearnerGroup) -> None:
     """It waits at the server that is there, whatever comes after it."""
     team.switch(ServerSync(spare=1))
     team.update(made_up(32))
@@ -292,7 +294,7 @@ def test_one_that_is_slow_is_let_go_before_a_switch(team: Team) -> None:
 
 
 @pytest.mark.slow
-def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: Team) -> None:
+def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: LearnerGroup) -> None:
     """Rank 0 judges, or waits for experience, for longer than anybody is waited for."""
     hasty.switch(ServerSync(spare=1))
     hasty.update(made_up(32))
@@ -309,7 +311,7 @@ def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: Team) -> None:
     assert hasty.number == 1
 
 
-def test_a_switch_with_words_still_due_loses_nobody(team: Team) -> None:
+def test_a_switch_with_words_still_due_loses_nobody(team: LearnerGroup) -> None:
     for _ in range(3):
         for sync in (ServerSync(max_staleness=None), AllreduceSync()):
             team.switch(sync)
@@ -320,7 +322,7 @@ def test_a_switch_with_words_still_due_loses_nobody(team: Team) -> None:
 
 
 @pytest.mark.parametrize(("sync", "how"), STRIKES)
-def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: signal.Signals) -> None:
+def test_who_is_lost_is_done_without_and_replaced(hasty: LearnerGroup, sync: Sync, how: signal.Signals) -> None:
     team = hasty
     team.switch(sync)
     team.update(made_up(32))
@@ -342,7 +344,7 @@ def test_who_is_lost_is_done_without_and_replaced(hasty: Team, sync: Sync, how: 
     assert np.isfinite(report.priority).sum() + sum(len(ids) for ids, _ in (*report.late, *team.late)) >= 32
 
 
-def test_one_that_died_while_nobody_looked_takes_nobody_along(team: Team) -> None:
+def test_one_that_died_while_nobody_looked_takes_nobody_along(team: LearnerGroup) -> None:
     team.update(made_up(32))
     healthy = team.mates[2]
     strike(process_of(team.mates[1]).pid, signal.SIGKILL)
@@ -356,12 +358,14 @@ def test_one_that_died_while_nobody_looked_takes_nobody_along(team: Team) -> Non
 
 @pytest.mark.parametrize("sync", [ServerSync(shards=2), ServerSync(shards=2, max_staleness=4)], ids=["step", "loose"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: signal.Signals, sync: Sync) -> None:
+def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(
+    hasty: LearnerGroup, how: signal.Signals, sync: Sync
+) -> None:
     team = hasty
     team.switch(sync)
     team.update(made_up(32))
     team.rest()
-    assert isinstance(team.servers, Servers)
+    assert isinstance(team.servers, ShardProcesses)
     strike(team.servers.shards[1].process.pid, how)
     for seed in range(4):
         team.update(made_up(32, seed))
@@ -379,17 +383,17 @@ def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(hasty: Team, how: 
 
 
 def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
-    hasty: Team, monkeypatch: pytest.MonkeyPatch
+    hasty: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, started = Server.start, list[Server]()
+    start, started = ShardProcess.start, list[ShardProcess]()
 
-    def stopped(shard: Server) -> None:
+    def stopped(shard: ShardProcess) -> None:
         start(shard)
         started.append(shard)
         if len(started) <= 2:  # both shards of the first server
             strike(shard.process.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(Server, "start", stopped)
+    monkeypatch.setattr(ShardProcess, "start", stopped)
     monkeypatch.setattr(driver, "START_SECONDS", 1.0)
     hasty.switch(ServerSync(shards=2))
     begun = time.monotonic()
@@ -413,13 +417,13 @@ def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
         assert np.isfinite(report.priority).all()
 
 
-def taken(team: Team) -> list[int]:
+def taken(team: LearnerGroup) -> list[int]:
     """Gradients that shards had taken in whenever they were asked since the last time."""
     return [max(event["taken"]) for event in team.take_events() if event["kind"] == "server"]
 
 
 def test_one_that_is_found_lost_before_its_part_is_dealt_has_nobody_learn_twice(
-    team: Team, monkeypatch: pytest.MonkeyPatch
+    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team.switch(ServerSync(max_staleness=None, shards=1))
     team.update(made_up(32))
@@ -432,7 +436,7 @@ def test_one_that_is_found_lost_before_its_part_is_dealt_has_nobody_learn_twice(
         until(lambda: not quick.dealt or quick.talk.waits(0.1))
     hear = team.hear
 
-    def lost_meanwhile(mate: Mate) -> None:
+    def lost_meanwhile(mate: LearnerHandle) -> None:
         if mate is slow and process_of(slow).is_alive():
             time.sleep(0.5)  # whoever has a part of this batch has pushed its gradient
             process_of(slow).kill()
@@ -444,7 +448,7 @@ def test_one_that_is_found_lost_before_its_part_is_dealt_has_nobody_learn_twice(
     assert team.learner.updates == 4
 
 
-def test_one_that_cannot_be_reached_has_nobody_learn_twice(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_cannot_be_reached_has_nobody_learn_twice(team: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
     team.switch(ServerSync(max_staleness=None, shards=1))
     team.update(made_up(32))
     team.rest()
@@ -464,7 +468,9 @@ def test_one_that_cannot_be_reached_has_nobody_learn_twice(team: Team, monkeypat
     assert (team.number, team.learner.updates) == (1, 2)
 
 
-def test_one_that_dies_while_a_group_forms_keeps_nobody_waiting(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_dies_while_a_group_forms_keeps_nobody_waiting(
+    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone, healthy = team.mates[2], team.mates[1]
     order = gone.order
 
@@ -483,18 +489,20 @@ def test_one_that_dies_while_a_group_forms_keeps_nobody_waiting(team: Team, monk
 
 def test_a_team_that_is_interrupted_while_it_gathers_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(3)
-    quarters = OwnQuarters(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+    quarters = LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Team, "await_everybody", interrupted)
+    monkeypatch.setattr(LearnerGroup, "await_everybody", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Team(plan, alone(plan), quarters)
+        LearnerGroup(plan, alone(plan), quarters)
     assert [life.is_alive() for life in quarters.lives.values()] == [False, False]
 
 
-def test_one_that_is_still_starting_is_not_asked_to_draw_anew(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_still_starting_is_not_asked_to_draw_anew(
+    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(team, "feed", object())
     for mate in team.mates.values():
         monkeypatch.setattr(mate, "ready", False)
@@ -503,17 +511,17 @@ def test_one_that_is_still_starting_is_not_asked_to_draw_anew(team: Team, monkey
     assert not lost(team)
 
 
-def test_rank_0_has_the_versions_of_the_weights_it_gathered(team: Team) -> None:
+def test_rank_0_has_the_versions_of_the_weights_it_gathered(team: LearnerGroup) -> None:
     team.switch(ServerSync(max_staleness=2, shards=2))
     for seed in range(3):
         team.update(made_up(32, seed))
     team.rest()
     told = [event["versions"] for event in team.take_events() if event["kind"] == "server"]
-    assert isinstance(team.sync, Served)
+    assert isinstance(team.sync, ServerClient)
     assert team.sync.versions == told[-1] == [9, 9]
 
 
-def test_one_that_is_stopped_before_a_switch_is_charged_once(hasty: Team) -> None:
+def test_one_that_is_stopped_before_a_switch_is_charged_once(hasty: LearnerGroup) -> None:
     team = hasty
     team.switch(ServerSync(max_staleness=None))
     team.update(made_up(32))
@@ -531,7 +539,7 @@ def test_one_that_is_stopped_before_a_switch_is_charged_once(hasty: Team) -> Non
 
 
 def test_a_group_that_fails_while_it_forms_has_no_history_of_its_own(
-    team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    team: LearnerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     team.plan = replace(team.plan, log=replace(team.plan.log, history=True))
     team.settle(tmp_path)
@@ -591,9 +599,9 @@ def test_a_group_that_fails_again_and_again_is_given_up_and_rank_0_goes_on(monke
 def test_a_partner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(2, more={"learners.restarts": 0})
     spec = spec_of(plan)
-    quarters = OwnQuarters(plan, spec, spec, make_cut(plan.algo))
+    quarters = LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo))
     quarters.shown = None  # type: ignore[assignment]  nobody can make a network for that
-    team = Team(plan, alone(plan), quarters)
+    team = LearnerGroup(plan, alone(plan), quarters)
     try:
         team.update(made_up(32))
         (lost,) = [event for event in team.take_events() if event["kind"] == "learner_lost"]
@@ -665,7 +673,7 @@ def test_a_partner_says_that_its_codec_was_given_up() -> None:
 
 
 def test_a_stale_gradient_makes_a_smaller_step_of_the_optimiser() -> None:
-    block = Block(
+    block = WeightBlock(
         small_plan(2, more={"optim.type": "sgd"}), ServerSync(max_staleness=None, slow_down=True, shards=1), [3]
     )
     block.load([np.zeros(3, np.float32) for _ in block.kept])
@@ -675,7 +683,7 @@ def test_a_stale_gradient_makes_a_smaller_step_of_the_optimiser() -> None:
     assert block.shard.weights.tolist() == [-0.5 - 0.5 - 0.25] * 3
 
 
-def test_words_of_a_time_that_is_taken_back_are_heard_before_it_is(team: Team) -> None:
+def test_words_of_a_time_that_is_taken_back_are_heard_before_it_is(team: LearnerGroup) -> None:
     team.switch(ServerSync(max_staleness=None))
     team.update(made_up(32))
     strike(process_of(team.mates[1]).pid, signal.SIGSTOP)
@@ -688,7 +696,7 @@ def test_words_of_a_time_that_is_taken_back_are_heard_before_it_is(team: Team) -
 
 
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(shards=2), LocalSync(every_updates=1)], ids=str)
-def test_weights_that_are_replaced_reach_everybody(team: Team, sync: Sync) -> None:
+def test_weights_that_are_replaced_reach_everybody(team: LearnerGroup, sync: Sync) -> None:
     team.switch(sync)
     team.update(made_up(32))
     team.rest()
@@ -716,7 +724,7 @@ def test_weights_that_are_replaced_reach_everybody(team: Team, sync: Sync) -> No
     ],
     ids=str,
 )
-def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: Team, sync: Sync) -> None:
+def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: LearnerGroup, sync: Sync) -> None:
     team.switch(sync)
     team.update(made_up(32))
     before, bad = weights(team.learner).clone(), made_up(32)
@@ -730,7 +738,7 @@ def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: Team, sync:
     assert team.learner.finite()
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_others_of_its_window(team: Team, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_leaves_the_others_of_its_window(team: LearnerGroup, tmp_path: Path) -> None:
     team.plan = replace(team.plan, log=replace(team.plan.log, history=True))
     team.settle(tmp_path)
     team.switch(WindowSync(num_gradients=3))
@@ -788,7 +796,7 @@ def test_a_learner_that_is_slower_is_named_and_gets_less_if_shares_follow(balanc
     plan = resolve(plan, spec_of(plan), own_torso=True)
     torso, spec = Sleepy(), spec_of(plan)
     learner = lone_learner(plan, spec, spec, torso)
-    team = Team(plan, learner, OwnQuarters(plan, spec, spec, make_cut(plan.algo), (None, torso, None)))
+    team = LearnerGroup(plan, learner, LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo), (None, torso, None)))
     with closing(team):
         for at in range(51):
             report = team.update(made_up(32, at))
@@ -796,5 +804,5 @@ def test_a_learner_that_is_slower_is_named_and_gets_less_if_shares_follow(balanc
         told = [event for event in team.take_events() if event["kind"] == "learner_slow"]
         assert [event["learner"] for event in told] == [1]
         assert told[0]["speed"] < 0.6
-        assert isinstance(team.dealing, Split)
+        assert isinstance(team.dealing, SplitScatter)
         assert (int((team.dealing.owners == 1).sum()) < 16) == balance

@@ -14,7 +14,7 @@ from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
-from qfleet.train import requests
+from qfleet.training import requests
 from qfleet.watch import read_json, read_rows
 from qfleet.watch.text import end_lines
 from tests.support.runs import SMALL, first_struck
@@ -58,7 +58,7 @@ def test_a_run_of_two_learners_repeats_and_resumes_exactly(tmp_path: Path) -> No
 def test_how_learners_agree_is_switched_while_they_learn(
     tmp_path: Path, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
     wishes: list[Sync] = [
         ServerSync(shards=2, max_staleness=4),
         LocalSync(every_updates=8),
@@ -105,7 +105,7 @@ def test_a_schedule_is_followed_at_its_updates_and_again_after_a_resume(tmp_path
 
 
 def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
     looked, wishes, left = Learner.look, [LocalSync(every_updates=4)], list[int]()
 
     def wish(row: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_switch_outlives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
     wishes = [LocalSync(every_updates=4)]
 
     def wish(row: dict[str, Any]) -> bool:
@@ -174,7 +174,7 @@ def test_a_run_says_whether_its_seed_decides_it(tmp_path: Path, more: dict[str, 
 
 
 def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.train.trainer.HEED_SECONDS", 0.0)
+    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
     wishes, sizes = [3, 1, 2], list[int]()
 
     def wish(row: dict[str, Any]) -> None:

@@ -4,9 +4,17 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Batch
-from qfleet.distributed.learners.shares import Speeds, joined, owners_of, pieces_of, share_in, share_of, totals_of
+from qfleet.distributed.learners.shares import (
+    LearnerSpeeds,
+    joined,
+    owners_of,
+    pieces_of,
+    share_in,
+    share_of,
+    totals_of,
+)
 from qfleet.learn.batch_split import chosen
-from qfleet.replay import Prioritized, Stock, Uniform
+from qfleet.replay import Prioritized, SamplerTotals, Uniform
 
 
 def made_up(num: int) -> Batch:
@@ -37,7 +45,7 @@ def test_the_slowest_learner_gets_an_item_too(items: int, shares: tuple[float, .
 
 
 def test_shares_follow_speeds() -> None:
-    speeds = Speeds(2, balance=True)
+    speeds = LearnerSpeeds(2, balance=True)
     named: list[tuple[int, float]] = []
     for _ in range(200):
         owners = owners_of(32, speeds.shares)
@@ -53,7 +61,7 @@ def test_shares_follow_speeds() -> None:
 
 
 def test_who_is_slow_is_named_once_and_shares_stay_equal_without_balance() -> None:
-    speeds, fixed = Speeds(3, balance=True), Speeds(3, balance=False)
+    speeds, fixed = LearnerSpeeds(3, balance=True), LearnerSpeeds(3, balance=False)
     named: list[list[tuple[int, float]]] = [[], []]
     for _ in range(300):
         for each, told in zip((speeds, fixed), named, strict=True):
@@ -123,4 +131,4 @@ def test_without_priorities_a_bundle_counts_by_how_many_items_it_has() -> None:
 def test_a_bundle_alone_counts_as_a_replay_does() -> None:
     sampler, _, _ = drawn_from(np.random.default_rng(0).uniform(0.1, 9.0, 50), 1, 0.6)
     assert share_in(totals_of([sampler.stock()]), sampler.stock()) == 1.0
-    assert Stock(0, 0.0) == Uniform().stock()
+    assert SamplerTotals(0, 0.0) == Uniform().stock()

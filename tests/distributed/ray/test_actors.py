@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from qfleet.data import Spec
-from qfleet.distributed.ray.rpc import Desk, Inbox, Window
+from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutInbox, WeightsView
 from qfleet.plan import make_plan
-from qfleet.plan.schema import Ray
+from qfleet.plan.schema import RayRuntime
 from tests.support.runs import SMALL
 
 SPEC = Spec((3,), "float32", (2,))
@@ -24,8 +24,8 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(actors.ray, "put", lambda parcel: parcel)
     plan = make_plan("CartPole-v1", overrides={**SMALL, "runtime.type": "ray", "actors.num": 2})
-    assert isinstance(plan.runtime, Ray)
-    return actors.RaySite(plan, plan.runtime, SPEC, WEIGHTS, (None, None, None), Desk())
+    assert isinstance(plan.runtime, RayRuntime)
+    return actors.RaySite(plan, plan.runtime, SPEC, WEIGHTS, (None, None, None), LearnerEndpoint())
 
 
 def version(site: Any) -> int:
@@ -34,7 +34,7 @@ def version(site: Any) -> int:
 
 
 def test_weights_that_come_too_soon_are_shown_a_moment_later(site: Any) -> None:
-    site.desk.open(Inbox(SPEC, 2, 2, 2, source=(0, 0)))
+    site.desk.open(RolloutInbox(SPEC, 2, 2, 2, source=(0, 0)))
     site.publish(1, WEIGHTS, 10)
     site.next_at += 100.0
     site.publish(2, WEIGHTS, 20)
@@ -48,7 +48,7 @@ def test_weights_that_come_too_soon_are_shown_a_moment_later(site: Any) -> None:
 
 
 def test_nobody_begins_by_weights_from_before_a_run_went_back(site: Any) -> None:
-    inbox = site.desk.open(Inbox(SPEC, 2, 2, 2, source=(0, 0)))
+    inbox = site.desk.open(RolloutInbox(SPEC, 2, 2, 2, source=(0, 0)))
     site.publish(1, WEIGHTS, 10)
     site.next_at += 100.0
     inbox.close()  # everyone was dismissed
@@ -85,14 +85,14 @@ def test_weights_enter_the_object_store_once_per_version_however_many_fetch_them
     learner = SimpleNamespace(weights=SimpleNamespace(remote=site.desk.weights))
     lines = [actors.Telephone(learner, worker, 0) for worker in range(4)]
     for worker in range(4):
-        site.desk.open(Inbox(SPEC, 2, 2, 2, source=(worker, 0)))
+        site.desk.open(RolloutInbox(SPEC, 2, 2, 2, source=(worker, 0)))
     for number in (1, 2, 3):
         site.next_at = float("-inf")
         site.publish(number, {"a": WEIGHTS["a"] + number}, 10 * number)
         for line in lines:
             site.next_at = float("-inf")
             site.tell(10 * number + 1)  # rollouts come in while they fetch
-            window = Window(site.layout)
+            window = WeightsView(site.layout)
             window.offer(*line.fetch(number - 1))
             assert torch.equal(window.read(number - 1)[1]["a"], WEIGHTS["a"] + number)  # type: ignore[index]
             assert line.fetch(number) is None

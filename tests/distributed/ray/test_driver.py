@@ -18,7 +18,7 @@ from qfleet.audit.checks import check_history
 from qfleet.watch import read_json, read_rows
 from tests.support.runs import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
 RAY: Settings = {"runtime.type": "ray", "actors.num": 2, "runtime.chunk_rows": 4, "runtime.hung_seconds": 20}
 # Not compiled: the compiler leaves files of its own where a test looks for ours.
@@ -251,7 +251,7 @@ def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_pa
     token.write_text("a" * 40)
     token.chmod(0o600)
     home |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-    script = [sys.executable, str(Path(__file__).with_name("ray_cluster.py"))]
+    script = [sys.executable, str(ROOT / "tests/support/ray_cluster.py")]
     pipe = subprocess.PIPE
     with subprocess.Popen(script, env=home, stdin=pipe, stdout=pipe, text=True) as cluster:
         assert cluster.stdin

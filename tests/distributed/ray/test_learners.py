@@ -23,14 +23,14 @@ PLACE = {"runtime.type": "ray", "runtime.learner_cpus": 0.5, "runtime.actor_cpus
 def team() -> Iterator[Any]:
     """Three learners on a Ray of their own."""
     pytest.importorskip("ray")
-    from qfleet.distributed.learners.group import Team
-    from qfleet.distributed.ray.learners import RayQuarters
+    from qfleet.distributed.learners.group import LearnerGroup
+    from qfleet.distributed.ray.learners import RayLearnerLauncher
     from qfleet.distributed.ray.session import session
 
     more = {**PLACE, "learners.timeout_seconds": LIMIT_SECONDS, "learners.restarts": 100, "optim.clip_norm": None}
     plan = small_plan(3, more=more)
     with session(plan):
-        made = Team(plan, alone(plan), RayQuarters(plan, spec_of(plan), spec_of(plan)))
+        made = LearnerGroup(plan, alone(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
         try:
             yield made
         finally:

@@ -19,7 +19,7 @@ from qfleet.data import Spec
 from qfleet.distributed.replay.server import notes_in
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
-from qfleet.plan.schema import Plan, Ray
+from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.replay import Fold, Replay
 from qfleet.save import pack_state
 from tests.distributed.ray.test_driver import family, wait_for
@@ -47,7 +47,7 @@ def make(**changes: Any) -> Any:
     from qfleet.distributed.ray.replay import make_ray_replay
 
     plan, spec = plan_of(**changes)
-    assert isinstance(plan.runtime, Ray)
+    assert isinstance(plan.runtime, RayRuntime)
     return make_ray_replay(plan, spec, plan.runtime)
 
 

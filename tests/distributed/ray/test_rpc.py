@@ -15,11 +15,21 @@ from qfleet.data import Rollout, Spec
 from qfleet.data.array_messages import pack_rollout
 from qfleet.distributed.actors.weights_board import layout_of
 from qfleet.distributed.ray import rpc
-from qfleet.distributed.ray.relay import Hearing, Relay
-from qfleet.distributed.ray.rpc import Answer, Courier, Desk, Flat, Inbox, Message, NoAnswer, Tally, Window
+from qfleet.distributed.ray.relay import RelayReader, WatcherRelay
+from qfleet.distributed.ray.rpc import (
+    ActorCounters,
+    FlatWeights,
+    LearnerEndpoint,
+    NoReply,
+    RolloutInbox,
+    RolloutMessage,
+    RolloutReply,
+    RolloutSender,
+    WeightsView,
+)
 
 SPEC = Spec((3,), "float32", (2,))
-SILENT = Message({}, b"")
+SILENT = RolloutMessage({}, b"")
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.int64)}
 
 
@@ -36,11 +46,11 @@ def rollout(sequence: int, worker: int = 0, incarnation: int = 0, rows: int = 2)
     )
 
 
-def make_inbox(slots: int = 2, incarnation: int = 0) -> Inbox:
-    return Inbox(SPEC, lanes=2, rows=2, slots=slots, source=(0, incarnation))
+def make_inbox(slots: int = 2, incarnation: int = 0) -> RolloutInbox:
+    return RolloutInbox(SPEC, lanes=2, rows=2, slots=slots, source=(0, incarnation))
 
 
-def sequences(inbox: Inbox) -> list[int]:
+def sequences(inbox: RolloutInbox) -> list[int]:
     return [found.source[2] for found in iter(inbox.get, None)]
 
 
@@ -104,23 +114,23 @@ def test_a_parcel_damaged_on_its_way_is_asked_for_again() -> None:
 
 
 def test_a_desk_hears_the_newest_incarnation_only_and_tells_the_others_to_stop() -> None:
-    desk = Desk()
+    desk = LearnerEndpoint()
     assert desk.put(0, 0, SILENT).stop
     desk.open(make_inbox(incarnation=0))
     desk.env_steps = 7
-    assert desk.put(0, 0, Message({"progress": 5}, pack_rollout(rollout(0)))) == Answer(True, 0, False, 7)
+    assert desk.put(0, 0, RolloutMessage({"progress": 5}, pack_rollout(rollout(0)))) == RolloutReply(True, 0, False, 7)
     assert desk.inboxes[0].gauges == {"progress": 5}
     old = desk.inboxes[0]
     desk.open(make_inbox(incarnation=1))
-    assert desk.put(0, 0, Message({}, pack_rollout(rollout(1)))) == Answer(False, 0, True, 7)
+    assert desk.put(0, 0, RolloutMessage({}, pack_rollout(rollout(1)))) == RolloutReply(False, 0, True, 7)
     assert sequences(old) == [0]
     assert not desk.put(0, 1, SILENT).accepted
     desk.inboxes[0].close()
-    assert desk.put(0, 1, Message({}, pack_rollout(rollout(0, incarnation=1)))).stop
+    assert desk.put(0, 1, RolloutMessage({}, pack_rollout(rollout(0, incarnation=1)))).stop
 
 
 def test_weights_are_shown_by_version() -> None:
-    desk = Desk()
+    desk = LearnerEndpoint()
     assert desk.weights(0) is None
     desk.show(3, "a place")
     assert (desk.weights(2), desk.weights(3)) == ((3, "a place"), None)
@@ -131,7 +141,7 @@ def test_weights_are_shown_by_version() -> None:
 
 def test_weights_arrive_as_they_left_and_stay_when_the_learner_goes_on() -> None:
     own = {name: value.clone() for name, value in WEIGHTS.items()}
-    flat, window = Flat(layout_of(own)), Window(layout_of(own))
+    flat, window = FlatWeights(layout_of(own)), WeightsView(layout_of(own))
     assert window.read(0) is None
     window.offer(4, flat.parcel(4, own))
     own["a"].zero_()
@@ -144,20 +154,20 @@ def test_weights_arrive_as_they_left_and_stay_when_the_learner_goes_on() -> None
 
 def test_a_population_gets_one_set_each() -> None:
     both = [WEIGHTS, {name: value + 1 for name, value in WEIGHTS.items()}]
-    window = Window(layout_of(both))
-    window.offer(1, Flat(layout_of(both)).parcel(1, both))
+    window = WeightsView(layout_of(both))
+    window.offer(1, FlatWeights(layout_of(both)).parcel(1, both))
     _, found = window.read(0) or (0, [])
     assert torch.equal(found[1]["a"], WEIGHTS["a"] + 1)
 
 
 def test_weights_that_are_not_finite_do_not_leave() -> None:
     with pytest.raises(NonFiniteValues):
-        Flat(layout_of(WEIGHTS)).parcel(1, {**WEIGHTS, "a": torch.full((2, 3), torch.nan)})
+        FlatWeights(layout_of(WEIGHTS)).parcel(1, {**WEIGHTS, "a": torch.full((2, 3), torch.nan)})
 
 
 def test_weights_of_another_version_are_refused() -> None:
-    window = Window(layout_of(WEIGHTS))
-    window.offer(2, Flat(layout_of(WEIGHTS)).parcel(1, WEIGHTS))
+    window = WeightsView(layout_of(WEIGHTS))
+    window.offer(2, FlatWeights(layout_of(WEIGHTS)).parcel(1, WEIGHTS))
     with pytest.raises(ValueError, match="version 2"):
         window.read(0)
 
@@ -169,7 +179,7 @@ class Wire:
     """A learner at the other end of a bad line."""
 
     def __init__(self, slots: int = 2) -> None:
-        self.desk = Desk()
+        self.desk = LearnerEndpoint()
         self.inbox = self.desk.open(make_inbox(slots))
         self.faults: list[str] = []
         self.calls, self.words = 0, list[bytes]()  # what the actor says meanwhile
@@ -178,16 +188,16 @@ class Wire:
         words, self.words = self.words, []
         return words
 
-    def send(self, message: Message) -> Answer:
+    def send(self, message: RolloutMessage) -> RolloutReply:
         self.calls += 1
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "lost":
-            raise NoAnswer
+            raise NoReply
         if fault == "dead":
             raise ConnectionError("the learner is gone")
         answer = self.desk.put(0, 0, message)
         if fault == "answer lost":
-            raise NoAnswer
+            raise NoReply
         return answer
 
     def fetch(self, newer_than: int) -> tuple[int, bytes] | None:
@@ -199,11 +209,11 @@ class Wire:
 def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ROOM_SECONDS", "BEAT_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(rpc, name, 0.001)
-    monkeypatch.setattr(Inbox.put, "__defaults__", (0.001,))
+    monkeypatch.setattr(RolloutInbox.put, "__defaults__", (0.001,))
 
 
-def make_courier(wire: Wire, slots: int = 2) -> Courier:
-    return Courier(wire.send, wire.fetch, Window(layout_of(WEIGHTS)), Tally(), slots, wire.listen)
+def make_courier(wire: Wire, slots: int = 2) -> RolloutSender:
+    return RolloutSender(wire.send, wire.fetch, WeightsView(layout_of(WEIGHTS)), ActorCounters(), slots, wire.listen)
 
 
 def test_a_lost_call_and_a_lost_answer_are_retries_of_the_same() -> None:
@@ -235,7 +245,7 @@ def test_an_answer_brings_steps_weights_and_the_end() -> None:
     wire = Wire()
     courier = make_courier(wire)
     wire.desk.env_steps = 99
-    wire.desk.show(2, Flat(layout_of(WEIGHTS)).parcel(2, WEIGHTS))
+    wire.desk.show(2, FlatWeights(layout_of(WEIGHTS)).parcel(2, WEIGHTS))
     courier.step()
     assert courier.window.numbers() == {"env_steps": 99, "stop": 0}
     assert (courier.window.read(0) or (0,))[0] == 2
@@ -300,8 +310,8 @@ class Ear:
 
 
 def test_everything_is_heard_once_and_in_order_though_answers_are_lost() -> None:
-    relay, ear, rows = Relay(), Ear(), list[int]()
-    hearing = Hearing(ear, [lambda row: rows.append(row["n"])])
+    relay, ear, rows = WatcherRelay(), Ear(), list[int]()
+    hearing = RelayReader(ear, [lambda row: rows.append(row["n"])])
     relay.start({"run": "here"})
     relay.row({"n": np.int64(1)})
     relay.call({"n": 1})
@@ -319,8 +329,8 @@ def test_everything_is_heard_once_and_in_order_though_answers_are_lost() -> None
 
 
 def test_the_newest_snapshot_is_shown_but_not_after_the_end() -> None:
-    relay, ear = Relay(), Ear()
-    hearing = Hearing(ear, [])
+    relay, ear = WatcherRelay(), Ear()
+    hearing = RelayReader(ear, [])
     relay.live({"n": 1})
     relay.live({"n": 2})
     hearing.take(relay.since(0))
@@ -331,8 +341,8 @@ def test_the_newest_snapshot_is_shown_but_not_after_the_end() -> None:
 
 
 def test_a_callback_can_end_the_run() -> None:
-    relay = Relay()
-    hearing = Hearing(None, [lambda row: row["n"] > 1, lambda row: None])
+    relay = WatcherRelay()
+    hearing = RelayReader(None, [lambda row: row["n"] > 1, lambda row: None])
     assert not relay.call({"n": 1})
     assert not hearing.take(relay.since(hearing.heard))
     assert not relay.call({"n": 2})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.distributed.runtime import is_away
+from qfleet.distributed.runtime import is_on_ray
 from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
 from qfleet.plan import make_plan
 
@@ -32,13 +32,13 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r'pip install "qfleet\[ray\]"'):
-        is_away(make_plan("CartPole-v1", overrides=RAY))
+        is_on_ray(make_plan("CartPole-v1", overrides=RAY))
 
 
 def test_other_runtimes_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert not is_away(make_plan("CartPole-v1"))
-    assert not is_away(make_plan("CartPole-v1", overrides={**RAY, "runtime.type": "processes"}))
+    assert not is_on_ray(make_plan("CartPole-v1"))
+    assert not is_on_ray(make_plan("CartPole-v1", overrides={**RAY, "runtime.type": "processes"}))
 
 
 @pytest.mark.ray
@@ -170,20 +170,20 @@ class TestWithRay:
 
     def test_a_line_can_be_looked_at_without_a_cluster_but_not_run(self) -> None:
         from qfleet.api import rehearse
-        from qfleet.distributed.ray.actors import RaySite
+        from qfleet.distributed.ray.actors import RayActorLauncher
 
         plan = make_plan("CartPole-v1", overrides={**RAY, "env.num": 4})
         assert rehearse(plan)
-        site = RaySite(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
+        site = RayActorLauncher(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match=r"qfleet\.run\.ray"):
             site.hire(0, 0)
 
     def test_without_the_runs_folder_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from qfleet.distributed.ray.actors import ActorHost, Orders
+        from qfleet.distributed.ray.actors import ActorHost, RayActorSetup
 
-        seen: list[Orders] = []
+        seen: list[RayActorSetup] = []
         monkeypatch.setattr(ActorHost, "serve", lambda self, orders, learner: seen.append(orders))
         run = tmp_path / "elsewhere"
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().act(Orders(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
+        assert ActorHost().act(RayActorSetup(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
         assert [(orders.log, orders.history) for orders in seen] == [(None, None)]

@@ -17,10 +17,10 @@ from qfleet.build.components import ReplayLost, make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.distributed.actors.process import fork_server
 from qfleet.distributed.replay.client import RemoteReplay
-from qfleet.distributed.replay.process import SharedWay, make_shared_replay
+from qfleet.distributed.replay.process import SharedReplayConnection, make_shared_replay
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
-from qfleet.plan.schema import Processes
+from qfleet.plan.schema import ProcessesRuntime
 from tests.replay.streams import random_stream, rollout
 from tests.support.runs import LOCAL, SMALL, status
 
@@ -32,14 +32,14 @@ def make_remote(**settings: Any) -> RemoteReplay:
     plan = make_plan("CartPole-v1", overrides={**SMALL, **more})
     spec = make_train_world(plan).spec
     plan = resolve(plan, spec)
-    assert isinstance(plan.runtime, Processes)
+    assert isinstance(plan.runtime, ProcessesRuntime)
     made = make_shared_replay(plan, spec, fork_server(), plan.runtime)
     made.start()
     return made
 
 
-def way_of(replay: RemoteReplay) -> SharedWay:
-    assert isinstance(replay.way, SharedWay)
+def way_of(replay: RemoteReplay) -> SharedReplayConnection:
+    assert isinstance(replay.way, SharedReplayConnection)
     return replay.way
 
 

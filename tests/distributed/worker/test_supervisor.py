@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qfleet.distributed.worker.supervisor import Pace, Supervisor, stragglers
+from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, stragglers
 
 POLL_SECONDS = 0.5
 
@@ -181,7 +181,7 @@ def test_nobody_is_slow_alone_or_by_a_handful_of_rollouts() -> None:
     assert named(0, 10) == {0: 0.0}
 
 
-def looks(pace: Pace, now: float, *counts: int, incarnation: int = 0) -> dict[int, float]:
+def looks(pace: StragglerWatch, now: float, *counts: int, incarnation: int = 0) -> dict[int, float]:
     """What a look shows when workers 0, 1, ... have brought in so much; the last is of this incarnation."""
     last = len(counts) - 1
     brought = {(worker, incarnation * (worker == last)): count for worker, count in enumerate(counts) if count}
@@ -189,7 +189,7 @@ def looks(pace: Pace, now: float, *counts: int, incarnation: int = 0) -> dict[in
 
 
 def test_a_slow_worker_is_named_once_after_a_whole_window() -> None:
-    pace = Pace(window_seconds=10.0)
+    pace = StragglerWatch(window_seconds=10.0)
     assert looks(pace, 0.0, 7, 9, 1) == {}
     assert looks(pace, 9.9, 107, 109, 11) == {}
     assert looks(pace, 10.0, 107, 109, 11) == {2: 0.1}
@@ -199,14 +199,14 @@ def test_a_slow_worker_is_named_once_after_a_whole_window() -> None:
 
 
 def test_one_that_starts_in_the_middle_of_a_window_is_not_slow() -> None:
-    pace = Pace(window_seconds=10.0)
+    pace = StragglerWatch(window_seconds=10.0)
     looks(pace, 0.0, 1, 1, 0)
     assert looks(pace, 10.0, 101, 101, 1) == {}
     assert looks(pace, 20.0, 201, 201, 101) == {}
 
 
 def test_where_all_are_slow_the_window_lasts_until_there_is_something_to_compare() -> None:
-    pace = Pace(window_seconds=10.0)
+    pace = StragglerWatch(window_seconds=10.0)
     looks(pace, 0.0, 1, 1, 1)
     assert looks(pace, 10.0, 3, 1, 3) == {}  # 2, 0 and 2 rollouts are chance
     assert looks(pace, 70.0, 15, 2, 15) == {}
@@ -214,7 +214,7 @@ def test_where_all_are_slow_the_window_lasts_until_there_is_something_to_compare
 
 
 def test_counts_that_begin_again_are_not_compared_with_those_before() -> None:
-    pace = Pace(window_seconds=10.0)
+    pace = StragglerWatch(window_seconds=10.0)
     looks(pace, 0.0, 500, 500)
     pace.see(10.0, {(0, 1): 1, (1, 1): 1})
     assert pace.see(20.0, {(0, 1): 101, (1, 1): 11}) == {(1, 1): 0.1}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qfleet.envs import TRAIN, episode_seed, make_world
-from qfleet.envs.workers.vector import Workers
+from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 from qfleet.testing.toys import Traced
@@ -29,7 +29,7 @@ from tests.envs.record import (
 @pytest.mark.parametrize("workers", [1, 3])
 def test_rows_are_those_of_a_world_without_workers(toy: str, workers: int) -> None:
     with world_of(toy, 5, workers) as ours, world_of(toy, 5, 0) as plain:
-        assert isinstance(ours, Workers)
+        assert isinstance(ours, ProcessVectorEnv)
         assert ours.spec == plain.spec
         seen = [drive(world, 120, np.random.default_rng(3), world.reset()) for world in (ours, plain)]
         for a, b in zip(*seen, strict=True):
@@ -243,5 +243,5 @@ def test_workers_do_not_load_torch() -> None:
 def test_a_world_that_draws_stays_in_this_process() -> None:
     env = Env(id="MountainCar-v0", num=1, workers=2)
     world = make_world(env, seed=1, stream=TRAIN, render_mode="rgb_array")
-    assert not isinstance(world, Workers)
+    assert not isinstance(world, ProcessVectorEnv)
     world.close()

@@ -95,9 +95,9 @@ def deep_folders(place: Place) -> None:
 
 def long_manifest(place: Place) -> None:
     """A manifest of many files that are not there."""
-    from qfleet.save.manifest import Entry
+    from qfleet.save.manifest import FileEntry
 
-    place.seal(files={f"file-{number}": Entry(10**15, "0" * 64) for number in range(50_000)})
+    place.seal(files={f"file-{number}": FileEntry(10**15, "0" * 64) for number in range(50_000)})
 
 
 SPARSE = {"run.toml": 100 * MB, "status.json": GB, "best.json": GB, "events.jsonl": GB, "provenance.json": GB}

@@ -85,9 +85,9 @@ def checkpoint_name(text: str, place: Place) -> None:
 
 def manifest_name(text: str, place: Place) -> None:
     """A hostile file name in a sealed manifest."""
-    from qfleet.save.manifest import Entry
+    from qfleet.save.manifest import FileEntry
 
-    place.seal(files={"x" + text: Entry(1, "0" * 64), "../../../victim/keep.txt": Entry(9, "0" * 64)})
+    place.seal(files={"x" + text: FileEntry(1, "0" * 64), "../../../victim/keep.txt": FileEntry(9, "0" * 64)})
 
 
 def damage_text(text: str, place: Place) -> None:

@@ -6,7 +6,7 @@ import pytest
 from qfleet.errors import UsageError
 from qfleet.plan import algorithm_presets, compose, defaults_for, describe, environment_presets, updates_per_step
 from qfleet.plan.paths import tag_of
-from qfleet.plan.schema import ConstantEpsilon, Fresh, Plan, PrioritizedSampler, Replay, StepsView
+from qfleet.plan.schema import BufferReplay, ConstantEpsilon, FreshReplay, Plan, PrioritizedSampler, StepsView
 
 IDS = {
     "CartPole-v1": "cartpole",
@@ -36,7 +36,7 @@ EVERYWHERE = [name for name in environment_presets() if name != "pong"]
 def test_every_preset_is_a_sound_plan_everywhere(env_id: str, preset: str | None) -> None:
     plan = compose(env_id, preset).plan
     assert updates_per_step(plan) <= 4
-    if isinstance(plan.replay, Fresh):
+    if isinstance(plan.replay, FreshReplay):
         assert 1 <= plan.replay.epochs <= 4
     else:
         assert 0.5 <= plan.replay.samples_per_insert <= 256  # how often a step is learned from
@@ -83,8 +83,8 @@ PACE = {"several-steps", "prioritized", "ladder", "rescale", "no-epsilon"}
 
 def traits(plan: Plan) -> set[str]:
     """What makes an algorithm, as words."""
-    algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, Fresh)
-    sampler = plan.replay.sampler if isinstance(plan.replay, Replay) else None
+    algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, FreshReplay)
+    sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
     words = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}
     words |= {word for word in ("dueling", "noisy", "layer_norm", "spectral_norm", "decoupled") if getattr(net, word)}
     said = {
@@ -122,7 +122,7 @@ def test_plain_variants_differ_in_nothing_but_their_name() -> None:
 @pytest.mark.parametrize("name", ["per", "rainbow", "btr"])
 def test_on_atari_beta_reaches_its_end_with_the_default_run(name: str) -> None:
     plan = compose("ALE/Pong-v5", name).plan
-    assert isinstance(plan.replay, Replay)
+    assert isinstance(plan.replay, BufferReplay)
     assert isinstance(plan.replay.sampler, PrioritizedSampler)
     assert plan.until.steps is not None
     updates = (plan.until.steps - plan.algo.learn_start_steps) * updates_per_step(plan)
@@ -141,7 +141,7 @@ def test_distributions_choose_no_loss(env_id: str, name: str) -> None:
 @pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "CartPole-v1"])
 def test_what_apex_and_r2d2_say_of_their_pace_is_so(env_id: str) -> None:
     apex, r2d2 = (compose(env_id, name).plan for name in ("apex", "r2d2"))
-    assert isinstance(apex.replay, Replay)
+    assert isinstance(apex.replay, BufferReplay)
     assert f"each step is drawn {apex.replay.samples_per_insert} times" in describe("apex").source
     assert f"an update per {float(1 / updates_per_step(r2d2)):,.0f}" in describe("r2d2").advice
 

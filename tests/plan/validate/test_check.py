@@ -5,7 +5,7 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.plan import check, compose, make_plan, total_updates, updates_per_step
-from qfleet.plan.schema import Algo, Env, LinearEpsilon, Plan, Replay, Until
+from qfleet.plan.schema import Algo, BufferReplay, Env, LinearEpsilon, Plan, Until
 from qfleet.plan.validate.case import COMMAND_LINE
 from qfleet.plan.validate.rules import RULES
 
@@ -136,7 +136,7 @@ def test_updates_are_rounded_down_over_the_whole_run() -> None:
     plan = Plan(
         env=Env(id="X"),
         algo=Algo(batch_size=64, learn_start_steps=1_000, explore=LinearEpsilon()),
-        replay=Replay(samples_per_insert=24.0),
+        replay=BufferReplay(samples_per_insert=24.0),
         until=Until(steps=1_013),
     )
     assert updates_per_step(plan) == 0.375

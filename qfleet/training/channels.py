@@ -1,0 +1,40 @@
+"""Carriers inside one process: a bounded queue and a shelf for weights."""
+
+from collections import deque
+from typing import Any
+
+from qfleet.data import Rollout
+
+
+class RolloutQueue:
+    """A Channel of a few slots."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self.waiting: deque[Rollout] = deque()
+
+    def put(self, rollout: Rollout) -> bool:
+        """Hand one over; False when there is no room."""
+        if len(self.waiting) == self.slots:
+            return False
+        self.waiting.append(rollout)
+        return True
+
+    def get(self) -> Rollout | None:
+        """The oldest one waiting, if any."""
+        return self.waiting.popleft() if self.waiting else None
+
+
+class LatestWeights:
+    """A Board that passes weights by reference: reader and writer share them."""
+
+    def __init__(self) -> None:
+        self.version, self.weights = 0, None
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Replace what readers see."""
+        self.version, self.weights = version, weights
+
+    def read(self, newer_than: int) -> tuple[int, Any] | None:
+        """The newest weights, if they are newer."""
+        return (self.version, self.weights) if self.version > newer_than else None

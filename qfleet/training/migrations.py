@@ -1,0 +1,66 @@
+"""Checkpoints of older versions: settings they did not know yet, layers that had other names, lanes in step."""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from qfleet.data import Array, State
+from qfleet.data.state_reader import saved_count, saved_numbers
+from qfleet.errors import UsageError
+from qfleet.plan.draft import Assignment, Draft
+from qfleet.replay import Replay
+from qfleet.save import Checkpoint, unpack_tensors
+
+SPARE_BYTES = 1 << 20
+# Hidden layers were bare before they could be normalised; a convolution had no normalisation between it and its ReLU.
+HIDDEN = re.compile(r"(head\.\w+\.hidden)\.(weight|bias)$")
+TORSO = re.compile(r"(torso\.layers)\.(\d+)\.(weight|bias)$")
+
+
+def completed(saved: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings; those that came later had their defaults, which leave things as they were."""
+    draft = Draft()
+    try:
+        draft.lay(Assignment(path, value, "checkpoint") for path, value in saved.items())
+    except UsageError:  # a setting that this version does not have: the comparison with the plan will tell
+        return saved
+    return {**draft.values, **saved}
+
+
+def room_for(arrays: Iterable[Array]) -> int:
+    """The most bytes that a file of such arrays can have: older versions kept a little more, names need some too."""
+    return 2 * sum(array.nbytes for array in arrays) + SPARE_BYTES
+
+
+def arrays_in(checkpoint: Checkpoint, file: str, most_bytes: int) -> dict[str, Array]:
+    """The arrays of one file, under the names that layers have now."""
+    arrays = unpack_tensors(checkpoint.read(file, most_bytes))
+    if not any(HIDDEN.search(name) for name in arrays):
+        return arrays
+    torso = str(checkpoint.meta.get("plan", {}).get("net.torso.type"))
+    return {renamed(name, torso): value for name, value in arrays.items()}
+
+
+def renamed(name: str, torso: str) -> str:
+    """An old name as it is now; a torso of the user's own keeps its names."""
+    name = HIDDEN.sub(r"\1.linear.\2", name)
+    if torso == "mlp":
+        return TORSO.sub(r"\1.\2.linear.\3", name)
+    if torso == "nature":
+        return TORSO.sub(lambda found: f"{found[1]}.{int(found[2]) * 3 // 2}.{found[3]}", name)
+    return name
+
+
+def with_spans(state: State, replay: Replay) -> State:
+    """A replay's state with the rows of each group of lanes; all lanes were in step, and windows began at strides."""
+    if "spans" in state:
+        return state
+    row, stride = saved_count(state, "row"), replay.cut.stride
+    first = saved_numbers(state, "first", (replay.lanes,), max(0, row - replay.store.rows), row)
+    spans = [[0, replay.lanes, saved_count(state, "first_row", row), row]]
+    return {**state, "spans": spans, "first": -(-first // stride) * stride}
+
+
+def lacks_values(feed: State) -> bool:
+    """Is this fresh experience without the values that it was acted by? Once they were found by another look at it."""
+    return "learned_items" in feed and "told" not in feed

@@ -1,0 +1,136 @@
+"""The book: what a run has seen so far, in counts that repeat exactly."""
+
+from collections import deque
+from dataclasses import dataclass, field, fields
+from typing import Any, get_type_hints
+
+import msgspec
+
+from qfleet.data import State, Tick
+from qfleet.data.state_reader import saved_count, saved_number
+
+RECENT = 100  # episodes that `return_mean` averages over
+MOST_REASONS = 20  # that are kept of a run that is not exact
+UNKNOWN = "an earlier version of qfleet did not write down why"
+
+
+def kinds_of_fields() -> dict[str, Any]:
+    """The type of each field as it is saved."""
+    return {**get_type_hints(TrainState), "recent": list[float]}
+
+
+def require_score(row: dict[str, Any] | None) -> None:
+    """Refuse an evaluation that does not say when it was made and what it found."""
+    if row is not None:
+        for name in ("env_steps", "episodes"):
+            saved_count(row, name)
+        for name in ("mean", "low", "high"):
+            saved_number(row, name)
+
+
+@dataclass
+class TrainState:
+    """Sums since the last row, recent returns, and the best evaluation."""
+
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    episodes: int = 0
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    lag_sum: int = 0  # updates between the weights that rollouts were acted by and those when they came in
+    lag_count: int = 0
+    gradient_norm: float = 0.0
+    value_mean: float = 0.0  # of the last update: the first sign of divergence
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    rollbacks: int = 0
+    exact: bool = True  # still the run that its plan and seed decide
+    not_exact: list[str] = field(default_factory=list)  # the reasons, if it is not
+    lost: list[str] = field(default_factory=list)  # actors and learners that were given up, and why
+    logged_steps: int = 0
+    judged_steps: int = 0
+    best: dict[str, Any] | None = None
+    last_eval: dict[str, Any] | None = None
+    evaluations: int | None = 0  # that the best one was chosen from; None: an older version did not count them
+    # What steering counts: the best score it saw, and evaluations since then or since it last acted.
+    peak: float | None = None
+    stale: int = 0
+    rate_waited: int = 0
+    batch_waited: int = 0
+
+    def note(self, tick: Tick) -> None:
+        """Take a worker's tick in."""
+        stats = tick.stats
+        if "loss" in stats:
+            self.loss_sum += stats["loss"]
+            self.loss_count += 1
+            self.gradient_norm, self.value_mean = stats["gradient_norm"], stats["value_mean"]
+            self.skipped_in_a_row = 0
+        elif "skipped" in stats:
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+        if "lag" in stats:
+            self.lag_sum += stats["lag"]
+            self.lag_count += 1
+        for value, _ in stats.get("episodes", ()):
+            self.recent.append(value)
+            self.episodes += 1
+
+    def doubt(self, reason: str) -> None:
+        """The run is not exact, for this reason."""
+        self.exact = False
+        if reason not in self.not_exact and len(self.not_exact) < MOST_REASONS:
+            self.not_exact.append(reason)
+
+    def judge(self, row: dict[str, Any]) -> bool:
+        """Take a validation in: is it the best so far? Of equals the later one is, for it has seen more."""
+        self.last_eval = row
+        self.evaluations = None if self.evaluations is None else self.evaluations + 1
+        if self.best is not None and row["mean"] < self.best["mean"]:
+            return False
+        self.best = row
+        return True
+
+    def chosen(self) -> dict[str, Any]:
+        """What the score of the best policy is to be seen beside: how many it was chosen from, and the last one."""
+        return {"best_of": self.evaluations, "last_eval": self.last_eval}
+
+    def lose(self, what: str) -> None:
+        """Somebody who worked for the run is gone for good."""
+        if what not in self.lost and len(self.lost) < MOST_REASONS:
+            self.lost.append(what)
+
+    def return_mean(self) -> float | None:
+        """Mean return of the newest training episodes."""
+        return sum(self.recent) / len(self.recent) if self.recent else None
+
+    def take_loss(self) -> float | None:
+        """Mean loss since it was last taken."""
+        mean = self.loss_sum / self.loss_count if self.loss_count else None
+        self.loss_sum, self.loss_count = 0.0, 0
+        return mean
+
+    def take_lag(self) -> float | None:
+        """Mean lag of the policy since it was last taken, in updates."""
+        mean = self.lag_sum / self.lag_count if self.lag_count else None
+        self.lag_sum, self.lag_count = 0, 0
+        return mean
+
+    def state_dict(self) -> State:
+        """Plain values."""
+        return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take them back; what an older version did not count begins anew, but the best score is known."""
+        fresh, kinds = vars(TrainState()), kinds_of_fields()
+        known = {name: msgspec.convert(value, kinds[name]) for name, value in state.items() if name in kinds}
+        for name in known:
+            if kinds[name] is int:
+                saved_count(known, name)
+        for row in (known.get("best"), known.get("last_eval")):
+            require_score(row)
+        fresh["peak"] = (known["best"] or {}).get("mean")
+        fresh["evaluations"] = None if known["best"] else 0
+        for field_ in fields(self):
+            setattr(self, field_.name, known.get(field_.name, fresh[field_.name]))
+        self.recent = deque(state["recent"], maxlen=RECENT)
+        self.not_exact = list(self.not_exact or ([] if self.exact else [UNKNOWN]))
