@@ -68,7 +68,7 @@ def test_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    heard: list[requests.Wish | None] = []
+    heard: list[requests.SyncRequest | None] = []
 
     def listen() -> None:
         until = time.monotonic() + 20
@@ -82,7 +82,7 @@ def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     thread.start()
     assert main(["sync", "pair", "sync.type=server", "sync.max_staleness=4", "learners.num=3"]) == 0
     thread.join(20)
-    assert heard == [requests.Wish(ServerSync(max_staleness=4), 3)]
+    assert heard == [requests.SyncRequest(ServerSync(max_staleness=4), 3)]
     assert capsys.readouterr().out == (
         "runs/pair: 3 learners agree by server from now on (before: 2 learners agree by allreduce)\n"
     )
@@ -95,7 +95,7 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr("qfleet.cli.sync.await_heeded", lambda folder: None)
     assert main(["sync", "pair", "sync.outer_rate=0.7"]) == 0
-    assert requests.take(Path("runs/pair")) == requests.Wish(LocalSync(every_updates=4, outer_rate=0.7), 3)
+    assert requests.take(Path("runs/pair")) == requests.SyncRequest(LocalSync(every_updates=4, outer_rate=0.7), 3)
 
 
 def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(

@@ -322,7 +322,7 @@ def test_a_foreign_group_is_refused_before_its_members_begin(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("qfleet.sweep.sweep._open", lambda folder: (away(), [], {}))
-    monkeypatch.setattr("qfleet.sweep.sweep._Conduct.run", stop)
+    monkeypatch.setattr("qfleet.sweep.sweep._SweepRunner.run", stop)
     (run / "group.json").write_text("{}")
     assert main(["resume", str(run)]) == 2
     assert "--trust-run" in capsys.readouterr().err

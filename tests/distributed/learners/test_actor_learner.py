@@ -271,7 +271,10 @@ def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
-    wishes = [requests.Wish(ServerSync(max_staleness=None), 3), requests.Wish(ServerSync(max_staleness=None), 2)]
+    wishes = [
+        requests.SyncRequest(ServerSync(max_staleness=None), 3),
+        requests.SyncRequest(ServerSync(max_staleness=None), 2),
+    ]
 
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())

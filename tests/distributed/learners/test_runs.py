@@ -69,7 +69,7 @@ def test_how_learners_agree_is_switched_while_they_learn(
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes and not requests.is_asked(folder):
-            requests.ask(folder, requests.Wish(wishes.pop(0), 2))
+            requests.ask(folder, requests.SyncRequest(wishes.pop(0), 2))
 
     more = {"runtime.type": runtime, "until.steps": 4_000, "log.every_steps": 200, "eval.every_steps": 4_000}
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
@@ -111,7 +111,7 @@ def test_a_switch_outlives_a_roll_back(tmp_path: Path, monkeypatch: pytest.Monke
     def wish(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes:
-            requests.ask(folder, requests.Wish(wishes.pop(), 2))
+            requests.ask(folder, requests.SyncRequest(wishes.pop(), 2))
             return
         if row["kind"] == "progress" and not left and events(folder, "sync"):
             left.append(6)  # batches in a row, some rows after the switch: the run goes back
@@ -139,7 +139,7 @@ def test_a_switch_outlives_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def wish(row: dict[str, Any]) -> bool:
         folder = next(tmp_path.iterdir())
         if row["kind"] == "progress" and wishes:
-            requests.ask(folder, requests.Wish(wishes.pop(), 3))
+            requests.ask(folder, requests.SyncRequest(wishes.pop(), 3))
             return False
         return row["kind"] == "progress" and bool(events(folder, "sync"))
 
@@ -184,7 +184,7 @@ def test_learners_come_and_go_while_a_run_goes_on(tmp_path: Path, monkeypatch: p
             there = [*sizes, formed[-1]["learners"]] if formed else sizes
             if wishes and (len(sizes) == 0 or sizes[-1] == 1 or there[-1] == sizes[-1]):
                 sizes.append(wishes.pop(0))
-                requests.ask(folder, requests.Wish(AllreduceSync(), sizes[-1]))
+                requests.ask(folder, requests.SyncRequest(AllreduceSync(), sizes[-1]))
 
     plan = make_plan(
         "CartPole-v1", overrides={**TWO, "until.steps": 6_000, "log.every_steps": 200, "save.every_steps": 9_000}
@@ -206,7 +206,7 @@ def test_what_makes_no_sense_is_not_heeded(tmp_path: Path) -> None:
 
 
 def test_a_wish_is_asked_for_until_it_is_done_and_another_one_is_not_lost_meanwhile(tmp_path: Path) -> None:
-    one, other = requests.Wish(LocalSync(), 2), requests.Wish(AllreduceSync(), 3)
+    one, other = requests.SyncRequest(LocalSync(), 2), requests.SyncRequest(AllreduceSync(), 3)
     requests.ask(tmp_path, one)
     assert requests.take(tmp_path) == one
     assert requests.is_asked(tmp_path)

@@ -158,15 +158,15 @@ class TestWithRay:
             require_version("2.54.1")
 
     def test_errors_come_back_as_the_same_class(self) -> None:
-        from qfleet.distributed.ray.driver import Result, as_error
+        from qfleet.distributed.ray.driver import TrainResult, as_error
 
-        error = as_error(Result(error=("EnvError", "what", "why", "fix")))
+        error = as_error(TrainResult(error=("EnvError", "what", "why", "fix")))
         assert isinstance(error, EnvError)
         assert (error.what, error.why, error.fix, error.exit_code) == ("what", "why", "fix", 4)
-        strange = as_error(Result(error=("", "KeyError: 'x'", "", ""), trace="Traceback ..."))
+        strange = as_error(TrainResult(error=("", "KeyError: 'x'", "", ""), trace="Traceback ..."))
         assert not isinstance(strange, QfleetError)
         assert "KeyError: 'x'" in str(strange)
-        assert not isinstance(as_error(Result(error=("Annotated", "what", "", ""))), QfleetError)
+        assert not isinstance(as_error(TrainResult(error=("Annotated", "what", "", ""))), QfleetError)
 
     def test_a_line_can_be_looked_at_without_a_cluster_but_not_run(self) -> None:
         from qfleet.api import rehearse
@@ -175,7 +175,7 @@ class TestWithRay:
         plan = make_plan("CartPole-v1", overrides={**RAY, "env.num": 4})
         assert rehearse(plan)
         site = RayActorLauncher(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match=r"qfleet\.run\.ray"):
+        with pytest.raises(RuntimeError, match=r"qfleet\.distributed\.ray"):
             site.hire(0, 0)
 
     def test_without_the_runs_folder_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
