@@ -48,7 +48,10 @@ class Run:
         make: EnvMaker | None = None,
         weights: SavedWeights | None = None,
     ) -> None:
-        self.path, self.plan, self.policy, self.make = path, plan, policy, make
+        self.path = path
+        self.plan = plan
+        self.policy = policy
+        self.make = make
         self.weights = weights  # of a run that was loaded: whose they are
 
     @property
@@ -104,7 +107,8 @@ def train(
     command: list[str] | None = None,
 ) -> Run:
     """Train a plan in a new run directory under `out`, to its end."""
-    plan, out = checked(plan), local_path(out)
+    plan = checked(plan)
+    out = local_path(out)
     own = (env, torso, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
@@ -173,7 +177,8 @@ def rehearse(
     weights_from: AnyPath | None = None,
 ) -> dict[str, int]:
     """Refuse what `train` would refuse, and make nothing; otherwise the memory and disk that the plan needs."""
-    plan, out = checked(plan), local_path(out)
+    plan = checked(plan)
+    out = local_path(out)
     if name is not None:
         require_free(out, name)
     source = None if weights_from is None else find_run(weights_from, out)
@@ -239,7 +244,8 @@ def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
 
 def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
     """The plan with another end; a score, time or patience that ended it before no longer does."""
-    reason, until = str(status.get("reason", "")), plan.until
+    reason = str(status.get("reason", ""))
+    until = plan.until
     score = None if reason.startswith(SOLVED) else until.score
     seconds = None if reason.startswith(OUT_OF_TIME) else until.seconds
     patience = None if reason.startswith(GAVE_UP) else plan.steer.stop_patience

@@ -184,7 +184,8 @@ def attach_given() -> None:
 def attach(heartbeat: Heartbeat, output: int, crash_log: int) -> None:
     """Be supervised: show calls there, send what environments print to `output`, and tracebacks to the `crash_log`."""
     global _own, _numbers, _streams
-    _own, _numbers = heartbeat, heartbeat.numbers
+    _own = heartbeat
+    _numbers = heartbeat.numbers
     faulthandler.enable(crash_log, all_threads=False)
     faulthandler.register(TELL_SIGNAL, crash_log, all_threads=False)
     _close_keyboard()

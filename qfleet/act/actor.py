@@ -64,7 +64,10 @@ class Actor:
         tell_values: bool = False,
         elapsed: Callable[[], int] | None = None,
     ) -> None:
-        self.world, self.policy, self.explorer, self.rng = world, policy, explorer, rng
+        self.world = world
+        self.policy = policy
+        self.explorer = explorer
+        self.rng = rng
         self.source = (worker, incarnation)
         self.steps = self.sequence = 0
         # Steps that all actors have made, by which exploration changes; a lone actor counts its own.
@@ -110,12 +113,15 @@ class Actor:
 
     def receive(self) -> tuple[Rollout, list[tuple[float, int]]]:
         """Finish the step: the row it makes, and the episodes it ended."""
-        was, now = self.current(), self.world.receive()
-        last, ended = self.last, (now.terminated | now.truncated) & ~self.last
+        was = self.current()
+        now = self.world.receive()
+        last = self.last
+        ended = (now.terminated | now.truncated) & ~self.last
         if now.lost is not None:
             # Their observation was the final one after all. One that shows none yet says that it is truncated.
             self.in_flight -= int(np.count_nonzero(now.lost & ~last))
-            last, ended = last | now.lost, ended & ~now.lost
+            last = last | now.lost
+            ended = ended & ~now.lost
             self.episodes.drop(now.lost)
         finished = self.episodes.count(now.reward, ~last, ended)
         newest = was.obs[:, -1] if self.world.spec.stack > 1 else was.obs
@@ -135,7 +141,8 @@ class Actor:
         self.steps += self.in_flight
         self.sequence += 1
         self.in_flight = 0
-        self.now, self.last = now, ended if now.lost is None else ended | (now.lost & now.truncated)
+        self.now = now
+        self.last = ended if now.lost is None else ended | (now.lost & now.truncated)
         return rollout, finished
 
     def take_faults(self) -> list[EnvFault]:
@@ -177,7 +184,8 @@ class Actor:
         self.last = saved_array(state, "last", FLAGS, lanes).copy()
         self.episodes.returns[:] = saved_array(state, "returns", FLOATS, lanes)
         self.episodes.lengths[:] = saved_numbers(state, "lengths", lanes, 0, 2**53)
-        self.steps, self.sequence = saved_count(state, "steps"), saved_count(state, "sequence")
+        self.steps = saved_count(state, "steps")
+        self.sequence = saved_count(state, "sequence")
         self.in_flight = 0  # what was under way when a run goes back is forgotten
         restore_generator(self.rng, saved_value(state, "rng"))
         if self.memory is not None:
@@ -248,7 +256,8 @@ def acting(
             yield Tick(busy=True)
             with watch.env:
                 rollout, finished = actor.receive()
-            rollout.finished, rollout.ends = tuple(finished), (0,) * len(finished)
+            rollout.finished = tuple(finished)
+            rollout.ends = (0,) * len(finished)
             parts.append(rollout)
             if len(parts) < rows:
                 yield Tick(busy=True)

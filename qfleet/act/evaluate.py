@@ -56,11 +56,15 @@ def play(
     stop: Callable[[], bool] = lambda: False,
 ) -> EvaluationResult:
     """Play `episodes` full episodes (cut after `max_steps` each), lane by lane; fewer if `stop` says so."""
-    quota, num_lost = math.ceil(episodes / world.num), 0
+    quota = math.ceil(episodes / world.num)
+    num_lost = 0
     returns: list[list[tuple[float, bool]]] = [[] for _ in range(world.num)]
-    totals, lengths = np.zeros(world.num, np.float64), np.zeros(world.num, np.int64)
-    last, failures = np.zeros(world.num, np.bool_), np.zeros(world.num, np.int64)
-    now, state = world.reset(), policy.blank(world.num)
+    totals = np.zeros(world.num, np.float64)
+    lengths = np.zeros(world.num, np.int64)
+    last = np.zeros(world.num, np.bool_)
+    failures = np.zeros(world.num, np.int64)
+    now = world.reset()
+    state = policy.blank(world.num)
     while min(len(done) for done in returns) < quota and not stop():
         action, state, _ = policy.act(now.obs, state, mask=now.mask)
         world.send(action)

@@ -113,7 +113,8 @@ def rungs(base: float, power: float, lanes: int) -> Array:  # [B]
 
 def ladder(base: float, power: float, warm_steps: int, lanes: int, part: slice = ALL) -> Epsilons:
     """Every lane keeps a rung of its own, after `warm_steps` at random."""
-    steady, random = rungs(base, power, lanes)[part], np.ones(lanes)[part]
+    steady = rungs(base, power, lanes)[part]
+    random = np.ones(lanes)[part]
     return lambda step: random if step < warm_steps else steady
 
 
@@ -121,7 +122,8 @@ class EpsilonGreedyExplorer:
     """The best action, or a random one with a probability that a schedule tells."""
 
     def __init__(self, epsilons: Epsilons, counts: tuple[int, ...]) -> None:
-        self.epsilons, self.counts = epsilons, counts
+        self.epsilons = epsilons
+        self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """Two numbers per lane are drawn, or one more than dimensions where joint actions are too many for one."""
@@ -136,7 +138,8 @@ class SoftmaxExplorer:
     """Better actions more often (Boltzmann exploration); a decoupled policy draws in each dimension by itself."""
 
     def __init__(self, temperature: Schedule, counts: tuple[int, ...]) -> None:
-        self.temperature, self.counts = temperature, counts
+        self.temperature = temperature
+        self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """One number per lane and dimension is drawn."""
@@ -151,7 +154,8 @@ class OwnExplorer:
     """A user's own function, whose answers are checked."""
 
     def __init__(self, function: Explore, counts: tuple[int, ...]) -> None:
-        self.function, self.counts = function, counts
+        self.function = function
+        self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """What the function answers, if it is an allowed action for every lane."""
@@ -239,7 +243,8 @@ def make_explorer(
     if own is not None:
         return OwnExplorer(own, counts)
     if isinstance(algo.explore, SoftmaxExplore):
-        first, last = algo.explore.temperature, algo.explore.end
+        first = algo.explore.temperature
+        last = algo.explore.end
         return SoftmaxExplorer(linear(first, first if last is None else last, algo.explore.steps), counts)
     return EpsilonGreedyExplorer(make_epsilon(algo, lanes, part), counts)
 

@@ -32,19 +32,24 @@ class Policy:
         device: torch.device | None = None,
         spec: Spec | None = None,
     ) -> None:
-        self.net, self.head, self.actions, self.spec = net, head, actions, spec
+        self.net = net
+        self.head = head
+        self.actions = actions
+        self.spec = spec
         self.online = chain_of(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
         self.source: Mapping[str, Tensor] | None = None  # whose weights these are
-        self.shares, self.stamps = may_share(net), list[int]()
+        self.shares = may_share(net)
+        self.stamps = list[int]()
         self.noisy = False
         set_noise(net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Take newer weights and follow what is written there later: shared if possible, else copied in place."""
         if weights is not self.source:
-            self.source, self.stamps = weights, []
+            self.source = weights
+            self.stamps = []
             if self.shares:
                 self.net.load_state_dict(dict(weights), assign=True)
                 self.online = chain_of(self.net) or self.net
@@ -70,7 +75,8 @@ class Policy:
         with torch.inference_mode():
             shown = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
             if state is None:
-                out, held = self.online(shown), None
+                out = self.online(shown)
+                held = None
             else:
                 out, held = self.net.step(shown, torch.from_numpy(state).to(self.device))
             values: Array = self.head.values(out).cpu().numpy()
@@ -125,13 +131,17 @@ def require_batch(obs: Any, spec: Spec) -> None:
     """Refuse what is not a batch of observations as the network is shown them."""
     wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
     if not isinstance(obs, np.ndarray):
-        given, fix = f"a {type(obs).__name__}", f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
+        given = f"a {type(obs).__name__}"
+        fix = f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
     elif obs.shape == spec.input_shape:
-        given, fix = "one observation without a batch around it", "Write policy.act(obs[None])."
+        given = "one observation without a batch around it"
+        fix = "Write policy.act(obs[None])."
     elif obs.shape[1:] != spec.input_shape:
-        given, fix = f"an array of shape {obs.shape}", "Show it what the environment it learned in shows."
+        given = f"an array of shape {obs.shape}"
+        fix = "Show it what the environment it learned in shows."
     elif obs.dtype != spec.dtype:
-        given, fix = f"numbers of type {obs.dtype}", f"Write obs.astype(np.{spec.dtype})."
+        given = f"numbers of type {obs.dtype}"
+        fix = f"Write obs.astype(np.{spec.dtype})."
     else:
         return
     raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)

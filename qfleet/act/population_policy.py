@@ -15,7 +15,8 @@ class PopulationPolicy:
 
     def __init__(self, policies: Sequence[Policy]) -> None:
         self.policies = list(policies)
-        self.actions, self.version = self.policies[0].actions, 0
+        self.actions = self.policies[0].actions
+        self.version = 0
 
     def load(self, version: int, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Take newer weights, one member's after the other's."""

@@ -22,7 +22,8 @@ CUT = -1  # rows of which the end was cut off: not even their own incarnation's 
 
 def check_history(folder: Path) -> list[Violation]:
     """Everything wrong with the history in a folder; empty if all promises were kept."""
-    records, damaged = list[Record](), list[Violation]()
+    records = list[Record]()
+    damaged = list[Violation]()
     for name, number, record in read_history(folder):
         if record is None:
             damaged.append(Violation("damaged", f"{name}:{number} is not a record"))
@@ -70,7 +71,8 @@ class Audit:
         self.sent: dict[Source, set[int]] = {}  # with how many steps
         self.ever: dict[Key, int] = {}  # sequences ever accepted, those of a course that was given up too
         self.published: set[int] = set()
-        self.course, self.committed = RunRecord(), RunRecord()
+        self.course = RunRecord()
+        self.committed = RunRecord()
         self.opened: Record = {}
         self.version = 0
         self.tail = self.head = 0
@@ -94,7 +96,8 @@ class Audit:
         for record in records:
             if record["op"] == "loaded":
                 # A driver that went on from a checkpoint may use the numbers of incarnations that came after it again.
-                life, version = bisect(opened_at, record["at"]), record["version"]
+                life = bisect(opened_at, record["at"])
+                version = record["version"]
                 key = (record["worker"], record["incarnation"], life)
                 self.blame(version < acting.get(key, version), "version", f"{key[:2]} went back to version {version}")
                 self.blame(version not in self.published, "version", f"{key[:2]} acts with {version}, never published")
@@ -131,14 +134,18 @@ class Audit:
         """The first time its counters are taken as they are, later they are the last commit's."""
         if not self.opened:
             self.committed = RunRecord(record["env_steps"], record["updates"])
-        self.course, self.opened, self.version = deepcopy(self.committed), record, 0
+        self.course = deepcopy(self.committed)
+        self.opened = record
+        self.version = 0
         self.course.forgiven = record.get("forgiven", self.course.forgiven)
         self.counters("opened", record)
-        self.tail, self.head = record["tail"], record["head"]
+        self.tail = record["tail"]
+        self.head = record["head"]
 
     def begin(self, record: Record) -> None:
         """Incarnations of a worker only rise."""
-        worker, incarnation = record["worker"], record["incarnation"]
+        worker = record["worker"]
+        incarnation = record["incarnation"]
         older = incarnation < self.course.newest.get(worker, -1)
         self.blame(older, "incarnation", f"worker {worker} went back to incarnation {incarnation}")
         self.course.newest[worker] = incarnation
@@ -155,8 +162,10 @@ class Audit:
     def accept(self, record: Record) -> None:
         """Once, in order, of the newest incarnation, as sent, and counted (I3)."""
         worker, incarnation, sequence = source = as_source(record)
-        key, course = (worker, incarnation), self.course
-        newest, expected = self.listened_to(worker), course.following.get(key, 0)
+        key = (worker, incarnation)
+        course = self.course
+        newest = self.listened_to(worker)
+        expected = course.following.get(key, 0)
         self.blame(newest != incarnation, "incarnation", f"accepted {source} while {newest} was listened to")
         self.blame(sequence < expected, "twice", f"accepted {source} again")
         self.blame(sequence > expected, "gap", f"accepted {source} while {expected} was expected")
@@ -173,7 +182,8 @@ class Audit:
     def joined(self, source: Source, steps: int) -> None:
         """It was sent like this, and the rows before it are its own incarnation's, or closed (I4)."""
         worker, incarnation, _ = source
-        open_rows, sent = self.course.open_rows, self.sent.get(source, set())
+        open_rows = self.course.open_rows
+        sent = self.sent.get(source, set())
         self.blame(not any(steps <= most for most in sent), "invented", f"{steps} steps of {source} were not sent")
         follows = open_rows.get(worker, incarnation)
         self.blame(follows != incarnation, "seal", f"{source} follows rows that are not sealed")
@@ -206,15 +216,18 @@ class Audit:
 
     def move(self, record: Record) -> None:
         """Items come and go at the ends of the queue, and there are no more of them than steps."""
-        tail, head = record["tail"], record["head"]
-        room, items = self.opened["capacity"], head - self.opened["head"]
+        tail = record["tail"]
+        head = record["head"]
+        room = self.opened["capacity"]
+        items = head - self.opened["head"]
         steps = self.course.env_steps - self.opened["env_steps"]
         self.blame(tail < self.tail or head < self.head or tail > head, "items", f"[{tail}, {head}) went back")
         self.blame(head - tail > room, "items", f"{head - tail} items are more than capacity={room}")
         # After a restart some steps from before become items.
         fresh = self.opened["env_steps"] == 0 and not self.opened.get("windows")
         self.blame(fresh and items > steps, "items", f"{items} items were made of {steps} steps")
-        self.tail, self.head = tail, head
+        self.tail = tail
+        self.head = head
 
     def sample(self, record: Record) -> None:
         """Inserted, and not evicted yet."""
@@ -225,7 +238,8 @@ class Audit:
         """A replay of its own process stored what was accepted, once, and drew what it held just then."""
         stored: set[Source] = set()
         for record in records:
-            tail, head = record["tail"], record["head"]
+            tail = record["tail"]
+            head = record["head"]
             if record["op"] == "drawn":
                 wrong = [serial for serial in record["ids"] if not tail <= serial < head]
                 self.blame(bool(wrong), "sampled", f"{wrong[:3]} are not among [{tail}, {head})")
@@ -243,9 +257,11 @@ class Audit:
 
     def update(self, record: Record) -> None:
         """One after the other, and never more than the steps allow (I7)."""
-        course, number = self.course, record["number"]
+        course = self.course
+        number = record["number"]
         self.blame(number != course.updates + 1, "update", f"update {number} follows update {course.updates}")
-        course.updates, course.forgiven = number, record["forgiven"]
+        course.updates = number
+        course.forgiven = record["forgiven"]
         self.counters("update", {"env_steps": record["env_steps"], "updates": number})
         if self.opened["ratio"] is not None:
             most = self.allowed(course.env_steps) - course.forgiven + self.opened["ahead"]
@@ -267,7 +283,8 @@ class Audit:
         """At the end of a whole run no update is owed."""
         self.counters("closed", record)
         if record["done"] and self.opened["ratio"] is not None:
-            made, owed = record["updates"] + record["forgiven"], self.allowed(record["env_steps"])
+            made = record["updates"] + record["forgiven"]
+            owed = self.allowed(record["env_steps"])
             self.blame(made != owed, "ratio", f"{made} updates at the end, {record['env_steps']} steps ask for {owed}")
 
     def counters(self, op: str, record: Record) -> None:

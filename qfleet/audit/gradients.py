@@ -38,7 +38,8 @@ class GradientAudit:
 
     def __init__(self) -> None:
         self.found: list[Violation] = []
-        self.group, self.updates = GroupRecord(), -1
+        self.group = GroupRecord()
+        self.updates = -1
 
     def blame(self, wrong: bool, text: str) -> None:
         """Remember a violation, if it is one."""
@@ -55,14 +56,16 @@ class GradientAudit:
             "made": self.made,
             "held": self.held,
         }
-        op, now = record["op"], self.group.number
+        op = record["op"]
+        now = self.group.number
         later = op == "formed" or record["group"] in (now, 0)
         self.blame(not later, f"{op} in group {record['group']} after group {now} was formed")
         read[op](record)
 
     def began(self, record: Record) -> None:
         """The run begins, or goes on in another process, which counts groups anew."""
-        self.group, self.updates = GroupRecord(), -1
+        self.group = GroupRecord()
+        self.updates = -1
 
     def formed(self, record: Record) -> None:
         """A new group begins where rank 0 is, which may be an earlier moment that the run came back to."""
@@ -73,7 +76,9 @@ class GradientAudit:
 
     def dealt(self, record: Record) -> None:
         """A part of the batch for update `update`; the same again only in another group."""
-        group, learner, update = self.group, record["learner"], record["update"]
+        group = self.group
+        learner = record["learner"]
+        update = record["update"]
         self.blame(learner not in group.learners, f"learner {learner} is not in group {group.number}")
         self.blame(update != self.updates + 1, f"dealt for update {update} after {self.updates}")
         group.dealt[learner] += 1
@@ -81,14 +86,16 @@ class GradientAudit:
 
     def learned(self, record: Record) -> None:
         """A partner's word that its gradient was used."""
-        group, learner = self.group, record["learner"]
+        group = self.group
+        learner = record["learner"]
         group.learned[learner] += 1
         more = group.learned[learner] > group.dealt[learner]
         self.blame(more, f"learner {learner} learned more often than it was asked to, in group {group.number}")
 
     def made(self, record: Record) -> None:
         """Rank 0 made update `update` with `own` of its `items`: the rest was dealt out."""
-        update, group = record["update"], self.group
+        update = record["update"]
+        group = self.group
         # Alone, after a time that no group saw, any number may follow.
         known = record["group"] != 0 and self.updates >= 0
         self.blame(known and update != self.updates + 1, f"update {update} was made after {self.updates}")
@@ -102,7 +109,8 @@ class GradientAudit:
     def held(self, record: Record) -> None:
         """What the shards of a server have taken in, when everybody was at rest."""
         group = self.group
-        sure, most = group.made + group.learned.total(), group.made + group.dealt.total()
+        sure = group.made + group.learned.total()
+        most = group.made + group.dealt.total()
         for at, (version, taken) in enumerate(zip(record["versions"], record["taken"], strict=True)):
             where = f"shard {at} in group {group.number}"
             wrong = group.in_step and version != group.made and group.learned == group.dealt

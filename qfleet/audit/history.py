@@ -112,7 +112,8 @@ NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items
 # Others may act on these, so they are in the file before: who is killed right after leaves no hole in the history.
 AT_ONCE = {"opened", "began", "dismissed", "accepted", "sealed", "published", "committed", "closed", "sent"}
 AT_ONCE |= {"stored", "drawn"}  # a replay's process is killed when it is not needed any more
-FLUSH_LINES, FLUSH_SECONDS = 256, 1.0
+FLUSH_LINES = 256
+FLUSH_SECONDS = 1.0
 NOTED_IDS = 8  # of each batch
 
 
@@ -142,7 +143,9 @@ class History:
     """Appends to one file; what others may act on at once, the rest at intervals. One writer per file."""
 
     def __init__(self, file: Path, *, limit_bytes: int = 1 << 28, clock: Callable[[], float] = time.monotonic) -> None:
-        self.clock, self.waiting, self.flushed_at = clock, list[bytes](), clock()
+        self.clock = clock
+        self.waiting = list[bytes]()
+        self.flushed_at = clock()
         self.stream = os.fdopen(open_log(file, os.O_RDWR), "ab", buffering=0)
         self.left = limit_bytes - cut_torn_line(self.stream.fileno())  # an audit says so if the rest is missing
 

@@ -48,7 +48,8 @@ class WorkerRecord:
     """One worker's incarnations under one supervisor."""
 
     def __init__(self, worker: int, rules: Record) -> None:
-        self.worker, self.rules = worker, rules
+        self.worker = worker
+        self.rules = rules
         self.found: list[Violation] = []
         self.running: int | None = None
         self.last = -1
@@ -68,7 +69,8 @@ class WorkerRecord:
         if record["op"] == "started":
             self.start(record["incarnation"], record["at"])
         elif record["op"] == "quarantined":
-            self.quarantined, self.failed_at = True, None
+            self.quarantined = True
+            self.failed_at = None
             self.blame(self.recent(record["at"]) <= self.rules["restarts"], "budget", "quarantined within its budget")
         else:
             other = record["incarnation"] != self.running
@@ -93,7 +95,8 @@ class WorkerRecord:
         """It is dead or hung."""
         if self.running is not None:
             self.spans.append((self.running, self.began_at, now))
-        self.running, self.failed_at = None, now
+        self.running = None
+        self.failed_at = now
         self.faults.append(now)
 
     def replaced_by(self, now: float) -> None:
@@ -110,7 +113,8 @@ class WorkerRecord:
 
     def listen(self, heard: dict[tuple[int, int], list[float]]) -> None:
         """No incarnation was left alone for much longer than its limit without a sign of life."""
-        hung, start = self.rules["hung_seconds"], self.rules["start_seconds"]
+        hung = self.rules["hung_seconds"]
+        start = self.rules["start_seconds"]
         if hung is None:
             return
         for incarnation, begin, end in self.spans:

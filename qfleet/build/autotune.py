@@ -35,14 +35,18 @@ Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
 Tell = Callable[[str], object]
 LONG_UPDATES = 50_000  # a run with fewer is not worth a measurement
-LIMIT_SHARE, LIMIT_SECONDS = 0.02, 30.0  # of the run's expected time, and in all: so long may measuring take
+# of the run's expected time, and in all: so long may measuring take
+LIMIT_SHARE = 0.02
+LIMIT_SECONDS = 30.0
 PARTS = 4  # a measurement of step-by-step updates takes at most such a part of the limit
 LEAST_COMPILE_SECONDS = 20.0  # a compiler that has less time than this is not worth starting
 ROUNDS = 9  # of which the quickest counts: others may be using the machine
 WARM_UPDATES = 3
 WORTH = 1.1  # times faster that bfloat16 must be, for it costs digits
 NEVER = 1e12  # seconds to compile where there is no compiler
-GUESSED_SAVING, GUESSED_COMPILE_SECONDS = 0.4, 60.0  # before anything was compiled here: stay on the safe side
+# before anything was compiled here: stay on the safe side
+GUESSED_SAVING = 0.4
+GUESSED_COMPILE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,10 @@ class Trial:
     """What one run measures: the numbers that are known, its clock, its limit, and which settings it decided."""
 
     def __init__(self, kept: Measured, updates: int, clock: Clock, tell: Tell) -> None:
-        self.kept, self.updates, self.clock, self.tell = kept, updates, clock, tell
+        self.kept = kept
+        self.updates = updates
+        self.clock = clock
+        self.tell = tell
         self.timed: list[str] = []
         self.notes: list[str] = []
         self.begun = False
@@ -185,7 +192,8 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, trial: Trial) -> int:
 
 def choose_precision(plan: Plan, spec: Spec, trial: Trial) -> tuple[Precision, tuple[str, ...]]:
     """bfloat16 where the machine multiplies it natively and a step-by-step update is clearly faster; else float32."""
-    asked, alone = plan.runtime.precision, isinstance(plan.algo.view, StepsView)
+    asked = plan.runtime.precision
+    alone = isinstance(plan.algo.view, StepsView)
     if asked is not None:
         useless = asked == "bfloat16" and not alone
         notes = ("runtime.precision=bfloat16 has no effect: sequences are computed in float32",) if useless else ()
@@ -210,7 +218,8 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[str, ...]]:
     """Compile if the plan says so and it can be done; left open, if it saves more seconds than it costs."""
-    asked, reason = plan.runtime.compile, not_whole(plan)
+    asked = plan.runtime.compile
+    reason = not_whole(plan)
     if reason is not None:
         return False, (f"runtime.compile=true has no effect: {reason}",) if asked else ()
     if asked is not None:
@@ -224,7 +233,10 @@ def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[st
 
 def saves(plan: Plan, spec: Spec, trial: Trial) -> bool:
     """Is the time saved over the run longer than the compiler's?"""
-    threads, updates, name, kept = torch.get_num_threads(), total_updates(plan), shape_name(plan, spec), trial.kept
+    threads = torch.get_num_threads()
+    updates = total_updates(plan)
+    name = shape_name(plan, spec)
+    kept = trial.kept
     plain = update_seconds(plan, spec, threads, trial)
     if f"{name} compile" not in kept.read():
         limit = trial.limit_seconds(plain)
@@ -232,7 +244,8 @@ def saves(plan: Plan, spec: Spec, trial: Trial) -> bool:
             return False
         measure_compiled(plan, spec, trial, limit)
     known = kept.read()
-    cost, whole = known.get(f"{name} compile"), known.get(f"{name} compiled")
+    cost = known.get(f"{name} compile")
+    whole = known.get(f"{name} compiled")
     return cost is not None and whole is not None and updates * (plain - whole) > cost
 
 
@@ -242,7 +255,8 @@ def measure_compiled(plan: Plan, spec: Spec, trial: Trial, limit_seconds: float)
     There it can be ended: by its limit, and by Ctrl-C, which a compiler in this process would take for its own error.
     """
     trial.tell(f"compiling the update, to measure what that saves (at most {limit_seconds:.0f} s)")
-    name, found = shape_name(plan, spec), answer_of(compile_seconds, (plan, spec), limit_seconds)
+    name = shape_name(plan, spec)
+    found = answer_of(compile_seconds, (plan, spec), limit_seconds)
     if found is None:  # not remembered: the machine may have been busy
         trial.notes.append(f"update: not compiled, the compiler was not done within {limit_seconds:.0f} s")
         return
@@ -257,7 +271,8 @@ def compile_seconds(plan: Plan, spec: Spec) -> list[float]:
     """Seconds that compiling takes, and those of a compiled update; nothing where there is no compiler."""
     clock = time.monotonic
     with so_many_threads(plan.runtime.threads or 1):
-        learner, batch = rehearsal(with_runtime(plan, compile=True), spec), made_up(plan, spec)
+        learner = rehearsal(with_runtime(plan, compile=True), spec)
+        batch = made_up(plan, spec)
         begin = clock()
         learner.update(batch)
         spent = clock() - begin
@@ -271,7 +286,8 @@ def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
     def measure() -> float:
         trial.announce()
         with so_many_threads(threads):
-            learner, batch = rehearsal(plan, spec), made_up(plan, spec)
+            learner = rehearsal(plan, spec)
+            batch = made_up(plan, spec)
             begin = trial.clock()
             for _ in range(WARM_UPDATES):
                 learner.update(batch)
@@ -283,9 +299,11 @@ def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
 
 def quickest(learner: Learner, batch: Batch, clock: Clock, limit_seconds: float) -> float:
     """Seconds of an update, in the quickest of a few rounds of at least 50 ms; fewer rounds when the limit is near."""
-    best, first = float("inf"), clock()
+    best = float("inf")
+    first = clock()
     for _ in range(ROUNDS):
-        begin, num = clock(), 0
+        begin = clock()
+        num = 0
         while (spent := clock() - begin) < 0.05 and num < 1_000:
             learner.update(batch)
             num += 1
@@ -309,7 +327,8 @@ def rehearsal(plan: Plan, spec: Spec) -> Learner:
 
 def made_up(plan: Plan, spec: Spec) -> Batch:
     """A batch of noise in the plan's shape."""
-    num, rng = plan.algo.batch_size, np.random.default_rng(0)
+    num = plan.algo.batch_size
+    rng = np.random.default_rng(0)
 
     def look() -> Array:
         values = rng.integers(0, 256, (num, *spec.input_shape)) if spec.dtype == "uint8" else None

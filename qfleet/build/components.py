@@ -55,7 +55,14 @@ from qfleet.system.restart_budget import RestartBudget
 
 ROLES = "qfleet.distributed.actors.main"  # imports all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
-WEIGHTS, EXPLORE, SAMPLE, LAYERS, NOVELTY, WORLDS, SYNC, BUNDLES = 101, 102, 103, 104, 105, 106, 107, 109
+WEIGHTS = 101
+EXPLORE = 102
+SAMPLE = 103
+LAYERS = 104
+NOVELTY = 105
+WORLDS = 106
+SYNC = 107
+BUNDLES = 109
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -238,7 +245,9 @@ class Components:
 
     def moving(self) -> State:
         """Settings that do not stand still, as they are now: of those the plan lets move."""
-        plan, learner, feed = self.plan, self.learner, self.feed
+        plan = self.plan
+        learner = self.learner
+        feed = self.feed
         now: State = {}
         moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
         if moves or plan.steer.learning_rate != SteadyRate():
@@ -310,7 +319,8 @@ def make_policy(
         ) from error
     net.eval()  # a torso's dropout and the like are for learning
     if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
-        net.head.fractions, net.head.even = plan.net.head.act_fractions, True
+        net.head.fractions = plan.net.head.act_fractions
+        net.head.even = True
     return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
 
 
@@ -408,7 +418,8 @@ def make_learners(
     factors = rate_factors(plan.population.num, plan.population.spread)
     nets = [learner_net(plan, policy) for policy in policies]
     for net in nets:
-        net.normalize, net.rewards = nets[0].normalize, nets[0].rewards
+        net.normalize = nets[0].normalize
+        net.rewards = nets[0].rewards
     return [
         make_learner(plan, spec, net, policy.device, make_fresh(plan, shown, torso, member), factor)
         for member, (net, policy, factor) in enumerate(zip(nets, policies, factors, strict=True))
@@ -445,7 +456,8 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
     net = copy.deepcopy(policy.net).train()
     set_noise(net, active=True)
     if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
-        net.head.fractions, net.head.even = plan.net.head.fractions, False
+        net.head.fractions = plan.net.head.fractions
+        net.head.even = False
     return net
 
 
@@ -468,9 +480,11 @@ def make_own_world(
     plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None, logs: Path | None = None
 ) -> World:
     """The world of an actor in a process of its own; every incarnation has seeds of its own."""
-    who, num = (worker, incarnation), plan.env.num // num_senders(plan)
+    who = (worker, incarnation)
+    num = plan.env.num // num_senders(plan)
     seed = int(stream(plan.seed, WORLDS, *who).integers(2**31)) if any(who) else plan.seed
-    env, threads = plan.env, 1
+    env = plan.env
+    threads = 1
     if is_central(plan) and is_native(env, make):
         threads = plan.actors.num
     elif is_central(plan):

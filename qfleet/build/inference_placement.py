@@ -33,7 +33,9 @@ from qfleet.system.child_process import die_with_parent, fork_server, hidden_mai
 HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
 ECHO_SECONDS = 60.0  # until the other process answers for the first time, imports included
 MEASURE_SECONDS = 0.3
-FEWEST_TIMES, WARM_TIMES, END_SECONDS = 5, 3, 0.5
+FEWEST_TIMES = 5
+WARM_TIMES = 3
+END_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Place:
 
 def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
     """Every way that the plan leaves open, the fastest first. One core is the learner's, if there are several."""
-    envs, actors = plan.env.num, plan.actors.num
+    envs = plan.env.num
+    actors = plan.actors.num
     crowding = max(1.0, actors / max(1, cores - 1))  # processes per core
     stepping = envs / actors * costs.step_seconds * crowding
     found = []
@@ -143,7 +146,8 @@ def devices() -> list[str]:
 
 def step_seconds(world: World) -> float:
     """Seconds of one step of one environment, resets included."""
-    rng, last = np.random.default_rng(0), [world.reset()]
+    rng = np.random.default_rng(0)
+    last = [world.reset()]
 
     def step() -> None:
         world.send(any_allowed(world, last[0], rng))
@@ -184,7 +188,8 @@ def settled(
         return plan, []
     try:
         found = places(plan, measure(plan, world, policy_on, make), len(os.sched_getaffinity(0)))
-        chosen, note = found[0], listed(found)
+        chosen = found[0]
+        note = listed(found)
     except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
         chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
         note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"

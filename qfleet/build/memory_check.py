@@ -24,11 +24,16 @@ PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on wh
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
     """Bytes of a full replay in the world of this spec: rows, queue, and what sampling and the count of copies need."""
-    sample, spec, lanes = sample_replay(plan, spec), stored_spec(plan, spec), plan.env.num
+    sample = sample_replay(plan, spec)
+    spec = stored_spec(plan, spec)
+    lanes = plan.env.num
     steps = plan.replay.rows * lanes if isinstance(plan.replay, FreshReplay) else plan.replay.capacity
-    window, items = sample.cut.window, sample.cut.items_in(steps)
+    window = sample.cut.window
+    items = sample.cut.items_in(steps)
     if isinstance(plan.replay, FreshReplay):
-        window, items = plan.replay.rows, lanes  # the sample's block has one row
+        # the sample's block has one row
+        window = plan.replay.rows
+        items = lanes
     rows = ring_rows(steps, spec, lanes, window) * lanes
     tree = 8 * int(tree_levels(items)[-1]) if isinstance(sample.sampler, Prioritized) else 0
     copies = COPY_BYTES * items if sample.filter is not None else 0
@@ -129,13 +134,18 @@ def require_memory(plan: Plan, spec: Spec) -> None:
 def require_here(plan: Plan, spec: Spec) -> None:
     """Refuse a plan whose replay cannot fit into this machine's memory, with the sum shown."""
     sizes = estimate(plan, spec)
-    need, have = sizes["replay_bytes"], sizes["available_bytes"]
+    need = sizes["replay_bytes"]
+    have = sizes["available_bytes"]
     if need <= MEMORY_SHARE * have:
         return
     if isinstance(plan.replay, FreshReplay):
-        path, asked, steps = "replay.rows", plan.replay.rows, plan.replay.rows * plan.env.num
+        path = "replay.rows"
+        asked = plan.replay.rows
+        steps = plan.replay.rows * plan.env.num
     else:
-        path, asked, steps = "replay.capacity", plan.replay.capacity, plan.replay.capacity
+        path = "replay.capacity"
+        asked = plan.replay.capacity
+        steps = plan.replay.capacity
     raise UsageError(
         f"{path}={asked} does not fit into memory",
         f"{steps} steps of {sample_replay(plan, spec).store.row_bytes} bytes need {need / GIB:.1f} GiB; "

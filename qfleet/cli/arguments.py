@@ -26,7 +26,8 @@ SETTING = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 def split_words(words: Sequence[str]) -> tuple[str | None, list[tuple[str, str, str]]]:
     """The environment, if one is named, and the `path=value` settings, in any order."""
-    env_id, settings = None, []
+    env_id = None
+    settings = []
     for word in words:
         if match := SETTING.fullmatch(word):
             settings.append((match[1], match[2], COMMAND_LINE))

@@ -85,7 +85,8 @@ def _cores() -> DoctorFinding:
 
 
 def _memory() -> DoctorFinding:
-    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    page = os.sysconf("SC_PAGE_SIZE")
+    pages = os.sysconf("SC_PHYS_PAGES")
     return DoctorFinding("memory", True, size(page * pages))
 
 

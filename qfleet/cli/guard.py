@@ -72,7 +72,8 @@ def guarded(
 
     if supervising.get():
         adopt_orphans()
-    command, budget = list(words), RestartBudget(RESTARTS)
+    command = list(words)
+    budget = RestartBudget(RESTARTS)
     while True:
         before = owners(Path(out))
         killed = oom_kills()
@@ -98,7 +99,8 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     from qfleet.system.child_process import python_command
 
     heartbeat.open_standard_streams()
-    page, crash_log = heartbeat.new_page(), heartbeat.new_file()
+    page = heartbeat.new_page()
+    crash_log = heartbeat.new_file()
     ours, theirs = os.pipe()
     given = (page, theirs, crash_log)
     known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.GIVEN: ",".join(map(str, given))}

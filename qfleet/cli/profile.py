@@ -29,7 +29,8 @@ def keep_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) 
     from qfleet.watch import write_file, write_json
     from qfleet.watch.bottleneck import profile_lines
 
-    profile, functions = run.status["profile"], run.path / "profile.txt"
+    profile = run.status["profile"]
+    functions = run.path / "profile.txt"
     write_json(run.path / "profile.json", profile)
     lines = profile_lines(profile)
     for trace in traces:

@@ -33,7 +33,9 @@ def evaluate(
     json: Annotated[bool, Parameter(help="Print the result as JSON.", show_default=False)] = False,
 ) -> int:
     """Judge the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
-    weights, num, other = _weights(which), whole("--episodes", episodes) or 100, whole("--seed", seed, 0)
+    weights = _weights(which)
+    num = whole("--episodes", episodes) or 100
+    other = whole("--seed", seed, 0)
     from qfleet.api import load
     from qfleet.watch import find_run
 
@@ -66,7 +68,8 @@ def record(
     trust_env: TrustEnv = False,
 ) -> int:
     """Film the greedy policy."""
-    weights, num = _weights(which), whole("--episodes", episodes) or 1
+    weights = _weights(which)
+    num = whole("--episodes", episodes) or 1
     from qfleet.api import load
     from qfleet.watch import find_run
 

@@ -63,7 +63,8 @@ def _show_group(group: Path, json: bool) -> int:
     from qfleet.watch import read_json, show_run
     from qfleet.watch.run_directory import GROUP_FILE, member_dirs, resume_command
 
-    status, runs = read_json(group / GROUP_FILE), [show_run(path) for path in member_dirs(group)]
+    status = read_json(group / GROUP_FILE)
+    runs = [show_run(path) for path in member_dirs(group)]
     about: dict[str, Any] = {"name": group.name, "path": str(group)}
     about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code")}
     about |= {"resume": resume_command(group)}  # where it is now
@@ -88,7 +89,8 @@ def diff(
     """Show the settings in which two runs differ."""
     from qfleet.watch import diff_runs, find_run
 
-    a, b = find_run(first, out), find_run(second, out)
+    a = find_run(first, out)
+    b = find_run(second, out)
     found = diff_runs(a, b)
     if json:
         say_json([{"path": path, "a": left, "b": right} for path, left, right in found])

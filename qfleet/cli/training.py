@@ -152,7 +152,8 @@ def resume(
 ) -> int:
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
     refuse_both(json, quiet)
-    until, at_once = whole("--steps", steps), whole("--jobs", jobs, example=2)
+    until = whole("--steps", steps)
+    at_once = whole("--jobs", jobs, example=2)
     from qfleet.watch.run_directory import find_entry, is_group
 
     path = find_entry(run, out)
@@ -186,7 +187,8 @@ def _resume_run(
     from qfleet.api import resume as start
     from qfleet.watch import auto_mode, make_watcher
 
-    watcher, traces = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout), make_traces(profile, plan)
+    watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
+    traces = make_traces(profile, plan)
     more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
     found = start(path, steps=until, watcher=watcher, callbacks=traces, **more)
     return _farewell(found, json, quiet, traces if profile else None)
@@ -197,7 +199,8 @@ def _resume_run(
 
 def _group_size(seeds: str | None, jobs: str | None) -> tuple[int | None, int | None]:
     """How many members, and how many of them at once."""
-    num, at_once = whole("--seeds", seeds, example=5), whole("--jobs", jobs, example=2)
+    num = whole("--seeds", seeds, example=5)
+    at_once = whole("--jobs", jobs, example=2)
     if num is None:
         _refuse_jobs(at_once, "Without --seeds there is one run.")
     return num, at_once
@@ -264,7 +267,8 @@ def _report(group: "Group", json: bool, quiet: bool) -> int:
 
     report(group.path, json=json, quiet=quiet)
     if not quiet:
-        status, where = group.status, shlex.quote(str(group.path))
+        status = group.status
+        where = shlex.quote(str(group.path))
         say(f"group  {group.path}: {status['reason']}", to_stderr=json)
         next_ = status["resume"] if group.exit_code else f"{program()} compare {where} OTHER"
         say(f"next   {next_}", to_stderr=json)
@@ -273,7 +277,8 @@ def _report(group: "Group", json: bool, quiet: bool) -> int:
 
 def summary(composed: Composed) -> str:
     """One line that says what is trained, and which layers its plan is made of."""
-    plan, own = composed.plan, [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
+    plan = composed.plan
+    own = [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
     values = hidden_settings(flatten(plan))

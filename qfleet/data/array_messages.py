@@ -31,7 +31,8 @@ def rollout_parts(rollout: Rollout) -> Parts:
 def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
     """The rollout of so many lanes of such a world that a parcel carries."""
     meta, arrays = parts
-    source, version = fact(meta, "source"), fact(meta, "version")
+    source = fact(meta, "source")
+    version = fact(meta, "version")
     if fact(meta, "kind") != "rollout" or not (is_counts(source, 3) and is_counts([version], 1)):
         raise ValueError(f"not a rollout's description: {meta}")
     fit(arrays, rollout_forms(spec, lanes), optional=("value",))
@@ -70,7 +71,8 @@ class SentBytes:
 
 def pack_rollout(rollout: Rollout, *, compress: Collection[str] = (), freight: SentBytes | None = None) -> bytes:
     """A rollout for a wire."""
-    begun, (meta, arrays) = time.perf_counter_ns(), rollout_parts(rollout)
+    begun = time.perf_counter_ns()
+    (meta, arrays) = rollout_parts(rollout)
     parcel = to_bytes(meta, arrays, compress=compress)
     if freight is not None:
         freight.add(arrays, len(parcel), begun)
@@ -166,7 +168,8 @@ def batch_forms(spec: Spec) -> dict[str, Form]:
 
 def sequence_forms(spec: Spec) -> dict[str, Form]:
     """Sequences' arrays."""
-    rows, learned = ("W", "N"), ("L", "N")
+    rows = ("W", "N")
+    learned = ("L", "N")
     forms: dict[str, Form] = {
         "obs": (spec.dtype, (*rows, *spec.input_shape)),
         "action": ("int64", rows),

@@ -8,7 +8,9 @@ import numpy as np
 from qfleet.data.types import Array, State
 from qfleet.errors import UsageError
 
-INTEGERS, FLOATS, FLAGS = "iu", "f", "b"
+INTEGERS = "iu"
+FLOATS = "f"
+FLAGS = "b"
 LARGEST = 1e300  # that a saved number can be
 _PHILOX_WORDS = 4
 

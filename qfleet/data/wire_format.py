@@ -29,11 +29,16 @@ Dtype = Literal["|b1", "|u1", "|i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "
 Size = Annotated[int, Meta(ge=0, le=2**40)]
 DTYPES = frozenset(get_args(Dtype))
 
-MAGIC, FORMAT, ALIGN = 0x4C504651, 1, 16
-CHECK, HEAD = struct.Struct("<Q"), struct.Struct("<IIQQQ")  # magic, format, number, length, bytes of the table
+MAGIC = 0x4C504651
+FORMAT = 1
+ALIGN = 16
+# magic, format, number, length, bytes of the table
+CHECK = struct.Struct("<Q")
+HEAD = struct.Struct("<IIQQQ")
 HEADER_BYTES = CHECK.size + HEAD.size
 NUMBER_WORD = 2  # where the number lies, in words of 8 bytes
-SMALL_BYTES, ROW_WORDS = 1 << 16, 4096
+SMALL_BYTES = 1 << 16
+ROW_WORDS = 4096
 
 
 class MessageTooLarge(ValueError):
@@ -61,7 +66,8 @@ class ArrayTable(Struct, array_like=True, forbid_unknown_fields=True, frozen=Tru
     entries: Annotated[list[ArrayEntry], Meta(max_length=256)]
 
 
-ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ArrayTable)
+ENCODER = msgspec.msgpack.Encoder()
+DECODER = msgspec.msgpack.Decoder(ArrayTable)
 
 
 class ArrayMessage(NamedTuple):
@@ -103,7 +109,8 @@ def unpack(view: memoryview | bytes, *, limit_bytes: int, number: int | None = N
 
 def lay_out(meta: Facts, arrays: Arrays, compress: Collection[str] = ()) -> ArrayMessage:
     """Describe the arrays, and compress those named where that makes them smaller."""
-    entries, stored = [], []
+    entries = []
+    stored = []
     for name, array in arrays.items():
         if array.dtype.str not in DTYPES:
             raise ValueError(f"{name}: arrays of {array.dtype} cannot be sent")
@@ -139,7 +146,8 @@ def copy_whole(view: memoryview, limit_bytes: int, number: int | None) -> tuple[
     if len(view) < HEADER_BYTES:
         raise MessageNotWhole(f"{len(view)} bytes are too few for a parcel")
     header = bytes(view[:HEADER_BYTES])
-    (check,), (magic, form, found, length, table_bytes) = CHECK.unpack_from(header), HEAD.unpack_from(header, 8)
+    (check,) = CHECK.unpack_from(header)
+    (magic, form, found, length, table_bytes) = HEAD.unpack_from(header, 8)
     if (magic, form) != (MAGIC, FORMAT) or found != (found if number is None else number):
         raise MessageNotWhole(f"not the parcel expected: magic {magic:#x}, format {form}, number {found}")
     begin = HEADER_BYTES + table_bytes
@@ -156,8 +164,10 @@ def read_arrays(own: Array, end: int, entries: list[ArrayEntry], limit_bytes: in
     """The arrays behind the table, as views of `own` where they were not compressed."""
     arrays: Arrays = {}
     for entry in entries:
-        begin, wanted = aligned(end), math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
-        end, limit_bytes = begin + entry.stored_bytes, limit_bytes - wanted
+        begin = aligned(end)
+        wanted = math.prod(entry.shape) * np.dtype(entry.dtype).itemsize
+        end = begin + entry.stored_bytes
+        limit_bytes = limit_bytes - wanted
         if entry.name in arrays or limit_bytes < 0 or end > len(own):
             raise ValueError(f"{entry.name}: {entry.dtype} {entry.shape} does not fit into the parcel")
         raw = unsqueeze(own[begin:end], wanted) if entry.squeezed else own[begin:end]

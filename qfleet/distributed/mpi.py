@@ -36,8 +36,11 @@ from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import MpiComm, end_all
 from qfleet.sync.served import ShardConnection
 
-BEGIN_SECONDS, LISTEN_SECONDS, NAP_SECONDS = 600.0, 1.0, 0.0001
-TAG, MOST_BYTES = 77, 1 << 31
+BEGIN_SECONDS = 600.0
+LISTEN_SECONDS = 1.0
+NAP_SECONDS = 0.0001
+TAG = 77
+MOST_BYTES = 1 << 31
 DISMISSED: set[int] = set()  # ranks that rank 0 has told to leave
 
 
@@ -57,7 +60,8 @@ class MpiTransport:
     """Parcels to and from one rank."""
 
     def __init__(self, world: Any, other: int) -> None:
-        self.world, self.other = world, other
+        self.world = world
+        self.other = other
         self.sent: list[tuple[Any, bytes]] = []  # what MPI may still be reading
 
     def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
@@ -90,7 +94,8 @@ class MpiProcessControl:
     """Another rank's process: MPI ends all if it ends one, so whoever can ask finds it alive."""
 
     def __init__(self, talk: MpiTransport) -> None:
-        self.talk, self.gone = talk, False
+        self.talk = talk
+        self.gone = False
 
     def is_alive(self) -> bool:
         """Was it not told to leave?"""
@@ -109,7 +114,8 @@ class MpiLearnerLauncher:
     replaces = False
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.world = plan, mpi().COMM_WORLD
+        self.plan = plan
+        self.world = mpi().COMM_WORLD
         self.hired: set[int] = set()
 
     def hire(self, number: int, incarnation: int) -> LearnerHandle:
@@ -153,7 +159,8 @@ class MpiPeerConnections:
     """A partner's ways to the others."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.world = plan, mpi().COMM_WORLD
+        self.plan = plan
+        self.world = mpi().COMM_WORLD
 
     def join(self, facts: Facts) -> Comm:
         """The group that an order names."""

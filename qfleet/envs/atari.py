@@ -71,7 +71,8 @@ class Atari:
         options: dict[str, Scalar] | None = None,
     ) -> None:
         size = frame_size or FRAME_SIZE
-        self.num, self._reseed_steps = num, reseed_steps
+        self.num = num
+        self._reseed_steps = reseed_steps
         self._env = _native(game, num, size, sticky, threads, options or {})
         self.spec = Spec((size, size), "uint8", (int(self._env.single_action_space.n),), stack=STACK)
         self._episodes = EpisodeRecorder(num, seed, stream)

@@ -16,14 +16,18 @@ class OutsideSpace(Exception):
 
     def __init__(self, field: str, expected: str, got: str, fix: str = "") -> None:
         super().__init__(field, expected, got, fix)
-        self.field, self.expected, self.got, self.fix = field, expected, got, fix
+        self.field = field
+        self.expected = expected
+        self.got = got
+        self.fix = fix
 
 
 class Bounds:
     """The lowest and highest value of every element, with names for the parts that they belong to."""
 
     def __init__(self, low: Array, high: Array, parts: Sequence[tuple[str, int]] = ()) -> None:
-        self._declared, self._parts = (low, high), tuple(parts)
+        self._declared = (low, high)
+        self._parts = tuple(parts)
         rounds = low.dtype.kind == "f"
         self.low, self.high = (_widened(low, -1), _widened(high, 1)) if rounds else (low, high)
         self.finite = bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
@@ -31,10 +35,12 @@ class Bounds:
     @classmethod
     def of(cls, space: spaces.Box) -> Self | None:
         """The bounds of a Box; None where its type can hold nothing else, or it has none."""
-        low, high = space.low.reshape(space.shape or (1,)), space.high.reshape(space.shape or (1,))
+        low = space.low.reshape(space.shape or (1,))
+        high = space.high.reshape(space.shape or (1,))
         if space.dtype == np.uint8:
             return None if (low == 0).all() and (high == 255).all() else cls(low, high)
-        low, high = np.asarray(low, np.float64), np.asarray(high, np.float64)
+        low = np.asarray(low, np.float64)
+        high = np.asarray(high, np.float64)
         return None if np.isinf(low).all() and np.isinf(high).all() else cls(low, high)
 
     @classmethod

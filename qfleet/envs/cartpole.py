@@ -91,7 +91,8 @@ class CartPole:
 
     def load_state_dict(self, state: State) -> Step:
         """Put the arrays and the generator back."""
-        num, env = self.num, self._env
+        num = self.num
+        env = self._env
         check_lanes(len(saved_array(state, "steps", INTEGERS, (None,))), num)
         steps = saved_numbers(state, "steps", (num,), 0, env.max_episode_steps).astype(np.int32)
         place = saved_array(state, "state", FLOATS, (4, num)).astype(np.float64)
@@ -102,9 +103,12 @@ class CartPole:
         self.reset()
         generator = env.np_random.bit_generator.state
         generator["state"] = {"counter": words["counter"], "key": words["key"]}
-        generator["buffer"], generator["buffer_pos"] = words["buffer"], position
+        generator["buffer"] = words["buffer"]
+        generator["buffer_pos"] = position
         restore_generator(env.np_random, generator)
-        env.state, env.steps, env.prev_done = place, steps, terminated | truncated
+        env.state = place
+        env.steps = steps
+        env.prev_done = terminated | truncated
         self._last = Step(env.state.T.astype(np.float32), reward, terminated, truncated)
         return self._last
 

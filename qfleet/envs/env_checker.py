@@ -83,7 +83,8 @@ def _contract(world: World) -> tuple[bool, str]:
 
 
 def _determinism(world: World) -> tuple[bool, str]:
-    first, second = _drive(world), _drive(world)
+    first = _drive(world)
+    second = _drive(world)
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         if not _same(a, b):
             return False, f"same seed and actions, but step {number} differs: runs cannot be repeated exactly"
@@ -106,7 +107,9 @@ def _masks(world: World) -> tuple[bool, str]:
 
 
 def _speed(world: World) -> tuple[bool, str]:
-    step, count, start = world.reset(), 0, time.monotonic()
+    step = world.reset()
+    count = 0
+    start = time.monotonic()
     rng = np.random.default_rng(0)
     while time.monotonic() - start < _SPEED_SECONDS:
         world.send(any_allowed(world, step, rng))

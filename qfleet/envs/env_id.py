@@ -61,7 +61,8 @@ def _is_module(name: str) -> bool:
 
 def _origin(module: str) -> str | None:
     # importlib.util.find_spec would run the packages around the module.
-    path, spec = [*sys.path, str(Path.cwd())], None
+    path = [*sys.path, str(Path.cwd())]
+    spec = None
     for name in accumulate(module.split("."), "{}.{}".format):
         found = (finder.find_spec(name, path) for finder in sys.meta_path)
         spec = next((each for each in found if each is not None), None)
@@ -193,7 +194,8 @@ def unknown(name: str) -> UsageError:
     with contextlib.suppress(UsageError):
         atari.register()  # so that Atari ids can be suggested
     ids = [*gym.registry, *minatar.IDS]
-    stem, heads = name.rpartition("/")[2].lower(), {i: i.rpartition("/")[2].lower() for i in ids}
+    stem = name.rpartition("/")[2].lower()
+    heads = {i: i.rpartition("/")[2].lower() for i in ids}
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
     near += [i for i in ids if heads[i].startswith(stem.split("-")[0]) and i not in near][-3:]
     extra = _extra_fix(name) if any(name.startswith(p) or p in name for ps in _EXTRAS.values() for p in ps) else ""

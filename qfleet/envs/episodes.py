@@ -25,7 +25,8 @@ class EpisodeRecorder:
     """For each lane: which episode it is in, that episode's seed, and the actions since its reset."""
 
     def __init__(self, num: int, seed: int, stream: int) -> None:
-        self._seed, self._stream = seed, stream
+        self._seed = seed
+        self._stream = stream
         self.number = np.full(num, -1, np.int64)  # [B]
         self.seed = np.zeros(num, np.int64)  # [B]
         self.length = np.zeros(num, np.int64)  # [B]
@@ -69,13 +70,16 @@ class EpisodeRecorder:
     def load_state_dict(self, state: State, num_actions: int) -> None:
         """Take the record of an earlier world with as many lanes; nothing is taken from one that cannot be."""
         check_lanes(len(saved_array(state, "length", INTEGERS, (None,))), len(self.length))
-        shape, actions = self.length.shape, saved_numbers(state, "actions", (None,), 0, num_actions - 1)
+        shape = self.length.shape
+        actions = saved_numbers(state, "actions", (None,), 0, num_actions - 1)
         length = saved_numbers(state, "length", shape, 0, actions.size).astype(np.int64)
         if int(length.sum()) != actions.size:
             raise ValueError(f"length: {int(length.sum())} actions in all, but {actions.size} are recorded")
         number = saved_numbers(state, "number", shape, 0, _MOST_EPISODES)
         seed = saved_numbers(state, "seed", shape, 0, 2**31 - 1)
-        self.number[:], self.seed[:], self.length[:] = number, seed, length
+        self.number[:] = number
+        self.seed[:] = seed
+        self.length[:] = length
         capacity = max(_FIRST_CAPACITY, int(length.max(initial=0)))
         self._actions = np.zeros((len(length), capacity), np.int32)
         for lane, end in enumerate(np.cumsum(length)):

@@ -23,7 +23,8 @@ class EnvRaised(Exception):
 
     def __init__(self, call: str, error: BaseException) -> None:
         super().__init__(call, error)
-        self.call, self.error = call, error
+        self.call = call
+        self.error = error
 
 
 def describe(error: BaseException) -> str:
@@ -54,7 +55,9 @@ class SingleEnv:
     def begin(self, env: AnyEnv, seed: int, step: Step, lane: int) -> None:
         """Begin the episode of this seed."""
         obs, info = _reset(env, seed, lane)
-        step.reward[lane], step.terminated[lane], step.truncated[lane] = 0.0, False, False
+        step.reward[lane] = 0.0
+        step.terminated[lane] = False
+        step.truncated[lane] = False
         self._show(lane, obs, info, step)
 
     def advance(self, env: AnyEnv, action: int, step: Step, lane: int) -> None:

@@ -55,7 +55,8 @@ class SpacePart:
 
 def encodable(space: spaces.Space[Any]) -> tuple[list[SpacePart], list[str]]:
     """The leaves of a space that can be encoded, and a sentence for each that cannot and is left out."""
-    leaves, left_out = list[SpacePart](), list[str]()
+    leaves = list[SpacePart]()
+    left_out = list[str]()
     for path, part in _walk(space, ()):
         if isinstance(part, _ENCODED) and (path or isinstance(part, _WHOLE)):
             leaves.append(SpacePart(path, part, spaces.flatdim(part)))

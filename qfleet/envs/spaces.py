@@ -57,7 +57,8 @@ def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
 
 
 def _box_obs(space: spaces.Box) -> ObsAdapter:
-    shape, kind = space.shape, space.dtype
+    shape = space.shape
+    kind = space.dtype
     stored = shape or (1,)
     # Networks divide bytes by 255, so True is stored as 255 and seen as exactly 1.
     scale = 255 if kind == np.bool_ else None
@@ -77,7 +78,8 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
 
 
 def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
-    size, start = int(space.n), int(space.start)
+    size = int(space.n)
+    start = int(space.start)
     rows = np.eye(size, dtype=np.float32)
 
     def encode(obs: Any) -> Array:
@@ -114,7 +116,8 @@ def adapt_actions(space: spaces.Space[Any], bins: int | None, name: str) -> Acti
         start = int(space.start)
         return ActionAdapter((int(space.n),), lambda index: index + start)
     if isinstance(space, spaces.MultiDiscrete):
-        nvec, first = np.ravel(space.nvec), np.ravel(space.start)
+        nvec = np.ravel(space.nvec)
+        first = np.ravel(space.start)
         levels = [np.arange(low, low + count) for low, count in zip(first, nvec, strict=True)]
         return _joint(levels, space, f"env.id={name!r}", "Wrap the environment so that it offers fewer joint actions.")
     if isinstance(space, spaces.MultiBinary):
@@ -135,7 +138,8 @@ def _binned(space: spaces.Box, bins: int | None, name: str) -> ActionAdapter:
             "Wrap the environment so that every action dimension has finite bounds.",
         )
     count = bins or DEFAULT_BINS
-    low, high = np.ravel(space.low).astype(np.float64), np.ravel(space.high).astype(np.float64)
+    low = np.ravel(space.low).astype(np.float64)
+    high = np.ravel(space.high).astype(np.float64)
     levels = [np.linspace(a, b, count) for a, b in zip(low, high, strict=True)]
     fits = int(LARGEST ** (1 / max(len(levels), 1)) + 1e-9)
     lower = f"Set env.bins={fits} or lower." if fits >= 2 else "Wrap the environment so that it has fewer dimensions."

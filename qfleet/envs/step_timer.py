@@ -8,7 +8,9 @@ import numpy as np
 from qfleet.data import Array, Step, World
 
 CLOCK_SECONDS = 0.3
-_WARM_STEPS, _FEWEST_STEPS, _SLOW_SECONDS = 3, 5, 1.0
+_WARM_STEPS = 3
+_FEWEST_STEPS = 5
+_SLOW_SECONDS = 1.0
 
 
 def any_allowed(world: World, step: Step, rng: np.random.Generator) -> Array:
@@ -20,7 +22,8 @@ def any_allowed(world: World, step: Step, rng: np.random.Generator) -> Array:
 
 def clock_steps(world: World) -> float:
     """Seconds of one step of one environment, resets included; of a slow one, few steps are enough."""
-    rng, last = np.random.default_rng(0), [world.reset()]
+    rng = np.random.default_rng(0)
+    last = [world.reset()]
 
     def step() -> None:
         world.send(any_allowed(world, last[0], rng))
@@ -34,7 +37,8 @@ def clock_steps(world: World) -> float:
 
 def _repeat(act: Callable[[], None], seconds: float, fewest: int) -> int:
     """Call it until both the time and the least number of calls are reached, or a limit; returns how often it was."""
-    begin, count = time.perf_counter(), 0
+    begin = time.perf_counter()
+    count = 0
     while (spent := time.perf_counter() - begin) < seconds or (count < fewest and spent < _SLOW_SECONDS):
         act()
         count += 1

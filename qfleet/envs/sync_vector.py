@@ -37,7 +37,8 @@ class SyncVectorEnv:
         bins: int | None = None,
         check_bounds: bool = True,
     ) -> None:
-        self.num, self._name = num, name
+        self.num = num
+        self._name = name
         self._envs: list[AnyEnv] = []
         try:
             for _ in range(num):
@@ -51,7 +52,8 @@ class SyncVectorEnv:
         except BaseException:
             self.close()
             raise
-        self.spec, self.notes = self._single.spec, self._single.notes
+        self.spec = self._single.spec
+        self.notes = self._single.notes
         self._sent: Array | None = None
         self._last = blank(self.spec, num)
 
@@ -73,7 +75,8 @@ class SyncVectorEnv:
         """Step every lane, or reset it if its last step ended the episode."""
         if self._sent is None:
             raise RuntimeError("receive() without send()")
-        action, self._sent = self._sent, None
+        action = self._sent
+        self._sent = None
         fresh = self._last.terminated | self._last.truncated
         step = blank(self.spec, self.num)
         if fresh.any():

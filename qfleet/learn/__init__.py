@@ -28,7 +28,8 @@ def make_target(plan: Plan, net: QNet) -> QNet:
     """The target network: a copy that is never trained."""
     target = copy.deepcopy(net)
     # One set of running statistics serves both networks.
-    target.normalize, target.rewards = net.normalize, net.rewards
+    target.normalize = net.normalize
+    target.rewards = net.rewards
     target.requires_grad_(False).eval()
     for _, makers in constraints(target):
         makers.train()  # its weights change too: spectral norm must go on estimating their largest singular value
@@ -49,7 +50,8 @@ def make_learner(
     net.to(device)
     target = make_target(plan, net)
     optimizer = make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad))
-    head, view = make_head(plan, spec), make_view(plan.algo)
+    head = make_head(plan, spec)
+    view = make_view(plan.algo)
     rule = None if isinstance(plan.replay, FreshReplay) else make_rule(plan.algo)
     return Learner(
         net,
@@ -72,7 +74,8 @@ def make_learner(
 
 def make_schedule(plan: Plan) -> Schedule:
     """How the plan's learning rate changes, and by how much its batch size multiplies it."""
-    optim, factor = plan.optim, 1.0
+    optim = plan.optim
+    factor = 1.0
     if optim.base_batch is not None:
         factor = (plan.algo.batch_size / optim.base_batch) ** (1.0 if optim.scaling == "linear" else 0.5)
     return Schedule(factor, optim.warm_updates, optim.decay_updates)

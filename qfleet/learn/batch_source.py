@@ -33,7 +33,9 @@ class Observer:
     """Keeps the network's running normalisation up to date with what is learned from."""
 
     def __init__(self, net: QNet, lanes: int, discount: float, *, clip: bool = False) -> None:
-        self.net, self.discount, self.clip = net, discount, clip  # `clip`: rewards will be, when they are cut
+        self.net = net
+        self.discount = discount
+        self.clip = clip  # `clip`: rewards will be, when they are cut
         self.returns = np.zeros(lanes, np.float64)  # discounted return so far, the scale that rewards are divided by
 
     def observe(self, rollout: Rollout, lanes: slice = ALL) -> None:
@@ -150,8 +152,14 @@ class ReplaySource:
         members: int = 1,
         width: int | None = None,
     ) -> None:
-        self.replay, self.gate, self.observer, self.batch_size = replay, gate, observer, batch_size
-        self.anneal, self.bonus, self.members = anneal, bonus, members  # each member gets a batch of its own
+        self.replay = replay
+        self.gate = gate
+        self.observer = observer
+        self.batch_size = batch_size
+        # each member gets a batch of its own
+        self.anneal = anneal
+        self.bonus = bonus
+        self.members = members
         self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = 0
         self.refill = 0  # items that must have been ready again before learning goes on
@@ -190,7 +198,8 @@ class ReplaySource:
 
     def news(self) -> dict[str, float | None]:
         """How old the items drawn were, in steps; the bonus paid and the share of items kept out."""
-        age, self.drawn = self.drawn.age(self.steps, self.replay.head), DrawnItems()
+        age = self.drawn.age(self.steps, self.replay.head)
+        self.drawn = DrawnItems()
         return {"replay_age": age, **news_of(self.replay, self.bonus)}
 
     def state_dict(self) -> State:
@@ -255,7 +264,8 @@ def learning(
     after every receive exactly floor(ratio x steps past the start) updates were made. `skipped` updates in a row were
     not finite so far.
     """
-    watch, weights = watch or Stopwatch(), learner.weights()
+    watch = watch or Stopwatch()
+    weights = learner.weights()
     board.publish(learner.updates + 1, weights)
     while True:
         with watch.insert:

@@ -18,7 +18,8 @@ def chosen(batch: Batch | Sequences, items: slice | Array) -> Batch | Sequences:
     """These items as a batch; `items` is a slice, or flags [N]."""
     own: dict[str, Any] = {}
     for name in batch.__slots__:
-        value, rows_first = getattr(batch, name), isinstance(batch, Sequences) and name not in PER_ITEM
+        value = getattr(batch, name)
+        rows_first = isinstance(batch, Sequences) and name not in PER_ITEM
         # Copied: kernels are made for arrays without gaps.
         own[name] = None if value is None else np.ascontiguousarray(value[:, items] if rows_first else value[items])
     return type(batch)(**own)

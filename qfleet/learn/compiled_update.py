@@ -27,7 +27,8 @@ from qfleet.system.timers import COMPILERS
 Piece: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 # Makes it fast. Also told how many of the first tensors are others each time; the rest stay where they are.
 Engine: TypeAlias = Callable[[Piece, Sequence[Tensor], int], Piece]
-BETA1, BETA2 = 0.9, 0.999
+BETA1 = 0.9
+BETA2 = 0.999
 
 
 class CannotCompile(Exception):
@@ -38,7 +39,8 @@ class BoundUpdate:
     """A network with these tensors in place of its own."""
 
     def __init__(self, net: nn.Module, tensors: dict[str, Tensor]) -> None:
-        self.net, self.tensors = net, tensors
+        self.net = net
+        self.tensors = tensors
 
     def __call__(self, obs: Tensor) -> Tensor:
         """Outputs per action."""
@@ -62,8 +64,15 @@ class CompiledUpdate:
         tau: float | None,  # of an averaged target; None: the target is not moved here
         engine: Engine,
     ) -> None:
-        self.net, self.target, self.optimizer, self.engine = net, target, optimizer, engine
-        self.head, self.rule, self.view, self.clip_norm, self.tau = head, rule, view, clip_norm, tau
+        self.net = net
+        self.target = target
+        self.optimizer = optimizer
+        self.engine = engine
+        self.head = head
+        self.rule = rule
+        self.view = view
+        self.clip_norm = clip_norm
+        self.tau = tau
         self.names = [name for name, _ in net.named_parameters()]
         self.held = dict(net.named_buffers())  # running normalisation; both networks have the same
         moments = optimizer.moments
@@ -99,7 +108,8 @@ class CompiledUpdate:
 
     def step(self, names: tuple[str, ...], tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The update as a function of all tensors it reads or writes."""
-        rate, rest = tensors[0], list(tensors[1:])
+        rate = tensors[0]
+        rest = list(tensors[1:])
         batch = Tensors(**{name: rest.pop(0) for name in names})
         weights, targets, means, squares, steps, held = (
             [rest.pop(0) for _ in range(len(group))] for group in self.groups
@@ -228,8 +238,10 @@ def patches(x: Tensor, weight: Tensor, stride: Sequence[int]) -> tuple[Tensor, t
 
 def captured(piece: Piece, inputs: Sequence[Tensor], moving: int) -> Piece:
     """Record the piece as a CUDA graph over static copies of what moves. Not run on hardware here."""
-    static, kept = [*(tensor.clone() for tensor in inputs[:moving]), *inputs[moving:]], list(inputs[moving:])
-    before, side = [tensor.clone() for tensor in kept], torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    static = [*(tensor.clone() for tensor in inputs[:moving]), *inputs[moving:]]
+    kept = list(inputs[moving:])
+    before = [tensor.clone() for tensor in kept]
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):  # libraries choose their algorithms and take their memory

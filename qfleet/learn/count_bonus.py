@@ -13,7 +13,9 @@ from qfleet.data import Array, Rollout, Spec, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_numbers, saved_value
 from qfleet.plan.schema import CountBonus, Plan
 
-LARGE_PICTURE, SMALL_PICTURE = 16, 8  # sides from which pictures are shrunk, and to about what
+# sides from which pictures are shrunk, and to about what
+LARGE_PICTURE = 16
+SMALL_PICTURE = 8
 FAR = 10.0  # standard deviations; what lies further out is all the same
 TINY = 1e-6
 
@@ -26,9 +28,11 @@ class Standardize:
 
     def __init__(self, spec: Spec, settle_steps: int) -> None:
         self.bytes = spec.dtype == "uint8"
-        self.settle_steps, self.count = settle_steps, 0
+        self.settle_steps = settle_steps
+        self.count = 0
         size = self.flat(np.zeros((1, *spec.obs), spec.dtype)).shape[1]
-        self.sum, self.square = np.zeros(size), np.zeros(size)
+        self.sum = np.zeros(size)
+        self.square = np.zeros(size)
 
     @property
     def settled(self) -> bool:
@@ -76,13 +80,17 @@ class VisitCounts:
         settle_steps: int = 1_000,
         clip: bool = False,
     ) -> None:
-        self.scale, self.grid, self.clip = scale, grid, clip
+        self.scale = scale
+        self.grid = grid
+        self.clip = clip
         self.statistics = Standardize(spec, settle_steps)
         size = len(self.statistics.sum)
         self.planes = rng.standard_normal((size, bits))
         self.factors = rng.integers(-(2**63), 2**63 - 1, size) | 1
         self.visits: dict[int, int] = {}
-        self.paid, self.steps = 0.0, 0  # since the last news
+        # since the last news
+        self.paid = 0.0
+        self.steps = 0
 
     def add(self, rollout: Rollout) -> Rollout:
         """The rollout with its bonus; rewards are clipped first, if the plan clips them."""
@@ -116,12 +124,14 @@ class VisitCounts:
     def news(self) -> dict[str, float]:
         """The mean bonus since it was last told, and how many different observations were met."""
         mean = self.paid / self.steps if self.steps else 0.0
-        self.paid, self.steps = 0.0, 0
+        self.paid = 0.0
+        self.steps = 0
         return {"bonus_mean": mean, "states_seen": len(self.visits)}
 
     def state_dict(self) -> State:
         """Everything but the hash, which the seed decides."""
-        num, statistics = len(self.visits), self.statistics
+        num = len(self.visits)
+        statistics = self.statistics
         return {
             "keys": np.fromiter(self.visits.keys(), np.int64, num),
             "visits": np.fromiter(self.visits.values(), np.int64, num),
@@ -141,7 +151,8 @@ class VisitCounts:
         statistics.count = saved_count(state, "count")
         statistics.sum[:] = saved_array(state, "sum", FLOATS, statistics.sum.shape)
         statistics.square[:] = saved_array(state, "square", FLOATS, statistics.square.shape)
-        self.paid, self.steps = float(saved_value(state, "paid")), saved_count(state, "steps")
+        self.paid = float(saved_value(state, "paid"))
+        self.steps = saved_count(state, "steps")
 
 
 def make_bonus(plan: Plan, spec: Spec, rng: np.random.Generator) -> VisitCounts | None:

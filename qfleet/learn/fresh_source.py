@@ -30,8 +30,11 @@ class FreshBatch:
 
     def cut(self) -> Batch:
         """The minibatch. What follows a step is not looked at: its return holds all of it."""
-        obs, goal, num = take_rows(self.obs, self.at), self.goal[self.at], len(self.at)
-        nothing, alike = np.zeros(num, np.float32), np.ones(num, np.float32)
+        obs = take_rows(self.obs, self.at)
+        goal = self.goal[self.at]
+        num = len(self.at)
+        nothing = np.zeros(num, np.float32)
+        alike = np.ones(num, np.float32)
         return Batch(obs, self.action[self.at], goal, nothing, obs, alike, self.at)
 
 
@@ -50,8 +53,13 @@ class FreshSource:
         trace: float,
         width: int | None = None,
     ) -> None:
-        self.replay, self.learner, self.observer, self.bonus = replay, learner, observer, bonus
-        self.epochs, self.minibatches, self.trace = epochs, minibatches, trace
+        self.replay = replay
+        self.learner = learner
+        self.observer = observer
+        self.bonus = bonus
+        self.epochs = epochs
+        self.minibatches = minibatches
+        self.trace = trace
         self.width = width or len(observer.returns)  # lanes of one actor
         self.steps = self.learned_items = 0
         self.waiting: deque[FreshBatch] = deque()  # always empty between turns: a block is learned from in one go
@@ -78,7 +86,8 @@ class FreshSource:
         block = self.block()
         goal = self.returns(block).ravel()
         used = np.flatnonzero(~block.last[:-1].ravel())
-        obs, action = laid_out(block.obs[:-1].reshape(-1, *block.obs.shape[2:])), block.action[:-1].ravel()
+        obs = laid_out(block.obs[:-1].reshape(-1, *block.obs.shape[2:]))
+        action = block.action[:-1].ravel()
         orders = [self.replay.rng.permutation(used) for _ in range(self.epochs)]
         places = [part for order in orders for part in np.array_split(order, self.minibatches) if len(part)]
         return [FreshBatch(obs, action, goal, at) for at in places]
@@ -102,7 +111,8 @@ class FreshSource:
 
     def told(self, serials: Array) -> Array:  # [T + 1, B]
         """What the actor expected of the best action in every row."""
-        store, items = self.replay.store, self.replay.at(serials)
+        store = self.replay.store
+        items = self.replay.at(serials)
         if store.value is None:
             raise ValueError("this store keeps no values")
         rows = items // store.lanes + np.arange(self.replay.cut.window + 1)[:, None]
@@ -126,7 +136,8 @@ class FreshSource:
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Come back to that moment; without its rows the block begins anew."""
-        self.steps, self.learned_items = saved_count(state, "steps"), saved_count(state, "learned_items")
+        self.steps = saved_count(state, "steps")
+        self.learned_items = saved_count(state, "learned_items")
         self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
         self.waiting.clear()
         if self.bonus is not None:

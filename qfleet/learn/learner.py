@@ -87,21 +87,32 @@ class Learner:
         reduced: bool = False,
         whole: CompiledUpdate | None = None,
     ) -> None:
-        self.net, self.target, self.optimizer = net, target, optimizer
-        self.head, self.rule, self.view, self.follow = head, rule, view, follow
-        self.clip_norm, self.device = clip_norm, device or torch.device("cpu")
-        self.learning_rate, self.schedule, self.reset = optimizer.learning_rate, schedule, reset
+        self.net = net
+        self.target = target
+        self.optimizer = optimizer
+        self.head = head
+        self.rule = rule
+        self.view = view
+        self.follow = follow
+        self.clip_norm = clip_norm
+        self.device = device or torch.device("cpu")
+        self.learning_rate = optimizer.learning_rate
+        self.schedule = schedule
+        self.reset = reset
         self.accumulate = accumulate
         self.rate_factor = rate_factor  # a population's members learn at rates of their own
         # A torso of one's own may be frozen in part.
         learned = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
-        self.names, self.parameters = [name for name, _ in learned], [parameter for _, parameter in learned]
-        self.online_tensors, self.target_tensors = tensors(floating(net)), tensors(floating(target))
+        self.names = [name for name, _ in learned]
+        self.parameters = [parameter for _, parameter in learned]
+        self.online_tensors = tensors(floating(net))
+        self.target_tensors = tensors(floating(target))
         self.shared = may_share(net)  # else policies copy the weights, whenever their tensors count one more write
         short = isinstance(head, Scalar) and isinstance(view, StepView)  # what can be differentiated by hand
         self.online = fastest(net, self.device, reduced=reduced, short=short)
         self.aim = fastest(target, self.device, reduced=reduced, short=short)
-        self.whole, self.carry = whole, make_carry(self.device)
+        self.whole = whole
+        self.carry = make_carry(self.device)
         self.not_compiled = ""  # why the update could not be compiled, if it was tried in vain
         self.partners: Peers | None = None
         self.updates = 0
@@ -121,7 +132,8 @@ class Learner:
             marks, priority = self.whole(self.tensors(batch), self.rate())
         except CannotCompile as cause:
             warnings.warn(f"runtime.compile: going on step by step ({cause})", RuntimeWarning, stacklevel=2)
-            self.whole, self.not_compiled = None, str(cause)
+            self.whole = None
+            self.not_compiled = str(cause)
             return self.update_alone(batch)
         return self.moved(finite_report(marks.tolist(), priority))
 
@@ -178,7 +190,8 @@ class Learner:
     def look_at_parts(self, parts: list[Batch | Sequences]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """The same from parts of a batch, one in memory at a time; each counts by how many items it has."""
         total = sum(len(each.ids) for each in parts)
-        priority, sums = torch.empty(total), list[Tensor]()
+        priority = torch.empty(total)
+        sums = list[Tensor]()
         for at, each in enumerate(parts):
             loss, own, values, gradients = self.differentiate(self.tensors(each))
             priority[at :: len(parts)] = own.cpu()
@@ -188,7 +201,11 @@ class Learner:
 
     def differentiate(self, batch: Tensors, ready: Ready | None = None) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of the loss by every parameter."""
-        head, rule, view, online, aim = self.head, self.rule, self.view, self.online, self.aim
+        head = self.head
+        rule = self.rule
+        view = self.view
+        online = self.online
+        aim = self.aim
         if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, StepView):
             loss, priority, values, slope = td_slope(head, rule, view, online, aim, batch)
             return loss, priority, values, online.gradients(slope, ready)

@@ -47,7 +47,9 @@ class FusedAdam:
     ) -> None:
         self.parameters = parameters
         self.kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
-        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.learning_rate = learning_rate
+        self.eps = eps
+        self.weight_decay = weight_decay
         self.steps = no_steps(parameters)
         self.moments = {
             "step": list(self.steps.unbind()),
@@ -83,7 +85,9 @@ class FusedRadam:
         self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
         self.parameters = parameters
-        self.learning_rate, self.eps, self.weight_decay = learning_rate, eps, weight_decay
+        self.learning_rate = learning_rate
+        self.eps = eps
+        self.weight_decay = weight_decay
         self.steps = no_steps(parameters)
         self.moments = {
             "step": list(self.steps.unbind()),
@@ -102,10 +106,13 @@ class FusedRadam:
 
     def move(self, places: list[int], gradients: list[Tensor], step: float) -> None:
         """Move the parameters at these places, which have made so many steps with this one."""
-        kept, beta1, beta2 = self.moments, 0.9, 0.999
+        kept = self.moments
+        beta1 = 0.9
+        beta2 = 0.999
         columns = (self.parameters, gradients, kept["exp_avg"], kept["exp_avg_sq"], kept["step"])
         parameters, slopes, means, squares, steps = ([values[at] for at in places] for values in columns)
-        most, left = 2.0 / (1.0 - beta2) - 1.0, 1.0 - beta2**step
+        most = 2.0 / (1.0 - beta2) - 1.0
+        left = 1.0 - beta2**step
         length = most - 2.0 * step * beta2**step / left
         if length <= 5.0:  # too few gradients to know their variance: plain momentum
             torch._foreach_lerp_(means, slopes, 1.0 - beta1)
@@ -145,15 +152,19 @@ class FusedRmsprop:
         centered: bool = True,
         weight_decay: float = 0.0,
     ) -> None:
-        self.parameters, self.learning_rate, self.weight_decay = parameters, learning_rate, weight_decay
-        self.decay, self.eps = decay, eps
+        self.parameters = parameters
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.decay = decay
+        self.eps = eps
         self.moments = {"square_avg": zeros(parameters)}
         if centered:
             self.moments["grad_avg"] = zeros(parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
-        square, mean = self.moments["square_avg"], self.moments.get("grad_avg")
+        square = self.moments["square_avg"]
+        mean = self.moments.get("grad_avg")
         if self.weight_decay:
             gradients = list(torch._foreach_add(gradients, self.parameters, alpha=self.weight_decay))
         torch._foreach_mul_(square, self.decay)
@@ -173,7 +184,9 @@ class FusedSgd:
     def __init__(
         self, parameters: list[Tensor], learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
     ) -> None:
-        self.parameters, self.learning_rate, self.weight_decay = parameters, learning_rate, weight_decay
+        self.parameters = parameters
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
         self.momentum = momentum
         self.moments = {"momentum_buffer": zeros(parameters)} if momentum else {}
 
@@ -190,7 +203,8 @@ class FusedSgd:
 
 def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> FusedOptimizer:
     """The optimiser the plan names."""
-    rate, decay = optim.learning_rate, optim.weight_decay
+    rate = optim.learning_rate
+    decay = optim.weight_decay
     match optim:
         case AdamPlan():
             return FusedAdam(parameters, rate, eps=optim.eps, weight_decay=decay)

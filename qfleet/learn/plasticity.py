@@ -19,7 +19,9 @@ from qfleet.replay import Fold, Replay, SequenceCut
 
 Fresh = Callable[[int], nn.Module]  # the number of a reset -> a network with new weights
 
-LOOKED_AT_STEPS, LOOKED_AT_WINDOWS = 32, 4  # enough to see who sleeps, cheap enough for every row
+# enough to see who sleeps, cheap enough for every row
+LOOKED_AT_STEPS = 32
+LOOKED_AT_WINDOWS = 4
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ class PopulationLearner:
     """Several learners as one. What there is one of, such as the weights that are saved first, is the leader's."""
 
     def __init__(self, learners: Sequence[Learner]) -> None:
-        self.learners, self.leader = list(learners), 0
+        self.learners = list(learners)
+        self.leader = 0
 
     @property
     def first(self) -> Learner:

@@ -37,4 +37,5 @@ class RateLimiter:
 
     def load_state_dict(self, state: State) -> None:
         """Take the counts back."""
-        self.updates, self.forgiven = saved_count(state, "updates"), saved_count(state, "forgiven")
+        self.updates = saved_count(state, "updates")
+        self.forgiven = saved_count(state, "forgiven")

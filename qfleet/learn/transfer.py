@@ -46,12 +46,15 @@ class BatchTransfer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.slots, self.trips = device, (PinnedPages(), PinnedPages()), 0
+        self.device = device
+        self.slots = (PinnedPages(), PinnedPages())
+        self.trips = 0
         self.stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, fields: Fields) -> dict[str, Tensor | None]:
         """The batch on the device; the present stream waits for it, the host does not."""
-        slot, main = self.slots[self.trips % 2], torch.cuda.current_stream(self.device)
+        slot = self.slots[self.trips % 2]
+        main = torch.cuda.current_stream(self.device)
         self.trips += 1
         if slot.read is not None:
             slot.read.synchronize()  # two trips ago: long past

@@ -19,7 +19,8 @@ from qfleet.nets.torso import Convolutions, Mlp
 
 aten = torch.ops.aten
 # A layer of so many weights is multiplied the other way round, if so many rows are shown to it (docs/decisions).
-WIDE_WEIGHTS, WIDE_ROWS = 1 << 20, 8
+WIDE_WEIGHTS = 1 << 20
+WIDE_ROWS = 8
 Kept: TypeAlias = tuple[Tensor, Tensor, Tensor] | None  # of a normalisation: its input, the means, 1 / the spreads
 
 
@@ -67,7 +68,8 @@ class Linear:
 
     def back(self, slope: Tensor, values: Tensor, *, further: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients by its input, if that leads further, weight and bias."""
-        by_bias, by_weight = slope.sum(0), slope.t().mm(values)
+        by_bias = slope.sum(0)
+        by_weight = slope.t().mm(values)
         if further:
             wide = self.is_wide(values)
             slope = self.turned.mm(slope.t()).t().contiguous() if wide else slope.mm(self.weight)
@@ -107,7 +109,8 @@ class Chain:
     """
 
     def __init__(self, net: QNet, links: list[Link]) -> None:
-        self.net, self.links = net, links
+        self.net = net
+        self.links = links
         self.pictures = isinstance(links[0][0], Conv)
         self.maps: tuple[int, ...] = ()  # [C, H, W] of the last convolution's output
         # Of the last pass that wants gradients: every layer's input, and what its normalisation kept.
@@ -120,17 +123,21 @@ class Chain:
         values = values.contiguous(memory_format=torch.channels_last) if self.pictures else values.flatten(1)
         inputs, kept, out = self.run(values)
         if torch.is_grad_enabled():
-            self.inputs, self.kept = inputs, kept
+            self.inputs = inputs
+            self.kept = kept
         return out
 
     def run(self, values: Tensor) -> tuple[list[Tensor], list[Kept], Tensor]:
         """The input of every layer, what every normalisation kept, and the output of the last layer."""
-        inputs, kept = list[Tensor](), list[Kept]()
+        inputs = list[Tensor]()
+        kept = list[Kept]()
         for layer, norm in self.links:
             if values.ndim == 4 and type(layer) is Linear:
-                self.maps, values = tuple(values.shape[1:]), values.flatten(1)
+                self.maps = tuple(values.shape[1:])
+                values = values.flatten(1)
             inputs.append(values)
-            values, own = layer.run(values), None
+            values = layer.run(values)
+            own = None
             if norm is not None:
                 values, own = norm.run(values)
             kept.append(own)
@@ -148,12 +155,15 @@ class Chain:
         found = Found(sum(2 if norm is None else 4 for _, norm in self.links), ready)
         for at in range(len(self.links) - 1, -1, -1):
             slope = self.back(at, slope, found)
-        self.inputs, self.kept = [], []
+        self.inputs = []
+        self.kept = []
         return found.tensors[::-1]
 
     def back(self, at: int, slope: Tensor, found: "Found") -> Tensor:
         """From the gradient by a layer's output, before ReLU, to that by the output of the layer before."""
-        (layer, norm), values, kept = self.links[at], self.inputs[at], self.kept[at]
+        (layer, norm) = self.links[at]
+        values = self.inputs[at]
+        kept = self.kept[at]
         if norm is not None and kept is not None:
             slope, by_scale, by_shift = norm.back(slope, kept)
             found.add(by_shift, by_scale)
@@ -171,7 +181,8 @@ class Found:
     """Gradients as they are found, from the last parameter to the first of `num`."""
 
     def __init__(self, num: int, ready: Ready | None) -> None:
-        self.num, self.ready = num, ready
+        self.num = num
+        self.ready = ready
         self.tensors: list[Tensor] = []
 
     def add(self, *gradients: Tensor) -> None:

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import _engine_run_backward
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # mallopt's own numbers
-KEEP_BYTES, LARGE_BYTES = 512 << 20, 128 << 20
+# mallopt's own numbers
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+KEEP_BYTES = 512 << 20
+LARGE_BYTES = 128 << 20
 Ready = Callable[[int, Tensor], None]  # an input's number, and the gradient by it
 CHOSEN_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES", "LD_PRELOAD")
 

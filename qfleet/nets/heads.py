@@ -57,7 +57,9 @@ class DuelingHead(nn.Module):
         counts: tuple[int, ...] | None = None,  # how many actions each dimension has, when decoupled
     ) -> None:
         super().__init__()
-        self.shape, self.axis = shape, 1 if counts is None else 2  # where the actions of one dimension are counted
+        # where the actions of one dimension are counted
+        self.shape = shape
+        self.axis = 1 if counts is None else 2
         self.value_shape = (1, *shape[1:]) if counts is None else (1, 1)
         self.register_buffer("real", real_actions(counts), persistent=False)
         self.value = HeadStream(features, hidden, math.prod(self.value_shape), style)
@@ -96,7 +98,8 @@ class ImplicitQuantileHead(nn.Module):
 
     def __init__(self, features: int, inner: nn.Module, *, fractions: int, cosines: int = 64) -> None:
         super().__init__()
-        self.inner, self.fractions = inner, fractions
+        self.inner = inner
+        self.fractions = fractions
         self.even = False  # evenly spaced fractions instead of random ones: for acting
         self.register_buffer("waves", math.pi * torch.arange(cosines, dtype=torch.float32), persistent=False)
         self.embed = nn.Linear(cosines, features)

@@ -68,7 +68,8 @@ class Noisy(nn.Module):
 
     def __init__(self, width_in: int, width_out: int, sigma: float = 0.5) -> None:
         super().__init__()
-        bound, spread = 1.0 / math.sqrt(width_in), sigma / math.sqrt(width_in)
+        bound = 1.0 / math.sqrt(width_in)
+        spread = sigma / math.sqrt(width_in)
         self.weight = nn.Parameter(torch.empty(width_out, width_in).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(width_out).uniform_(-bound, bound))
         self.weight_sigma = nn.Parameter(torch.full((width_out, width_in), spread))
@@ -82,7 +83,8 @@ class Noisy(nn.Module):
         width_out, width_in = self.weight.shape
         noise = torch.randn(width_in + width_out, device=values.device)
         noise = noise.sign() * noise.abs().sqrt()
-        inward, outward = noise[:width_in], noise[width_in:]
+        inward = noise[:width_in]
+        outward = noise[width_in:]
         weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outward, inward))
         return functional.linear(values, weight, torch.addcmul(self.bias, self.bias_sigma, outward))
 

@@ -18,7 +18,8 @@ class Memory(nn.Module):
         super().__init__()
         inputs = features + actions + 1
         self.cell = nn.LSTMCell(inputs, size) if kind == "lstm" else nn.GRUCell(inputs, size)
-        self.size, self.actions = size, actions
+        self.size = size
+        self.actions = actions
         self.held = 2 * size if kind == "lstm" else size  # numbers the cell carries along
 
     @property

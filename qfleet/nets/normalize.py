@@ -26,7 +26,8 @@ class Normalize(nn.Module):
         if len(values) == 0:
             return
         values = values.to(self.mean)
-        mean, var = values.mean(0), values.var(0, unbiased=False)
+        mean = values.mean(0)
+        var = values.var(0, unbiased=False)
         total = self.count + len(values)
         delta = mean - self.mean
         spread = self.var * self.count + var * len(values) + delta**2 * self.count * len(values) / total

@@ -8,7 +8,8 @@ class Reduced:
     """A view of a network that multiplies in bfloat16; its weights, outputs and gradients stay float32."""
 
     def __init__(self, net: nn.Module, device: torch.device) -> None:
-        self.net, self.kind = net, device.type
+        self.net = net
+        self.kind = device.type
 
     def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
         """Outputs per action."""

@@ -41,9 +41,12 @@ class QNet(nn.Module):
         memory: Memory | None = None,
     ) -> None:
         super().__init__()
-        self.torso, self.memory, self.head = torso, memory, head
+        self.torso = torso
+        self.memory = memory
+        self.head = head
         self.pictures = isinstance(torso, Convolutions | Impala)
-        self.normalize, self.rewards = normalize, rewards
+        self.normalize = normalize
+        self.rewards = rewards
 
     def shown(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
         """What the torso is shown: bytes from 0 to 1, numbers normalised if the plan says so."""

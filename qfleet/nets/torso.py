@@ -99,7 +99,8 @@ class Impala(nn.Module):
 
 def impala_section(channels_in: int, channels_out: int, style: Style) -> list[nn.Module]:
     """A convolution, a pooling that halves the picture, two residual blocks."""
-    conv, pool = nn.Conv2d(channels_in, channels_out, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)
+    conv = nn.Conv2d(channels_in, channels_out, 3, padding=1)
+    pool = nn.MaxPool2d(3, stride=2, padding=1)
     return [conv, pool, Residual(channels_out, style), Residual(channels_out, style)]
 
 

@@ -39,7 +39,8 @@ def under_own_names(own: Collection[str], given: Mapping[str, Value]) -> dict[st
     """
     if set(own) == given.keys():
         return dict(given)
-    mine, theirs = sorted(own, key=numbered), sorted(given, key=numbered)
+    mine = sorted(own, key=numbered)
+    theirs = sorted(given, key=numbered)
     if [numbered(name)[0] for name in mine] != [numbered(name)[0] for name in theirs]:
         raise KeyError(f"weights do not fit: {sorted(set(own) ^ given.keys())}")
     return {name: given[other] for name, other in zip(mine, theirs, strict=True)}

@@ -43,7 +43,8 @@ def changed(plan: Plan, origin: str, settings: Iterable[tuple[str, Any, str]], *
 
 def switches(plan: Plan) -> list[Switch]:
     """What `learners.schedule` says, in order; UsageError for the first entry that makes no sense."""
-    found, now = list[Switch](), with_fields(plan, learners=with_fields(plan.learners, schedule=()))
+    found = list[Switch]()
+    now = with_fields(plan, learners=with_fields(plan.learners, schedule=()))
     for text in plan.learners.schedule:
         updates, settings = _read(text)
         now = changed(now, "plan", [(path, value, SCHEDULE) for path, value in settings])

@@ -73,7 +73,8 @@ class Draft:
         return paths.unflatten(self.values)
 
     def _keep(self, path: str, value: object, entry: Assignment) -> None:
-        self.values[path], self.origins[path] = value, entry.origin
+        self.values[path] = value
+        self.origins[path] = entry.origin
         (self._asked.add if entry.asked else self._asked.discard)(path)
 
     def _set(self, entry: Assignment) -> None:
@@ -115,7 +116,8 @@ class Draft:
         self._keep(entry.path, tag, entry)
 
     def _reset(self, section: str, tag: str, entry: Assignment) -> None:
-        was, fresh = _variant(section, self.values[entry.path]), _variant(section, tag)
+        was = _variant(section, self.values[entry.path])
+        fresh = _variant(section, tag)
         kept = {path for path in fresh if section in CARRIED and self.origins.get(path, DEFAULT) != DEFAULT}
         gone = [path for path in self.values if path.startswith(f"{section}.") and path not in {*kept, entry.path}]
         usual = MEASURED if self.values.get(MEASURED[0]) == "local" else ()
@@ -132,7 +134,8 @@ class Draft:
     def _refuse_idle(self, entry: Assignment, leaves: Sequence[Setting | VariantSetting]) -> NoReturn:
         section, _ = next(need for need in leaves[0].needs if self.values.get(f"{need[0]}.type") != need[1])
         tags = [tag for leaf in leaves for place, tag in leaf.needs if place == section]
-        chosen, name = self.values.get(f"{section}.type"), entry.path.removesuffix(".type").rpartition(".")[2]
+        chosen = self.values.get(f"{section}.type")
+        name = entry.path.removesuffix(".type").rpartition(".")[2]
         lacks = f", which has no {name}" if isinstance(leaves[0], VariantSetting) else ""
         raise UsageError(
             f"{entry} has no effect ({entry.origin})",
@@ -142,7 +145,8 @@ class Draft:
         )
 
     def _refuse_replaced(self, lost: list[str], section: str, entry: Assignment) -> NoReturn:
-        old, origin = self.values[entry.path], self.origins[lost[0]]
+        old = self.values[entry.path]
+        origin = self.origins[lost[0]]
         shown = ", ".join(f"{path}={show(self.values[path])}" for path in lost)
         names = ", ".join(path.removeprefix(f"{section}.") for path in lost)
         raise UsageError(

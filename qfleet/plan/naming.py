@@ -50,7 +50,9 @@ def algorithm_words(plan: Plan) -> str:
 
 def parts_of(plan: Plan) -> list[tuple[str, str]]:
     """What differs from plain DQN, each as part of a name and in words; the rule first, empty for the plain one."""
-    net, replay, steps = plan.net, plan.replay, plan.algo.n_step
+    net = plan.net
+    replay = plan.replay
+    steps = plan.algo.n_step
     rule = {DoubleRule: ("double", "Double"), MunchausenRule: ("munchausen", "Munchausen")}
     head = HEADS.get(type(net.head), "").lower().replace("-", "")
     memory = "" if isinstance(net.memory, NoMemory) else str(net.memory.__struct_config__.tag)
@@ -80,5 +82,6 @@ def is_like(plan: Plan, preset: str) -> bool:
 
 def has_numbers_of(plan: Plan, preset: str) -> bool:
     """Does the plan have all that a preset sets, and does that say more than which algorithm it is?"""
-    flat, settings = flatten(plan), environments.settings_of(preset, plan.env.id)
+    flat = flatten(plan)
+    settings = environments.settings_of(preset, plan.env.id)
     return not settings.keys() <= PLAIN.keys() and all(flat.get(path) == value for path, value in settings.items())

@@ -121,7 +121,8 @@ def index() -> Index:
 def _visit(kind: type[Struct], section: str, needs: tuple[tuple[str, str], ...], found: Index) -> None:
     names = found.sections.setdefault(section, [])
     for name, hint in hints(kind).items():
-        path, inside = join(section, name), structs_in(hint)
+        path = join(section, name)
+        inside = structs_in(hint)
         if name not in names:
             names.append(name)
         if not inside:
@@ -140,7 +141,8 @@ def flatten(part: Struct, section: str = "") -> dict[str, Any]:
     """A plan, or a piece of one, as {path: value}; an absent optional section shows as `type` none."""
     flat: dict[str, Any] = {}
     for name, hint in hints(type(part)).items():
-        path, value = join(section, name), getattr(part, name)
+        path = join(section, name)
+        value = getattr(part, name)
         if not structs_in(hint):
             flat[path] = value
         elif value is None:
@@ -162,7 +164,8 @@ def unflatten(flat: dict[str, Any]) -> Plan:
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         if _is_absent(path, value):
-            path, value = path.removesuffix(".type"), None
+            path = path.removesuffix(".type")
+            value = None
         *sections, name = path.split(".")
         inside = tree
         for section in sections:
@@ -307,7 +310,8 @@ def _depth(path: str) -> int:
 
 def nearest_path(path: str) -> str | None:
     """The plan path the user most likely meant: by its last word, by another library's name, or by spelling."""
-    paths, last = index().paths(), path.rsplit(".", 1)[-1].lower()
+    paths = index().paths()
+    last = path.rsplit(".", 1)[-1].lower()
     ending = [each for each in paths if each.rsplit(".", 1)[-1] == last]
     # algo.discount rather than algo.anneal.discount.
     same = [each for each in ending if _depth(each) == min(map(_depth, ending))]

@@ -164,6 +164,7 @@ def plan_hash(plan: Plan) -> str:
 
 def diff(a: Plan, b: Plan) -> list[tuple[str, Any, Any]]:
     """The settings in which two plans differ, as (path, in a, in b); None where a plan does not have it."""
-    left, right = paths.flatten(a), paths.flatten(b)
+    left = paths.flatten(a)
+    right = paths.flatten(b)
     keys = list(left) + [path for path in right if path not in left]
     return [(path, left.get(path), right.get(path)) for path in keys if left.get(path) != right.get(path)]

@@ -155,7 +155,9 @@ class Categorical:
 
 def project(moved: Tensor, mass: Tensor, support: Tensor) -> Tensor:  # [N, K], [N, K], [K] -> [N, K]
     """Share each atom's mass between the two atoms of `support` that it has moved between."""
-    low, high, last = support[0], support[-1], len(support) - 1
+    low = support[0]
+    high = support[-1]
+    last = len(support) - 1
     place = (moved.clamp(low, high) - low) / (high - low) * last
     below = place.floor().clamp(max=last)
     upper = place - below  # zero when the place is an atom's: all mass stays there
@@ -189,7 +191,8 @@ class Quantile:
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Quantile Huber loss; the priority is the error of the mean."""
-        predicted, num = chosen(out, action), out.shape[2]
+        predicted = chosen(out, action)
+        num = out.shape[2]
         fractions = (torch.arange(num, device=out.device, dtype=out.dtype) + 0.5) / num
         error = (target.mean(1) - predicted.detach().mean(1)).abs()
         return quantile_huber(predicted, target, fractions.expand_as(predicted)), error

@@ -22,7 +22,8 @@ def td_target(
         if online_next is not None:
             seen.online_next = head.values(online_next.detach())
         if now is not None:
-            seen.target_now, seen.action = head.values(now), choices(head, view.actions(batch))
+            seen.target_now = head.values(now)
+            seen.action = choices(head, view.actions(batch))
         choice = rule(seen)
         reward, discount = view.gains(batch)
         if choice.bonus is not None:

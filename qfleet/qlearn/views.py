@@ -79,7 +79,8 @@ class StepView:
 
     def masks(self, seen: NextValues, batch: Tensors) -> NextValues:
         """The batch's own masks."""
-        seen.mask, seen.next_mask = batch.mask, batch.next_mask
+        seen.mask = batch.mask
+        seen.next_mask = batch.next_mask
         return seen
 
     def settle(self, loss: Tensor, priority: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:
@@ -105,7 +106,9 @@ class SequenceView:
         gain, last, state, ahead = window(batch)
         if not isinstance(net, QNet):
             raise ValueError("a view of sequences needs a network with memory")
-        obs, action, warm = batch.obs, batch.action, self.burn_in
+        obs = batch.obs
+        action = batch.action
+        warm = self.burn_in
         if warm:
             with torch.no_grad():
                 _, state = net.remember(obs[:warm], action[:warm], gain[:warm], last[:warm], state)
@@ -128,7 +131,8 @@ class SequenceView:
     def masks(self, seen: NextValues, batch: Tensors) -> NextValues:
         """Of the rows learned from, and of those they bootstrap from."""
         if batch.mask is not None:
-            seen.mask, seen.next_mask = self.rows(batch.mask), pick(batch.mask, window(batch)[3])
+            seen.mask = self.rows(batch.mask)
+            seen.next_mask = pick(batch.mask, window(batch)[3])
         return seen
 
     def settle(self, loss: Tensor, priority: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,8 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         cut: Cut = SequenceCut(1, 0, plan.replay.rows, plan.replay.rows)
         fold = Fold(1, plan.algo.discount, clip)
         return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold, values=True)
-    cut, sampler = make_cut(plan.algo), plan.replay.sampler
+    cut = make_cut(plan.algo)
+    sampler = plan.replay.sampler
     return Replay(
         spec,
         lanes,

@@ -14,7 +14,9 @@ from qfleet.nets import shrink
 from qfleet.replay.kernels import cut, cut_sequences, fold_many, stack_places
 from qfleet.replay.store import Store
 
-STEPS_AT_ONCE, WINDOWS_AT_ONCE = 16, 4  # where blocks have to be unpacked for them
+# where blocks have to be unpacked for them
+STEPS_AT_ONCE = 16
+WINDOWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
@@ -92,13 +94,16 @@ class StepCut:
         batch = over or blank_batch(store.spec, len(items))
         next_rows = np.empty(len(items), np.int64)
         rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
-        shape, words = (len(items), store.spec.stack, math.prod(store.spec.obs)), store.frames.dtype
-        obs, next_obs = batch.obs.reshape(shape).view(words), batch.next_obs.reshape(shape).view(words)
+        shape = (len(items), store.spec.stack, math.prod(store.spec.obs))
+        words = store.frames.dtype
+        obs = batch.obs.reshape(shape).view(words)
+        next_obs = batch.next_obs.reshape(shape).view(words)
         out = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
         for begin, end in portions(store, len(items), STEPS_AT_ONCE):
             show_steps(store, items[begin:end], fold)
             cut(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *out)
-        batch.weight, batch.ids = weight, ids
+        batch.weight = weight
+        batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
         return batch
 
@@ -151,7 +156,8 @@ class SequenceCut:
         for begin, end in portions(store, len(items), WINDOWS_AT_ONCE):
             show_windows(store, items[begin:end], self.rows)
             cut_sequences(store.frames, *rows, items, begin, end, self.burn_in, fold.n, fold.gamma, fold.clip, *out)
-        first, lanes = items // store.lanes, items % store.lanes
+        first = items // store.lanes
+        lanes = items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
         if store.state is not None:
             batch.state = store.state[slots[0], lanes]
@@ -159,7 +165,8 @@ class SequenceCut:
             batch.mask = store.mask[slots, lanes]
         if store.gain is not None:
             batch.gain = store.gain[slots, lanes]  # a memory saw the world's reward when it acted
-        batch.weight, batch.ids = weight, ids
+        batch.weight = weight
+        batch.ids = ids
         return batch
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
@@ -182,8 +189,11 @@ def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None
 
 def cut_places(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
     """The same batch of steps, with the places of its observations [N, stack] instead of what they show."""
-    num, rows, lanes = len(items), items // store.lanes, items % store.lanes
-    (reward, discount), ahead = np.empty((2, num), np.float32), np.empty(num, np.int64)
+    num = len(items)
+    rows = items // store.lanes
+    lanes = items % store.lanes
+    (reward, discount) = np.empty((2, num), np.float32)
+    ahead = np.empty(num, np.int64)
     columns = (store.reward, store.discount, store.last)
     fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
     obs, next_obs = np.empty((2, num, store.spec.stack), np.int64)
@@ -251,8 +261,11 @@ def actor_error(store: Store, items: Array, fold: Fold) -> Array:
     """
     if store.value is None:
         raise ValueError("this store keeps no values")
-    num, lanes = len(items), items % store.lanes
-    reward, discount, ahead = np.empty(num, np.float32), np.empty(num, np.float32), np.empty(num, np.int64)
+    num = len(items)
+    lanes = items % store.lanes
+    reward = np.empty(num, np.float32)
+    discount = np.empty(num, np.float32)
+    ahead = np.empty(num, np.int64)
     columns = (store.reward, store.discount, store.last)
     fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
     goal = reward + discount * store.value[ahead % store.rows, lanes, 1]

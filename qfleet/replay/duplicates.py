@@ -19,7 +19,8 @@ from qfleet.replay.kernels import fold, frame_at
 from qfleet.replay.store import Store
 
 # Odd numbers near 2^64 times the golden ratio and the square root of 3: multiplying by them loses nothing.
-FIRST, FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B)
+FIRST = np.uint64(0x9E3779B97F4A7C15)
+FACTOR = np.uint64(0xBB67AE8584CAA73B)
 SHIFT = np.uint64(32)
 
 
@@ -35,7 +36,9 @@ def mixed_stack(
     state: np.uint64, frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, depth: int
 ) -> np.uint64:
     """The frames that lead up to `row`, newest first, zeros before the episode's first one."""
-    rows, at, begun = last.shape[0], row, False
+    rows = last.shape[0]
+    at = row
+    begun = False
     for _ in range(depth):
         frame = 0 if begun else frame_at(table, heads, rows, at, lane)
         for word in range(frames.shape[1]):
@@ -67,10 +70,12 @@ def hash_steps(
     rows, lanes = last.shape
     folded = np.empty(2, np.float64)
     for i in range(items.shape[0]):
-        row, lane = items[i] // lanes, items[i] % lanes
+        row = items[i] // lanes
+        lane = items[i] % lanes
         total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
         # Adding 0 makes -0 equal to 0.
-        folded[0], folded[1] = total + 0.0, keep + 0.0
+        folded[0] = total + 0.0
+        folded[1] = keep + 0.0
         bits = folded.view(np.uint64)
         here = mixed_stack(FIRST, frames, table, heads, last, row, lane, depth)
         there = mixed_stack(FIRST, frames, table, heads, last, end, lane, depth)
@@ -86,7 +91,8 @@ class Duplicates:
     """Counts the copies of each step among the live ones and turns further ones away."""
 
     def __init__(self, copies: int = 1, *, still: bool = False) -> None:
-        self.copies, self.still = copies, still
+        self.copies = copies
+        self.still = still
         self.keys: deque[int] = deque()  # of the live items, oldest first
         self.copies_of: dict[int, int] = {}
         self.offered = self.kept_out = 0  # since the run began
@@ -115,7 +121,8 @@ class Duplicates:
 
     def look(self, store: Store, fold: Fold, items: Array) -> tuple[Array, Array]:  # [N] keys, [N] bool
         """The items' hashes, and whether each changed nothing."""
-        keys, still = np.empty(len(items), np.int64), np.empty(len(items), np.bool_)
+        keys = np.empty(len(items), np.int64)
+        still = np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
         columns = (store.action, store.reward, store.discount, store.last, mask)
         show_steps(store, items, fold)
@@ -142,4 +149,5 @@ class Duplicates:
         keys = saved_numbers(state, "keys", (num,), -(2**63), 2**63 - 1).tolist()
         self.offered = saved_count(state, "offered")
         self.kept_out = saved_count(state, "kept_out", self.offered)
-        self.keys, self.copies_of = deque(keys), dict(Counter(keys))
+        self.keys = deque(keys)
+        self.copies_of = dict(Counter(keys))

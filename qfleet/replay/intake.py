@@ -38,10 +38,13 @@ def write_rows(
 
     `seen`: with what they show, which is written elsewhere if it is to be packed. Answers how many rows are steps.
     """
-    rows, width, steps = last.shape[0], new_last.shape[1], 0
+    rows = last.shape[0]
+    width = new_last.shape[1]
+    steps = 0
     for time in range(begin, end):
         for i in range(width):
-            slot, at = (heads[lane + i] + time - begin) % rows, lane + i
+            slot = (heads[lane + i] + time - begin) % rows
+            at = lane + i
             if seen:
                 for word in range(frames.shape[1]):
                     frames[slot * last.shape[1] + at, word] = new_obs[time, i, word]

@@ -44,7 +44,8 @@ def fold(
 ) -> tuple[float, float, int]:
     """Sum up to n rewards from `row` on: the folded reward, the folded discount, and the row to bootstrap from."""
     rows = last.shape[0]
-    total, keep = 0.0, 1.0
+    total = 0.0
+    keep = 1.0
     for step in range(n):
         slot = (row + step) % rows
         gain = float(reward[slot, lane])
@@ -80,7 +81,8 @@ def copy_frame(frames: Array, at: int, out: Array, place: int) -> None:
 @njit(cache=True)
 def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, out: Array) -> None:
     """Copy the frames that lead up to `row`, zeros before the episode's first one."""
-    rows, depth = last.shape[0], out.shape[0]
+    rows = last.shape[0]
+    depth = out.shape[0]
     begun = depth - 1  # frames before `row` that are of its episode
     for back in range(1, depth):
         if row < back or last[(row - back) % rows, lane]:
@@ -100,7 +102,8 @@ def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int,
 @njit(cache=True)
 def stack_places(last: Array, heads: Array, row: Array, lane: Array, out: Array) -> None:
     """Where the frames lie that lead up to each of N rows; the place behind all others stands for a blank one."""
-    rows, depth = last.shape[0], out.shape[1]
+    rows = last.shape[0]
+    depth = out.shape[1]
     lanes = heads.shape[0]
     for i in range(row.shape[0]):
         out[i, :] = rows * lanes
@@ -136,17 +139,23 @@ def cut(
     rows, lanes = last.shape
     for i in range(begin, stop):
         # Every column is looked at first, for all items: memory then answers many at a time.
-        slot, lane = items[i] // lanes % rows, items[i] % lanes
-        out_action[i], out_reward[i] = action[slot, lane], reward[slot, lane]
-        out_discount[i], next_rows[i] = discount[slot, lane], last[slot, lane]
+        slot = items[i] // lanes % rows
+        lane = items[i] % lanes
+        out_action[i] = action[slot, lane]
+        out_reward[i] = reward[slot, lane]
+        out_discount[i] = discount[slot, lane]
+        next_rows[i] = last[slot, lane]
         if table.shape[0] == 0:
             out_obs[i, -1, 0] = frames[slot * lanes + lane, 0]
     for i in range(begin, stop):
-        row, lane = items[i] // lanes, items[i] % lanes
+        row = items[i] // lanes
+        lane = items[i] % lanes
         total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
         stack_into(frames, table, heads, last, row, lane, out_obs[i])
         stack_into(frames, table, heads, last, end, lane, out_next[i])
-        out_reward[i], out_discount[i], next_rows[i] = total, keep, end
+        out_reward[i] = total
+        out_discount[i] = keep
+        next_rows[i] = end
 
 
 @njit(cache=True)
@@ -165,7 +174,8 @@ def fold_many(
     """Fold the rewards of N items and tell which row each bootstraps from."""
     lanes = last.shape[1]
     for i in range(items.shape[0]):
-        row, lane = items[i] // lanes, items[i] % lanes
+        row = items[i] // lanes
+        lane = items[i] % lanes
         out_reward[i], out_discount[i], next_rows[i] = fold(reward, discount, last, row, lane, n, gamma, clip)
 
 
@@ -196,7 +206,8 @@ def cut_sequences(
     """Cut windows [begin, stop) of N, W rows each, time-major; the L rows after the burn-in get folded rewards."""
     rows, lanes = last.shape
     for i in range(begin, stop):
-        first, lane = items[i] // lanes, items[i] % lanes
+        first = items[i] // lanes
+        lane = items[i] % lanes
         for w in range(out_last.shape[0]):
             slot = (first + w) % rows
             stack_into(frames, table, heads, last, first + w, lane, out_obs[w, i])
@@ -207,7 +218,11 @@ def cut_sequences(
             row = first + burn_in + at
             if last[row % rows, lane]:
                 # A final observation: nothing was done there. It points at itself, and the view leaves it out.
-                out_reward[at, i], out_discount[at, i], out_ahead[at, i] = 0.0, 0.0, burn_in + at
+                out_reward[at, i] = 0.0
+                out_discount[at, i] = 0.0
+                out_ahead[at, i] = burn_in + at
                 continue
             total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
-            out_reward[at, i], out_discount[at, i], out_ahead[at, i] = total, keep, end - first
+            out_reward[at, i] = total
+            out_discount[at, i] = keep
+            out_ahead[at, i] = end - first

@@ -17,7 +17,9 @@ class Mirror:
     """The observations of a store, one after the other, and a blank one behind them."""
 
     def __init__(self, store: Store, device: torch.device) -> None:
-        self.store, self.known, self.restored = store, np.zeros(store.lanes, np.int64), store.restored
+        self.store = store
+        self.known = np.zeros(store.lanes, np.int64)
+        self.restored = store.restored
         blank = np.zeros((store.rows * store.lanes + 1, *store.spec.obs), store.spec.dtype)
         self.frames = torch.from_numpy(blank).to(device)
 

@@ -36,7 +36,8 @@ class CompressedFrames:
     """The observations of a store of R rows."""
 
     def __init__(self, lanes: int, rows: int, frame: Array) -> None:
-        self.lanes, self.lz4 = lanes, lz4_block()
+        self.lanes = lanes
+        self.lz4 = lz4_block()
         blocks = rows // BLOCK + 1  # the newest R rows may begin within one
         self.blobs: list[bytes | None] = [None] * (blocks * lanes)
         self.table = np.zeros((blocks, lanes), np.int64)  # first frame of a block that is unpacked
@@ -69,7 +70,8 @@ class CompressedFrames:
 
     def unpack(self, key: int) -> Array:  # [16, D]
         """The frames of a block by its place in the ring; zeros if it never held any."""
-        blob, shape = self.blobs[key], (BLOCK, *self.frames.shape[1:])
+        blob = self.blobs[key]
+        shape = (BLOCK, *self.frames.shape[1:])
         if blob is None:
             return np.zeros(shape, self.frames.dtype)
         size = self.frames[:BLOCK].nbytes
@@ -98,7 +100,8 @@ class CompressedFrames:
         """Rows [begin, end) of these lanes."""
         out = np.empty((end - begin, len(lanes), *self.frames.shape[1:]), self.frames.dtype)
         for block in range(begin // BLOCK, -(-end // BLOCK)):
-            low, high = max(begin, block * BLOCK), min(end, (block + 1) * BLOCK)
+            low = max(begin, block * BLOCK)
+            high = min(end, (block + 1) * BLOCK)
             for i, lane in enumerate(lanes):
                 newest = block == heads[lane] // BLOCK
                 frames = self.open[:, lane] if newest else self.unpack(block % len(self.table) * self.lanes + lane)
@@ -111,7 +114,8 @@ class CompressedFrames:
         A block that `end` leaves incomplete is the newest of its lane, so every call but the last must end with one.
         """
         for block in range(begin // BLOCK, -(-end // BLOCK)):
-            low, high = max(begin, block * BLOCK), min(end, (block + 1) * BLOCK)
+            low = max(begin, block * BLOCK)
+            high = min(end, (block + 1) * BLOCK)
             for i, lane in enumerate(lanes):
                 frames = np.zeros((BLOCK, *self.frames.shape[1:]), self.frames.dtype)
                 frames[low - block * BLOCK : high - block * BLOCK] = values[low - begin : high - begin, i]

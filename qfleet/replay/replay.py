@@ -50,8 +50,13 @@ class Replay:
         gains: bool = False,
         compress: bool = False,
     ) -> None:
-        self.spec, self.lanes, self.capacity = spec, lanes, cut.items_in(capacity)
-        self.sampler, self.rng, self.cut, self.fold = sampler, rng, cut, fold
+        self.spec = spec
+        self.lanes = lanes
+        self.capacity = cut.items_in(capacity)
+        self.sampler = sampler
+        self.rng = rng
+        self.cut = cut
+        self.fold = fold
         rows = ring_rows(capacity, spec, lanes, cut.window)
         self.store = Store(spec, lanes, rows, values=values or actor_priority, gains=gains, pack=compress)
         # Rows of items that are ready must not be overwritten before they were queued.
@@ -63,7 +68,8 @@ class Replay:
         self.tail = self.head = 0
         self.used: deque[Any] = deque()  # the last two batches drawn
         self.mirrored = False  # batches drawn have the places of observations, which a mirror knows
-        self.filter, self.actor_priority = filter, actor_priority
+        self.filter = filter
+        self.actor_priority = actor_priority
         self.ready = 0  # items since the replay was last empty, those kept out too
 
     def __len__(self) -> int:
@@ -95,7 +101,9 @@ class Replay:
 
     def queue(self, begin: int, end: int, num: int) -> None:
         """The items that the newest rows of these lanes completed."""
-        store, cut, before = self.store, self.cut, self.head
+        store = self.store
+        cut = self.cut
+        before = self.head
         rules = (cut.window, cut.stride, cut.ends, self.spec.stack)
         places = (self.first, self.items, self.serials)
         self.head, gone = admit(store.last, store.heads, begin, end, num, *rules, *places, before)
@@ -118,7 +126,8 @@ class Replay:
         Returns how many steps that had been counted have become final rows, because their outcome is not known.
         """
         begin, end = self.group(lanes)
-        store, before = self.store, self.head
+        store = self.store
+        before = self.head
         places = (self.first, self.items)
         self.head, turned = seal(store.last, store.heads, begin, end, self.cut.ends, *places, before)
         self.settle(before, -1)
@@ -227,7 +236,8 @@ class Replay:
         self.load_lanes(state)
         items = saved_numbers(state, "items", (head - tail,), 0, 2**62)
         require_rows(items // self.lanes, self.store.heads[items % self.lanes], self.store.rows)
-        self.tail, self.head = tail, head
+        self.tail = tail
+        self.head = head
         self.items[np.arange(tail, head) % len(self.items)] = items
         self.serials[:] = -1
         number(self.items, self.serials, tail, head)
@@ -240,13 +250,15 @@ class Replay:
 
     def load_lanes(self, state: State) -> None:
         """How far each lane is, and which ones move together."""
-        heads, spans = self.store.heads, saved_spans(state, self.lanes, self.store.rows)
+        heads = self.store.heads
+        spans = saved_spans(state, self.lanes, self.store.rows)
         first = saved_numbers(state, "first", (self.lanes,), 0, 2**53)
         for lanes, _, end in spans:
             heads[lanes] = end
         begun = heads > 0
         require_rows(np.minimum(first, heads - 1)[begun], heads[begun], self.store.rows)
-        self.first[:], self.seams = first, {0, *(lanes.stop for lanes, _, _ in spans)}
+        self.first[:] = first
+        self.seams = {0, *(lanes.stop for lanes, _, _ in spans)}
 
 
 def saved_spans(state: State, lanes: int, rows: int) -> list[Span]:

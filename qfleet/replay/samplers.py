@@ -59,7 +59,8 @@ class Uniform:
 
     def move(self, tail: int, head: int) -> None:
         """The live items are now [tail, head)."""
-        self.tail, self.head = tail, head
+        self.tail = tail
+        self.head = head
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Serial numbers with replacement; all weights are one."""
@@ -97,13 +98,19 @@ class Prioritized:
         beta_updates: int = 100_000,
         eps: float = 1e-6,
     ) -> None:
-        self.capacity, self.alpha, self.eps = capacity, alpha, eps
-        self.beta_start, self.beta_end, self.beta_updates = beta_start, beta_end, beta_updates
+        self.capacity = capacity
+        self.alpha = alpha
+        self.eps = eps
+        self.beta_start = beta_start
+        self.beta_end = beta_end
+        self.beta_updates = beta_updates
         self.levels = tree_levels(capacity)
         self.tree = np.zeros(self.levels[-1], np.float64)
         self.tail = self.head = self.draws = 0
         self.largest = 1.0
-        self.drawn, self.drawn_beta = np.zeros(0, np.int64), beta_start  # the last draw
+        # the last draw
+        self.drawn = np.zeros(0, np.int64)
+        self.drawn_beta = beta_start
 
     @property
     def leaves(self) -> Array:  # [capacity]
@@ -124,15 +131,19 @@ class Prioritized:
         begin = max(self.head, tail)
         if head > begin:
             tree_fill(self.tree, self.levels, begin, head - begin, self.capacity, self.largest**self.alpha)
-        self.tail, self.head = tail, head
+        self.tail = tail
+        self.head = head
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Serial numbers by priority, and their importance weights."""
-        serials, weight = np.empty(num, np.int64), np.empty(num, np.float32)
-        live, beta = (self.tail, self.head, self.capacity), self.beta
+        serials = np.empty(num, np.int64)
+        weight = np.empty(num, np.float32)
+        live = (self.tail, self.head, self.capacity)
+        beta = self.beta
         tree_draw(self.tree, self.levels, rng.random(num), *live, beta, serials, weight)
         self.draws += 1
-        self.drawn, self.drawn_beta = serials, beta
+        self.drawn = serials
+        self.drawn_beta = beta
         return serials, weight
 
     def update(self, serials: Array, priority: Array) -> None:
@@ -143,7 +154,9 @@ class Prioritized:
 
     def stock(self) -> SamplerTotals:
         """The mass is the sum of all p^alpha; the largest weight belongs to the least likely item drawn."""
-        items, mass, beta = self.head - self.tail, float(self.tree[-1]), self.drawn_beta
+        items = self.head - self.tail
+        mass = float(self.tree[-1])
+        beta = self.drawn_beta
         if not len(self.drawn):
             return SamplerTotals(items, mass, beta)
         least = float(self.leaves[self.drawn % self.capacity].min())
@@ -163,4 +176,5 @@ class Prioritized:
         self.tree[:] = 0.0
         self.leaves[live] = leaves
         sum_up(self.tree, self.levels, 0, self.capacity - 1)
-        self.largest, self.draws = float(saved_value(state, "largest")), saved_count(state, "draws")
+        self.largest = float(saved_value(state, "largest"))
+        self.draws = saved_count(state, "draws")

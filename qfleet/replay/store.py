@@ -67,7 +67,9 @@ class Store:
     def __init__(
         self, spec: Spec, lanes: int, rows: int, *, values: bool = False, gains: bool = False, pack: bool = False
     ) -> None:
-        self.spec, self.lanes, self.rows = spec, lanes, rows
+        self.spec = spec
+        self.lanes = lanes
+        self.rows = rows
         self.obs = np.zeros((0 if pack else rows, lanes, *spec.obs), spec.dtype)
         self.action = np.zeros((rows, lanes), action_type(spec))
         self.reward = np.zeros((rows, lanes), np.float32)
@@ -129,8 +131,10 @@ class Store:
         if self.packed is not None:
             write_column(self.packed.open, obs, *where)
         rows = (self.frames, self.action, self.reward, self.discount, self.last)
-        action, last = plain(rollout.action, np.int64), plain(rollout.last, np.bool_)
-        reward, discount = plain(rollout.reward, np.float32), plain(rollout.discount, np.float32)
+        action = plain(rollout.action, np.int64)
+        last = plain(rollout.last, np.bool_)
+        reward = plain(rollout.reward, np.float32)
+        discount = plain(rollout.discount, np.float32)
         steps: int = write_rows(*rows, obs, action, reward, discount, last, *where, self.packed is None)
         if self.packed is not None:
             self.packed.close(self.heads, lane, lane + last.shape[1])

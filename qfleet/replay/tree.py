@@ -14,7 +14,8 @@ BRANCHES = 16
 
 def tree_levels(leaves: int) -> Array:  # [K + 1]
     """Where each level begins, the leaves first; the last number is the size of the whole tree."""
-    begins, size = [0], leaves
+    begins = [0]
+    size = leaves
     while size > 1:
         size = -(-size // BRANCHES)
         begins.append(begins[-1] + size * BRANCHES)
@@ -24,7 +25,10 @@ def tree_levels(leaves: int) -> Array:  # [K + 1]
 @njit(cache=True)
 def branch_sum(tree: Array, begin: int) -> float:
     """The sum of sixteen neighbours; four at a time, because an addition takes longer than the next may wait."""
-    a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
+    a = tree[begin]
+    b = tree[begin + 1]
+    c = tree[begin + 2]
+    d = tree[begin + 3]
     for at in range(begin + 4, begin + BRANCHES, 4):
         a += tree[at]
         b += tree[at + 1]
@@ -103,7 +107,8 @@ def tree_find(tree: Array, levels: Array, marks: Array, leaves: Array) -> None:
     """
     leaves[:] = 0
     for level in range(levels.shape[0] - 3, -1, -1):
-        begin, seen = levels[level], 0.0
+        begin = levels[level]
+        seen = 0.0
         for i in range(marks.shape[0]):
             at = begin + leaves[i] * BRANCHES
             seen += tree[at] + tree[at + BRANCHES // 2]
@@ -127,7 +132,9 @@ def tree_draw(
     weight: Array,
 ) -> None:
     """One draw from each of N equal slices of the total, and (N P)^-beta over the largest of these; uses jitter up."""
-    num, total, largest = jitter.shape[0], tree[-1], 0.0
+    num = jitter.shape[0]
+    total = tree[-1]
+    largest = 0.0
     for i in range(num):
         jitter[i] = (i + jitter[i]) * (total / num)
     tree_find(tree, levels, jitter, serials)

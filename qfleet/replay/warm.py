@@ -23,13 +23,17 @@ def warm(spec: Spec) -> None:
 
 def warm_cut(spec: Spec, cut: Cut) -> None:
     """Call every loop that this cut needs."""
-    rng, fold = np.random.default_rng(0), Fold(1, 0.99)
+    rng = np.random.default_rng(0)
+    fold = Fold(1, 0.99)
     filter = Duplicates(copies=8)  # the rows are all alike
     replay = Replay(spec, 1, 8, Prioritized(8), rng, cut=cut, fold=fold, actor_priority=True, filter=filter)
     for row in range(3):
-        zero, last = np.zeros((1, 1), np.float32), np.zeros((1, 1), np.bool_)
-        obs, value = np.zeros((1, 1, *spec.obs), spec.dtype), np.zeros((1, 1, 2), np.float32)
-        action, mask = np.zeros((1, 1), np.int64), np.ones((1, 1, spec.num_actions), np.bool_)
+        zero = np.zeros((1, 1), np.float32)
+        last = np.zeros((1, 1), np.bool_)
+        obs = np.zeros((1, 1, *spec.obs), spec.dtype)
+        value = np.zeros((1, 1, 2), np.float32)
+        action = np.zeros((1, 1), np.int64)
+        mask = np.ones((1, 1, spec.num_actions), np.bool_)
         replay.add(Rollout(obs, action, zero, zero + 1, last, (0, 0, row), 0, value=value, mask=mask))
     replay.seal()
     batch = replay.sample(2)

@@ -98,7 +98,9 @@ class Checkpoints:
     ) -> None:
         if keep < 2:
             raise ValueError(f"keep={keep}: at least 2 checkpoints must be kept, or one bad file would end the run")
-        self.root, self.keep, self.writer = Path(root), keep, writer
+        self.root = Path(root)
+        self.keep = keep
+        self.writer = writer
         self._events = events or (lambda kind, **fields: None)
         self.warn = warn or _warn
         self._files = files or RealFiles(self.root.parent)
@@ -156,7 +158,8 @@ class Checkpoints:
 
         `meta["versions"]["qfleet"]` is the version that readers too old for this format are told to install.
         """
-        path, blank = self.root / step_name(step), _blank(step, meta)
+        path = self.root / step_name(step)
+        blank = _blank(step, meta)
         earlier = self.steps()[-1:]
         self.require_space()
         temporary = temporary_name(self.root)
@@ -176,7 +179,8 @@ class Checkpoints:
     def prune(self, best_steps: Collection[int] = ()) -> list[int]:
         """Delete all but the `keep` newest whole checkpoints and the best ones; says which went."""
         whole = [step for step, path in reversed(step_folders(self.root)) if self._is_whole(step, path)]
-        gone, refused = [], None
+        gone = []
+        refused = None
         for step in sorted(set(whole[self.keep :]) - set(best_steps)):
             try:
                 drop(self._files, self.root / step_name(step))

@@ -128,12 +128,14 @@ def _link(files: FileLayer, path: Path, link: Link) -> int:
     """Share the file, or copy it where the filesystem cannot; says how many bytes that took."""
     try:
         files.link(link.path, path)
-        same, taken = path.stat(follow_symlinks=False).st_size == link.bytes, 0
+        same = path.stat(follow_symlinks=False).st_size == link.bytes
+        taken = 0
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         data = read_inside(link.path.parent, link.path.name, link.bytes)
-        same, taken = hashlib.sha256(data).hexdigest() == link.sha256, len(data)
+        same = hashlib.sha256(data).hexdigest() == link.sha256
+        taken = len(data)
         _store(files, path, data)
     if not same:
         raise StorageError(

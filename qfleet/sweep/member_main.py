@@ -56,7 +56,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _begin(asked: argparse.Namespace) -> Run:
-    path, watcher = asked.group / asked.name, _watcher()
+    path = asked.group / asked.name
+    watcher = _watcher()
     if is_run(path):
         trust = {"trust_env": asked.trust_env, "trust_run": asked.trust_run}
         return resume(path, steps=asked.steps, strict=asked.strict, watcher=watcher, **trust)

@@ -66,7 +66,8 @@ class PoolProcess:
         while (data := self._read()) is not None:
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MOST_LINE_BYTES:
-                lines, self._rest = [*lines, self._rest], b""
+                lines = [*lines, self._rest]
+                self._rest = b""
             for line in lines:
                 if (row := _row(line)) is None:
                     self._log.write(line + b"\n")
@@ -130,9 +131,15 @@ class ProcessPool:
         on_end: Callable[[str, int], None],
         look: Callable[[], None],
     ) -> None:
-        self.waiting, self.alive = deque(jobs), dict[str, PoolProcess]()
-        self.at_once, self.threads, self.asked = at_once, threads, asked
-        self.on_start, self.on_row, self.on_end, self.look = on_start, on_row, on_end, look
+        self.waiting = deque(jobs)
+        self.alive = dict[str, PoolProcess]()
+        self.at_once = at_once
+        self.threads = threads
+        self.asked = asked
+        self.on_start = on_start
+        self.on_row = on_row
+        self.on_end = on_end
+        self.look = look
         self.leave_by: float | None = None
         self._selector = selectors.DefaultSelector()
 

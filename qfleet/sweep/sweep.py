@@ -146,7 +146,8 @@ def train_group(
     command: list[str] | None = None,
 ) -> Group:
     """Train one plan with several seeds, from the plan's own on, as many at once as the machine has room for."""
-    plan, out = checked(plan), local_path(out)
+    plan = checked(plan)
+    out = local_path(out)
     if name is not None:
         check_name(name)
     members = [Member(f"seed-{each}", each, _plan_id(plan, each)) for each in _numbers(plan, seeds)]
@@ -286,7 +287,9 @@ def _recall(member: Member, folder: Path, end: int) -> None:
     status = read_json(folder / "status.json")
     member.shown = {key: status.get(key) for key in ("env_steps", "updates", "score")}
     if status.get("state") == "done":
-        member.state, member.exit_code, member.reason = "done", 0, str(status.get("reason") or "")
+        member.state = "done"
+        member.exit_code = 0
+        member.reason = str(status.get("reason") or "")
     # The group was given a later end and killed before this member heard of it.
     if _end_of(folder) < end:
         member.steps = end
@@ -321,7 +324,10 @@ class _SweepRunner:
         kept: dict[str, Any],
         watcher: GroupWatcher | None,
     ) -> None:
-        self.folder, self.plan, self.room, self.kept = folder, plan, room, kept
+        self.folder = folder
+        self.plan = plan
+        self.room = room
+        self.kept = kept
         self.members = {member.name: member for member in members}
         self.watcher = watcher if watcher is not None else interactive_watcher()
         self.options: list[str] = []
@@ -331,7 +337,9 @@ class _SweepRunner:
         """All that is to do, and word of how it ended."""
         with listening(self.watcher) as asked:
             for member in todo:
-                member.state, member.exit_code, member.reason = "waiting", None, ""
+                member.state = "waiting"
+                member.exit_code = None
+                member.reason = ""
                 member.shown["until_steps"] = self.plan.until.steps
             self._adopt_plan()
             self._tell("start", self._introduction())
@@ -387,7 +395,8 @@ class _SweepRunner:
             self._tell("row", name, row)
 
     def _ended(self, name: str, code: int) -> None:
-        member, status = self.members[name], read_json(self.folder / name / "status.json")
+        member = self.members[name]
+        status = read_json(self.folder / name / "status.json")
         member.state, member.exit_code, member.reason = outcome(code, status, member.error)
         self._write("running", None, "")
         self._tell("finished", member.show())
@@ -424,7 +433,9 @@ class _SweepRunner:
     def _broken(self, error: BaseException) -> tuple[str, int, str]:
         for member in self.members.values():
             if member.state == "running":
-                member.state, member.exit_code, member.reason = "stopped", 75, "the group's own process failed"
+                member.state = "stopped"
+                member.exit_code = 75
+                member.reason = "the group's own process failed"
         return "failed", int(getattr(error, "exit_code", 1)), f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _end(self, state: str, code: int, reason: str) -> None:

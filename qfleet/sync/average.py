@@ -29,8 +29,12 @@ class CodedMean:
         least_cosine: float = 0.0,
         tell: Tell = lambda kind, **fields: None,
     ) -> None:
-        self.comm, self.codec = comm, codec
-        self.warm_rounds, self.check_every, self.least_cosine, self.tell = warm_rounds, check_every, least_cosine, tell
+        self.comm = comm
+        self.codec = codec
+        self.warm_rounds = warm_rounds
+        self.check_every = check_every
+        self.least_cosine = least_cosine
+        self.tell = tell
         self.rounds = 0
         self.error: Tensor | None = None
 
@@ -38,7 +42,9 @@ class CodedMean:
         """The mean; exact while it warms up, and then written over `values`: large vectors are dear to copy."""
         self.rounds += 1
         if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
-            owed, self.error = self.error, None  # by a codec that was given up
+            # by a codec that was given up
+            owed = self.error
+            self.error = None
             total = values if owed is None else values.add_(owed)
             self.comm.sum(total)
             return total.div_(self.comm.size)

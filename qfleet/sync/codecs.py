@@ -75,7 +75,8 @@ class Int8:
     """8 bits per number and a scale per chunk; rounded up or down by chance, so that the mean is right."""
 
     def __init__(self, chunk: int, rng: torch.Generator) -> None:
-        self.chunk, self.rng = chunk, rng
+        self.chunk = chunk
+        self.rng = rng
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """By the largest number of each chunk."""
@@ -120,18 +121,22 @@ class Ternary:
     """-1, 0 or 1 times the largest number of a chunk, by chance (TernGrad, Wen et al. 2017): two bits per number."""
 
     def __init__(self, chunk: int, rng: torch.Generator, clip_deviations: float = 2.5) -> None:
-        self.chunk, self.rng, self.clip_deviations = chunk, rng, clip_deviations
+        self.chunk = chunk
+        self.rng = rng
+        self.clip_deviations = clip_deviations
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Numbers far out are clipped first, else all others become zero."""
         parts = in_chunks(values, self.chunk)
         num = filled(values, self.chunk)
-        mean, square = parts.sum(1, keepdim=True) / num, (parts * parts).sum(1, keepdim=True) / num
+        mean = parts.sum(1, keepdim=True) / num
+        square = (parts * parts).sum(1, keepdim=True) / num
         limit = self.clip_deviations * (square - mean * mean).clamp(min=0.0).sqrt()
         parts = parts.clamp(-limit, limit)
         scale = largest(parts)
         kept = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32) < parts.abs() / scale
-        up, down = pack_bits(kept & (parts > 0)), pack_bits(kept & (parts < 0))
+        up = pack_bits(kept & (parts > 0))
+        down = pack_bits(kept & (parts < 0))
         return exchanged(self, comm, values, (up, down, scale))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
@@ -148,7 +153,8 @@ class TopK:
     """Only the largest numbers, with their places (Aji and Heafield 2017); `find` tells where so many of them are."""
 
     def __init__(self, share: float, find: Find | None = None) -> None:
-        self.share, self.find = share, find or largest_places
+        self.share = share
+        self.find = find or largest_places
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """The `share` of numbers that is largest; all of them is exact."""
@@ -181,7 +187,8 @@ def sampled_places(rng: torch.Generator, sample_share: float = 0.01) -> Find:
     """About the largest, by a threshold that a sample tells (Lin et al. 2018): no sorting of everything."""
 
     def find(values: Tensor, num: int) -> Tensor:
-        sizes, drawn = values.abs(), max(64, int(sample_share * len(values)))
+        sizes = values.abs()
+        drawn = max(64, int(sample_share * len(values)))
         sample = sizes[torch.randint(len(values), (drawn,), generator=rng)]
         threshold = torch.quantile(sample.float(), 1.0 - num / len(values))
         found = torch.nonzero(sizes >= threshold).flatten()
@@ -202,15 +209,21 @@ class PowerSgd:
     """
 
     def __init__(self, rank: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> None:
-        self.rank, self.shapes, self.rng = rank, shapes, rng
+        self.rank = rank
+        self.shapes = shapes
+        self.rng = rng
         self.thin: dict[int, Tensor] = {}
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """Everybody's matrices in the directions that were agreed on, of which the mean is that of the true mean."""
-        exact, through, parts, begin = [], [], [], 0
+        exact = []
+        through = []
+        parts = []
+        begin = 0
         for at, shape in enumerate(self.shapes):
             end = begin + int(np.prod(shape))
-            part, matrix = values[begin:end], as_matrix(values[begin:end], shape)
+            part = values[begin:end]
+            matrix = as_matrix(values[begin:end], shape)
             if matrix is None or self.rank * sum(matrix.shape) >= matrix.numel():
                 exact.append((begin, end))
                 own = mean = part
@@ -243,7 +256,8 @@ class PowerSgd:
             comm.sum(whole)
             whole /= comm.size
             for begin, end in places:
-                values[begin:end], whole = whole[: end - begin], whole[end - begin :]
+                values[begin:end] = whole[: end - begin]
+                whole = whole[end - begin :]
 
     def forget(self) -> None:
         """Power iteration begins anew."""

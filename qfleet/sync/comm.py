@@ -54,7 +54,8 @@ class ThreadExchange:
     """Where the threads of a `ThreadComm` meet."""
 
     def __init__(self, size: int, limit_seconds: float = 10.0) -> None:
-        self.size, self.limit_seconds = size, limit_seconds
+        self.size = size
+        self.limit_seconds = limit_seconds
         self.barrier = threading.Barrier(size)
         self.shown: list[Tensor] = [torch.empty(0)] * size
 
@@ -89,7 +90,10 @@ class ThreadComm(BlockingComm):
     """Learners as threads of one process: for tests, and the reference for every other carrier."""
 
     def __init__(self, meeting: ThreadExchange, rank: int) -> None:
-        self.meeting, self.rank, self.size, self.sent_bytes = meeting, rank, meeting.size, 0
+        self.meeting = meeting
+        self.rank = rank
+        self.size = meeting.size
+        self.sent_bytes = 0
 
     def meet(self, values: Tensor) -> list[Tensor]:
         """Show values and see everybody's."""
@@ -124,7 +128,8 @@ class ThreadComm(BlockingComm):
 class NoComm(BlockingComm):
     """A learner alone."""
 
-    rank, size = 0, 1
+    rank = 0
+    size = 1
 
     def __init__(self) -> None:
         self.sent_bytes = 0

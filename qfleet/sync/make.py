@@ -121,7 +121,8 @@ def make_average(plan: Coded, comm: Comm, shapes: list[tuple[int, ...]], seed: i
 
 def make_codec(plan: CodecPlan, shapes: list[tuple[int, ...]], rank: int, seed: int) -> Codec:
     """The codec that a plan names; where chance rounds every learner has its own, PowerSGD begins alike everywhere."""
-    own, common = torch.Generator().manual_seed(seed + 1 + rank), torch.Generator().manual_seed(seed)
+    own = torch.Generator().manual_seed(seed + 1 + rank)
+    common = torch.Generator().manual_seed(seed)
     match plan:
         case NoCodec():
             return Exact()

@@ -25,7 +25,8 @@ class Packet(NoComm):
 
     def take(self) -> list[Tensor]:
         """What was put here since this was last asked; nothing, if the vector went as it is."""
-        taken, self.parts = self.parts, []
+        taken = self.parts
+        self.parts = []
         return taken
 
 
@@ -61,5 +62,6 @@ def pushed(parcel: bytes, codec: Codec, num: int, limit_bytes: int) -> Tensor:  
     if not isinstance(codec, Packing):
         raise ValueError("a packed gradient, but no codec that packs")
     parts = [torch.from_numpy(arrays[str(at)]) for at in range(int(facts["parts"]))]  # type: ignore[arg-type]
-    whole, begin = codec.decode(parts, int(facts["num"])), int(facts["begin"])  # type: ignore[arg-type]
+    whole = codec.decode(parts, int(facts["num"]))  # type: ignore[arg-type]
+    begin = int(facts["begin"])  # type: ignore[arg-type]
     return whole[begin : begin + num].contiguous()

@@ -18,7 +18,9 @@ from torch import Tensor
 from qfleet.errors import UsageError
 from qfleet.sync.comm import BlockingComm, CommLost
 
-STORE_SECONDS, BACKLOG, NAP_SECONDS = 60.0, 128, 5e-5
+STORE_SECONDS = 60.0
+BACKLOG = 128
+NAP_SECONDS = 5e-5
 
 
 class GroupComm:
@@ -27,7 +29,10 @@ class GroupComm:
     overlaps = True
 
     def __init__(self, group: Any, rank: int, size: int, limit_seconds: float) -> None:
-        self.group, self.rank, self.size, self.sent_bytes = group, rank, size, 0
+        self.group = group
+        self.rank = rank
+        self.size = size
+        self.sent_bytes = 0
         self.limit = timedelta(seconds=limit_seconds)
 
     def done(self, begin: Callable[[], Any], sent: Tensor) -> None:
@@ -63,7 +68,8 @@ class GroupComm:
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
         """Send first, then receive: gloo keeps what was sent until somebody wants it."""
-        found, begun = torch.empty_like(values), list[Any]()
+        found = torch.empty_like(values)
+        begun = list[Any]()
         self.done(lambda: self.begun(begun, values, to, found, source), values)
         self.done(lambda: begun[0], values[:0])
         return found
@@ -92,7 +98,8 @@ def make_store(address: str) -> Any:
     listening = socket.socket()
     listening.bind((address, 0))
     listening.listen(BACKLOG)
-    port, limit = listening.getsockname()[1], timedelta(seconds=STORE_SECONDS)
+    port = listening.getsockname()[1]
+    limit = timedelta(seconds=STORE_SECONDS)
     return dist.TCPStore(address, port, None, True, limit, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
@@ -125,7 +132,10 @@ class MpiComm(BlockingComm):
     """MPI by mpi4py, for clusters that have it. A rank that is lost, or does not come in time, ends the job."""
 
     def __init__(self, world: Any, limit_seconds: float) -> None:
-        self.world, self.rank, self.size, self.sent_bytes = world, world.Get_rank(), world.Get_size(), 0
+        self.world = world
+        self.rank = world.Get_rank()
+        self.size = world.Get_size()
+        self.sent_bytes = 0
         self.limit_seconds = limit_seconds
 
     def done(self, request: Any) -> None:
@@ -159,7 +169,8 @@ class MpiComm(BlockingComm):
         """Both at once."""
         self.sent_bytes += values.nbytes
         found = torch.empty_like(values)
-        sent, coming = self.world.Isend(values.numpy(), to), self.world.Irecv(found.numpy(), source)
+        sent = self.world.Isend(values.numpy(), to)
+        coming = self.world.Irecv(found.numpy(), source)
         self.done(coming)
         self.done(sent)
         return found

@@ -1,7 +1,7 @@
 """A learner whose weights live in a parameter server. Shapes: D numbers, n of them in a shard.
 
-Each shard is reached by a `ShardConnection`. Gradients are clipped by whoever computed them, before they are sent: no shard knows
-the norm of the whole. Moments live with the weights, in the shards.
+Each shard is reached by a `ShardConnection`. A learner clips its gradients before it sends them, because no shard knows
+the norm of the whole gradient. Moments live with the weights, in the shards.
 """
 
 import math
@@ -55,16 +55,22 @@ class ServerClient:
         *,
         drops: bool = False,
     ) -> None:
-        self.ports, self.clip, self.rate, self.average, self.weights = ports, clip, rate, average, weights
+        self.ports = ports
+        self.clip = clip
+        self.rate = rate
+        self.average = average
+        self.weights = weights
         self.cuts = cuts_of(sum(weight.numel() for weight in weights), len(ports))
-        self.versions, self.sequence = [0] * len(ports), 0
+        self.versions = [0] * len(ports)
+        self.sequence = 0
         self.packet = average.comm if isinstance(average.comm, Packet) else Packet()
         self.drops = drops  # is a gradient that came too late done without, or computed anew?
         self.pending = list(range(len(ports)))  # shards that have not taken this batch's gradient yet
 
     def step(self, gradients: list[Tensor]) -> float:
         """Push to whom it is new, pull from the same; the norm of our own gradient, or NaN if nobody made a step."""
-        norm, left_out = self.clip(gradients), self.average.error
+        norm = self.clip(gradients)
+        left_out = self.average.error
         # Everybody must hear that there is nothing to be had from us: some wait for us.
         vector = self.average(flat(gradients)) if math.isfinite(norm) else torch.full_like(flat(gradients), math.nan)
         self.sequence += 1
@@ -94,9 +100,11 @@ class ServerClient:
 
     def pull(self) -> dict[int, Verdict]:
         """Take everybody's answer; what became of our gradient in each shard."""
-        whole, verdicts = flat(self.weights), dict[int, Verdict]()
+        whole = flat(self.weights)
+        verdicts = dict[int, Verdict]()
         for at in self.pending:
-            (begin, end), (verdicts[at], self.versions[at], newest) = self.cuts[at], self.ports[at].reply()
+            (begin, end) = self.cuts[at]
+            (verdicts[at], self.versions[at], newest) = self.ports[at].reply()
             whole[begin:end] = newest
         place(whole, self.weights)
         return verdicts

@@ -46,9 +46,15 @@ class Shard:
         slow_down: bool = False,
         total: bool = False,
     ) -> None:
-        self.weights, self.own, self.workers, self.spare = weights, step, workers, spare
-        self.max_staleness, self.window, self.window_seconds = max_staleness, window, window_seconds
-        self.slow_down, self.total = slow_down, total
+        self.weights = weights
+        self.own = step
+        self.workers = workers
+        self.spare = spare
+        self.max_staleness = max_staleness
+        self.window = window
+        self.window_seconds = window_seconds
+        self.slow_down = slow_down
+        self.total = total
         self.version = 0
         self.heard: dict[int, tuple[int, int]] = {}  # of every worker its incarnation and last sequence taken in
         self.waiting: list[Push] = []
@@ -107,7 +113,8 @@ class Shard:
         factor = 1.0 / max(1, max(ages)) if self.slow_down else 1.0
         self.own(self.joined([push.gradient for push in pushes]), factor)
         self.version += 1
-        self.waiting, self.since = [], float("inf")
+        self.waiting = []
+        self.since = float("inf")
         return True
 
     def joined(self, gradients: list[Tensor]) -> Tensor:
@@ -125,7 +132,8 @@ class Shard:
     def release(self) -> None:
         """No step is coming for a while: what waits for one is done without."""
         self.refused["stale"] += len(self.waiting)
-        self.waiting, self.since = [], float("inf")
+        self.waiting = []
+        self.since = float("inf")
 
     def excuse(self, worker: int) -> None:
         """One has waited long enough for a step: what it brought is done without."""

@@ -16,7 +16,8 @@ from torch import Tensor
 from qfleet.sync.comm import BlockingComm, CommLost
 from qfleet.system.shared_memory import SharedMemory
 
-WORD, ALIGN = b".", 64
+WORD = b"."
+ALIGN = 64
 
 
 class SharedComm(BlockingComm):
@@ -32,7 +33,11 @@ class SharedComm(BlockingComm):
         slot_bytes: int,
         limit_seconds: float,
     ) -> None:
-        self.region, self.lines, self.rank, self.size, self.sent_bytes = region, lines, rank, size, 0
+        self.region = region
+        self.lines = lines
+        self.rank = rank
+        self.size = size
+        self.sent_bytes = 0
         whole = torch.from_numpy(np.frombuffer(region.view, np.uint8, (size + 1) * slot_bytes))
         *self.slots, self.result = whole.view(size + 1, slot_bytes)
         self.slot_bytes = slot_bytes
@@ -70,7 +75,8 @@ class SharedComm(BlockingComm):
             seen = [numbers(slot, piece) for slot in self.slots]
             seen[self.rank].copy_(piece)
             self.meet()
-            begin, end = len(piece) * self.rank // self.size, len(piece) * (self.rank + 1) // self.size
+            begin = len(piece) * self.rank // self.size
+            end = len(piece) * (self.rank + 1) // self.size
             part = numbers(self.result, piece)[begin:end]
             torch.add(seen[0][begin:end], seen[1][begin:end], out=part)
             for other in seen[2:]:

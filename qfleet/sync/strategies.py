@@ -37,7 +37,9 @@ class Allreduce:
     """
 
     def __init__(self, step: Step, average: CodedMean, *, total: bool = False, buckets: Buckets | None = None) -> None:
-        self.own, self.average, self.factor = step, average, average.comm.size if total else 1
+        self.own = step
+        self.average = average
+        self.factor = average.comm.size if total else 1
         self.buckets = buckets
 
     def step(self, gradients: list[Tensor]) -> float:
@@ -61,7 +63,9 @@ class OptimizerSteps:
     """
 
     def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor]) -> None:
-        self.own, self.average, self.weights = step, average, weights
+        self.own = step
+        self.average = average
+        self.weights = weights
         self.agreed = flat(weights)
 
     def step(self, gradients: list[Tensor]) -> float:
@@ -95,8 +99,13 @@ class Local:
         outer_rate: float | None = None,
         outer_momentum: float = 0.9,
     ) -> None:
-        self.own, self.average, self.weights, self.moments, self.every = step, average, weights, moments, every
-        self.outer_rate, self.outer_momentum = outer_rate, outer_momentum
+        self.own = step
+        self.average = average
+        self.weights = weights
+        self.moments = moments
+        self.every = every
+        self.outer_rate = outer_rate
+        self.outer_momentum = outer_momentum
         self.anchor = self.begun = flat(weights)
         self.velocity = torch.zeros_like(self.anchor)
         self.steps = 0
@@ -130,7 +139,10 @@ class Easgd:
     """
 
     def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
-        self.own, self.average, self.weights, self.every = step, average, weights, every
+        self.own = step
+        self.average = average
+        self.weights = weights
+        self.every = every
         self.alpha = pull / average.comm.size
         self.centre = flat(weights)
         self.steps = 0
@@ -165,7 +177,11 @@ class Admm:
         rho: float,
         tell: Tell = lambda kind, **fields: None,
     ) -> None:
-        self.own, self.average, self.weights, self.every, self.rho = step, average, weights, every, rho
+        self.own = step
+        self.average = average
+        self.weights = weights
+        self.every = every
+        self.rho = rho
         self.tell = tell
         self.consensus = flat(weights)
         self.said = self.consensus.clone()  # x + u, of which the consensus is the mean
@@ -184,9 +200,12 @@ class Admm:
 
     def meet(self) -> None:
         """Agree anew."""
-        own, before, comm = flat(self.weights), self.consensus, self.average.comm
+        own = flat(self.weights)
+        before = self.consensus
+        comm = self.average.comm
         # As the change since the last time: what a codec leaves out of that is sent later, and counted once.
-        said, self.said = self.said, own + self.dual
+        said = self.said
+        self.said = own + self.dual
         self.consensus = before + self.average(self.said - said)
         self.dual = self.dual + own - self.consensus
         place(self.consensus, self.weights)
@@ -212,12 +231,17 @@ class Gossip:
     """D-PSGD (Lian et al. 2017): a step, then the mean with the two neighbours on a ring; moments are one's own."""
 
     def __init__(self, step: Step, comm: Comm, weights: Sequence[Tensor]) -> None:
-        self.own, self.comm, self.weights = step, comm, weights
+        self.own = step
+        self.comm = comm
+        self.weights = weights
 
     def step(self, gradients: list[Tensor]) -> float:
         """Hear both neighbours; two learners are each other's only one."""
-        norm, own, comm = self.own(gradients), flat(self.weights), self.comm
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        norm = self.own(gradients)
+        own = flat(self.weights)
+        comm = self.comm
+        right = (comm.rank + 1) % comm.size
+        left = (comm.rank - 1) % comm.size
         total = own + comm.swap(own, right, left)
         if comm.size > 2:
             total = total + comm.swap(own, left, right)

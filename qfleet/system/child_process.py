@@ -24,7 +24,8 @@ LOG_BYTES = 1_000_000
 PRELOADED: list[str] = []  # by the fork server
 # Any text switches Python's safe path on. This one says that it is for a child's start only: programs that an
 # environment starts later are none of ours, and find their modules as always.
-SAFE_PATH, AT_START = "PYTHONSAFEPATH", "qfleet-start"
+SAFE_PATH = "PYTHONSAFEPATH"
+AT_START = "qfleet-start"
 if os.environ.get(SAFE_PATH) == AT_START:
     del os.environ[SAFE_PATH]  # this is such a child
 HOME = Path(__file__).resolve().parents[2]  # where the package lies

@@ -9,8 +9,10 @@ class RestartBudget:
     def __init__(
         self, limit: int, window_seconds: float = 600.0, *, first_delay: float = 0.1, largest_delay: float = 10.0
     ) -> None:
-        self.limit, self.window_seconds = limit, window_seconds
-        self.first_delay, self.largest_delay = first_delay, largest_delay
+        self.limit = limit
+        self.window_seconds = window_seconds
+        self.first_delay = first_delay
+        self.largest_delay = largest_delay
         self.ready_at = float("-inf")  # when it may be tried again
         self.spent = False  # for good
         self.faults: deque[float] = deque()  # when, within the window

@@ -47,7 +47,8 @@ class Counter:
     def write(self, value: int) -> None:
         """Replace what the reader sees."""
         self.known = value
-        self.words[0], self.words[1] = value, value ^ INVERT
+        self.words[0] = value
+        self.words[1] = value ^ INVERT
 
 
 class Ring:
@@ -59,11 +60,15 @@ class Ring:
     def __init__(
         self, slots: int, slot_bytes: int, *, compress: Collection[str] = (), region: SharedMemory | None = None
     ) -> None:
-        self.slots, self.slot_bytes, self.compress, self.freight = slots, slot_bytes, compress, SentBytes()
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        self.compress = compress
+        self.freight = SentBytes()
         size = lines(slot_bytes)
         self.region = region or SharedMemory(2 * LINE + slots * size)
         view = self.region.view
-        self.written, self.taken = Counter(view), Counter(view[LINE:])
+        self.written = Counter(view)
+        self.taken = Counter(view[LINE:])
         starts = [2 * LINE + slot * size for slot in range(slots)]
         self.memory = [view[start : start + slot_bytes] for start in starts]
         self.numbers = [view[start : start + 8 * (NUMBER_WORD + 1)].cast("Q") for start in starts]
@@ -107,7 +112,8 @@ class Ring:
 
     def close(self) -> None:
         """Let go of the memory."""
-        self.memory, self.numbers = [], []
+        self.memory = []
+        self.numbers = []
         self.written.words.release()
         self.taken.words.release()
         self.region.close()
@@ -121,7 +127,8 @@ class RolloutRing:
     """A Channel between two processes: rollouts of at most `rows` rows through a ring of its own."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = ()) -> None:
-        self.spec, self.lanes = spec, lanes
+        self.spec = spec
+        self.lanes = lanes
         self.ring = Ring(slots, rollout_bytes(spec, lanes, rows), compress=compress)
 
     def put(self, rollout: Rollout) -> bool:
@@ -150,7 +157,8 @@ class SharedCounters:
     """Counters of every worker, which the driver looks at; each is written by its worker alone."""
 
     def __init__(self, names: Sequence[str], workers: int, *, region: SharedMemory | None = None) -> None:
-        self.names, self.workers = tuple(names), workers
+        self.names = tuple(names)
+        self.workers = workers
         width = lines(8 * len(self.names))
         self.region = region or SharedMemory(workers * width)
         self.table = np.frombuffer(self.region.view, np.int64).reshape(workers, width // 8)

@@ -8,7 +8,9 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 # Constants of Linux, which other systems' modules lack.
-_ADD_SEALS, _SEALS = 1033, 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
+# no more seals, no shrinking, no growing
+_ADD_SEALS = 1033
+_SEALS = 0x0001 | 0x0002 | 0x0004
 
 LINE = 128  # bytes that no two writers share: a cache line, and its neighbour that is fetched along
 
@@ -69,7 +71,9 @@ class SharedMemory:
         except BaseException:
             os.close(fd)
             raise
-        self._fd, self.size, self._view = fd, size, memoryview(self._memory)
+        self._fd = fd
+        self.size = size
+        self._view = memoryview(self._memory)
 
 
 def _create(size: int) -> int:

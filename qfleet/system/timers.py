@@ -12,7 +12,10 @@ class Compilers:
     __slots__ = ("begun", "clock", "depth", "spent")
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
-        self.clock, self.begun, self.depth, self.spent = clock, 0, 0, 0
+        self.clock = clock
+        self.begun = 0
+        self.depth = 0
+        self.spent = 0
 
     def __enter__(self) -> None:
         """Something is compiled; what that needs may be compiled within."""
@@ -35,10 +38,14 @@ class Lap:
     __slots__ = ("begun", "clock", "compiled", "spent")
 
     def __init__(self, clock: Callable[[], int]) -> None:
-        self.clock, self.begun, self.compiled, self.spent = clock, 0, 0, 0
+        self.clock = clock
+        self.begun = 0
+        self.compiled = 0
+        self.spent = 0
 
     def __enter__(self) -> None:
-        self.begun, self.compiled = self.clock(), COMPILERS.spent
+        self.begun = self.clock()
+        self.compiled = COMPILERS.spent
 
     def __exit__(self, *_: object) -> None:
         self.spent += self.clock() - self.begun - (COMPILERS.spent - self.compiled)
@@ -48,11 +55,22 @@ class Stopwatch:
     """A lap for each stage: `with watch.update: ...`. What no lap covers is in `wall` alone."""
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
-        self.clock, self.began, self.compiled = clock, clock(), COMPILERS.spent
-        self.env, self.infer = Lap(clock), Lap(clock)  # stepping the worlds, choosing actions
-        self.insert, self.sample = Lap(clock), Lap(clock)  # experience into the replay, batches out of it
-        self.update, self.sync = Lap(clock), Lap(clock)  # learning, and showing the new weights
-        self.save, self.eval, self.idle = Lap(clock), Lap(clock), Lap(clock)  # idle: nothing to learn from yet
+        self.clock = clock
+        self.began = clock()
+        self.compiled = COMPILERS.spent
+        # stepping the worlds, choosing actions
+        self.env = Lap(clock)
+        self.infer = Lap(clock)
+        # experience into the replay, batches out of it
+        self.insert = Lap(clock)
+        self.sample = Lap(clock)
+        # learning, and showing the new weights
+        self.update = Lap(clock)
+        self.sync = Lap(clock)
+        # idle: nothing to learn from yet
+        self.save = Lap(clock)
+        self.eval = Lap(clock)
+        self.idle = Lap(clock)
 
     def read(self) -> dict[str, int]:
         """Nanoseconds by stage, and `wall`: all since the beginning."""

@@ -21,7 +21,8 @@ class Constant(gym.Env[Array, Any]):
     def __init__(self, limit: int = 10) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self._limit, self._step = limit, 0
+        self._limit = limit
+        self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
         """Begin again."""
@@ -47,8 +48,10 @@ class Counting(gym.Env[Array, Any]):
     def __init__(self, lengths: tuple[int, ...] = (3, 5, 1, 4), num_actions: int = 3) -> None:
         self.observation_space = spaces.Box(0.0, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(num_actions)
-        self._lengths, self._copy = lengths, Counting.made
-        self._episode, self._step = -1, 0
+        self._lengths = lengths
+        self._copy = Counting.made
+        self._episode = -1
+        self._step = 0
         self.seeds: list[int | None] = []
         self.actions: list[int] = []
         Counting.made += 1
@@ -58,7 +61,8 @@ class Counting(gym.Env[Array, Any]):
         super().reset(seed=seed)
         if seed not in self.seeds:
             self.seeds.append(seed)
-        self._episode, self._step = self.seeds.index(seed), 0
+        self._episode = self.seeds.index(seed)
+        self._step = 0
         return self._obs(), {}
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
@@ -81,12 +85,14 @@ class Random(gym.Env[Array, Any]):
     def __init__(self, num_actions: int = 4) -> None:
         self.observation_space: spaces.Space[Any] = spaces.Box(-np.inf, np.inf, (self.size,), np.float32)
         self.action_space: spaces.Space[Any] = spaces.Discrete(num_actions)
-        self._place, self._step = np.zeros(self.size, np.float32), 0
+        self._place = np.zeros(self.size, np.float32)
+        self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Back to the middle."""
         super().reset(seed=seed)
-        self._place, self._step = self._draw(0.1), 0
+        self._place = self._draw(0.1)
+        self._step = 0
         return self._show(), self._info()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
@@ -151,7 +157,8 @@ class NotFinite(Random):
 
     def __init__(self, field: str = "obs", at: int = 3) -> None:
         super().__init__()
-        self._field, self._at = field, at
+        self._field = field
+        self._at = at
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         """As ever, but for one step."""
@@ -203,12 +210,16 @@ class Traced(gym.Env[Array, Any]):
     def __init__(self, every: int = 1, at: int = 2, fault: str = "") -> None:
         self.observation_space = spaces.Box(0.0, np.inf, (3,), np.float32)
         self.action_space = spaces.Discrete(3)
-        self._every, self._at, self._fault = every, at, fault
-        self._seed, self._step = 0, 0
+        self._every = every
+        self._at = at
+        self._fault = fault
+        self._seed = 0
+        self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
         """Begin the episode that the seed stands for."""
-        self._seed, self._step = seed or 0, 0
+        self._seed = seed or 0
+        self._step = 0
         return self._answer()[0], {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
@@ -230,7 +241,8 @@ class Traced(gym.Env[Array, Any]):
         return seed >> 16, seed & 0xFFFF, step
 
     def _answer(self) -> tuple[Any, Any]:
-        obs, reward = np.array(self.shown(self._seed, self._step), np.float32), float(self._step)
+        obs = np.array(self.shown(self._seed, self._step), np.float32)
+        reward = float(self._step)
         if self._step == self._at and (self._seed >> 2) % self._every == 0:
             return self._fail(obs, reward)
         return obs, reward
@@ -243,7 +255,8 @@ class Breaking(Traced):
     """Raises, and from then on in every reset; with fault="exit", SystemExit."""
 
     def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
-        self._every, self._at = 1, 0
+        self._every = 1
+        self._at = 0
         if self._fault == "exit":
             sys.exit("the toy has had enough")
         raise ZeroDivisionError("the toy broke")

@@ -23,7 +23,8 @@ class RecordedSource:
     """A feed whose batches and updates are written down."""
 
     def __init__(self, feed: BatchSource, history: HistoryLog) -> None:
-        self.feed, self.history = feed, history
+        self.feed = feed
+        self.history = history
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.feed, name)
@@ -40,7 +41,8 @@ class RecordedSource:
         """It was learned from."""
         self.feed.learned(batch, priority)
         if isinstance(self.feed, ReplaySource):
-            gate, steps = self.feed.gate, self.feed.steps
+            gate = self.feed.gate
+            steps = self.feed.steps
             self.history.note("learner", "update", number=gate.updates, env_steps=steps, forgiven=gate.forgiven)
 
 
@@ -48,8 +50,11 @@ class AsyncLoop:
     """Turns the learner of a line whose actors are a fleet."""
 
     def __init__(self, line: Components, fleet: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None) -> None:
-        self.line, self.fleet, self.shelf = line, fleet, LatestWeights()
-        self.watch, self.heard = watch or Stopwatch(), False  # `heard`: has a rollout come yet?
+        self.line = line
+        self.fleet = fleet
+        self.shelf = LatestWeights()
+        self.watch = watch or Stopwatch()
+        self.heard = False  # `heard`: has a rollout come yet?
         feed = RecordedSource(line.feed, fleet.history) if fleet.keeps_history else line.feed
         self.learner = learning(line.learner, feed, RolloutQueue(1), self.shelf, skipped=skipped, watch=self.watch)
         # From the first moment on: an evaluation may come before the first step.

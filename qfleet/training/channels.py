@@ -29,11 +29,13 @@ class LatestWeights:
     """A Board that passes weights by reference: reader and writer share them."""
 
     def __init__(self) -> None:
-        self.version, self.weights = 0, None
+        self.version = 0
+        self.weights = None
 
     def publish(self, version: int, weights: Any) -> None:
         """Replace what readers see."""
-        self.version, self.weights = version, weights
+        self.version = version
+        self.weights = weights
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:
         """The newest weights, if they are newer."""

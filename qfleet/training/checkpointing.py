@@ -48,7 +48,9 @@ class Checkpointer:
     """Saves a line into a run's checkpoints and brings it back."""
 
     def __init__(self, checkpoints: Checkpoints, line: Components, versions: dict[str, str]) -> None:
-        self.checkpoints, self.line, self.versions = checkpoints, line, versions
+        self.checkpoints = checkpoints
+        self.line = line
+        self.versions = versions
         self.last: Checkpoint | None = None
         self.previous: Checkpoint | None = None  # the one before the last
         self.told: State = {}  # by the last checkpoint
@@ -82,7 +84,8 @@ class Checkpointer:
 
     def require_space(self) -> None:
         """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
-        learner, replay = self.line.learner, self.line.feed.replay
+        learner = self.line.learner
+        replay = self.line.feed.replay
         weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
         bundles = self.line.plan.learners.num if has_bundles(self.line.plan) else 1
         rows = bundles * replay.store.rows * replay.store.lanes * replay.store.row_bytes

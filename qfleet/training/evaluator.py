@@ -15,7 +15,8 @@ class Evaluator:
     """Evaluates a policy; the validation world is kept between calls."""
 
     def __init__(self, plan: Plan, make: EnvMaker | None = None) -> None:
-        self.plan, self.make = plan, make
+        self.plan = plan
+        self.make = make
         self.validation: World | None = None
 
     def world(self, stream: int, episodes: int) -> World:

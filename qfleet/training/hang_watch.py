@@ -28,7 +28,8 @@ def watching(asked: StopRequest, step_seconds: float, folder: Path, warn: Callab
     if heartbeat.is_attached() or threading.current_thread() is not threading.main_thread():
         yield
         return
-    over, main = threading.Event(), threading.get_ident()
+    over = threading.Event()
+    main = threading.get_ident()
     hangs = HangWarnings(asked, step_seconds, folder, warn, main)
     thread = threading.Thread(target=hangs.look_until, args=(over,), name="qfleet-hangs", daemon=True)
     thread.start()
@@ -45,7 +46,11 @@ class HangWarnings:
     def __init__(
         self, asked: StopRequest, step_seconds: float, folder: Path, warn: Callable[[str], object], main: int
     ) -> None:
-        self.asked, self.step_seconds, self.folder, self.warn, self.main = asked, step_seconds, folder, warn, main
+        self.asked = asked
+        self.step_seconds = step_seconds
+        self.folder = folder
+        self.warn = warn
+        self.main = main
         self.call: tuple[int, int, int] | None = None
         self.since = self.asked_since = 0.0
         self.warned = False
@@ -59,7 +64,9 @@ class HangWarnings:
         """Say that a call hangs, and leave if that is asked for."""
         call = heartbeat.present_call()
         if call != self.call:
-            self.call, self.since, self.warned = call, now, False
+            self.call = call
+            self.since = now
+            self.warned = False
         self.asked_since = self.asked_since or now if self.asked.name in LEAVING else 0.0
         if call is None:
             return

@@ -18,10 +18,13 @@ class InlineLoop:
     """Turns one actor and one learner."""
 
     def __init__(self, line: Components, skipped: int = 0, watch: Stopwatch | None = None) -> None:
-        actor, self.watch = line.actor, watch or Stopwatch()
+        actor = line.actor
+        self.watch = watch or Stopwatch()
         if not isinstance(actor, Actor):
             raise TypeError(f"inline turns one actor, not a {type(actor).__name__}")
-        self.line, self.channel, self.board = line, RolloutQueue(1), LatestWeights()
+        self.line = line
+        self.channel = RolloutQueue(1)
+        self.board = LatestWeights()
         parts = (line.learner, line.feed, self.channel, self.board)
         self.learner = learning(*parts, lambda: actor.in_flight, skipped, self.watch)
         self.actor = acting(actor, self.channel, self.board, watch=self.watch)

@@ -55,7 +55,8 @@ def with_spans(state: State, replay: Replay) -> State:
     """A replay's state with the rows of each group of lanes; all lanes were in step, and windows began at strides."""
     if "spans" in state:
         return state
-    row, stride = saved_count(state, "row"), replay.cut.stride
+    row = saved_count(state, "row")
+    stride = replay.cut.stride
     first = saved_numbers(state, "first", (replay.lanes,), max(0, row - replay.store.rows), row)
     spans = [[0, replay.lanes, saved_count(state, "first_row", row), row]]
     return {**state, "spans": spans, "first": -(-first // stride) * stride}

@@ -13,7 +13,8 @@ from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Sync
 from qfleet.watch.run_files import read_json, write_json
 
-WANTED, TAKEN = "wanted.json", "wanted.taken.json"
+WANTED = "wanted.json"
+TAKEN = "wanted.taken.json"
 
 
 class SyncRequest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,5 +60,6 @@ def now(folder: Path, plan: Plan) -> Plan:
     said = read_json(folder / "status.json").get("together")
     if said is None:
         return plan
-    found, learners = as_wish(said), plan.learners
+    found = as_wish(said)
+    learners = plan.learners
     return replace(plan, sync=found.sync, learners=replace(learners, num=found.learners))

@@ -57,9 +57,15 @@ class RunLog:
         require_folder: Callable[[], None] = lambda: None,
     ) -> None:
         self.require_folder = require_folder  # raises once the folder was renamed or removed
-        self.line, self.plan, self.folder, self.book = line, line.plan, folder, TrainState()
-        self.watcher, self.callbacks, self.clock = watcher, list(callbacks), clock
-        self.rows, self.events = RowLog(folder / "metrics.jsonl"), EventLog(folder / "events.jsonl")
+        self.line = line
+        self.plan = line.plan
+        self.folder = folder
+        self.book = TrainState()
+        self.watcher = watcher
+        self.callbacks = list(callbacks)
+        self.clock = clock
+        self.rows = RowLog(folder / "metrics.jsonl")
+        self.events = EventLog(folder / "events.jsonl")
         self.warnings: list[str] = []
         self.kept_out: Row = {}  # the last share that a filter told
         self.stop_asked = False  # by a callback
@@ -138,7 +144,8 @@ class RunLog:
         """Before a checkpoint, which counts the rows: write those that wait, or answer what is missing."""
         with suppress(StorageError):
             self.write_rows()
-        missing, self.dropped = self.dropped + len(self.waiting), 0
+        missing = self.dropped + len(self.waiting)
+        self.dropped = 0
         self.waiting.clear()  # a later row would stand behind what the checkpoint counts
         return [f"metrics.jsonl lacks rows that were refused: {missing}"] if missing else []
 
@@ -156,7 +163,8 @@ class RunLog:
         steps_per_second, updates_per_second = self.speed()
         self.row_mark = (self.clock(), self.steps, self.updates)
         news = self.line.feed.news()
-        self.lag, self.age = book.take_lag(), news.get("replay_age")
+        self.lag = book.take_lag()
+        self.age = news.get("replay_age")
         self.emit(
             "progress",
             steps_per_second=round(steps_per_second, 1),
@@ -202,7 +210,8 @@ class RunLog:
 
     def snapshot(self) -> Row:
         """What a live display shows."""
-        book, (steps_per_second, updates_per_second) = self.book, self.speed()
+        book = self.book
+        (steps_per_second, updates_per_second) = self.speed()
         return {
             "env_steps": self.steps,
             "until_steps": self.plan.until.steps,
@@ -259,7 +268,8 @@ class RunLog:
 
     def note_learner(self, event: Row) -> None:
         """Somebody came, left or was lost among the learners; what is lost is worth a word on the screen."""
-        kind, fields = event["kind"], {name: value for name, value in event.items() if name != "kind"}
+        kind = event["kind"]
+        fields = {name: value for name, value in event.items() if name != "kind"}
         self.events.event(kind, env_steps=self.steps, **fields)
         if kind == "learner_lost":
             self.note_lost_learner(event)

@@ -69,7 +69,8 @@ def weights_of(
 
 def best_step(folder: Path) -> int | None:
     """The step of the best checkpoint, if the run was evaluated; both files that say so may be missing."""
-    noted, status = read_json(folder / "best.json").get("step"), read_json(folder / "status.json").get("best")
+    noted = read_json(folder / "best.json").get("step")
+    status = read_json(folder / "status.json").get("best")
     told = status.get("env_steps") if isinstance(status, dict) else None
     steps = [step for step in (noted, told) if isinstance(step, int) and 0 <= step < 10**12]
     return steps[0] if steps else None

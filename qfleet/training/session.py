@@ -122,7 +122,8 @@ def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
 
 def make_course(line: Components, diary: RunLog, env: EnvMaker | None, asked: StopRequest) -> Trainer:
     """The course of a line, with its judge and keeper."""
-    keep, events = line.plan.save.keep, diary.events.event
+    keep = line.plan.save.keep
+    events = diary.events.event
     checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
     keeper = Checkpointer(checkpoints, line, provenance(None)["versions"])
     if line.remote_actors is not None:

@@ -34,7 +34,9 @@ ENDINGS = {
 FORWARDED = tuple(signal.Signals[name] for name in ENDINGS)
 ENV_FAILED = 4
 MOST_OUTPUT_BYTES = 1_000_000
-STEP_SECONDS, MAKE_SECONDS = 30.0, 60.0  # after these a call is said to hang, unless the plan says otherwise
+# after these a call is said to hang, unless the plan says otherwise
+STEP_SECONDS = 30.0
+MAKE_SECONDS = 60.0
 END_FACTOR = 4  # times that, and the work is ended
 GRACE_SECONDS = 5.0  # that a call may go on after a signal asked the work to end, at least
 GRACE_FACTOR = 2  # times the longest call of that kind so far, if that is longer
@@ -44,7 +46,8 @@ LOOK_SECONDS = 0.1
 TELL_SECONDS = 0.3
 REAP_SECONDS = 2.0
 CONTINUE_SECONDS = 0.2  # after Ctrl-Z workers go on first: whoever waits for them with a limit finds their answers
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
@@ -74,7 +77,10 @@ class SupervisedProcess:
     """The process that does the work; with `adopts`, processes that lose their parent become children of ours."""
 
     def __init__(self, pid: int, heartbeat: Heartbeat, output: int, crash_log: int, *, adopts: bool) -> None:
-        self.pid, self.heartbeat, self.output, self.crash_log = pid, heartbeat, output, crash_log
+        self.pid = pid
+        self.heartbeat = heartbeat
+        self.output = output
+        self.crash_log = crash_log
         self.adopts = adopts
         self.status: int | None = None  # as waitpid gives it
         self.killed_by_us = False
@@ -149,7 +155,9 @@ class HangWatch:
     """Looks at a child again and again: does a call of an environment hang, and does it heed signals?"""
 
     def __init__(self, child: SupervisedProcess, asked: list[int], clock: Callable[[], float] = time.monotonic) -> None:
-        self.child, self.asked, self.clock = child, asked, clock
+        self.child = child
+        self.asked = asked
+        self.clock = clock
         self.since = self.looked_at = clock()
         self.call: tuple[int, int, int] | None = None
         self.asked_at: list[float] = []
@@ -158,14 +166,17 @@ class HangWatch:
 
     def look(self) -> ExitVerdict | None:
         """Why the child must be ended, if it must."""
-        now, call = self.clock(), self.child.heartbeat.call()
+        now = self.clock()
+        call = self.child.heartbeat.call()
         if now - self.looked_at > 10 * LOOK_SECONDS:  # it was this process that did not run
             self.since += now - self.looked_at
         self.looked_at = now
         self.asked_at += [now] * (len(self.asked) - len(self.asked_at))
         if call != self.call:
             self.remember(now - self.since)
-            self.call, self.since, self.warned = call, now, False
+            self.call = call
+            self.since = now
+            self.warned = False
         if len(self.asked_at) > 1 and now - self.asked_at[1] > AT_ONCE_SECONDS:
             return self.signalled("it was asked to leave at once")
         return None if call is None else self.judge(now - self.since, now)
@@ -238,7 +249,8 @@ def supervised(work: Callable[[], int], is_new_request: Callable[[], bool] = lam
     from qfleet.system.oom import oom_kills  # most commands need none of that room
 
     adopt_orphans()
-    not_ours, num_oom = descendants(os.getpid()), oom_kills()
+    not_ours = descendants(os.getpid())
+    num_oom = oom_kills()
     child = start(work)
     with forwarding(child, child.heartbeat, is_new_request) as asked, stopping(lambda: [child.pid]):
         verdict = wait(child, asked)
@@ -460,7 +472,8 @@ def descendants(pid: int, keep: Collection[int] = ()) -> list[int]:
     for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
         with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
             parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found, below = list[int](), {pid}
+    found = list[int]()
+    below = {pid}
     while below := {each for each, parent in parents.items() if parent in below and each not in keep}:
         found += below
     return found
@@ -471,7 +484,8 @@ def end_descendants(seconds: float = REAP_SECONDS, patience: float = TELL_SECOND
 
     Those to `keep` were there before the work began: a shell has started them (`Xvfb & exec qfleet train`).
     """
-    until, patience = time.monotonic() + seconds, time.monotonic() + patience
+    until = time.monotonic() + seconds
+    patience = time.monotonic() + patience
     while (left := descendants(os.getpid(), keep)) and time.monotonic() < until:
         if time.monotonic() > patience:  # some are just leaving by themselves
             send_all(left, signal.SIGKILL)

@@ -15,7 +15,9 @@ class RunTimes:
     """The stopwatch of this process, the gauges of actors elsewhere, and the marks that shares are counted from."""
 
     def __init__(self, line: Components) -> None:
-        self.line, self.watch, self.meter = line, Stopwatch(), Meter()
+        self.line = line
+        self.watch = Stopwatch()
+        self.meter = Meter()
         self.first = (line.steps, line.learner.updates)
         self.mark, self.actor_mark = self.watch.read(), self.actors()
 
@@ -58,9 +60,12 @@ class RunTimes:
 
     def take_shares(self) -> dict[str, dict[str, float]]:
         """Each stage's share of the time since this was last asked."""
-        now, theirs = self.watch.read(), self.actors()
-        spent, there = with_other(since(now, self.mark)), since(theirs, self.actor_mark)
-        self.mark, self.actor_mark = now, theirs
+        now = self.watch.read()
+        theirs = self.actors()
+        spent = with_other(since(now, self.mark))
+        there = since(theirs, self.actor_mark)
+        self.mark = now
+        self.actor_mark = theirs
         elsewhere = {"actor_stages": rounded(shares_of(there))} if there else {}
         return {"stages": rounded(shares_of(spent)), **elsewhere}
 

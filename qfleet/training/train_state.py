@@ -63,7 +63,8 @@ class TrainState:
         if "loss" in stats:
             self.loss_sum += stats["loss"]
             self.loss_count += 1
-            self.gradient_norm, self.value_mean = stats["gradient_norm"], stats["value_mean"]
+            self.gradient_norm = stats["gradient_norm"]
+            self.value_mean = stats["value_mean"]
             self.skipped_in_a_row = 0
         elif "skipped" in stats:
             self.skipped += 1
@@ -106,13 +107,15 @@ class TrainState:
     def take_loss(self) -> float | None:
         """Mean loss since it was last taken."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
-        self.loss_sum, self.loss_count = 0.0, 0
+        self.loss_sum = 0.0
+        self.loss_count = 0
         return mean
 
     def take_lag(self) -> float | None:
         """Mean lag of the policy since it was last taken, in updates."""
         mean = self.lag_sum / self.lag_count if self.lag_count else None
-        self.lag_sum, self.lag_count = 0, 0
+        self.lag_sum = 0
+        self.lag_count = 0
         return mean
 
     def state_dict(self) -> State:
@@ -121,7 +124,8 @@ class TrainState:
 
     def load_state_dict(self, state: State) -> None:
         """Take them back; what an older version did not count begins anew, but the best score is known."""
-        fresh, kinds = vars(TrainState()), kinds_of_fields()
+        fresh = vars(TrainState())
+        kinds = kinds_of_fields()
         known = {name: msgspec.convert(value, kinds[name]) for name, value in state.items() if name in kinds}
         for name in known:
             if kinds[name] is int:

@@ -31,7 +31,8 @@ from qfleet.training.signals import ENDINGS, StopRequest
 from qfleet.watch import write_file, write_json
 from qfleet.watch.run_files import unwritable
 
-ROLLBACKS, HEED_SECONDS = 3, 1.0
+ROLLBACKS = 3
+HEED_SECONDS = 1.0
 # Events among learners after which no seed decides this run.
 TELLING = {
     "learner_lost": "a learner was lost",
@@ -51,15 +52,25 @@ class Trainer:
     def __init__(
         self, line: Components, judge: Evaluator, keeper: Checkpointer, diary: RunLog, asked: StopRequest
     ) -> None:
-        self.line, self.judge, self.keeper, self.diary, self.asked = line, judge, keeper, diary, asked
-        self.plan, self.book, self.clock = line.plan, diary.book, diary.clock
+        self.line = line
+        self.judge = judge
+        self.keeper = keeper
+        self.diary = diary
+        self.asked = asked
+        self.plan = line.plan
+        self.book = diary.book
+        self.clock = diary.clock
         self.folder: Path = diary.folder
         self.runtime: Runtime | None = None  # made when the run begins, or begins again
         self.steering = PlateauControl(line, self.book)
         self.history: HistoryLog = NoHistory() if line.remote_actors is None else line.remote_actors.history
-        self.tried_at, self.tried_steps, self.save_seconds = self.clock(), 0, 0.0
+        self.tried_at = self.clock()
+        self.tried_steps = 0
+        self.save_seconds = 0.0
         self.heeded_at = 0.0
-        self.switches, self.scheduled = switches(self.plan), line.learner.updates  # the updates it was looked at after
+        # the updates it was looked at after
+        self.switches = switches(self.plan)
+        self.scheduled = line.learner.updates
         self.bests: dict[int, int] = {}  # for each kept checkpoint, the step of the best one it names
 
     @property
@@ -145,7 +156,8 @@ class Trainer:
 
     def follow_schedule(self) -> None:
         """Agree in another way, if the plan says so of as many updates as were made."""
-        before, self.scheduled = self.scheduled, self.line.learner.updates
+        before = self.scheduled
+        self.scheduled = self.line.learner.updates
         due = [switch for switch in self.switches if before < switch.updates <= self.scheduled]
         if due and self.line.partners is not None:
             self.agree(self.line.partners, due[-1].sync)
@@ -202,7 +214,9 @@ class Trainer:
     def judge_now(self) -> None:
         """Judge the policy, and commit it if it is the best so far."""
         self.line.rest()  # what is committed shall be what was judged, at the same step
-        best, before, is_best = self.book.best, self.book.judged_steps, self.validate()
+        best = self.book.best
+        before = self.book.judged_steps
+        is_best = self.validate()
         if self.book.judged_steps == self.steps and self.book.last_eval is not None:
             self.steer(self.book.last_eval["mean"])
             if self.due(self.plan.population.every_steps, before):
@@ -212,7 +226,8 @@ class Trainer:
 
     def lose_best(self, before: Row | None) -> None:
         """The newest best policy could not be saved: the one before stays the best, and the run says so."""
-        lost, self.book.best = self.book.best or {}, before
+        lost = self.book.best or {}
+        self.book.best = before
         self.doubt([f"the best policy so far, {lost['mean']:g} at step {lost['env_steps']}, could not be saved"])
 
     def steer(self, score: float) -> None:
@@ -240,7 +255,8 @@ class Trainer:
 
     def judged(self, *, everyone: bool) -> Row | None:
         """A validation, unless it is cut short: of a population that of its best member, who leads from now on."""
-        learner, stop = self.line.learner, self.interrupted
+        learner = self.line.learner
+        stop = self.interrupted
         if not (isinstance(learner, PopulationLearner) and everyone):
             return self.judge.validate(self.line.policy, stop=stop)
         found = [self.judge.validate(policy, stop=stop) for policy in self.line.policies]
@@ -287,7 +303,8 @@ class Trainer:
 
     def save_due(self) -> bool:
         """Often enough by steps or seconds, but never more than the plan's share of the time."""
-        save, now = self.plan.save, self.clock()
+        save = self.plan.save
+        now = self.clock()
         wanted = self.due(save.every_steps, self.tried_steps) or now - self.tried_at >= save.every_seconds
         return wanted and self.save_seconds <= save.max_share * (now - self.tried_at)
 
@@ -353,7 +370,8 @@ class Trainer:
         if missing := self.diary.rows.cut(int(meta["rows"])):
             self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.diary.go_on(float(meta["seconds"]))
-        self.tried_at, self.tried_steps = self.clock(), self.steps
+        self.tried_at = self.clock()
+        self.tried_steps = self.steps
         self.scheduled = self.line.learner.updates
         self.write_best()
         self.note_inexact(int(lost.sum()))
@@ -449,7 +467,8 @@ class Trainer:
 
     def replace_replay(self, cause: ReplayLost) -> None:
         """Go on from the last commit with another process for the replay."""
-        steps, rollbacks = self.steps, self.book.rollbacks
+        steps = self.steps
+        rollbacks = self.book.rollbacks
         self.restart_replay(cause)
         self.load()
         if rollbacks > self.book.rollbacks:  # the commit is from before them
@@ -505,7 +524,8 @@ class Trainer:
 
     def adopt_best(self) -> tuple[int, str]:
         """Give the policy the weights of the best checkpoint, if it can be read; its step, and what it is called."""
-        step, net = self.book.best["env_steps"] if self.book.best else self.steps, self.line.policy.net
+        step = self.book.best["env_steps"] if self.book.best else self.steps
+        net = self.line.policy.net
         before = arrays(net)
         try:
             found = self.keeper.checkpoints.load(step, whole=False)

@@ -57,7 +57,10 @@ def record(
 
 def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
     """The frames of so many episodes, MAX_FRAMES at most."""
-    now, last, done, frames = world.reset(), False, 0, 1
+    now = world.reset()
+    last = False
+    done = 0
+    frames = 1
     state = policy.blank(world.num)
     yield picture(world)
     while done < episodes and frames < MAX_FRAMES:

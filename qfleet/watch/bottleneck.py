@@ -107,7 +107,8 @@ def _world(plan: Plan, actors: Shares, cores: int) -> str:
 
 def _elsewhere(plan: Plan, cores: int) -> str:
     """Where environments could be stepped besides."""
-    envs, tries = plan.env.num, []
+    envs = plan.env.num
+    tries = []
     if atari(plan.env.id):
         if (plan.runtime.threads or 1) < cores:
             tries.append(f"runtime.threads={cores}")
@@ -190,7 +191,8 @@ def profile_of(
 ) -> dict[str, Any]:
     """Seconds and shares by stage and what they mean. `env_steps` and `updates` were made in that time."""
     spent = with_other(times)
-    shares, theirs = shares_of(spent), shares_of(actors)
+    shares = shares_of(spent)
+    theirs = shares_of(actors)
     found = diagnose(shares, plan, theirs, cores)
     profile: dict[str, Any] = {
         "wall_seconds": round(times["wall"] / NANO, 3),
@@ -232,7 +234,8 @@ def rounded(shares: Shares) -> dict[str, float]:
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
     """The whole table: stage, seconds, share of the time, and what a step and an update cost."""
-    steps, updates = profile["env_steps"], profile["updates"]
+    steps = profile["env_steps"]
+    updates = profile["updates"]
     lines = [f"{'stage':<8}{'seconds':>10}{'share':>8}{'per step':>12}{'per update':>12}"]
     for stage, seconds in [*profile["seconds"].items(), ("wall", profile["wall_seconds"])]:
         share = seconds / max(profile["wall_seconds"], 1e-9)
@@ -246,7 +249,8 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
 
 def parallel_line(profile: Mapping[str, Any]) -> str:
     """What it brings that learner and actors work side by side."""
-    work, wall = profile["work_seconds"], profile["wall_seconds"]
+    work = profile["work_seconds"]
+    wall = profile["wall_seconds"]
     return (
         f"speed-up {profile['speed_up']:.2f}x: {work:.2f} s of work, one after the other, in {wall:.2f} s; "
         f"parallel efficiency {profile['parallel_efficiency']:.0%}, with {profile['processes']} processes"

@@ -57,7 +57,8 @@ class Warnings:
     """Passes each warning on once."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say, self._said = say, set[str]()
+        self._say = say
+        self._said = set[str]()
 
     def hear(self, snapshot: Mapping[str, Any]) -> None:
         """Pass on those that are new."""
@@ -77,7 +78,8 @@ class PlainWatcher:
 
     def __init__(self, stream: SafeStream, clock: Clock = time.monotonic) -> None:
         self.every_seconds = PLAIN_EVERY_SECONDS
-        self._lines, self._clock = Lines(stream), clock
+        self._lines = Lines(stream)
+        self._clock = clock
         self._next = clock() + self.every_seconds
         self._warnings = Warnings(lambda warning: self._lines.say(f"warning: {warning}"))
 
@@ -120,7 +122,8 @@ class JsonWatcher:
 
     def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
-        self._stream, self._warnings = stream, Warnings(warn)
+        self._stream = stream
+        self._warnings = Warnings(warn)
 
     def note(self, text: str) -> None:
         """What takes a while before a run begins, beside the rows."""
@@ -146,7 +149,8 @@ class QuietWatcher:
 
     def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
         self.every_seconds = float("inf")
-        self._lines, self._warnings = Lines(stream), Warnings(warn)
+        self._lines = Lines(stream)
+        self._warnings = Warnings(warn)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Nothing yet."""

@@ -36,7 +36,10 @@ REDRAW_EVERY_SECONDS = 0.5
 WIDEST = 108  # wider lines are hard to follow with the eye
 MOST_POINTS = 2048
 MOST_WARNINGS = 3
-QUIET, STRONG, ACCENT, ALARM = "bright_black", "bold", "cyan", "yellow"
+QUIET = "bright_black"
+STRONG = "bold"
+ACCENT = "cyan"
+ALARM = "yellow"
 
 
 class Trend:
@@ -45,17 +48,20 @@ class Trend:
     def __init__(self) -> None:
         self.values: list[float] = []
         self._pairs = 1
-        self._sum, self._count = 0.0, 0
+        self._sum = 0.0
+        self._count = 0
 
     def add(self, value: float | None) -> None:
         """One more value; what is missing is passed over."""
         if value is None or value != value:
             return
-        self._sum, self._count = self._sum + float(value), self._count + 1
+        self._sum = self._sum + float(value)
+        self._count = self._count + 1
         if self._count < self._pairs:
             return
         self.values.append(self._sum / self._count)
-        self._sum, self._count = 0.0, 0
+        self._sum = 0.0
+        self._count = 0
         if len(self.values) >= MOST_POINTS:
             self.values = [(a + b) / 2 for a, b in zip(self.values[::2], self.values[1::2], strict=True)]
             self._pairs *= 2
@@ -67,7 +73,9 @@ class Screen:
     def __init__(self) -> None:
         self.info: Mapping[str, Any] = {}
         self.snapshot: Mapping[str, Any] = {}
-        self.returns, self.losses, self.scores = Trend(), Trend(), Trend()
+        self.returns = Trend()
+        self.losses = Trend()
+        self.scores = Trend()
         self.evaluation: Mapping[str, Any] | None = None
         self.ended = False
 
@@ -114,7 +122,8 @@ class Screen:
         return title
 
     def _bar(self, simple: bool) -> RenderableType:
-        done, until = self.snapshot.get("env_steps") or 0, self.snapshot.get("until_steps")
+        done = self.snapshot.get("env_steps") or 0
+        until = self.snapshot.get("until_steps")
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
@@ -126,8 +135,10 @@ class Screen:
         return grid
 
     def _learning(self, width: int, simple: bool) -> Table:
-        shot, grid = self.snapshot, _facts()
-        ramp, room = (SIMPLE_RAMP if simple else RAMP), max(8, width - 24)
+        shot = self.snapshot
+        grid = _facts()
+        ramp = SIMPLE_RAMP if simple else RAMP
+        room = max(8, width - 24)
         course = Text(sparkline(self.returns.values, room, ramp), style=ACCENT)
         grid.add_row("return", _text(number(shot.get("return_mean")), simple, STRONG), course)
         fall = [math.log10(max(loss, 1e-12)) for loss in self.losses.values]
@@ -146,7 +157,8 @@ class Screen:
         facts = self._state()
         pairs = list(zip(facts[::2], facts[1::2], strict=True))
         least = sum(max(len(each[side][part]) for each in pairs) for side in (0, 1) for part in (0, 1)) + 6
-        wide, grid = width >= 70, Table.grid(padding=(0, 2, 0, 0))
+        wide = width >= 70
+        grid = Table.grid(padding=(0, 2, 0, 0))
         if least > width and roomy:  # one below the other: values are never cut to save lines that are there
             pairs = [(fact, ("", "")) for fact in facts]
         for column in range(2):
@@ -158,7 +170,8 @@ class Screen:
 
     def _state(self) -> list[tuple[str, str]]:
         """How fast it goes, how long it takes and how it stands: names and values, in the order of two columns."""
-        shot, room = self.snapshot, self.snapshot.get("replay_capacity")
+        shot = self.snapshot
+        room = self.snapshot.get("replay_capacity")
         return [
             ("speed", f"{_whole(shot.get('steps_per_second'))} steps/s"),
             ("epsilon", number(shot.get("epsilon"))),
@@ -233,7 +246,8 @@ class LiveWatcher:
     ) -> None:
         self.every_seconds = REDRAW_EVERY_SECONDS
         self.screen = Screen()
-        self._clock, self._next = clock, 0.0
+        self._clock = clock
+        self._next = 0.0
         self._console = console or Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
         self._live: Live | None = None
         self._above = Warnings(lambda warning: self._say(f"! {warning}", ALARM))
@@ -288,7 +302,8 @@ class LiveWatcher:
 
     def _explain(self, text: str) -> None:
         """A long line, broken between words."""
-        simple, width = self._console.options.ascii_only, min(self._console.width, WIDEST)
+        simple = self._console.options.ascii_only
+        width = min(self._console.width, WIDEST)
         wrapped = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
         for line in wrapped.wrap(text):
             self._console.print(_text(line, simple, QUIET), soft_wrap=True)

@@ -30,7 +30,8 @@ MOST_CHARACTERS = 200  # of a name in a picture
 MOST_ROWS_KEPT = 100_000  # of a run: more than a picture can show
 DRAWN = ("kind", "split", "env_steps", "checkpoint", "loss", "steps_per_second", "return_mean", "mean", "low", "high")
 Points = tuple[list[float], list[float]]  # steps, returns
-INK, PALE = "#333333", "#E6E6E6"
+INK = "#333333"
+PALE = "#E6E6E6"
 STYLE: dict[Any, Any] = {
     "font.size": 12,
     "axes.edgecolor": "#999999",
@@ -283,7 +284,8 @@ def _draw_side(axes: "Axes", curves: list[Points], name: str, colour: str) -> No
     what = f"IQM of {runs}, 95 % interval" if len(curves) > 1 else runs
     middle = [each.value for each in found]
     axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{_text(name)} ({what})")
-    low, high = [each.low for each in found], [each.high for each in found]
+    low = [each.low for each in found]
+    high = [each.high for each in found]
     if len(curves) > 1:
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)  # type: ignore[arg-type]
 

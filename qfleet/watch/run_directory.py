@@ -66,7 +66,8 @@ def next_name(env_id: str, algorithm: str = "dqn") -> str:
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
     """Make the directory of a new run: the given name, or for cartpole-dqn-# the next free one, cartpole-dqn-0007."""
-    parent, name = local_path(out), next_name(env_id) if name is None else name
+    parent = local_path(out)
+    name = next_name(env_id) if name is None else name
     check_name(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +132,8 @@ def check_name(name: str) -> None:
 
 def find_run(name: str | Path, out: Path | str = "runs") -> Path:
     """A run by path, name, unique beginning of a name, or "latest"; a member as GROUP/MEMBER."""
-    text, parent = str(name), local_path(out)
+    text = str(name)
+    parent = local_path(out)
     if text == LATEST:
         return _latest(parent)
     found = [path for path in _places(text, parent) if is_run(path)]
@@ -145,7 +147,8 @@ def find_run(name: str | Path, out: Path | str = "runs") -> Path:
 
 def find_entry(name: str | Path, out: Path | str = "runs") -> Path:
     """A run or a group by path, name, unique beginning of a name, or "latest", which is the group of a member."""
-    text, parent = str(name), local_path(out)
+    text = str(name)
+    parent = local_path(out)
     if text == LATEST:
         run = _latest(parent)
         return run.parent if is_group(run.parent) else run
@@ -453,6 +456,7 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def diff_runs(a: Path | str, b: Path | str) -> list[tuple[str, Any, Any]]:
     """Where two plans differ: (path, value in a, value in b); None where one has no such setting."""
-    left, right = dotted(read_tables(Path(a))), dotted(read_tables(Path(b)))
+    left = dotted(read_tables(Path(a)))
+    right = dotted(read_tables(Path(b)))
     paths = [*left, *(path for path in right if path not in left)]
     return [(path, left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)]

@@ -91,7 +91,9 @@ def optimality_gap(scores: Array, threshold: float = 1.0) -> Array:
 
 def probability_of_improvement(ours: Array, theirs: Array) -> Array:
     """P(a run of ours beats a run of theirs), over tasks in the mean; a tie counts half (Mann and Whitney's U / mn)."""
-    a, b = ours[..., :, None, :], theirs[..., None, :, :]  # [..., Ra, 1, K], [..., 1, Rb, K]
+    # [..., Ra, 1, K], [..., 1, Rb, K]
+    a = ours[..., :, None, :]
+    b = theirs[..., None, :, :]
     wins = (a > b) + 0.5 * (a == b)
     return np.asarray(wins.mean(axis=(-3, -2)).mean(axis=-1))
 

@@ -47,7 +47,9 @@ class PlainGroup:
     """A line for each member that ends, and every 30 seconds one for those that run."""
 
     def __init__(self, stream: SafeStream, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lines, self._clock, self._next = Lines(stream), clock, clock() + PLAIN_EVERY_SECONDS
+        self._lines = Lines(stream)
+        self._clock = clock
+        self._next = clock() + PLAIN_EVERY_SECONDS
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Say what runs, where and how."""
@@ -142,7 +144,8 @@ class LiveGroup:
 
         self._console = Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
-        self._clock, self._next = clock, 0.0
+        self._clock = clock
+        self._next = 0.0
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Say what runs, then open the table."""
@@ -192,7 +195,8 @@ def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatche
 
 def introduction(info: Mapping[str, Any]) -> str:
     """What the group is."""
-    threads, num = info["threads"], len(info["members"])
+    threads = info["threads"]
+    num = len(info["members"])
     how = f"{num} seed{'s' * (num != 1)}, {info['jobs']} at once, {threads} thread{'s' * (threads != 1)} each"
     return f"{info['env']} · {how} · {info['group']}"
 
@@ -227,7 +231,8 @@ def table(members: Sequence[Member]) -> Any:
     for name in ("member", "state", "steps", "return", "evaluation", "steps/s"):
         shown.add_column(name, justify="left" if name in ("member", "state") else "right", no_wrap=True)
     for member in members:
-        steps, until = member.get("env_steps"), member.get("until_steps")
+        steps = member.get("env_steps")
+        until = member.get("until_steps")
         shown.add_row(
             member["name"],
             member["state"],

@@ -48,7 +48,8 @@ def interval(row: Mapping[str, Any]) -> str:
 
 def seconds_left(snapshot: Mapping[str, Any]) -> float | None:
     """How long until the planned number of steps, at the present speed."""
-    until, speed = snapshot.get("until_steps"), snapshot.get("steps_per_second")
+    until = snapshot.get("until_steps")
+    speed = snapshot.get("steps_per_second")
     if not until or not speed or not math.isfinite(speed):
         return None
     return max(0.0, float(until - (snapshot.get("env_steps") or 0)) / float(speed))
@@ -67,7 +68,8 @@ def sparkline(values: Sequence[float], width: int, ramp: str = RAMP) -> str:
         return ""
     edges = [index * num // columns for index in range(columns + 1)]
     heights = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(heights), max(heights)
+    low = min(heights)
+    high = max(heights)
     if high <= low:
         return ramp[len(ramp) // 2] * columns
     return "".join(ramp[min(len(ramp) - 1, int((x - low) / (high - low) * len(ramp)))] for x in heights)
@@ -115,7 +117,8 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
 
 def gate_words(snapshot: Mapping[str, Any]) -> list[str]:
     """What the learner is doing, by how old a policy the steps are chosen and how old they are when learned from."""
-    lag, age = snapshot.get("policy_lag"), snapshot.get("replay_age")
+    lag = snapshot.get("policy_lag")
+    age = snapshot.get("replay_age")
     return [
         *([str(snapshot["gate"])] if snapshot.get("gate") else []),
         *([f"lag {number(lag)}"] if lag is not None else []),

@@ -14,7 +14,9 @@ class Trace:
     """A row callback: profiles from the first row with updates to the first row that is `window` updates later."""
 
     def __init__(self, window: int = WINDOW_UPDATES) -> None:
-        self.window, self.first, self.last = window, 0, 0
+        self.window = window
+        self.first = 0
+        self.last = 0
         self.profiler: cProfile.Profile | None = None
         self.running = self.refused = False
 
@@ -30,7 +32,9 @@ class Trace:
 
     def begin(self, updates: int) -> None:
         """Look from here on, unless somebody else does."""
-        self.profiler, self.first, self.last = cProfile.Profile(), updates, updates
+        self.profiler = cProfile.Profile()
+        self.first = updates
+        self.last = updates
         try:
             self.profiler.enable()
             self.running = True

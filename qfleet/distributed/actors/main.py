@@ -31,7 +31,8 @@ from qfleet.system.timers import Stopwatch
 from qfleet.training.supervise import adopt_orphans, end_descendants
 
 LEAVE_SECONDS = 0.3  # for what environments have started
-NAP_SECONDS, TICK_SECONDS = 0.0005, 0.5
+NAP_SECONDS = 0.0005
+TICK_SECONDS = 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
 MOST_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
 # Of each part of a message: a pipe takes up to 4,096 bytes whole or not at all, so nobody stops in the middle of one.
@@ -107,10 +108,12 @@ def leave(number: int, frame: object) -> None:
 def act(post: ActorSetup) -> None:
     """Act until told to stop, or until nobody is left to act for."""
     torch.set_num_threads(1)
-    plan, board = msgspec.json.decode(post.plan, type=Plan), post.board
+    plan = msgspec.json.decode(post.plan, type=Plan)
+    board = post.board
     if isinstance(plan.runtime, InlineRuntime):
         raise TypeError("an actor with a process of its own has no place in an inline run")
-    device, members = board.device, range(plan.population.num)
+    device = board.device
+    members = range(plan.population.num)
     log = None if post.log is None else Path(post.log)
     with closing(make_own_world(plan, post.worker, post.incarnation, post.make, log)) as world:
         policy = one_policy([make_policy(plan, world.spec, device, post.torso, member) for member in members])
@@ -118,7 +121,8 @@ def act(post: ActorSetup) -> None:
         actor = make_actor(plan, world, policy, post.explore, **who, elapsed=lambda: board.numbers()["env_steps"])
         actor.start()
         wait_for_weights(post)
-        (channel, shown), watch = carriers(post), Stopwatch()
+        (channel, shown) = carriers(post)
+        watch = Stopwatch()
         for tick in acting(actor, channel, shown, plan.runtime.chunk_rows, watch):
             show_life(post, tick.busy, watch)
             if tick.stats:  # a rollout was handed over
@@ -134,9 +138,12 @@ class RecordedChannels:
     """A belt and a board whose use is written down."""
 
     def __init__(self, post: ActorSetup, history: History) -> None:
-        self.post, self.history = post, history
+        self.post = post
+        self.history = history
         self.who = {"worker": post.worker, "incarnation": post.incarnation}
-        self.noted, self.ticked_at = -1, 0.0  # the last sequence written down, and when it last said that it lives
+        # the last sequence written down, and when it last said that it lives
+        self.noted = -1
+        self.ticked_at = 0.0
 
     def tick(self) -> None:
         """Say about once a second that it lives."""

@@ -118,12 +118,20 @@ class ActorPool:
         keeps_history: bool = False,
     ) -> None:
         self.policy: Policy | PopulationPolicy = learning.policy
-        self.feed, self.explorer, self.site, self.supervisor = learning.feed, explorer, site, supervisor
-        self.workers, self.lanes, self.clock, self.until_steps = workers, lanes, clock, until_steps
+        self.feed = learning.feed
+        self.explorer = explorer
+        self.site = site
+        self.supervisor = supervisor
+        self.workers = workers
+        self.lanes = lanes
+        self.clock = clock
+        self.until_steps = until_steps
         self.history: HistoryLog = NoHistory()
-        self.keeps_history, self.opened = keeps_history, False
+        self.keeps_history = keeps_history
+        self.opened = False
         self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
-        self.ledger, self.pace = Ledger(workers), StragglerWatch()
+        self.ledger = Ledger(workers)
+        self.pace = StragglerWatch()
         self.hands: dict[int, ActorHandle] = {}
         self.next = 0  # whose turn it is to be asked first
         self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
@@ -149,7 +157,8 @@ class ActorPool:
 
     def settle(self, folder: Path, tell: Callable[..., object]) -> None:
         """The run has a folder now, for logs, and somebody who writes down what happens."""
-        self.site.folder, self.tell = folder, tell
+        self.site.folder = folder
+        self.tell = tell
         if self.keeps_history:
             self.history = History(folder / "history" / "learner.jsonl")
 
@@ -206,7 +215,8 @@ class ActorPool:
 
     def name_slow(self, now: float) -> None:
         """Tell of actors that bring in far less than the others; under back-pressure all are heard in turn: equal."""
-        sequences, incarnations = self.ledger.sequences, self.ledger.incarnations
+        sequences = self.ledger.sequences
+        incarnations = self.ledger.incarnations
         # All rollouts are equally long. The ledger counts those of this incarnation; none yet: it is starting.
         brought = {(worker, incarnations[worker]): sequences[worker] for worker in self.hands if sequences[worker]}
         for (worker, incarnation), share in self.pace.see(now, brought).items():
@@ -214,7 +224,8 @@ class ActorPool:
 
     def lose(self, fault: WorkerFault, seen: str = "") -> None:
         """An actor is gone: take in what it had handed over, and let nothing span the gap. `seen` is why, if known."""
-        worker, hand = fault.worker, self.hands.pop(fault.worker)
+        worker = fault.worker
+        hand = self.hands.pop(fault.worker)
         hand.end()
         before = self.feed.steps
         with suppress(ValueError):  # what makes no sense, and all behind it, is lost with the actor
@@ -298,7 +309,8 @@ class ActorPool:
     def news(self) -> State:
         """Episodes found in the rollouts of failed actors, and troubles of environments, once."""
         news = {"episodes": self.rescued, "faults": self.troubles}
-        self.rescued, self.troubles = [], []
+        self.rescued = []
+        self.troubles = []
         return news
 
     # At rest
@@ -310,7 +322,9 @@ class ActorPool:
     def load_state_dict(self, state: State) -> Array:
         """Come back. Everyone begins anew, as a later incarnation than any before; so every lane is lost."""
         self.dismiss()
-        self.rescued, self.troubles, self.lost_at = [], [], {}
+        self.rescued = []
+        self.troubles = []
+        self.lost_at = {}
         used = [max(pair) for pair in zip(self.ledger.incarnations, self.restored(state), strict=True)]
         self.supervisor.begin_anew(used)
         self.open()
@@ -356,7 +370,8 @@ def make_fleet(
     start_seconds: float = 60.0,
 ) -> ActorPool:
     """The fleet the plan describes at this site; `spec` is the world's own. An actor may take so long to start."""
-    runtime, workers = plan.runtime, num_senders(plan)
+    runtime = plan.runtime
+    workers = num_senders(plan)
     if isinstance(runtime, InlineRuntime):
         raise TypeError("an inline run has no fleet")
 

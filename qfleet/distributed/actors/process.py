@@ -45,8 +45,12 @@ class ActorProcess:
         self, process: BaseProcess, post: ActorSetup, words: Connection, patience: float = END_SECONDS
     ) -> None:
         self.patience = patience  # seconds that it may take to end, once it was asked to
-        self.process, self.belt, self.gauges, self.worker = process, post.belt, post.gauges, post.worker
-        self.words, self.heard = words, list[dict[str, Any]]()
+        self.process = process
+        self.belt = post.belt
+        self.gauges = post.gauges
+        self.worker = post.worker
+        self.words = words
+        self.heard = list[dict[str, Any]]()
         self.last: FinalError | None = None
         self.oom_kills = oom_kills()  # when it began
 
@@ -83,7 +87,8 @@ class ActorProcess:
     def troubles(self) -> list[dict[str, Any]]:
         """What went wrong in its environments since this was last asked."""
         self.listen()
-        heard, self.heard = self.heard, []
+        heard = self.heard
+        self.heard = []
         return heard
 
     def last_words(self) -> str:
@@ -128,17 +133,17 @@ class ProcessActorLauncher:
     ) -> None:
         if not isinstance(plan.runtime, ProcessesRuntime):
             raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} has no processes")
-        self.plan, self.spec, self.runtime = plan, spec, plan.runtime
+        self.plan = plan
+        self.spec = spec
+        self.runtime = plan.runtime
         self.own = (make, torso, explore)
         self.needs_main = b"__main__" in require_sendable(self.own)
         if plan.runtime.compress:
             lz4_block()  # here, where its absence is told at once
         self.lanes = plan.env.num // num_senders(plan)
         device = torch.device(self.runtime.inference_device or "cpu")
-        self.board, self.gauges = (
-            SharedWeightsBoard(layout_of(weights), device=device),
-            SharedCounters(GAUGES, num_senders(plan)),
-        )
+        self.board = SharedWeightsBoard(layout_of(weights), device=device)
+        self.gauges = SharedCounters(GAUGES, num_senders(plan))
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
         self.context = fork_server(ROLES)

@@ -73,7 +73,8 @@ class WeightsLayout:
 
 def layout_of(weights: Weights) -> WeightsLayout:
     """A layout for weights like these; dense tensors keep their order in memory, such as channels last."""
-    end, members = 0, []
+    end = 0
+    members = []
     for member in [weights] if isinstance(weights, Mapping) else weights:
         pieces = []
         for name, tensor in member.items():
@@ -92,7 +93,9 @@ class SharedNumbers:
         self.form = struct.Struct(f"={len(names) + 1}q")  # how often they were written, and the numbers
         self.cell_bytes = self.form.size + 8
         self.memory = memory[: 2 * self.cell_bytes]
-        self.serial, self.seen, self.known = 0, b"", dict.fromkeys(names, 0)
+        self.serial = 0
+        self.seen = b""
+        self.known = dict.fromkeys(names, 0)
 
     @staticmethod
     def room(names: Sequence[str]) -> int:
@@ -119,7 +122,8 @@ class SharedNumbers:
                 serial, *values = self.form.unpack_from(cell)
                 whole = struct.unpack_from("=Q", cell, self.form.size)[0] == zlib.crc32(cell[: self.form.size])
                 if whole and serial > self.serial:
-                    self.serial, self.known = serial, dict(zip(self.known, values, strict=True))
+                    self.serial = serial
+                    self.known = dict(zip(self.known, values, strict=True))
         return self.known
 
 
@@ -134,8 +138,11 @@ class SharedWeightsBoard:
         device: torch.device | None = None,
         region: SharedMemory | None = None,
     ) -> None:
-        self.layout, self.names, self.device = layout, tuple(names), device or torch.device("cpu")
-        first, size = SharedNumbers.room(names), LINE + layout.size
+        self.layout = layout
+        self.names = tuple(names)
+        self.device = device or torch.device("cpu")
+        first = SharedNumbers.room(names)
+        size = LINE + layout.size
         self.region = region or SharedMemory(first + 2 * size)
         view = self.region.view
         self._numbers = SharedNumbers(names, view)
@@ -198,7 +205,9 @@ class SharedWeightsBoard:
 
     def close(self) -> None:
         """Let go of the memory."""
-        self.targets, self.flats, self.headers = [], [], []
+        self.targets = []
+        self.flats = []
+        self.headers = []
         self._numbers.memory.release()
         self.region.close()
 

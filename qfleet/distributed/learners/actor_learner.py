@@ -30,8 +30,14 @@ from qfleet.sync.comm import CommLost
 from qfleet.training.replay_segments import packed_rows, restore_rows, segments_of
 
 PIECE_BYTES = 2**20
-MOST_EPISODES, MOST_FAULTS = 1000, 20  # in one word
-WORLD, ACTIONS, DRAWS, REDRAWS = 1, 2, 3, 4  # uses of a bundle's random numbers
+# in one word
+MOST_EPISODES = 1000
+MOST_FAULTS = 20
+# uses of a bundle's random numbers
+WORLD = 1
+ACTIONS = 2
+DRAWS = 3
+REDRAWS = 4
 STATE = ("state.json", "state.safetensors")
 LIST = ""  # the name of the list of names
 
@@ -40,11 +46,18 @@ class ActorLearner:
     """A line without updates of its own, in step with the others."""
 
     def __init__(self, line: Components, number: int, learners: int, limit_seconds: float, *, late: bool) -> None:
-        actor, feed, learner = line.actor, line.feed, line.learner
+        actor = line.actor
+        feed = line.feed
+        learner = line.learner
         if not (isinstance(actor, Actor) and isinstance(feed, ReplaySource) and isinstance(learner, Learner)):
             raise TypeError("a bundle is one actor, one replay and one learner")
-        self.line, self.actor, self.feed, self.learner = line, actor, feed, learner
-        self.number, self.learners, self.limit_seconds = number, learners, limit_seconds
+        self.line = line
+        self.actor = actor
+        self.feed = feed
+        self.learner = learner
+        self.number = number
+        self.learners = learners
+        self.limit_seconds = limit_seconds
         self.life = secrets.token_hex(4)  # names what it remembers: another life remembers something else
         self.late = late  # it comes when the others have learned for a while, and has caught up with nothing yet
         self.all_steps = 0  # of everybody, by rank 0's last word
@@ -98,8 +111,11 @@ class ActorLearner:
 
     def joined(self, facts: Facts) -> None:
         """The learner has weights that rank 0 gave it, after so many updates and steps."""
-        self.acts_by, self.still, self.reading = None, False, False
-        updates, steps = int(facts["updates"]), int(facts["steps"])  # type: ignore[arg-type]
+        self.acts_by = None
+        self.still = False
+        self.reading = False
+        updates = int(facts["updates"])  # type: ignore[arg-type]
+        steps = int(facts["steps"])  # type: ignore[arg-type]
         # Not late, and yet nothing learned: the run goes on from a checkpoint that has nothing of ours.
         if self.late or (updates and not self.feed.gate.updates):
             self.late = False
@@ -107,8 +123,11 @@ class ActorLearner:
 
     def catch_up(self, updates: int, steps: int) -> None:
         """Be as far as the others in everything that changes with updates and steps; nobody waits for a full replay."""
-        gate, sampler = self.feed.gate, self.feed.replay.sampler
-        gate.start_steps, gate.updates, gate.forgiven = 0, updates, -updates
+        gate = self.feed.gate
+        sampler = self.feed.replay.sampler
+        gate.start_steps = 0
+        gate.updates = updates
+        gate.forgiven = -updates
         if isinstance(sampler, Prioritized):
             sampler.draws = updates
         self.feed.refold()
@@ -139,7 +158,8 @@ class ActorLearner:
     def news(self) -> Facts:
         """What it held when it last drew, and what happened in its environments; until `heard` it is said again."""
         self.faults += [{**asdict(fault), "actor": self.number} for fault in self.actor.take_faults()]
-        episodes, faults = self.finished[:MOST_EPISODES], self.faults[:MOST_FAULTS]
+        episodes = self.finished[:MOST_EPISODES]
+        faults = self.faults[:MOST_FAULTS]
         told = {"episodes": msgspec.json.encode(episodes).decode(), "faults": msgspec.json.encode(faults).decode()}
         return {**self.held, "life": self.life, **told}
 
@@ -191,13 +211,15 @@ class ActorLearner:
 
     def adopt(self) -> int:
         """Go on with what was written, as soon as the others are met; how many lanes could not be re-driven."""
-        files, self.written = {name: bytes(data) for name, data in self.written.items()}, {}
+        files = {name: bytes(data) for name, data in self.written.items()}
+        self.written = {}
         state = unpack_state({name: files.pop(name) for name in STATE})
         replay = state["line"]["feed"]["replay"]
         restore_rows(self.feed.replay.store, files, lambda name, most_bytes: files[name], replay)
         lost = self.line.load_state_dict(state["line"])
         self.feed.gate.start_steps = saved_count(state, "start_steps")
-        self.all_steps, self.late = saved_count(state, "all_steps"), bool(saved_value(state, "late"))
+        self.all_steps = saved_count(state, "all_steps")
+        self.late = bool(saved_value(state, "late"))
         self.held = dict(saved_value(state, "held"))
         self.finished = [(float(value), int(length)) for value, length in saved_value(state, "finished")]
         self.still = True

@@ -25,7 +25,9 @@ class ActorLearnerFiles:
     """One bundle's memory. A bundle that is lost on the way is told of once, and has no more files."""
 
     def __init__(self, mate: LearnerHandle, limit_seconds: float, lose: Lose) -> None:
-        self.mate, self.limit_seconds, self.lose = mate, limit_seconds, lose
+        self.mate = mate
+        self.limit_seconds = limit_seconds
+        self.lose = lose
         self.lost = False
 
     def files(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
@@ -38,7 +40,8 @@ class ActorLearnerFiles:
 
     def read(self, name: str) -> bytes | None:
         """A whole file, unless the bundle is lost."""
-        found, more = bytearray(), not self.lost
+        found = bytearray()
+        more = not self.lost
         try:
             while more:
                 self.mate.order({"kind": "read", "name": name, "at": len(found)})

@@ -54,10 +54,8 @@ class SplitScatter:
     """Every rank gets a part of the batch that rank 0 drew, by its speed if the plan balances."""
 
     def __init__(self, num: int, late: list[Known], *, balance: bool) -> None:
-        self.speeds, self.late = (
-            LearnerSpeeds(num, balance=balance),
-            late,
-        )  # `late`: priorities that came after their batch
+        self.speeds = LearnerSpeeds(num, balance=balance)
+        self.late = late  # `late`: priorities that came after their batch
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
@@ -65,7 +63,8 @@ class SplitScatter:
 
     def begin(self, batch: Batch | Sequences) -> tuple[Batch | Sequences, float]:
         """Deal the batch out."""
-        self.batch, self.items = batch, len(batch.ids)
+        self.batch = batch
+        self.items = len(batch.ids)
         self.owners = owners_of(self.items, self.speeds.shares)
         return self.part(0)
 
@@ -117,13 +116,15 @@ class LearnedItems:
         self.faults += msgspec.json.decode(str(facts["faults"]), type=list[dict[str, Any]])
         if "steps" not in facts:
             return
-        life, steps = str(facts["life"]), int(facts["steps"])  # type: ignore[arg-type]
+        life = str(facts["life"])
+        steps = int(facts["steps"])  # type: ignore[arg-type]
         self.steps += steps - self.told.get(life, 0)
         self.told[life] = steps
 
     def forget(self) -> None:
         """The run goes back: what happened since does not count."""
-        self.finished, self.faults = [], []
+        self.finished = []
+        self.faults = []
 
     def begin(self, facts: Facts) -> None:
         """A bundle goes on from a checkpoint: the steps it had told of by then were counted, if there were any."""
@@ -132,7 +133,8 @@ class LearnedItems:
     def take(self) -> dict[str, Any]:
         """What a tick of the learner's tells of it."""
         found = {"episodes": self.finished, **({"faults": self.faults} if self.faults else {})}
-        self.finished, self.faults = [], []
+        self.finished = []
+        self.faults = []
         return found
 
 
@@ -142,8 +144,12 @@ class OwnReplayScatter:
     def __init__(
         self, num: int, tally: LearnedItems, stock: Callable[[], SamplerTotals], steps: Callable[[], int]
     ) -> None:
-        self.num, self.tally, self.stock, self.steps = num, tally, stock, steps
-        self.speeds, self.stocks = LearnerSpeeds(num, balance=False), dict[int, SamplerTotals]()
+        self.num = num
+        self.tally = tally
+        self.stock = stock
+        self.steps = steps
+        self.speeds = LearnerSpeeds(num, balance=False)
+        self.stocks = dict[int, SamplerTotals]()
         self.items = 0
 
     def welcome(self, rank: int, facts: Facts) -> None:
@@ -154,7 +160,8 @@ class OwnReplayScatter:
 
     def begin(self, batch: Batch | Sequences) -> tuple[Batch | Sequences, float]:
         """Rank 0's own batch is one of them."""
-        self.ids, self.items = np.zeros_like(batch.ids), self.num * len(batch.ids)
+        self.ids = np.zeros_like(batch.ids)
+        self.items = self.num * len(batch.ids)
         self.stocks[0] = own = self.stock()
         # Until its first word a bundle is taken to hold as much as rank 0 does.
         self.totals = totals_of([self.stocks.get(rank, own) for rank in range(self.num)])

@@ -38,7 +38,10 @@ from qfleet.sync.served import ServerClient
 from qfleet.sync.strategies import Sync, listener
 from qfleet.system.restart_budget import RestartBudget
 
-WINDOW_SECONDS, START_SECONDS, GRACE_SECONDS, RELEASE_SECONDS = 600.0, 120.0, 5.0, 0.02
+WINDOW_SECONDS = 600.0
+START_SECONDS = 120.0
+GRACE_SECONDS = 5.0
+RELEASE_SECONDS = 0.02
 ADOPT_TRIES = 2
 
 
@@ -49,7 +52,9 @@ class LearnerGroup:
         self, plan: Plan, learner: Learner, quarters: LearnerLauncher, feed: BatchSource | None = None
     ) -> None:
         require_place(plan, learner)
-        self.plan, self.learner, self.quarters = plan, learner, quarters
+        self.plan = plan
+        self.learner = learner
+        self.quarters = quarters
         self.feed = feed  # our own bundle's, if every learner has one
         self.budget = RestartBudget(plan.learners.restarts, WINDOW_SECONDS)
         self.mates: dict[int, LearnerHandle] = {}
@@ -58,7 +63,9 @@ class LearnerGroup:
         self.sync: Sync | None = None
         self.servers: ShardGroup | None = None
         self.history: HistoryLog = NoHistory()
-        self.agreement, self.number = plan.sync, 0  # how the next group agrees, and how many there have been
+        # how the next group agrees, and how many there have been
+        self.agreement = plan.sync
+        self.number = 0
         self.formed = plan.sync  # how this group does
         self.mistrusted: set[Codec] = set()  # that were given up
         self.stale = True  # must a group be formed before the next update, whoever is there?
@@ -67,11 +74,14 @@ class LearnerGroup:
         self.pushing = False  # is a gradient of ours on its way to a server?
         self.finite = True  # was the last update?
         self.late: list[Known] = []  # priorities that came after their batch
-        self.tally, self.traffic = LearnedItems(), Traffic()
+        self.tally = LearnedItems()
+        self.traffic = Traffic()
         self.dealing: BatchScatter = SplitScatter(1, self.late, balance=False)
         self.events: list[dict[str, Any]] = []
         self.noted: set[tuple[int, str]] = set()  # what was told of bundles
-        self.num, self.losses, self.begun = 1, 0, False
+        self.num = 1
+        self.losses = 0
+        self.begun = False
         try:
             self.resize(plan.learners.num)
             self.await_everybody()
@@ -104,7 +114,8 @@ class LearnerGroup:
 
     def update_alone(self, batch: Batch | Sequences) -> Report:
         """By rank 0 only, because nobody else is there."""
-        report, items = self.learner.update_alone(batch), len(batch.ids)
+        report = self.learner.update_alone(batch)
+        items = len(batch.ids)
         self.history.note("team", "made", group=0, update=self.learner.updates, own=items, items=items, finite=True)
         return report
 
@@ -113,7 +124,9 @@ class LearnerGroup:
         if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
             self.rest()  # it also changes moments, which a server may have
         self.make_room()
-        dealing, number = self.dealing, self.number  # the group may be over when the step was made
+        # the group may be over when the step was made
+        dealing = self.dealing
+        number = self.number
         self.dealt_at = time.monotonic()
         own, share = dealing.begin(batch)
         for rank, mate in enumerate(self.group, 1):
@@ -184,7 +197,8 @@ class LearnerGroup:
         except CommLost as cause:
             self.give_up(cause)
             return
-        ids, finite = mate.dealt.popleft(), bool(facts["finite"])
+        ids = mate.dealt.popleft()
+        finite = bool(facts["finite"])
         self.history.note("team", "learned", group=self.number, learner=mate.number)
         self.dealing.heard(1 + self.group.index(mate), ids, (facts, arrays))
         if facts.get("behind"):
@@ -195,7 +209,8 @@ class LearnerGroup:
 
     def note_formed(self) -> None:
         """A group begins."""
-        sync, learners = self.formed, [mate.number for mate in self.group]
+        sync = self.formed
+        learners = [mate.number for mate in self.group]
         how = {"in_step": self.in_step, "exact": not (isinstance(sync, ServerSync) and sync.spare)}
         self.history.note("team", "formed", group=self.number, learners=learners, updates=self.learner.updates, **how)
 
@@ -214,7 +229,8 @@ class LearnerGroup:
 
     def switch(self, agreement: SyncPlan) -> None:
         """Agree in another way from the next update on; what a strategy remembers begins anew."""
-        self.agreement, self.stale = self.trusted(agreement), True
+        self.agreement = self.trusted(agreement)
+        self.stale = True
 
     def resize(self, num: int) -> None:
         """Be so many from now on: who is new joins when ready, who is too many leaves at once."""
@@ -246,7 +262,8 @@ class LearnerGroup:
 
     def release(self, mate: LearnerHandle) -> None:
         """One that was slow may wait for a step of ours, which does not come now: let it go on without."""
-        sync, until = self.formed, time.monotonic() + self.patience
+        sync = self.formed
+        until = time.monotonic() + self.patience
         if self.servers is None or not isinstance(sync, ServerSync) or not sync.spare:
             return
         while not mate.talk.waits(RELEASE_SECONDS) and mate.life.is_alive() and time.monotonic() < until:
@@ -270,7 +287,8 @@ class LearnerGroup:
 
     def take_events(self) -> list[dict[str, Any]]:
         """What happened since this was last asked."""
-        taken, self.events = self.events, []
+        taken = self.events
+        self.events = []
         return taken
 
     # What bundles remember
@@ -410,19 +428,23 @@ class LearnerGroup:
         self.await_words(present)
         if any(self.mates.get(mate.number) is not mate for mate in present):
             raise CommLost("somebody was lost before the group was formed")
-        self.number, size = self.number + 1, 1 + len(present)
+        self.number = self.number + 1
+        size = 1 + len(present)
         self.group, self.dealing, self.formed = present, self.dealing_for(size), self.agreement
         self.note_formed()
         if isinstance(self.agreement, Serving):
             self.servers = self.quarters.serve(self.agreement, self.learner)
-        sync, self.dealt_at = msgspec.json.encode(self.agreement).decode(), time.monotonic()
+        sync = msgspec.json.encode(self.agreement).decode()
+        self.dealt_at = time.monotonic()
         facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
         facts |= {"updates": self.learner.updates, "steps": self.all_steps()}
         self.comm = self.quarters.meet(present, facts | (self.servers.facts if self.servers else {}), self.learner)
         share_state(self.learner, self.comm)
         self.sync = self.opened()
         self.require_alike(present)
-        self.updates, self.stale, self.dealt_at = self.learner.updates, False, time.monotonic()
+        self.updates = self.learner.updates
+        self.stale = False
+        self.dealt_at = time.monotonic()
         self.tell("group_formed", number=self.number, learners=size, sync=tag_of(self.agreement))
 
     def dealing_for(self, size: int) -> BatchScatter:
@@ -469,14 +491,19 @@ class LearnerGroup:
         self.comm.close()
         if self.servers is not None:
             self.servers.close()
-        self.comm, self.sync, self.servers, self.group = NoComm(), None, None, []
-        self.stale, self.pushing = True, False
+        self.comm = NoComm()
+        self.sync = None
+        self.servers = None
+        self.group = []
+        self.stale = True
+        self.pushing = False
 
     def give_up(self, cause: CommLost) -> None:
         """Somebody is lost: the group is over, and whoever does not say so in time is lost too."""
         if not self.group:
             return  # it was over before, and whoever was lost has been charged for
-        group, before = self.group, self.losses
+        group = self.group
+        before = self.losses
         self.leave()
         # Whoever is well has heard that the group is over, or does so when what it was dealt is computed.
         self.await_words(group, str(cause), max(self.dealt_at + self.patience, time.monotonic() + GRACE_SECONDS))

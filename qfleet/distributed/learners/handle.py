@@ -10,7 +10,8 @@ from qfleet.data import Array
 from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.sync.comm import CommLost
 
-START_SECONDS, LISTEN_SECONDS = 120.0, 0.2
+START_SECONDS = 120.0
+LISTEN_SECONDS = 0.2
 
 
 class LearnerLost(CommLost):
@@ -51,7 +52,11 @@ class LearnerHandle:
     def __init__(
         self, number: int, talk: Transport, life: ProcessControl, now: float, start_seconds: float = START_SECONDS
     ) -> None:
-        self.number, self.talk, self.life, self.since, self.start_seconds = number, talk, life, now, start_seconds
+        self.number = number
+        self.talk = talk
+        self.life = life
+        self.since = now
+        self.start_seconds = start_seconds
         self.ready = False
         self.owed = 0  # words that are due for orders given
         self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet

@@ -38,7 +38,10 @@ from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
 
 ADDRESS = "127.0.0.1"
-ANSWER_BYTES, SLOTS, END_SECONDS = 4096, 2, 0.5  # SLOTS: batches that a partner may have at a time
+# SLOTS: batches that a partner may have at a time
+ANSWER_BYTES = 4096
+SLOTS = 2
+END_SECONDS = 0.5
 START_SECONDS = 60.0  # that a partner may take to start: it is forked with everything imported, but may build worlds
 
 
@@ -102,7 +105,9 @@ class LearnerProcess:
     """A partner's process."""
 
     def __init__(self, process: BaseProcess, post: LearnerProcessSetup, bell: Any) -> None:
-        self.process, self.post, self.bell = process, post, bell
+        self.process = process
+        self.post = post
+        self.bell = bell
 
     def is_alive(self) -> bool:
         """Is it there?"""
@@ -135,7 +140,10 @@ class LocalLearnerLauncher:
     replaces = True
 
     def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, own: Own = NOTHING_OWN) -> None:
-        self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
+        self.plan = plan
+        self.shown = shown
+        self.spec = spec
+        self.own = own
         self.order_bytes, self.word_bytes = parcel_bytes(plan, spec, cut)
         self.needs_main = b"__main__" in require_sendable(own if has_bundles(plan) else (None, own[1], None))
         self.context: ForkServerContext = fork_server(ROLES)
@@ -145,7 +153,8 @@ class LocalLearnerLauncher:
     def hire(self, number: int, incarnation: int) -> LearnerHandle:
         """Start a partner's process."""
         bell, theirs = self.context.Pipe()
-        into, out = Ring(SLOTS, self.order_bytes), Ring(SLOTS, self.word_bytes)
+        into = Ring(SLOTS, self.order_bytes)
+        out = Ring(SLOTS, self.word_bytes)
         orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
         post = LearnerProcessSetup(orders, into, out, theirs)
         process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
@@ -169,8 +178,10 @@ class LocalLearnerLauncher:
 
     def by_memory(self, group: Sequence[LearnerHandle], facts: Facts, slot: int) -> Comm:
         """Meet in shared memory, handed to everybody with a line to us."""
-        size, limit = 1 + len(group), self.plan.learners.timeout_seconds
-        region, lines = SharedMemory(region_bytes(size, slot)), list[socket.socket]()
+        size = 1 + len(group)
+        limit = self.plan.learners.timeout_seconds
+        region = SharedMemory(region_bytes(size, slot))
+        lines = list[socket.socket]()
         try:
             for rank, mate in enumerate(group, 1):
                 mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})

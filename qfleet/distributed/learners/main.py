@@ -28,7 +28,9 @@ from qfleet.system.child_process import bound_log, die_with_parent
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, region_of
 
-LISTEN_SECONDS, NAP_SECONDS, SEEN_SECONDS = 1.0, 0.0001, 5.0
+LISTEN_SECONDS = 1.0
+NAP_SECONDS = 0.0001
+SEEN_SECONDS = 5.0
 BELL = b"!"
 
 
@@ -46,7 +48,9 @@ class RingTransport:
     """One end of what connects the driver and a partner: parcels through rings, and a bell that says so."""
 
     def __init__(self, out: Ring, into: Ring, bell: Connection) -> None:
-        self.out, self.into, self.bell = out, into, bell
+        self.out = out
+        self.into = into
+        self.bell = bell
 
     def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Hand a parcel over; somebody who does not take what was said before is lost."""
@@ -85,7 +89,8 @@ def learn_beside(post: LearnerProcessSetup) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a bundle may have environment workers
-    talk, parent = RingTransport(post.out, post.into, post.bell), os.getppid()
+    talk = RingTransport(post.out, post.into, post.bell)
+    parent = os.getppid()
     with logging_to(None), suppress(CommLost):
         try:
             partner = LearnerWorker(post.orders, lambda plan: SocketConnections(plan, post.bell), talk.say)
@@ -105,7 +110,8 @@ class SocketConnections:
     """Memory and lines that the driver hands over; sockets if the plan asks for them."""
 
     def __init__(self, plan: Plan, bell: Connection) -> None:
-        self.plan, self.bell = plan, bell
+        self.plan = plan
+        self.bell = bell
         self.ports: list[ShardPort] = []
         if plan.learners.backend in ("gloo", "nccl"):
             importlib.import_module("torch.distributed")  # now, while nobody waits for us in a group
@@ -114,7 +120,8 @@ class SocketConnections:
         """The group that an order names."""
         if int(facts["port"]) > 0:  # type: ignore[arg-type]
             return join_group(self.plan, facts)
-        size, slot = int(facts["size"]), int(facts["slot_bytes"])  # type: ignore[arg-type]
+        size = int(facts["size"])  # type: ignore[arg-type]
+        slot = int(facts["slot_bytes"])  # type: ignore[arg-type]
         region, line = self.handed(region_bytes(size, slot))
         how = {"slot_bytes": slot, "limit_seconds": self.plan.learners.timeout_seconds}
         return SharedComm(region, [line], int(facts["rank"]), size, **how)  # type: ignore[arg-type]

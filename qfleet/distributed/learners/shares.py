@@ -9,7 +9,9 @@ import numpy as np
 from qfleet.data import Array
 from qfleet.replay import SamplerTotals
 
-SPEED_WEIGHT, BALANCE_UPDATES, WORTH = 0.1, 50, 0.1
+SPEED_WEIGHT = 0.1
+BALANCE_UPDATES = 50
+WORTH = 0.1
 SLOW = 0.6  # of the fastest one's speed, and below
 
 
@@ -22,7 +24,9 @@ def owners_of(items: int, shares: tuple[float, ...]) -> Array:  # [N]
     learners = len(shares)
     if len(set(shares)) == 1:
         return np.arange(items) % learners
-    wanted, got, owners = np.asarray(shares, float) / sum(shares), np.zeros(learners), np.empty(items, np.int64)
+    wanted = np.asarray(shares, float) / sum(shares)
+    got = np.zeros(learners)
+    owners = np.empty(items, np.int64)
     for item in range(items):
         missing = np.flatnonzero(got == 0)
         behind = wanted * (item + 1) - got
@@ -40,7 +44,8 @@ class LearnerSpeeds:
     """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
 
     def __init__(self, num: int, *, balance: bool) -> None:
-        self.num, self.balance = num, balance
+        self.num = num
+        self.balance = balance
         self.shares = (1.0,) * num  # by rank, the mean is 1
         self.speeds: list[float | None] = [None] * num  # items per second
         self.updates = 0
@@ -48,7 +53,8 @@ class LearnerSpeeds:
 
     def note(self, rank: int, items: int, seconds: float) -> None:
         """A rank computed so many items in so many seconds."""
-        now, before = items / max(seconds, 1e-9), self.speeds[rank]
+        now = items / max(seconds, 1e-9)
+        before = self.speeds[rank]
         self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
 
     def settle(self) -> list[tuple[int, float]]:
@@ -89,7 +95,8 @@ def lift(items: int, mass: float, own: SamplerTotals) -> float:
 
 def totals_of(stocks: Sequence[SamplerTotals]) -> BatchTotals:
     """All bundles together."""
-    items, mass = sum(stock.items for stock in stocks), sum(stock.mass for stock in stocks)
+    items = sum(stock.items for stock in stocks)
+    mass = sum(stock.mass for stock in stocks)
     return BatchTotals(len(stocks), items, mass, max(lift(items, mass, stock) * stock.top for stock in stocks))
 
 

@@ -20,13 +20,15 @@ class Traffic:
     def begin(self, ways: Sequence[CountsBytes]) -> None:
         """An update is begun, perhaps for another time, and these are the ways to others."""
         self.count()
-        self.ways, self.before = ways, sum(way.sent_bytes for way in ways)
+        self.ways = ways
+        self.before = sum(way.sent_bytes for way in ways)
 
     def end(self) -> None:
         """It was made."""
         self.count()
         self.updates += 1
-        self.ways, self.before = (), 0
+        self.ways = ()
+        self.before = 0
 
     def count(self) -> None:
         """What was sent on these ways."""

@@ -80,7 +80,8 @@ class LearnerWorker:
     """A learner, and the orders it obeys: each is answered with one word."""
 
     def __init__(self, orders: LearnerSetup, ways: Callable[[Plan], PeerConnections], say: ReplyFunction) -> None:
-        self.spec, self.say = orders.spec, say
+        self.spec = orders.spec
+        self.say = say
         self.plan = placed(msgspec.json.decode(orders.plan, type=Plan), orders.number)
         self.ways = ways(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
@@ -138,14 +139,17 @@ class LearnerWorker:
         """The group is no more."""
         self.comm.close()
         self.ways.leave()
-        self.comm, self.sync, self.given_up = NoComm(), None, {}
+        self.comm = NoComm()
+        self.sync = None
+        self.given_up = {}
 
     def form(self, facts: Facts) -> None:
         """Join the others, and begin where rank 0 is."""
         self.leave()
         self.comm = self.ways.join(facts)
         share_state(self.learner, self.comm)
-        agreement, own = msgspec.json.decode(str(facts["sync"]), type=SyncPlan), self.learner
+        agreement = msgspec.json.decode(str(facts["sync"]), type=SyncPlan)
+        own = self.learner
         if isinstance(agreement, Serving):
             ports = self.ways.seats(agreement, own, facts)
             self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank, self.note)
@@ -163,8 +167,10 @@ class LearnerWorker:
         """Take part in an update."""
         if self.sync is None:
             raise CommLost("not in a group")
-        facts, learner = parts[0], self.learner
-        learner.updates, learner.learning_rate = int(facts["updates"]), float(facts["rate"])  # type: ignore[arg-type]
+        facts = parts[0]
+        learner = self.learner
+        learner.updates = int(facts["updates"])  # type: ignore[arg-type]
+        learner.learning_rate = float(facts["rate"])  # type: ignore[arg-type]
         batch, share = self.batch_for(parts)
         news = {} if self.bundle is None else self.bundle.news()  # before priorities change what it holds
         change, norm, seconds = proposed(learner, batch, share, self.sync.step, listener(self.sync))
@@ -266,7 +272,8 @@ def served_for(
     plan: Serving, seed: int, learner: Learner, ports: Sequence[ShardConnection], rank: int, tell: Tell = silent
 ) -> Sync:
     """A parameter server's strategy for this learner."""
-    who, drawn = {"rank": rank}, int(stream(seed, SYNC).integers(2**31))
+    who = {"rank": rank}
+    drawn = int(stream(seed, SYNC).integers(2**31))
     return make_served(plan, ports, learner.clip, learner.rate, learner.parameters, **who, seed=drawn, tell=tell)
 
 

@@ -41,7 +41,8 @@ from qfleet.system.child_process import hidden_main
 from qfleet.system.shared_memory import SharedMemory
 
 # A start takes so much longer than any other answer: no more, for shards are forked with everything imported.
-START_SECONDS, END_SECONDS = 5.0, 0.5
+START_SECONDS = 5.0
+END_SECONDS = 0.5
 Hand = Callable[..., None]  # a partner and descriptors for it
 
 
@@ -49,7 +50,8 @@ class ShardPort:
     """A learner's end of the way to a shard of n numbers."""
 
     def __init__(self, region: SharedMemory, line: socket.socket, num: int, limit_seconds: float) -> None:
-        self.region, self.line = region, line
+        self.region = region
+        self.line = line
         self.gradient, self.weights = halves(region, num)
         self.sent_bytes = 0
         line.settimeout(limit_seconds)
@@ -85,7 +87,8 @@ class ShardProcess:
     """A shard's process, as the driver sees it."""
 
     def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], kinds: int) -> None:
-        self.num, self.kinds = sum(pieces), kinds
+        self.num = sum(pieces)
+        self.kinds = kinds
         self.state = SharedMemory(4 * self.num * kinds)
         self.orders, self.theirs = context.Pipe()
         self.owes = False  # a word for an order: one that comes too late would be taken for another's
@@ -131,7 +134,8 @@ class ShardProcess:
 
     def seat(self, rank: int, limit_seconds: float) -> tuple[SharedMemory, socket.socket]:
         """A place for a learner: what it needs to reach the shard."""
-        region, (mine, theirs) = SharedMemory(pair_bytes(self.num)), socket.socketpair()
+        region = SharedMemory(pair_bytes(self.num))
+        (mine, theirs) = socket.socketpair()
         with theirs:
             self.ask(f"seat {rank}", limit_seconds, (region.fileno(), theirs.fileno()))
         return region, mine
@@ -153,7 +157,9 @@ class ShardProcesses:
     def __init__(
         self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner, hand: Hand | None = None
     ) -> None:
-        self.limit, self.ports, self.hand = plan.learners.timeout_seconds, list[ShardPort](), hand
+        self.limit = plan.learners.timeout_seconds
+        self.ports = list[ShardPort]()
+        self.hand = hand
         self.blocks = Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
         self.shards = [ShardProcess(context, *told, pieces, self.blocks.kinds) for pieces in self.blocks.pieces()]

@@ -33,7 +33,10 @@ from qfleet.system.shared_memory import SharedMemory, region_of
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-READY, FAILED, WORDS_BYTES, LISTEN_MILLISECONDS = b"+", b"-", 1_000, 500
+READY = b"+"
+FAILED = b"-"
+WORDS_BYTES = 1_000
+LISTEN_MILLISECONDS = 500
 
 
 @dataclass
@@ -56,7 +59,9 @@ class ShardMailbox:
     """A learner's end at the shard."""
 
     def __init__(self, rank: int, region: SharedMemory, line: socket.socket, num: int) -> None:
-        self.rank, self.region, self.line = rank, region, line
+        self.rank = rank
+        self.region = region
+        self.line = line
         self.gradient, self.weights = halves(region, num)
 
     def answer(self, verdict: Verdict, version: int, weights: Tensor) -> None:
@@ -85,7 +90,9 @@ class WeightBlock:
     """A block of weights [n], its optimiser, and the rules for gradients that come in."""
 
     def __init__(self, plan: Plan, sync: Serving, pieces: list[int]) -> None:
-        self.pieces, self.sync, weights = pieces, sync, torch.empty(sum(pieces))
+        self.pieces = pieces
+        self.sync = sync
+        weights = torch.empty(sum(pieces))
         self.optimizer = make_optimizer(plan.optim, list(torch.split(weights, pieces)))
         self.kept = [self.optimizer.parameters, *self.optimizer.moments.values()]
         self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
@@ -130,7 +137,8 @@ class ShardServer:
 
     def __init__(self, post: ShardSetup) -> None:
         self.post = post
-        sync, plan = msgspec.json.decode(post.sync, type=Serving), msgspec.json.decode(post.plan, type=Plan)
+        sync = msgspec.json.decode(post.sync, type=Serving)
+        plan = msgspec.json.decode(post.plan, type=Plan)
         self.block = WeightBlock(plan, sync, post.pieces)
         self.block.load(self.rows())
         self.shard = self.block.shard
@@ -221,7 +229,8 @@ class ShardServer:
         """What the driver wants: a learner seated, those who wait released, or the state shown."""
         word, _, rest = order.partition(" ")
         if word == "seat":
-            memory, line = recv_handle(self.post.orders), recv_handle(self.post.orders)
+            memory = recv_handle(self.post.orders)
+            line = recv_handle(self.post.orders)
             region = region_of(memory, pair_bytes(self.post.num))
             desk = ShardMailbox(int(rest), region, socket.socket(fileno=line), self.post.num)
             self.desks[desk.line.fileno()] = desk

@@ -42,7 +42,9 @@ from qfleet.plan.schema import Plan, RayRuntime
 
 ANSWER_SECONDS = 30.0  # until a call counts as lost
 WORDS_SECONDS = 2.0
-SHOW_SECONDS, SHOW_SHARE = 0.02, 0.05  # weights go out at most so often, and in at most this share of the time
+# weights go out at most so often, and in at most this share of the time
+SHOW_SECONDS = 0.02
+SHOW_SHARE = 0.05
 CLOSING_SECONDS = CLOSE_SECONDS + 1.0  # for an actor that was asked to end, to close its environments
 USAGE = UsageError.exit_code
 
@@ -79,11 +81,9 @@ class ActorHost:
 
     def serve(self, orders: RayActorSetup, learner: Any) -> None:
         """The same life as in a process of ours; only the carriers are others."""
-        window, tally, line = (
-            WeightsView(orders.layout),
-            ActorCounters(),
-            LearnerCalls(learner, orders.worker, orders.incarnation),
-        )
+        window = WeightsView(orders.layout)
+        tally = ActorCounters()
+        line = LearnerCalls(learner, orders.worker, orders.incarnation)
         runtime = cast(RayRuntime, msgspec.json.decode(orders.plan, type=Plan).runtime)
         mine, theirs = Pipe(duplex=False)
         squeezed = IN_FLIGHT if runtime.compress else ()
@@ -119,7 +119,8 @@ class LearnerCalls:
     """Calls from an actor to the learner."""
 
     def __init__(self, learner: Any, worker: int, incarnation: int) -> None:
-        self.learner, self.who = learner, (worker, incarnation)
+        self.learner = learner
+        self.who = (worker, incarnation)
 
     def send(self, message: RolloutMessage) -> RolloutReply:
         """One round trip."""
@@ -143,7 +144,9 @@ class RayActorHandle:
     """One incarnation of an actor, as the fleet sees it."""
 
     def __init__(self, host: Any, life: Any, inbox: RolloutInbox) -> None:
-        self.host, self.life, self.inbox = host, life, inbox
+        self.host = host
+        self.life = life
+        self.inbox = inbox
 
     def alive(self) -> bool:
         """Has its life not been answered for?"""
@@ -207,10 +210,16 @@ class RayActorLauncher:
     ) -> None:
         if runtime.compress:
             lz4_block()  # here, where its absence is told at once
-        self.plan, self.runtime, self.spec, self.own = plan, runtime, spec, own
-        self.desk, self.hearing = desk or LearnerEndpoint(), desk is not None
-        self.lanes, self.layout = plan.env.num // plan.actors.num, layout_of(weights)
-        self.flat, self.next_at = FlatWeights(self.layout), float("-inf")
+        self.plan = plan
+        self.runtime = runtime
+        self.spec = spec
+        self.own = own
+        self.desk = desk or LearnerEndpoint()
+        self.hearing = desk is not None
+        self.lanes = plan.env.num // plan.actors.num
+        self.layout = layout_of(weights)
+        self.flat = FlatWeights(self.layout)
+        self.next_at = float("-inf")
         self.pending: tuple[int, Any] | None = None  # weights that came too soon after others
         self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
         self.folder: Path | None = None
@@ -247,7 +256,8 @@ class RayActorLauncher:
         self.desk.env_steps = steps
         begin = time.monotonic()
         if self.hearing and self.pending is not None and begin >= self.next_at:
-            (version, weights), self.pending = self.pending, None
+            (version, weights) = self.pending
+            self.pending = None
             self.desk.show(version, ray.put(self.flat.parcel(version, weights)))
             now = time.monotonic()
             self.next_at = now + max(SHOW_SECONDS, (now - begin) / SHOW_SHARE)

@@ -46,7 +46,8 @@ from qfleet.distributed.ray.trainer_host import TrainerHost, TrainResult, TrainT
 
 LOOK_SECONDS = 0.25
 START_SECONDS = 120.0
-TELL_SECONDS, FAIL_SECONDS = 10.0, 60.0
+TELL_SECONDS = 10.0
+FAIL_SECONDS = 60.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
@@ -167,7 +168,8 @@ def started(host: Any, task: TrainTask, own: Own) -> Any:
 
 def watched(host: Any, course: Any, hear: RelayReader, asked: StopRequest) -> TrainResult:
     """Look a few times a second until the course is over; pass on what it is asked."""
-    told, call = False, None
+    told = False
+    call = None
     while True:
         call = host.news.remote(hear.heard) if call is None else call
         over = bool(ray.wait([course], timeout=LOOK_SECONDS)[0])

@@ -38,8 +38,11 @@ from qfleet.sync.process_groups import make_store
 from qfleet.sync.served import ShardConnection
 from qfleet.sync.shard import Push, Verdict, cuts_of
 
-START_SECONDS, LOOK_SECONDS, TICK_SECONDS = 120.0, 0.25, 0.005
-LIFE_SECONDS, YIELD_SECONDS = 0.01, 0.0001
+START_SECONDS = 120.0
+LOOK_SECONDS = 0.25
+TICK_SECONDS = 0.005
+LIFE_SECONDS = 0.01
+YIELD_SECONDS = 0.0001
 MOST_BYTES = 1 << 32  # of a parcel
 
 
@@ -107,7 +110,8 @@ class RayPeerConnections:
 
     def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """The ways to the shards that an order names."""
-        names, rank = cast(list[str], facts["shards"]), int(facts["rank"])  # type: ignore[arg-type]
+        names = cast(list[str], facts["shards"])
+        rank = int(facts["rank"])  # type: ignore[arg-type]
         cuts = cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards)
         limit = self.plan.learners.timeout_seconds
         return [RayPort(found(name), rank, end - begin, limit) for name, (begin, end) in zip(names, cuts, strict=True)]
@@ -128,7 +132,8 @@ class CallTransport:
     """The driver's end of what connects it with a partner."""
 
     def __init__(self, host: Any, first: Any) -> None:
-        self.host, self.calls = host, deque([first])
+        self.host = host
+        self.calls = deque([first])
 
     def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Call it."""
@@ -152,13 +157,17 @@ class RayProcessControl:
     """A partner's process, as the driver sees it; asking Ray takes its time, so that is not done for every update."""
 
     def __init__(self, host: Any, life: Any) -> None:
-        self.host, self.life, self.gone, self.next_at = host, life, False, 0.0
+        self.host = host
+        self.life = life
+        self.gone = False
+        self.next_at = 0.0
 
     def is_alive(self) -> bool:
         """Has its life not been answered for?"""
         now = time.monotonic()
         if not self.gone and now >= self.next_at:
-            self.gone, self.next_at = bool(ray.wait([self.life], timeout=0)[0]), now + LOOK_SECONDS
+            self.gone = bool(ray.wait([self.life], timeout=0)[0])
+            self.next_at = now + LOOK_SECONDS
         return not self.gone
 
     def end(self) -> None:
@@ -173,7 +182,10 @@ class RayLearnerLauncher:
     replaces = True
 
     def __init__(self, plan: Plan, shown: Spec, spec: Spec, own: Own = NOTHING_OWN) -> None:
-        self.plan, self.shown, self.spec, self.own = plan, shown, spec, own
+        self.plan = plan
+        self.shown = shown
+        self.spec = spec
+        self.own = own
         self.address = ray.util.get_node_ip_address()
         self.store = make_store(self.address)
 
@@ -206,12 +218,11 @@ class ShardHost:
         torch.set_num_threads(1)
         decode = msgspec.json.decode
         agreement = decode(sync, type=Serving)
-        self.block, self.codec = (
-            WeightBlock(decode(plan, type=Plan), agreement, pieces),
-            make_codec(agreement.codec, [], 0, 0),
-        )
+        self.block = WeightBlock(decode(plan, type=Plan), agreement, pieces)
+        self.codec = make_codec(agreement.codec, [], 0, 0)
         self.block.load(rows_in(state))
-        self.changed, self.releases = threading.Condition(), 0
+        self.changed = threading.Condition()
+        self.releases = 0
         if self.block.shard.window_seconds < float("inf"):
             threading.Thread(target=self.tick, daemon=True).start()
 
@@ -232,10 +243,12 @@ class ShardHost:
 
     def push(self, rank: int, sequence: int, version: int, rate: float, parcel: bytes, limit_seconds: float) -> bytes:
         """A gradient; the answer is what became of it, and the newest weights."""
-        block, shard = self.block, self.block.shard
+        block = self.block
+        shard = self.block.shard
         gradient = pushed(parcel, self.codec, len(shard.weights), MOST_BYTES)
         with self.changed:
-            block.rate, made = rate, shard.version + 1
+            block.rate = rate
+            made = shard.version + 1
             verdict: Verdict = shard.push(Push((rank, 0, sequence), version, gradient), time.monotonic())
             if verdict == "applied":
                 verdict = block.verdict(made)
@@ -249,7 +262,9 @@ class ShardHost:
 
     def awaited(self, made: int, rank: int, limit_seconds: float) -> Verdict:
         """What became of a gradient that waits for the step to version `made`; still waiting after the limit."""
-        block, shard, before = self.block, self.block.shard, self.releases
+        block = self.block
+        shard = self.block.shard
+        before = self.releases
         limit = min(limit_seconds, block.hold_seconds) if rank else limit_seconds
 
         def is_over() -> bool:
@@ -294,7 +309,10 @@ class RayPort:
     """A learner's way to a shard of n numbers."""
 
     def __init__(self, shard: Any, rank: int, num: int, limit_seconds: float) -> None:
-        self.shard, self.rank, self.num, self.limit_seconds = shard, rank, num, limit_seconds
+        self.shard = shard
+        self.rank = rank
+        self.num = num
+        self.limit_seconds = limit_seconds
         self.call: Any = None
         self.sent_bytes = 0
 
@@ -322,7 +340,8 @@ class RayShards:
     """All shards of a parameter server, begun with what a learner has."""
 
     def __init__(self, plan: Plan, sync: Serving, learner: Learner) -> None:
-        self.limit, self.blocks = plan.learners.timeout_seconds, Blocks(learner, sync.shards)
+        self.limit = plan.learners.timeout_seconds
+        self.blocks = Blocks(learner, sync.shards)
         told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
         names = [f"qfleet-shard-{secrets.token_hex(8)}" for _ in self.blocks.cuts]
         self.facts: Facts = {"shards": list(names)}

@@ -36,7 +36,9 @@ class WatcherRelay:
 
     def __init__(self) -> None:
         self.every_seconds = LIVE_SECONDS
-        self.first, self.items, self.snapshot = 0, list[RelayedItem](), dict[str, Any]()
+        self.first = 0
+        self.items = list[RelayedItem]()
+        self.snapshot = dict[str, Any]()
         self.stop_asked = False
         self.failure = ""  # of a callback, in the driver
         self.lock = threading.Lock()
@@ -74,7 +76,8 @@ class WatcherRelay:
         """What was told since; what was heard before can be forgotten."""
         with self.lock:
             done = max(0, heard - self.first)
-            self.items, self.first = self.items[done:], self.first + done
+            self.items = self.items[done:]
+            self.first = self.first + done
             return msgspec.json.encode(RelayedNews(self.first, self.items, self.snapshot or None))
 
 
@@ -82,9 +85,12 @@ class RelayReader:
     """The driver's side: shows each item once."""
 
     def __init__(self, watcher: Watcher | None, callbacks: list[Callback], notes: Sequence[str] = ()) -> None:
-        self.watcher, self.callbacks = watcher, callbacks
+        self.watcher = watcher
+        self.callbacks = callbacks
         self.notes = list(notes)  # what was told before there was a course
-        self.heard, self.run, self.ended = 0, "", False
+        self.heard = 0
+        self.run = ""
+        self.ended = False
 
     def take(self, message: bytes) -> bool:
         """Pass news on; True if a callback wants the run to end."""

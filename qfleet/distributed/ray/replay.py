@@ -71,7 +71,8 @@ class ReplayHost:
 
     def begin(self, facts: Any) -> None:
         """Become an empty replay, if this node has the memory for it when it is full."""
-        plan, spec = msgspec.json.decode(facts["plan"], type=Plan), msgspec.json.decode(facts["spec"], type=Spec)
+        plan = msgspec.json.decode(facts["plan"], type=Plan)
+        spec = msgspec.json.decode(facts["spec"], type=Spec)
         require_here(plan, spec)
         warm(replace(spec, state=()))  # before the first order: compiled loops take their time to load
         self.keeping = ReplayServer(own_replay(plan, spec), facts["history"])
@@ -100,8 +101,11 @@ class RayReplayConnection:
     """Starts a replay's process on any node that has room, and calls it."""
 
     def __init__(self, plan: Plan, spec: Spec, runtime: RayRuntime, answer_bytes: int) -> None:
-        self.plan, self.spec, self.runtime = plan, spec, runtime
-        self.answer_bytes, self.compress = answer_bytes, squeezed(plan)
+        self.plan = plan
+        self.spec = spec
+        self.runtime = runtime
+        self.answer_bytes = answer_bytes
+        self.compress = squeezed(plan)
         self.host: Any = None
         self.begun = self.proven = False  # has this process answered, has any?
         self.orders: deque[Any] = deque()  # calls that nobody has looked at the end of
@@ -212,7 +216,8 @@ def failure(facts: Facts, *, first: bool) -> Exception:
 
 def make_ray_replay(plan: Plan, spec: Spec, runtime: RayRuntime) -> RemoteReplay:
     """A replay on Ray, not started yet. Of its size nothing is made here: it may be more than this node has."""
-    like, lanes = sample_replay(plan, spec), plan.env.num
+    like = sample_replay(plan, spec)
+    lanes = plan.env.num
     way = RayReplayConnection(plan, spec, runtime, batch_bytes(plan, spec, like.cut))
     rows = ring_rows(buffer_of(plan).capacity, spec, lanes, like.cut.window)
     store = RemoteRows(way, like.store, lanes, rows)

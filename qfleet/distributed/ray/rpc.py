@@ -57,10 +57,14 @@ class RolloutInbox:
     """Rollouts of one incarnation of an actor: each once, in order, and `slots` of them at most."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, source: tuple[int, int]) -> None:
-        self.spec, self.lanes, self.slots, self.source = spec, lanes, slots, source
+        self.spec = spec
+        self.lanes = lanes
+        self.slots = slots
+        self.source = source
         self.limit_bytes = rollout_bytes(spec, lanes, rows)
         self.waiting: deque[Rollout] = deque()
-        self.expected, self.shut = 0, False
+        self.expected = 0
+        self.shut = False
         self.gauges: dict[str, int] = {}
         self.words: deque[bytes] = deque()
         self.heard = 0  # how many words in all
@@ -134,7 +138,8 @@ class LearnerEndpoint:
 
     def show(self, version: int, place: Any) -> None:
         """There are new weights."""
-        self.shown, self.version = (version, place), version
+        self.shown = (version, place)
+        self.version = version
 
     def weights(self, newer_than: int) -> Any:
         """The version of the newest weights and their place, if they are newer."""
@@ -145,7 +150,8 @@ class FlatWeights:
     """Weights as a parcel."""
 
     def __init__(self, layout: WeightsLayout) -> None:
-        self.layout, self.bytes = layout, np.zeros(layout.size, np.uint8)
+        self.layout = layout
+        self.bytes = np.zeros(layout.size, np.uint8)
         self.targets = [part for own in layout.views(torch.from_numpy(self.bytes)) for part in own.values()]
 
     def parcel(self, version: int, weights: Weights) -> bytes:
@@ -162,7 +168,8 @@ class WeightsView:
     """The newest weights and numbers as an actor sees them: a board that is filled by answers."""
 
     def __init__(self, layout: WeightsLayout) -> None:
-        self.layout, self.device = layout, torch.device("cpu")
+        self.layout = layout
+        self.device = torch.device("cpu")
         self.offered: tuple[int, bytes] = (0, b"")
         self.weights: tuple[int, Any] = (0, None)
         self.known = {"env_steps": 0, "stop": 0}
@@ -227,10 +234,16 @@ class RolloutSender:
         listen: Callable[[], list[bytes]],
         compress: Collection[str] = (),
     ) -> None:
-        self.send, self.fetch, self.window, self.tally, self.slots = send, fetch, window, tally, slots
+        self.send = send
+        self.fetch = fetch
+        self.window = window
+        self.tally = tally
+        self.slots = slots
         self.listen = listen  # to the actor's words
-        self.compress, self.freight = compress, SentBytes()
-        self.words, self.said = list[bytes](), 0
+        self.compress = compress
+        self.freight = SentBytes()
+        self.words = list[bytes]()
+        self.said = 0
         self.outbox: deque[Rollout] = deque()
         self.parcel = b""  # of the oldest, once it was packed
         self.given = threading.Condition()
@@ -270,7 +283,8 @@ class RolloutSender:
         self.words += self.listen()
         try:
             answer = self.send(RolloutMessage(dict(self.tally.counts), self.parcel, self.said, tuple(self.words)))
-            self.said, self.words = self.said + len(self.words), []
+            self.said = self.said + len(self.words)
+            self.words = []
             self.window.hear(answer)
             if answer.accepted and self.parcel:
                 self.outbox.popleft()

@@ -39,7 +39,9 @@ class TrainerHost:
     """The process in which the course of a run goes on; many threads call."""
 
     def __init__(self) -> None:
-        self.desk, self.asked, self.relay = LearnerEndpoint(), StopRequest(), WatcherRelay()
+        self.desk = LearnerEndpoint()
+        self.asked = StopRequest()
+        self.relay = WatcherRelay()
 
     def ready(self) -> bool:
         """Is it there?"""

@@ -58,9 +58,14 @@ class RemoteReplay:
     def __init__(
         self, plan: Plan, way: ReplayConnection, like: Replay, store: "Store | RemoteRows", restarts: int
     ) -> None:
-        self.plan, self.way, self.store, self.budget = plan, way, store, RestartBudget(restarts)
+        self.plan = plan
+        self.way = way
+        self.store = store
+        self.budget = RestartBudget(restarts)
         self.like = like  # a replay with the rules of the other one; it stays empty
-        self.spec, self.cut, self.lanes = like.spec, like.cut, store.lanes
+        self.spec = like.spec
+        self.cut = like.cut
+        self.lanes = store.lanes
         self.capacity = like.cut.items_in(buffer_of(plan).capacity)
         self.filter = None if like.filter is None else RemoteFilter(self)
         self._fold = like.fold
@@ -204,7 +209,11 @@ class RemoteRows:
     """What is known here of rows that nobody sees from here; see Store for what each method means."""
 
     def __init__(self, way: ReplayConnection, like: Store, lanes: int, rows: int) -> None:
-        self.way, self.spec, self.lanes, self.rows, self.row_bytes = way, like.spec, lanes, rows, like.row_bytes
+        self.way = way
+        self.spec = like.spec
+        self.lanes = lanes
+        self.rows = rows
+        self.row_bytes = like.row_bytes
         self.packs = like.packed is not None
         self.saved: CompressionSavings | None = None  # as last heard
 

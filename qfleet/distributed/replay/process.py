@@ -31,8 +31,12 @@ from qfleet.system.child_process import hidden_main
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
 
-NAP_SECONDS, END_SECONDS, START_SECONDS = 0.0002, 0.5, 30.0
-ORDERS, ANSWERS = 8, 4  # slots
+NAP_SECONDS = 0.0002
+END_SECONDS = 0.5
+START_SECONDS = 30.0
+# slots
+ORDERS = 8
+ANSWERS = 4
 
 
 class SharedReplayConnection:
@@ -41,15 +45,20 @@ class SharedReplayConnection:
     def __init__(
         self, plan: Plan, spec: Spec, cut: Cut, region: SharedMemory, context: ForkServerContext, hung_seconds: float
     ) -> None:
-        self.plan, self.spec, self.region, self.context = plan, spec, region, context
-        self.hung_seconds, self.answer_bytes = hung_seconds, batch_bytes(plan, spec, cut)
+        self.plan = plan
+        self.spec = spec
+        self.region = region
+        self.context = context
+        self.hung_seconds = hung_seconds
+        self.answer_bytes = batch_bytes(plan, spec, cut)
         self.process: BaseProcess | None = None
         self.waiting: deque[Batch | Sequences | None] = deque()
 
     def start(self, history: Path | None) -> None:
         """A process with an empty replay."""
         self.end()
-        self.orders, self.answers = Ring(ORDERS, order_bytes(self.plan, self.spec)), Ring(ANSWERS, self.answer_bytes)
+        self.orders = Ring(ORDERS, order_bytes(self.plan, self.spec))
+        self.answers = Ring(ANSWERS, self.answer_bytes)
         self.calls, theirs = self.context.Pipe()
         self.words = SharedMemory(WORDS_BYTES)
         parts = (self.region, self.orders, self.answers, theirs, self.words)
@@ -85,7 +94,9 @@ class SharedReplayConnection:
 
     def wait(self, ready: Callable[[], Any]) -> Any:
         """What `ready` answers when it is something; the wait has a limit."""
-        patience, waited, looked_at = self.patience(), 0.0, time.monotonic()
+        patience = self.patience()
+        waited = 0.0
+        looked_at = time.monotonic()
         while (found := ready()) is None or found is False:
             if self.process is None or not self.process.is_alive():
                 raise ReplayLost(self.last_words())
@@ -93,7 +104,8 @@ class SharedReplayConnection:
                 raise ReplayLost(f"the replay's process did not answer for {patience:g} s")
             time.sleep(NAP_SECONDS)
             # Whoever was stopped together with the replay must not find it hung on waking.
-            waited, looked_at = waited + min((now := time.monotonic()) - looked_at, LOOK_SECONDS), now
+            waited = waited + min((now := time.monotonic()) - looked_at, LOOK_SECONDS)
+            looked_at = now
         return found
 
     def patience(self) -> float:
@@ -174,6 +186,7 @@ def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runti
 
 def order_bytes(plan: Plan, spec: Spec) -> int:
     """The most that an order can need: a rollout with the world's own rewards beside it, or a batch's priorities."""
-    rows, size = int(getattr(plan.runtime, "chunk_rows", 1)), batch_size(plan)
+    rows = int(getattr(plan.runtime, "chunk_rows", 1))
+    size = batch_size(plan)
     rollout = rollout_bytes(spec, plan.env.num, rows) + 4 * rows * plan.env.num + 4096
     return max(rollout, packed_bytes(*priority_parts(np.zeros(size, np.int64), np.zeros(size, np.float32))))

@@ -65,7 +65,8 @@ def padded(size: int) -> int:
 
 def shared_store(replay: Replay, region: SharedMemory) -> Replay:
     """The replay with its rows in this memory, as they are there."""
-    begin, store = 0, replay.store
+    begin = 0
+    store = replay.store
     for name, column in columns_of(store).items():
         view = np.ndarray(column.shape, column.dtype, region.view, begin)
         setattr(store, name, view)
@@ -80,7 +81,8 @@ class ReplayServer:
     """A replay and the orders it obeys, whoever brings them."""
 
     def __init__(self, replay: Replay, history: str | None) -> None:
-        self.replay, self.history = replay, notes_in(history)
+        self.replay = replay
+        self.history = notes_in(history)
         self.orders: dict[str, Callable[[Parts], Parts | None]] = {
             "add": self.add,
             "priorities": self.update,
@@ -95,7 +97,8 @@ class ReplayServer:
     def add(self, parts: Parts) -> None:
         """Store a rollout."""
         facts, arrays = parts
-        gain, lanes = arrays.pop("gain", None), slice(int(facts["begin"]), int(facts["end"]))  # type: ignore[arg-type]
+        gain = arrays.pop("gain", None)
+        lanes = slice(int(facts["begin"]), int(facts["end"]))  # type: ignore[arg-type]
         rollout = as_rollout(({**facts, "kind": "rollout"}, arrays), self.replay.spec, lanes.stop - lanes.start)
         self.replay.add(rollout, gain, lanes)
         self.note("stored", source=rollout.source)

@@ -40,7 +40,8 @@ class Ledger:
         if incarnation < newest:
             raise ValueError(f"worker {worker}: incarnation {incarnation} is older than {newest}")
         if incarnation > newest:
-            self.incarnations[worker], self.sequences[worker] = incarnation, 0
+            self.incarnations[worker] = incarnation
+            self.sequences[worker] = 0
             self.dismissed[worker] = False
 
     def dismiss(self, worker: int) -> None:
@@ -86,5 +87,6 @@ class Ledger:
         dismissed = saved_array(state, "dismissed", FLAGS, shape)
         if (counts[0] > counts[1]).any():
             raise ValueError("sequences: more than the rollouts that were accepted")
-        self.incarnations, self.dismissed = incarnations.tolist(), dismissed.tolist()
+        self.incarnations = incarnations.tolist()
+        self.dismissed = dismissed.tolist()
         self.sequences, self.rollouts, self.steps = (count.tolist() for count in counts)

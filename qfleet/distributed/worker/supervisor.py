@@ -69,8 +69,12 @@ class Supervisor:
     ) -> None:
         # Long enough for one that never moves to fail as often as it may, and once more.
         window_seconds = max(window_seconds, (restarts + 1) * (max(hung_seconds, start_seconds) + largest_delay))
-        self.hung_seconds, self.restarts, self.window_seconds = hung_seconds, restarts, window_seconds
-        self.first_delay, self.largest_delay, self.rng = first_delay, largest_delay, rng
+        self.hung_seconds = hung_seconds
+        self.restarts = restarts
+        self.window_seconds = window_seconds
+        self.first_delay = first_delay
+        self.largest_delay = largest_delay
+        self.rng = rng
         self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds
         self.seats = [
             _WorkerRecord(last, RestartBudget(restarts, window_seconds)) for last in incarnations or [-1] * workers
@@ -112,7 +116,8 @@ class Supervisor:
         for seat, used in zip(self.seats, incarnations, strict=True):
             seat.incarnation = max(seat.incarnation, used)
             if seat.state != "quarantined":
-                seat.state, seat.due_at = "waiting", float("-inf")
+                seat.state = "waiting"
+                seat.due_at = float("-inf")
 
     def due(self, now: float) -> list[int]:
         """Workers to be started now."""
@@ -124,8 +129,11 @@ class Supervisor:
         if seat.state != "waiting":
             raise ValueError(f"worker {worker} is {seat.state}")
         seat.incarnation += 1
-        seat.state, seat.progress, seat.moved = "running", progress, False
-        seat.seen_at, seat.silent_seconds = now, 0.0
+        seat.state = "running"
+        seat.progress = progress
+        seat.moved = False
+        seat.seen_at = now
+        seat.silent_seconds = 0.0
         return seat.incarnation
 
     def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
@@ -138,7 +146,9 @@ class Supervisor:
         if not alive:
             return self.fail(worker, now, "dead")
         if progress != seat.progress:
-            seat.progress, seat.moved, seat.silent_seconds = progress, True, 0.0
+            seat.progress = progress
+            seat.moved = True
+            seat.silent_seconds = 0.0
         limit = self.hung_seconds if seat.moved else max(self.hung_seconds, self.start_seconds)
         return self.fail(worker, now, "hung") if seat.silent_seconds >= limit else None
 
@@ -160,7 +170,8 @@ class StragglerWatch:
     """Who brings in far less than the others, told once of each incarnation. It compares; nobody waits for it."""
 
     def __init__(self, window_seconds: float = PACE_SECONDS) -> None:
-        self.window_seconds, self.began_at = window_seconds, float("-inf")
+        self.window_seconds = window_seconds
+        self.began_at = float("-inf")
         self.before: dict[Who, int] = {}  # how much each had brought in when the window began
         self.named: set[Who] = set()
 
@@ -172,7 +183,8 @@ class StragglerWatch:
         gained = {who: count - self.before[who] for who, count in brought.items() if who in self.before}
         if sum(gained.values()) < FEW_ROLLOUTS * len(gained):
             return {}  # where all are slow the window lasts longer
-        self.began_at, self.before = now, dict(brought)
+        self.began_at = now
+        self.before = dict(brought)
         found = {who: share for who, share in stragglers(gained).items() if who not in self.named}
         self.named = (self.named | found.keys()) & brought.keys()
         return found

@@ -30,7 +30,10 @@ from qfleet.system.child_process import bound_log, die_with_parent
 from qfleet.system.shared_memory import SharedMemory
 
 # What is said through the socket: one byte each.
-READY, GO, ANSWERED, LEAVE = b"+", b"!", b".", b"q"
+READY = b"+"
+GO = b"!"
+ANSWERED = b"."
+LEAVE = b"q"
 DESK_BYTES = 65_536
 MADE_AT = DESK_BYTES - 1  # the byte that says that an environment was made and reset
 TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
@@ -76,7 +79,9 @@ class EnvWorker:
     """L environments, each made when it is first reset, and made again after it failed."""
 
     def __init__(self, task: EnvWorkerTask, spec: Spec, slab: EnvWorkerMemory) -> None:
-        self._task, self._spec, self._slab = task, spec, slab
+        self._task = task
+        self._spec = spec
+        self._slab = slab
         self._envs: list[AnyEnv | None] = [None] * len(slab.command)
         self._make: Callable[[], AnyEnv] | None = None
         self._single: SingleEnv | None = None
@@ -138,7 +143,8 @@ class EnvWorker:
         return single
 
     def _drop(self, lane: int) -> None:
-        env, self._envs[lane] = self._envs[lane], None
+        env = self._envs[lane]
+        self._envs[lane] = None
         if env is not None:
             with contextlib.suppress(Exception, SystemExit):
                 env.close()
@@ -253,7 +259,8 @@ def _told(line: socket.socket) -> bytes:
 def _described(error: BaseException) -> str:
     """One line that says what happened, and the traceback that begins where the environment was called."""
     if isinstance(error, EnvRaised):
-        call, error = f"{error.call}()", error.error
+        call = f"{error.call}()"
+        error = error.error
     else:
         call = "the environment"
     return f"{call} {describe(error)}\n{_trace(error)}"

@@ -33,8 +33,12 @@ class EnvWorkerMemory:
         parts = {
             name: np.ndarray(shape, dtype, self.region.view, offset) for name, (dtype, shape, offset) in layout.items()
         }
-        self.command, self.argument, self.outcome = parts["command"], parts["argument"], parts["outcome"]
-        self._at, self._beat, self._text = parts["at"], parts["beat"], parts["text"]
+        self.command = parts["command"]
+        self.argument = parts["argument"]
+        self.outcome = parts["outcome"]
+        self._at = parts["at"]
+        self._beat = parts["beat"]
+        self._text = parts["text"]
         mask = parts["mask"] if spec.masked else None
         self.step = Step(parts["obs"], parts["reward"], parts["terminated"], parts["truncated"], mask)
 
@@ -95,7 +99,8 @@ def _layout(spec: Spec, lanes: int) -> tuple[dict[str, tuple[str, tuple[int, ...
         "mask": ("bool", (lanes, spec.num_actions if spec.masked else 0)),
         "text": ("uint8", (lanes, TEXT_BYTES)),
     }
-    layout, offset = {}, 0
+    layout = {}
+    offset = 0
     for name, (dtype, shape) in parts.items():
         layout[name] = (dtype, shape, offset)
         offset += -(-math.prod(shape) * np.dtype(dtype).itemsize // _ALIGNMENT) * _ALIGNMENT

@@ -58,8 +58,12 @@ class EnvWorkerPool:
         logs: Path | None,
         clock: Callable[[], float],
     ) -> None:
-        self._task, self._spec, self._clock = task, spec, clock
-        self._step_seconds, self._memory_bytes, self._logs = step_seconds, memory_bytes, logs
+        self._task = task
+        self._spec = spec
+        self._clock = clock
+        self._step_seconds = step_seconds
+        self._memory_bytes = memory_bytes
+        self._logs = logs
         bounds = [num * worker // workers for worker in range(workers + 1)]
         self.lanes = [range(first, after) for first, after in pairwise(bounds)]
         self.children: list[EnvWorkerProcess | None] = [None] * workers
@@ -67,7 +71,8 @@ class EnvWorkerPool:
         self.faults: list[EnvFault] = []  # seen, but not yet taken
         self._weighed_at = clock()
         self._heavy: set[int] = set()
-        self._poll, self._voices = select.poll(), dict[int, EnvWorkerProcess]()
+        self._poll = select.poll()
+        self._voices = dict[int, EnvWorkerProcess]()
 
     def hire(self, worker: int) -> None:
         """Start a worker's process; `listen` will hear when it is ready."""
@@ -92,7 +97,8 @@ class EnvWorkerPool:
 
     def take_faults(self) -> list[EnvFault]:
         """What failed since this was last asked."""
-        taken, self.faults = self.faults, []
+        taken = self.faults
+        self.faults = []
         return taken
 
     def starting(self) -> bool:
@@ -105,7 +111,8 @@ class EnvWorkerPool:
         for child, lanes in zip(self.children, self.lanes, strict=True):
             part = slice(lanes.start, lanes.stop)
             if child is not None and child.state == "idle" and command[part].any():
-                child.slab.command[:], child.slab.argument[:] = command[part], argument[part]
+                child.slab.command[:] = command[part]
+                child.slab.argument[:] = argument[part]
                 child.go(now)
         # Whoever woke up on this core begins now, not when this process next sleeps: some milliseconds of learning.
         os.sched_yield()
@@ -151,7 +158,8 @@ class EnvWorkerPool:
                 self._lose(worker, "hung", f"did not {doing} in time", child.where())
 
     def _attend(self) -> None:
-        self._poll, self._voices = select.poll(), {}
+        self._poll = select.poll()
+        self._voices = {}
         for child in filter(None, self.children):
             for fd in (child.line.fileno(), child.process.sentinel):
                 self._voices[fd] = child
@@ -169,15 +177,19 @@ class EnvWorkerPool:
             self.expire()
 
     def _take(self, worker: int, step: Step, done: Array) -> None:
-        child, lanes = self.children[worker], self.lanes[worker]
+        child = self.children[worker]
+        lanes = self.lanes[worker]
         if child is None:
             return
-        part, answer = slice(lanes.start, lanes.stop), child.slab.step
+        part = slice(lanes.start, lanes.stop)
+        answer = child.slab.step
         good = child.slab.outcome == DONE
         done[part] = good
         terminated, truncated = child.slab.flags()
-        step.obs[part][good], step.reward[part][good] = answer.obs[good], answer.reward[good]
-        step.terminated[part][good], step.truncated[part][good] = terminated[good], truncated[good]
+        step.obs[part][good] = answer.obs[good]
+        step.reward[part][good] = answer.reward[good]
+        step.terminated[part][good] = terminated[good]
+        step.truncated[part][good] = truncated[good]
         if step.mask is not None and answer.mask is not None:
             step.mask[part][good] = answer.mask.view(np.uint8)[good] != 0
         for index in np.flatnonzero(~good & (child.slab.command != 0)):
@@ -206,7 +218,8 @@ class EnvWorkerPool:
             self._lose(worker, "leaked", "grew beyond env.worker_memory_gib")
 
     def _lose(self, worker: int, kind: Literal["hung", "died", "leaked"], what: str, cause: str = "") -> None:
-        child, lanes = self.children[worker], self.lanes[worker]
+        child = self.children[worker]
+        lanes = self.lanes[worker]
         self._heavy.discard(worker)
         if child is None:
             return
@@ -215,7 +228,8 @@ class EnvWorkerPool:
         at = child.slab.at if kind != "leaked" else None
         guilty = tuple(lanes) if at is None else (lanes[at],)
         where = f"worker {worker}" if at is None else f"worker {worker}, at lane {guilty[0]},"
-        text, seconds = cause or child.last_words(), self._clock() - child.since
+        text = cause or child.last_words()
+        seconds = self._clock() - child.since
         self._end(child)
         self.faults.append(EnvFault(kind, worker, tuple(lanes), guilty, f"{where} {what}", text, seconds))
 

@@ -49,7 +49,9 @@ class EnvWorkerProcess:
     """A worker with a slab of its own: a new one after a fault shares nothing with the one before."""
 
     def __init__(self, task: EnvWorkerTask, spec: Spec, lanes: int, log: str, now: float) -> None:
-        self.slab, self._desk, self._log = EnvWorkerMemory(spec, lanes), SharedMemory(DESK_BYTES), log
+        self.slab = EnvWorkerMemory(spec, lanes)
+        self._desk = SharedMemory(DESK_BYTES)
+        self._log = log
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.since = now
         self.line, theirs = socket.socketpair()
@@ -62,7 +64,8 @@ class EnvWorkerProcess:
 
     def go(self, now: float) -> None:
         """Have the worker do what its slab says."""
-        self.state, self.since = "busy", now
+        self.state = "busy"
+        self.since = now
         self.slab.outcome[:] = 0
         self.slab.end()
         try:
@@ -179,7 +182,8 @@ def _found(
     if process.exitcode is None and process.pid is not None:
         os.kill(process.pid, TELL_SIGNAL)
         process.join(timeout=_TELL_SECONDS)
-    code, text = process.exitcode, bytes(desk.view[:MADE_AT]).split(b"\0", 1)[0]
+    code = process.exitcode
+    text = bytes(desk.view[:MADE_AT]).split(b"\0", 1)[0]
     end_group(process)
     desk.close()
     if code != 0 or not text:  # an environment may leave by os._exit(0), before anything was seen

@@ -53,7 +53,9 @@ class ProcessVectorEnv:
         logs: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.num, self._name, self._clock = num, task.env.id, clock
+        self.num = num
+        self._name = task.env.id
+        self._clock = clock
         self.spec, self.notes = scouted(task, episode_seed(seed, stream, 0, 0), os.devnull)
         limits = {"step_seconds": step_seconds, "memory_bytes": memory_bytes}
         self._staff = EnvWorkerPool(task, self.spec, num, min(workers, num), logs=logs, clock=clock, **limits)  # type: ignore[arg-type]
@@ -72,7 +74,8 @@ class ProcessVectorEnv:
         """Begin the first episode in every lane."""
         self._settle()
         self._episodes.rewind()
-        self._last, self._gone = blank(self.spec, self.num), np.ones(self.num, bool)
+        self._last = blank(self.spec, self.num)
+        self._gone = np.ones(self.num, bool)
         self._await_staff()
         self._begin()
         self._finish()
@@ -88,7 +91,8 @@ class ProcessVectorEnv:
         """Wait for the workers, but for none longer than its time."""
         if self._sent is None:
             raise RuntimeError("receive() without send()")
-        action, self._sent = self._sent, None
+        action = self._sent
+        self._sent = None
         done = self._finish()
         self._episodes.record(action, done & (self._command == STEP))
         return self._shown()
@@ -120,7 +124,8 @@ class ProcessVectorEnv:
         """Drive every lane again from its episode's seed, all side by side."""
         self._settle()
         self._episodes.load_state_dict(state, self.spec.num_actions)
-        ended, gone = saved_array(state, "ended", FLAGS, (self.num,)), np.zeros(self.num, bool)
+        ended = saved_array(state, "ended", FLAGS, (self.num,))
+        gone = np.zeros(self.num, bool)
         self._last = blank(self.spec, self.num)
         if "gone" in state:
             gone = saved_array(state, "gone", FLAGS, (self.num,))
@@ -140,7 +145,8 @@ class ProcessVectorEnv:
     def _begin(self, action: Array | None = None) -> None:
         """Have every lane step or, where its episode is over, reset if it can."""
         self._hire()
-        can, over = self._staff.ready(), self._gone | self._last.terminated | self._last.truncated
+        can = self._staff.ready()
+        over = self._gone | self._last.terminated | self._last.truncated
         resets = can & over & self._due()
         steps = can & ~over if action is not None else np.zeros(self.num, bool)
         argument = np.zeros(self.num, np.int64) if action is None else action.copy()
@@ -172,7 +178,8 @@ class ProcessVectorEnv:
             step.obs[~done] = was.obs[~done]
         step.lost = ~done | self._gone
         step.truncated |= ~done
-        self._gone, self._last = ~done, step
+        self._gone = ~done
+        self._last = step
         self._book(done)
         return done
 
@@ -183,7 +190,8 @@ class ProcessVectorEnv:
 
     def _book(self, done: Array) -> None:
         """Charge what failed to whom it is due, and forgive those that are well again."""
-        now, ended = self._clock(), self._last.terminated | self._last.truncated
+        now = self._clock()
+        ended = self._last.terminated | self._last.truncated
         for fault in self._staff.take_faults():
             if fault.kind == "leaked":  # its last step was a good one
                 self._gone[list(fault.lanes)] |= ~ended[list(fault.lanes)]
@@ -237,7 +245,8 @@ class ProcessVectorEnv:
             self._step_again(np.where(moves, STEP, IDLE), np.array(action, np.int64))
 
     def _step_again(self, command: Array, argument: Array) -> None:
-        was, gone = self._last, self._gone
+        was = self._last
+        gone = self._gone
         self._order(command, argument)
         done = self._gather()
         # Who was not told anything stays as it was, unless its worker is gone.

@@ -79,7 +79,8 @@ def c51(env_id: str) -> Settings:
     Advice: net.head.low and net.head.high must cover the discounted return; they are guessed for unknown worlds.
     """
     atari = {"algo.target.every_updates": 2_500, "algo.explore.end": 0.01}
-    plain, optim = distributional(dqn(env_id)), with_adam(env_id, 2.5e-4, 3.125e-4)
+    plain = distributional(dqn(env_id))
+    optim = with_adam(env_id, 2.5e-4, 3.125e-4)
     return {**plain, **with_atoms(env_id, 51), **optim, **only_atari(env_id, atari)}
 
 
@@ -100,7 +101,8 @@ def iqn(env_id: str) -> Settings:
     Advice: the head runs once per fraction; on a CPU net.head.fractions=8 net.head.target_fractions=8 learns as well.
     """
     sizes = {"net.head.fractions": 64, "net.head.target_fractions": 64, "net.head.act_fractions": 32}
-    plain, optim = distributional(dqn(env_id)), with_adam(env_id, 5e-5, 3.125e-4)
+    plain = distributional(dqn(env_id))
+    optim = with_adam(env_id, 5e-5, 3.125e-4)
     return {**plain, "net.head.type": "implicit", **sizes, **optim}
 
 

@@ -243,7 +243,8 @@ def algorithm_presets() -> dict[str, Algorithm]:
 
 def settings_of(name: str, env_id: str) -> Settings:
     """The settings of the preset of this name for an environment."""
-    algorithms, environments = algorithm_presets(), environment_presets()
+    algorithms = algorithm_presets()
+    environments = environment_presets()
     if name in algorithms:
         return algorithms[name](env_id)
     if name in environments:

@@ -57,7 +57,8 @@ def distributional(settings: Settings) -> Settings:
 def with_adam(env_id: str, learning_rate: float, eps: float, clip_norm: float | None = 10.0) -> Settings:
     """Adam as published; for MinAtar all agents share one learning rate (Obando-Ceron and Castro 2021)."""
     if MINATAR.search(env_id):
-        learning_rate, eps = 2.5e-4, 3.125e-4
+        learning_rate = 2.5e-4
+        eps = 3.125e-4
     return {
         "optim.type": "adam",
         "optim.learning_rate": learning_rate,

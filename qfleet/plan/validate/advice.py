@@ -21,7 +21,8 @@ def _not_exact(plan: Plan) -> str | None:
 
 
 def _still_exploring(plan: Plan) -> str | None:
-    explore, steps = plan.algo.explore, plan.until.steps
+    explore = plan.algo.explore
+    steps = plan.until.steps
     if not isinstance(explore, LinearEpsilon) or explore.steps <= steps:
         return None
     left = explore.start + (explore.end - explore.start) * steps / explore.steps
@@ -36,7 +37,8 @@ def _nothing_learned(plan: Plan) -> str | None:
 
 
 def _target_stays(plan: Plan) -> str | None:
-    target, total = plan.algo.target, total_updates(plan)
+    target = plan.algo.target
+    total = total_updates(plan)
     if (
         not isinstance(target, CopyTarget)
         or isinstance(plan.replay, FreshReplay)
@@ -48,7 +50,8 @@ def _target_stays(plan: Plan) -> str | None:
 
 
 def _reset_at_the_end(plan: Plan) -> str | None:
-    reset, total = plan.algo.reset, total_updates(plan)
+    reset = plan.algo.reset
+    total = total_updates(plan)
     if not isinstance(reset, PeriodicReset) or total < reset.every_updates:
         return None
     left = total % reset.every_updates
@@ -58,14 +61,16 @@ def _reset_at_the_end(plan: Plan) -> str | None:
 
 
 def _still_annealing(plan: Plan) -> str | None:
-    anneal, total = plan.algo.anneal, total_updates(plan)
+    anneal = plan.algo.anneal
+    total = total_updates(plan)
     if not isinstance(anneal, ExponentialAnneal) or anneal.updates <= total:
         return None
     return f"algo.anneal.updates={anneal.updates}, but the run makes {total} updates: n and discount stay on their way"
 
 
 def _rate_is_zero(plan: Plan) -> str | None:
-    end, total = plan.optim.decay_updates, total_updates(plan)
+    end = plan.optim.decay_updates
+    total = total_updates(plan)
     if end is None or end >= total:
         return None
     return f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"

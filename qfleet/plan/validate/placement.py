@@ -36,7 +36,8 @@ def one_bundle(plan: Plan) -> Plan:
     """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
     if not has_bundles(plan) or not isinstance(plan.replay, BufferReplay):
         return plan
-    num, algo = plan.learners.num, plan.algo
+    num = plan.learners.num
+    algo = plan.algo
     start = -(-algo.learn_start_steps // num)
     return replace(
         plan,
@@ -47,7 +48,8 @@ def one_bundle(plan: Plan) -> Plan:
 
 
 def _bundles_are_equal(case: Case) -> Problem:
-    plan, num = case.plan, case.plan.learners.num
+    plan = case.plan
+    num = case.plan.learners.num
     for path, total in (("env.num", plan.env.num), ("algo.batch_size", plan.algo.batch_size)):
         if has_bundles(plan) and total % num:
             what = f"{case.named(path)} is not a multiple of {case.named('learners.num')}"
@@ -63,7 +65,8 @@ def _someone_else_acts(case: Case) -> Problem:
 
 
 def _shares_are_equal(case: Case) -> Problem:
-    envs, actors = case.plan.env.num, case.plan.actors.num
+    envs = case.plan.env.num
+    actors = case.plan.actors.num
     if envs % actors == 0:
         return None
     what = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
@@ -71,7 +74,8 @@ def _shares_are_equal(case: Case) -> Problem:
 
 
 def _shares_add_up(case: Case) -> Problem:
-    envs, actors = case.plan.env.num, case.plan.actors
+    envs = case.plan.env.num
+    actors = case.plan.actors
     if actors.envs is None or actors.envs * actors.num == envs:
         return None
     total = actors.envs * actors.num
@@ -80,7 +84,8 @@ def _shares_add_up(case: Case) -> Problem:
 
 
 def _members_share(case: Case) -> Problem:
-    members, share = case.plan.population.num, case.plan.env.num // case.plan.actors.num
+    members = case.plan.population.num
+    share = case.plan.env.num // case.plan.actors.num
     if share % members == 0:
         return None
     what = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
@@ -103,7 +108,8 @@ def _address_is_one(case: Case) -> Problem:
 
 
 def _steps_end_first(case: Case) -> Problem:
-    runtime, env = case.plan.runtime, case.plan.env
+    runtime = case.plan.runtime
+    env = case.plan.env
     # Central inference gives environments processes of their own too, but for those that are stepped in native code.
     native = ATARI.search(env.id) or CARTPOLE.search(env.id)
     timed = env.workers or (is_central(case.plan) and not native)
@@ -114,7 +120,8 @@ def _steps_end_first(case: Case) -> Problem:
 
 
 def _chunks_fit(case: Case) -> Problem:
-    runtime, replay = case.plan.runtime, case.plan.replay
+    runtime = case.plan.runtime
+    replay = case.plan.replay
     if isinstance(runtime, InlineRuntime) or not isinstance(replay, FreshReplay) or runtime.chunk_rows <= replay.rows:
         return None
     what = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"

@@ -72,7 +72,8 @@ def _held(case: Case) -> str:
     """What the replay can hold, in words: steps, or sequences that begin a stride apart."""
     if case.buffer is None or not isinstance(case.plan.algo.view, SequencesView):
         return case.named("replay.capacity")
-    count, view = case.buffer.capacity // item_stride(case.plan), case.named("algo.view.stride")
+    count = case.buffer.capacity // item_stride(case.plan)
+    view = case.named("algo.view.stride")
     return f"the {count} sequences of {case.named('replay.capacity')} with {view}"
 
 
@@ -99,7 +100,8 @@ def _sequences_fit(case: Case) -> Problem:
 
 
 def _learning_starts(case: Case) -> Problem:
-    start, end = case.plan.algo.learn_start_steps, case.plan.until.steps
+    start = case.plan.algo.learn_start_steps
+    end = case.plan.until.steps
     if start < end or case.buffer is None or not case.asked_now("algo.learn_start_steps"):
         return None
     what = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
@@ -180,7 +182,8 @@ def _score_is_measured(case: Case) -> Problem:
 
 
 def _target_moves(case: Case) -> Problem:
-    path, target = "algo.target.every_updates", case.plan.algo.target
+    path = "algo.target.every_updates"
+    target = case.plan.algo.target
     if not isinstance(target, CopyTarget) or not case.asked_now(path) or case.buffer is None:
         return None
     if target.every_updates <= total_updates(case.plan):
@@ -210,7 +213,8 @@ def _device_is_known(case: Case) -> Problem:
 
 
 def _reset_comes(case: Case) -> Problem:
-    path, reset = "algo.reset.every_updates", case.plan.algo.reset
+    path = "algo.reset.every_updates"
+    reset = case.plan.algo.reset
     if not isinstance(reset, PeriodicReset) or reset.every_updates < total_updates(case.plan):
         return None
     if not (case.asked_now(path) or case.asked_now("algo.reset.type")):
@@ -230,7 +234,8 @@ def _switches_come(case: Case) -> Problem:
 
 
 def _anneal_moves(case: Case) -> Problem:
-    algo, anneal = case.plan.algo, case.plan.algo.anneal
+    algo = case.plan.algo
+    anneal = case.plan.algo.anneal
     if not isinstance(anneal, ExponentialAnneal) or (anneal.n_step, anneal.discount) != (algo.n_step, algo.discount):
         return None
     what = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
@@ -238,7 +243,8 @@ def _anneal_moves(case: Case) -> Problem:
 
 
 def _anneal_ends(case: Case) -> Problem:
-    reset, anneal = case.plan.algo.reset, case.plan.algo.anneal
+    reset = case.plan.algo.reset
+    anneal = case.plan.algo.anneal
     if not isinstance(reset, PeriodicReset) or not isinstance(anneal, ExponentialAnneal):
         return None
     if anneal.updates < reset.every_updates:
@@ -264,7 +270,8 @@ def _batch_can_grow(case: Case) -> Problem:
 
 
 def _grown_batch_fits(case: Case) -> Problem:
-    batch, stride = case.plan.steer.batch, item_stride(case.plan)
+    batch = case.plan.steer.batch
+    stride = item_stride(case.plan)
     if not isinstance(batch, GrowingBatch) or case.buffer is None or batch.largest <= case.buffer.capacity // stride:
         return None
     what = f"{case.named('steer.batch.largest')} is more than {_held(case)}"
@@ -272,7 +279,8 @@ def _grown_batch_fits(case: Case) -> Problem:
 
 
 def _patience_runs_out(case: Case) -> Problem:
-    count, values = case.plan.until.steps // case.plan.eval.every_steps, paths.flatten(case.plan)
+    count = case.plan.until.steps // case.plan.eval.every_steps
+    values = paths.flatten(case.plan)
     for path in PATIENCE:
         asked = case.asked_now(path) or case.asked_now(f"{path.removesuffix('.patience')}.type")
         if asked and (patience := values.get(path)) is not None and patience >= count:
@@ -282,7 +290,8 @@ def _patience_runs_out(case: Case) -> Problem:
 
 
 def _lanes_divide(case: Case) -> Problem:
-    lanes, members = case.plan.env.num, case.plan.population.num
+    lanes = case.plan.env.num
+    members = case.plan.population.num
     if lanes % members == 0:
         return None
     what = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
@@ -290,7 +299,8 @@ def _lanes_divide(case: Case) -> Problem:
 
 
 def _weights_are_taken(case: Case) -> Problem:
-    path, every = "population.every_steps", case.plan.population.every_steps
+    path = "population.every_steps"
+    every = case.plan.population.every_steps
     if every < case.plan.until.steps or not case.asked_now(path):
         return None
     what = f"{case.named(path)} has no effect: {case.named('until.steps')}"
@@ -298,7 +308,8 @@ def _weights_are_taken(case: Case) -> Problem:
 
 
 def _rates_are_sane(case: Case) -> Problem:
-    population, rate = case.plan.population, case.plan.optim.learning_rate
+    population = case.plan.population
+    rate = case.plan.optim.learning_rate
     if population.num == 1 or population.spread == 1.0:
         return None
     # As logarithms: the power itself may be beyond the numbers there are.
@@ -313,7 +324,8 @@ def _rates_are_sane(case: Case) -> Problem:
 
 
 def _everyone_learns(case: Case) -> Problem:
-    num, batch = case.plan.learners.num, case.plan.algo.batch_size
+    num = case.plan.learners.num
+    batch = case.plan.algo.batch_size
     if batch >= num:
         return None
     what = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
@@ -321,7 +333,8 @@ def _everyone_learns(case: Case) -> Problem:
 
 
 def _parts_have_items(case: Case) -> Problem:
-    parts, share = case.plan.algo.accumulate, case.plan.algo.batch_size // case.plan.learners.num
+    parts = case.plan.algo.accumulate
+    share = case.plan.algo.batch_size // case.plan.learners.num
     if parts <= share:
         return None
     of = "" if case.plan.learners.num == 1 else f" for each of {case.named('learners.num')}"
@@ -330,7 +343,8 @@ def _parts_have_items(case: Case) -> Problem:
 
 
 def _somebody_is_waited_for(case: Case) -> Problem:
-    sync, num = case.plan.sync, case.plan.learners.num
+    sync = case.plan.sync
+    num = case.plan.learners.num
     if not isinstance(sync, ServerSync) or sync.spare < num:
         return None
     return (
@@ -357,7 +371,8 @@ def _block_divides(case: Case) -> Problem:
 
 
 def _spectral_has_layers(case: Case) -> Problem:
-    torso, path = case.plan.net.torso, "net.spectral_norm"
+    torso = case.plan.net.torso
+    path = "net.spectral_norm"
     if not (case.plan.net.spectral_norm and isinstance(torso, MlpTorso) and case.asked_now(path)):
         return None
     if len(torso.sizes) > 1:
@@ -367,7 +382,8 @@ def _spectral_has_layers(case: Case) -> Problem:
 
 
 def _eta_matters(case: Case) -> Problem:
-    path, sampler = "algo.view.eta", case.buffer.sampler if case.buffer is not None else None
+    path = "algo.view.eta"
+    sampler = case.buffer.sampler if case.buffer is not None else None
     if not case.asked_now(path) or isinstance(sampler, PrioritizedSampler):
         return None
     return f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
