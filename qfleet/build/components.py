@@ -25,8 +25,8 @@ from qfleet.learn import (
     PopulationLearner,
     ReplaySource,
     dormant_units,
+    make_batch_source,
     make_bonus,
-    make_feed,
     make_learner,
     rate_factors,
 )
@@ -174,7 +174,7 @@ class Components:
     plan: Plan
     spec: Spec
     actor: ActorSide
-    feed: BatchSource
+    batch_source: BatchSource
     learner: Learner | PopulationLearner
     remote: ReplayProcess | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
@@ -188,12 +188,12 @@ class Components:
     @property
     def steps(self) -> int:
         """Environment steps that came in, those of other learners' bundles too."""
-        return self.feed.steps + (0 if self.partners is None else self.partners.steps)
+        return self.batch_source.steps + (0 if self.peers is None else self.peers.steps)
 
     @property
     def forgiven(self) -> int:
         """Updates that will never be made."""
-        return self.feed.gate.forgiven if isinstance(self.feed, ReplaySource) else 0
+        return self.batch_source.limiter.forgiven if isinstance(self.batch_source, ReplaySource) else 0
 
     @property
     def policy(self) -> Policy:
@@ -207,33 +207,33 @@ class Components:
         return acting.policies if isinstance(acting, PopulationPolicy) else [acting]
 
     @property
-    def partners(self) -> Peers | None:
+    def peers(self) -> Peers | None:
         """The other learners, if there are any."""
-        return self.learner.partners if isinstance(self.learner, Learner) else None
+        return self.learner.peers if isinstance(self.learner, Learner) else None
 
     def state_dict(self) -> State:
         """Everything but weights, moments and replay rows, which have files of their own."""
         drawn = device_rng(self.plan.runtime.device)
         return {
             "actor": self.actor.state_dict(),
-            "feed": self.feed.state_dict(),
+            "feed": self.batch_source.state_dict(),
             "updates": self.learner.updates,
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
             **({} if drawn is None else {"accelerator": drawn}),
-            **({} if self.partners is None else {"together": together(self.partners)}),
+            **({} if self.peers is None else {"together": together(self.peers)}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
         """Come back; returns the lanes [B] whose world could not."""
-        self.feed.load_state_dict(state["feed"], with_replay=with_replay)
+        self.batch_source.load_state_dict(state["feed"], with_replay=with_replay)
         self.learner.updates = saved_count(state, "updates")
         # Before a rate could be steered it was the plan's own, which the learner has.
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
-        if self.partners is not None and "together" in state:
-            rejoin(self.partners, state["together"])
+        if self.peers is not None and "together" in state:
+            rejoin(self.peers, state["together"])
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
@@ -241,52 +241,52 @@ class Components:
         self.policy.noisy = False
         set_noise(self.policy.net, active=False)
         self.policy.follow()
-        return dormant_units(self.policy.net, self.feed.replay)
+        return dormant_units(self.policy.net, self.batch_source.replay)
 
     def moving(self) -> State:
         """Settings that do not stand still, as they are now: of those the plan lets move."""
         plan = self.plan
         learner = self.learner
-        feed = self.feed
+        batch_source = self.batch_source
         now: State = {}
         moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
         if moves or plan.steer.learning_rate != SteadyRate():
             now["learning_rate"] = learner.rate()
-        if isinstance(feed, ReplaySource) and plan.steer.batch != SteadyBatch():
-            now["batch_size"] = feed.batch_size
-        if isinstance(feed, ReplaySource) and feed.anneal is not None:
-            now |= {"n_step": feed.replay.fold.n, "discount": feed.replay.fold.gamma}
+        if isinstance(batch_source, ReplaySource) and plan.steer.batch != SteadyBatch():
+            now["batch_size"] = batch_source.batch_size
+        if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
+            now |= {"n_step": batch_source.replay.fold.n, "discount": batch_source.replay.fold.gamma}
         if learner.reset is not None:
             now["resets"] = learner.reset.number(learner.updates)
         return now
 
     def rest(self) -> None:
         """Return when every learner is at rest, and what they know is in `learner`."""
-        if self.partners is not None:
-            self.partners.rest()
+        if self.peers is not None:
+            self.peers.rest()
 
     def close(self) -> None:
         """Let go of whoever acts, learns and remembers."""
         self.actor.close()
-        if self.partners is not None:
-            self.partners.close()
-        self.feed.replay.close()
+        if self.peers is not None:
+            self.peers.close()
+        self.batch_source.replay.close()
 
 
-def together(partners: Peers) -> State:
+def together(peers: Peers) -> State:
     """How several learners agree, by which codecs no more, and how many they are."""
-    sync = msgspec.json.encode(partners.agreement).decode()
-    mistrusted = msgspec.json.encode(sorted(partners.mistrusted, key=str)).decode()
-    return {"sync": sync, "mistrusted": mistrusted, "learners": partners.num, "steps": partners.steps}
+    sync = msgspec.json.encode(peers.agreement).decode()
+    mistrusted = msgspec.json.encode(sorted(peers.mistrusted, key=str)).decode()
+    return {"sync": sync, "mistrusted": mistrusted, "learners": peers.num, "steps": peers.steps}
 
 
-def rejoin(partners: Peers, state: State) -> None:
+def rejoin(peers: Peers, state: State) -> None:
     """The same again. A run that goes back does not forget which codecs were given up; once they were not saved."""
-    partners.mistrusted |= msgspec.json.decode(state.get("mistrusted", "[]"), type=set[Codec])
-    partners.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
-    partners.resize(int(state["learners"]))
+    peers.mistrusted |= msgspec.json.decode(state.get("mistrusted", "[]"), type=set[Codec])
+    peers.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
+    peers.resize(int(state["learners"]))
     # Before there were bundles only the driver's own steps counted.
-    partners.steps = int(state.get("steps", 0))
+    peers.steps = int(state.get("steps", 0))
 
 
 def device_rng(device: str | None) -> Array | None:
@@ -341,9 +341,11 @@ def join_parts(
     if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
         show_places(replay, learners, device)
     bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
-    feed = make_feed(own, replay, learners[0], own.env.num, bonus)
+    batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
-    return Components(plan, stored, hire(LearnerSide(feed, learner, one_policy(policies))), feed, learner)
+    return Components(
+        plan, stored, hire(LearnerSide(batch_source, learner, one_policy(policies))), batch_source, learner
+    )
 
 
 def show_places(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
@@ -363,7 +365,7 @@ def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
 class LearnerSide:
     """The part of a line that learns, as whoever acts gets to see it."""
 
-    feed: BatchSource
+    batch_source: BatchSource
     learner: Learner | PopulationLearner
     policy: Policy | PopulationPolicy  # what is judged and saved
 
@@ -406,7 +408,9 @@ def tells_values(plan: Plan) -> bool:
     return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
 
 
-def make_line(plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None) -> Components:
+def make_components(
+    plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None
+) -> Components:
     """A line whose one actor is turned by hand."""
     return join_parts(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
 

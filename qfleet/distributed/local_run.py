@@ -13,7 +13,7 @@ from qfleet.build.components import Components, EnvMaker, make_train_world
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
 from qfleet.data import World
-from qfleet.distributed.runtime import line_for
+from qfleet.distributed.runtime import components_for
 from qfleet.errors import UsageError
 from qfleet.nets import under_own_names
 from qfleet.plan import diff, read_plan, trusted_settings
@@ -26,7 +26,7 @@ from qfleet.training.migrations import room_for
 from qfleet.training.private_plan import keep_plan
 from qfleet.training.run_log import Callback
 from qfleet.training.saved_weights import weights_of
-from qfleet.training.session import conduct, interactive_watcher, noting, teller, threads
+from qfleet.training.session import interactive_watcher, noting, run_session, teller, threads
 from qfleet.training.signals import StopRequest
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, new_run_dir, provenance, write_json
@@ -60,14 +60,14 @@ def train_here(
     watcher = watcher if watcher is not None else interactive_watcher()
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
-    def begin(course: Trainer) -> list[str]:
+    def begin(trainer: Trainer) -> list[str]:
         for text in warnings:
-            teller(course.diary)(text)
-        course.keeper.require_space()
-        course.doubt(course.unpromised())
-        course.doubt([] if course.line.partners is None else course.line.partners.chances())
-        course.begin()
-        return course.line.notes
+            teller(trainer.run_log)(text)
+        trainer.checkpointer.require_space()
+        trainer.doubt(trainer.unpromised())
+        trainer.doubt([] if trainer.line.peers is None else trainer.line.peers.chances())
+        trainer.begin()
+        return trainer.line.notes
 
     with threads(plan):
         world = make_train_world(plan, env)
@@ -82,7 +82,7 @@ def train_here(
         origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
         write_json(folder / "provenance.json", origin)
         sign(folder, plan.env, trusted_settings(plan))
-        conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
+        run_session(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
     return folder, line
 
 
@@ -101,13 +101,13 @@ def resume_here(
     """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
     env = own[0]
 
-    def begin(course: Trainer) -> list[str]:
-        lost = course.come_back(strict=strict)
+    def begin(trainer: Trainer) -> list[str]:
+        lost = trainer.come_back(strict=strict)
         keep_plan(plan, folder / "run.toml")
-        course.diary.events.event("resumed", env_steps=course.steps, changes=list(notes), lost_episodes=lost)
+        trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
-            course.diary.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
-        return [f"resumed at step {course.steps}", *notes]
+            trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
+        return [f"resumed at step {trainer.steps}", *notes]
 
     with threads(plan):
         world = make_train_world(plan, env)
@@ -115,8 +115,8 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(line_for(plan, world, *own, desk)) as line:
-            conduct(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
+        with closing(components_for(plan, world, *own, desk)) as line:
+            run_session(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
     return line
 
 
@@ -137,7 +137,7 @@ def prepared(
     plan = resolve(plan, world.spec, own_torso=own[1] is not None, own_explore=own[2] is not None)
     require_memory(plan, world.spec)
     plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
-    line = line_for(plan, world, *own, desk)
+    line = components_for(plan, world, *own, desk)
     line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
     line.doubts = doubts
     with ExitStack() as unless_all_is_well:

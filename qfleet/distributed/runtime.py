@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import Components, EnvMaker, make_line, make_policy
+from qfleet.build.components import Components, EnvMaker, make_components, make_policy
 from qfleet.build.inference_placement import settled
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
@@ -42,7 +42,7 @@ def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore
     return True
 
 
-def line_for(
+def components_for(
     plan: Plan,
     world: World,
     make: EnvMaker | None,
@@ -54,7 +54,7 @@ def line_for(
 
     A plan for Ray needs a `desk`; without one the line can be looked at but not run.
     """
-    line = acting_line(plan, world, make, torso, explore, desk)
+    line = acting_components(plan, world, make, torso, explore, desk)
     runs_here = desk is not None or not isinstance(plan.runtime, RayRuntime)
     if plan.learners.num > 1 and isinstance(line.learner, Learner) and runs_here:
         from qfleet.distributed.learners.group import (
@@ -63,7 +63,9 @@ def line_for(
 
         try:
             quarters = quarters_for(plan, world.spec, line, (make, torso, explore))
-            line.learner.partners = LearnerGroup(plan, line.learner, quarters, line.feed if has_bundles(plan) else None)
+            line.learner.peers = LearnerGroup(
+                plan, line.learner, quarters, line.batch_source if has_bundles(plan) else None
+            )
         except BaseException:
             line.close()
             raise
@@ -82,10 +84,10 @@ def quarters_for(plan: Plan, shown: Spec, line: Components, own: "Own") -> "Lear
         from qfleet.distributed.ray.learners import RayLearnerLauncher
 
         return RayLearnerLauncher(plan, shown, line.spec, own)
-    return LocalLearnerLauncher(plan, shown, line.spec, line.feed.replay.cut, own)
+    return LocalLearnerLauncher(plan, shown, line.spec, line.batch_source.replay.cut, own)
 
 
-def acting_line(
+def acting_components(
     plan: Plan,
     world: World,
     make: EnvMaker | None,
@@ -95,29 +97,29 @@ def acting_line(
 ) -> Components:
     """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
     if has_bundles(plan):
-        line = make_line(plan, world, torso, explore)
+        line = make_components(plan, world, torso, explore)
         if isinstance(line.actor, Actor):
             line.actor.elapsed = lambda: all_steps(line, plan.learners.num)
         return line
     if isinstance(plan.runtime, ProcessesRuntime):
         # Most runs need no processes, nor the time to import them.
-        from qfleet.distributed.actors.process import make_process_line, require_sendable
+        from qfleet.distributed.actors.process import make_process_components, require_sendable
 
         require_sendable((make, torso, explore))
         plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
         world.close()
-        line = make_process_line(plan, world.spec, make, torso, explore)
+        line = make_process_components(plan, world.spec, make, torso, explore)
         line.notes = notes
         return line
     if isinstance(plan.runtime, RayRuntime):
-        from qfleet.distributed.ray.driver import make_ray_line  # an extra, and slow to import
+        from qfleet.distributed.ray.driver import make_ray_components  # an extra, and slow to import
 
         world.close()
-        return make_ray_line(plan, world.spec, (make, torso, explore), desk)
-    return make_line(plan, world, torso, explore)
+        return make_ray_components(plan, world.spec, (make, torso, explore), desk)
+    return make_components(plan, world, torso, explore)
 
 
 def all_steps(line: Components, bundles: int) -> int:
     """Steps that all bundles have made; until the others have said how many, each as many as ours."""
-    told = 0 if line.partners is None else line.partners.steps
-    return line.feed.steps + told if told else line.feed.steps * bundles
+    told = 0 if line.peers is None else line.peers.steps
+    return line.batch_source.steps + told if told else line.batch_source.steps * bundles

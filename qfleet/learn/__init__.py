@@ -81,7 +81,7 @@ def make_schedule(plan: Plan) -> Schedule:
     return Schedule(factor, optim.warm_updates, optim.decay_updates)
 
 
-def make_feed(
+def make_batch_source(
     plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
 ) -> BatchSource:
     """Where the plan's batches come from."""
@@ -93,10 +93,10 @@ def make_feed(
         return FreshSource(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
     anneal = make_anneal(plan.algo, replay.fold)
     members = plan.population.num
-    return ReplaySource(replay, make_gate(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
+    return ReplaySource(replay, make_rate_limiter(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
 
 
-def make_gate(plan: Plan) -> RateLimiter:
+def make_rate_limiter(plan: Plan) -> RateLimiter:
     """The gate the plan describes."""
     return RateLimiter(updates_per_step(plan), plan.algo.learn_start_steps)
 
@@ -118,11 +118,11 @@ __all__ = [
     "dormant_units",
     "drain",
     "learning",
+    "make_batch_source",
     "make_bonus",
-    "make_feed",
-    "make_gate",
     "make_learner",
     "make_optimizer",
+    "make_rate_limiter",
     "rate_factors",
     "restore",
 ]

@@ -144,7 +144,7 @@ class ReplaySource:
     def __init__(
         self,
         replay: Replay,
-        gate: RateLimiter,
+        limiter: RateLimiter,
         observer: Observer,
         batch_size: int,
         anneal: Anneal | None = None,
@@ -153,7 +153,7 @@ class ReplaySource:
         width: int | None = None,
     ) -> None:
         self.replay = replay
-        self.gate = gate
+        self.limiter = limiter
         self.observer = observer
         self.batch_size = batch_size
         # each member gets a batch of its own
@@ -169,7 +169,7 @@ class ReplaySource:
     def refold(self) -> None:
         """Sum rewards as so many updates ask for."""
         if self.anneal is not None:
-            self.replay.fold = self.anneal.fold(self.gate.updates)
+            self.replay.fold = self.anneal.fold(self.limiter.updates)
 
     def insert(self, rollout: Rollout) -> None:
         """Remember a rollout."""
@@ -182,16 +182,16 @@ class ReplaySource:
     def take(self, expected: int) -> Batch | Sequences | None:
         """A batch if the gate is open, counting steps that are surely coming as well."""
         if self.refill and self.replay.ready < self.refill:
-            self.gate.forgive(self.steps + expected)
+            self.limiter.forgive(self.steps + expected)
             return None
         self.refill = 0
-        if not self.gate.is_open(self.steps + expected):
+        if not self.limiter.is_open(self.steps + expected):
             return None
         return self.replay.sample(self.batch_size * self.members)
 
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """Count it, and remember how surprising its items still are."""
-        self.gate.passed()
+        self.limiter.passed()
         self.drawn.count(batch.ids, self.steps)
         self.replay.update(*known(batch.ids, priority))
         self.refold()
@@ -206,7 +206,7 @@ class ReplaySource:
         """Counters, gate, replay without its rows, and the memory of rewards and visits."""
         return {
             "steps": self.steps,
-            "gate": self.gate.state_dict(),
+            "gate": self.limiter.state_dict(),
             "batch_size": self.batch_size,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
@@ -218,7 +218,7 @@ class ReplaySource:
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Come back to that moment; an older version's batch was the plan's own, it kept no `refill`, no `drawn`."""
         self.steps = saved_count(state, "steps")
-        self.gate.load_state_dict(state["gate"])
+        self.limiter.load_state_dict(state["gate"])
         if "batch_size" in state:
             self.batch_size = saved_count(state, "batch_size")
         self.refill = saved_count(state, "refill") if "refill" in state else 0
@@ -233,7 +233,7 @@ class ReplaySource:
         else:
             self.replay.clear()
             # Half the capacity: short episodes may keep a ring of frames from ever being quite full.
-            wanted = self.replay.cut.items_in(min(self.gate.start_steps, self.steps))
+            wanted = self.replay.cut.items_in(min(self.limiter.start_steps, self.steps))
             self.refill = min(wanted, self.replay.capacity // 2)
 
 
@@ -243,15 +243,15 @@ def known(ids: Array, priority: Array) -> tuple[Array, Array]:
     return (ids[~missing], priority[~missing]) if missing.any() else (ids, priority)
 
 
-def drain(channel: Channel, feed: BatchSource) -> None:
+def drain(channel: Channel, batch_source: BatchSource) -> None:
     """Remember everything that waits."""
     while (rollout := channel.get()) is not None:
-        feed.insert(rollout)
+        batch_source.insert(rollout)
 
 
 def learning(
     learner: Learner | PopulationLearner,
-    feed: BatchSource,
+    batch_source: BatchSource,
     channel: Channel,
     board: WeightsBoard,
     expected: Callable[[], int] = lambda: 0,
@@ -269,9 +269,9 @@ def learning(
     board.publish(learner.updates + 1, weights)
     while True:
         with watch.insert:
-            drain(channel, feed)
+            drain(channel, batch_source)
         with watch.sample:
-            batch = feed.take(expected())
+            batch = batch_source.take(expected())
         if batch is None:
             yield Tick(busy=False)
             continue
@@ -286,9 +286,9 @@ def learning(
             continue
         skipped = 0
         with watch.sample:
-            feed.learned(batch, report.priority)
+            batch_source.learned(batch, report.priority)
             for ids, priority in report.late:
-                feed.replay.update(*known(ids, priority))
+                batch_source.replay.update(*known(ids, priority))
         with watch.sync:
             board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

@@ -114,14 +114,14 @@ class Learner:
         self.whole = whole
         self.carry = make_carry(self.device)
         self.not_compiled = ""  # why the update could not be compiled, if it was tried in vain
-        self.partners: Peers | None = None
+        self.peers: Peers | None = None
         self.updates = 0
         keep_freed_memory()
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not looked at afterwards."""
-        if self.partners is not None:
-            return self.partners.update(batch)
+        if self.peers is not None:
+            return self.peers.update(batch)
         return self.update_alone(batch)
 
     def update_alone(self, batch: Batch | Sequences) -> Report:

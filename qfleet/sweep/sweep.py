@@ -189,10 +189,10 @@ def resume_group(
             member.steps = steps if steps is not None else member.steps
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         room = find_room(plan, len(todo), jobs) if todo else Capacity(1, 1, ())
-        conduct = _SweepRunner(folder, plan, members, room, kept, watcher)
+        run_session = _SweepRunner(folder, plan, members, room, kept, watcher)
         asked = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
-        conduct.options = [word for word, given in asked.items() if given]
-        return conduct.run(todo)
+        run_session.options = [word for word, given in asked.items() if given]
+        return run_session.run(todo)
 
 
 # --- before the start ---

@@ -22,64 +22,70 @@ NAP_SECONDS = 0.001
 class RecordedSource:
     """A feed whose batches and updates are written down."""
 
-    def __init__(self, feed: BatchSource, history: HistoryLog) -> None:
-        self.feed = feed
+    def __init__(self, batch_source: BatchSource, history: HistoryLog) -> None:
+        self.batch_source = batch_source
         self.history = history
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.feed, name)
+        return getattr(self.batch_source, name)
 
     def take(self, expected: int) -> Batch | Sequences | None:
         """The next batch."""
-        batch = self.feed.take(expected)
+        batch = self.batch_source.take(expected)
         # A remote replay drew it some time ago and notes that itself; ids of fresh experience are places in its block.
-        if batch is not None and isinstance(self.feed, ReplaySource) and isinstance(self.feed.replay, Replay):
+        if (
+            batch is not None
+            and isinstance(self.batch_source, ReplaySource)
+            and isinstance(self.batch_source.replay, Replay)
+        ):
             self.history.note("learner", "sampled", ids=batch.ids[:NOTED_IDS].tolist())
         return batch
 
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """It was learned from."""
-        self.feed.learned(batch, priority)
-        if isinstance(self.feed, ReplaySource):
-            gate = self.feed.gate
-            steps = self.feed.steps
-            self.history.note("learner", "update", number=gate.updates, env_steps=steps, forgiven=gate.forgiven)
+        self.batch_source.learned(batch, priority)
+        if isinstance(self.batch_source, ReplaySource):
+            limiter = self.batch_source.limiter
+            steps = self.batch_source.steps
+            self.history.note("learner", "update", number=limiter.updates, env_steps=steps, forgiven=limiter.forgiven)
 
 
 class AsyncLoop:
     """Turns the learner of a line whose actors are a fleet."""
 
-    def __init__(self, line: Components, fleet: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None) -> None:
+    def __init__(self, line: Components, pool: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None) -> None:
         self.line = line
-        self.fleet = fleet
+        self.pool = pool
         self.shelf = LatestWeights()
         self.watch = watch or Stopwatch()
         self.heard = False  # `heard`: has a rollout come yet?
-        feed = RecordedSource(line.feed, fleet.history) if fleet.keeps_history else line.feed
-        self.learner = learning(line.learner, feed, RolloutQueue(1), self.shelf, skipped=skipped, watch=self.watch)
+        batch_source = RecordedSource(line.batch_source, pool.history) if pool.keeps_history else line.batch_source
+        self.learner = learning(
+            line.learner, batch_source, RolloutQueue(1), self.shelf, skipped=skipped, watch=self.watch
+        )
         # From the first moment on: an evaluation may come before the first step.
-        fleet.policy.load(0, line.learner.weights())
-        fleet.publish(line.learner.updates + 1, line.learner.weights())
-        fleet.start()
+        pool.policy.load(0, line.learner.weights())
+        pool.publish(line.learner.updates + 1, line.learner.weights())
+        pool.start()
 
     def turn(self) -> Iterator[Tick]:
         """One rollout and the updates that go with it; an empty one if none has come."""
-        self.fleet.tend()
-        yield Tick(busy=True, stats=self.fleet.news())
+        self.pool.tend()
+        yield Tick(busy=True, stats=self.pool.news())
         yield from self.update()
         if (rollout := self.take_in()) is None:
             self.nap()
             return
-        stats = {"episodes": rollout.finished, "lag": self.fleet.version - rollout.version}
+        stats = {"episodes": rollout.finished, "lag": self.pool.version - rollout.version}
         yield Tick(busy=True, stats=stats)
         yield from self.update()
 
     def take_in(self) -> Rollout | None:
         """The next rollout, remembered."""
         with self.watch.insert:
-            rollout = self.fleet.collect()
+            rollout = self.pool.collect()
             if rollout is not None:
-                self.fleet.take_in(rollout)
+                self.pool.take_in(rollout)
                 self.heard = True
         return rollout
 
@@ -95,12 +101,12 @@ class AsyncLoop:
         """Updates until the gate shuts; then everyone may have the new weights."""
         before = self.line.learner.updates
         while (tick := next(self.learner)).busy:
-            self.fleet.tend()  # a turn may be long, and a death is to be seen within 2 s
+            self.pool.tend()  # a turn may be long, and a death is to be seen within 2 s
             yield tick
         if self.line.learner.updates > before:
             with self.watch.sync:
-                self.fleet.publish(self.shelf.version, self.shelf.weights)
+                self.pool.publish(self.shelf.version, self.shelf.weights)
 
     def tend(self) -> None:
         """Replace actors that failed."""
-        self.fleet.tend()
+        self.pool.tend()

@@ -56,20 +56,20 @@ class Checkpointer:
         self.told: State = {}  # by the last checkpoint
         self.begun_anew = False  # a block of fresh experience, because an older version had not kept all of it
 
-    def save(self, step: int, book: State, meta: dict[str, Any]) -> Checkpoint:
+    def save(self, step: int, train_state: State, meta: dict[str, Any]) -> Checkpoint:
         """Commit everything as it is now, unless that is done already."""
         again = self.last is not None and self.last.step == step
-        if again and self.last is not None and self.told == self.tells(book):
+        if again and self.last is not None and self.told == self.tells(train_state):
             return self.last
-        new = self.checkpoints.commit(step, self.blobs(book), {**self.identity(), **meta})
+        new = self.checkpoints.commit(step, self.blobs(train_state), {**self.identity(), **meta})
         # Only now: `blobs` reads from the last checkpoint and the one before it while the new one is written.
         self.previous = self.previous if again else self.last
-        self.last, self.told = new, self.tells(book)
+        self.last, self.told = new, self.tells(train_state)
         return new
 
-    def tells(self, book: State) -> State:
+    def tells(self, train_state: State) -> State:
         """What can be another one although no step was made: the book, and how learners agree."""
-        return {"book": book} if self.line.partners is None else {"book": book, **together(self.line.partners)}
+        return {"book": train_state} if self.line.peers is None else {"book": train_state, **together(self.line.peers)}
 
     def identity(self) -> dict[str, Any]:
         """What a checkpoint says about itself, so that it is not read as something else."""
@@ -85,7 +85,7 @@ class Checkpointer:
     def require_space(self) -> None:
         """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
         learner = self.line.learner
-        replay = self.line.feed.replay
+        replay = self.line.batch_source.replay
         weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
         bundles = self.line.plan.learners.num if has_bundles(self.line.plan) else 1
         rows = bundles * replay.store.rows * replay.store.lanes * replay.store.row_bytes
@@ -104,25 +104,25 @@ class Checkpointer:
             f"{name} {before[name]} -> {now}" for name, now in self.conditions().items() if before.get(name, now) != now
         ]
 
-    def blobs(self, book: State) -> Iterator[tuple[str, bytes | Link]]:
+    def blobs(self, train_state: State) -> Iterator[tuple[str, bytes | Link]]:
         """The files of a checkpoint, made one at a time."""
         line = self.line
         yield "model.safetensors", pack_tensors(line.learner.model_arrays())
         yield "optim.safetensors", pack_tensors(line.learner.optim_arrays())
-        yield from pack_state({"line": line.state_dict(), "book": book}).items()
+        yield from pack_state({"line": line.state_dict(), "book": train_state}).items()
         if line.plan.save.replay == "full":
             yield from self.segments()
             yield from self.bundles()
 
     def segments(self) -> Iterator[tuple[str, bytes | Link]]:
         """Replay rows, most of which are in an earlier checkpoint already."""
-        replay = self.line.feed.replay
+        replay = self.line.batch_source.replay
         for segment in segments_of(replay):
             yield segment.name, self.kept(segment.name) or packed_rows(replay, segment)
 
     def bundles(self) -> Iterator[tuple[str, bytes | Link]]:
         """What other learners remember, each in a folder of its own; one that is lost on the way is left out."""
-        for name, read in self.line.partners.archive() if self.line.partners is not None else ():
+        for name, read in self.line.peers.archive() if self.line.peers is not None else ():
             if (blob := self.kept(name) or read()) is not None:
                 yield name, blob
 
@@ -145,11 +145,11 @@ class Checkpointer:
         """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
         try:
             self.require_fitting(checkpoint.meta)
-            book, lost = self.unpack(checkpoint)
+            train_state, lost = self.unpack(checkpoint)
         except MALFORMED as error:
             raise malformed(checkpoint, error) from error
-        self.last, self.previous, self.told = checkpoint, None, self.tells(book)
-        return book, lost
+        self.last, self.previous, self.told = checkpoint, None, self.tells(train_state)
+        return train_state, lost
 
     def require_fitting(self, meta: dict[str, Any]) -> None:
         """Refuse another plan or environment, and what a checkpoint cannot say of itself."""
@@ -180,20 +180,20 @@ class Checkpointer:
         """Every file into its place."""
         line = self.line
         self.unpack_weights(checkpoint)
-        store = line.feed.replay.store
+        store = line.batch_source.replay.store
         rest = MOST_STATE_BYTES + store.rows * store.lanes * store.row_bytes
         state = unpack_state({name: checkpoint.read(name, rest) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
         self.begun_anew = with_replay and lacks_values(state["line"]["feed"])
         with_replay = with_replay and not self.begun_anew
         if with_replay:
-            replay = with_spans(state["line"]["feed"]["replay"], line.feed.replay)
+            replay = with_spans(state["line"]["feed"]["replay"], line.batch_source.replay)
             state["line"]["feed"]["replay"] = replay
             names = [name for name in checkpoint.files if name.startswith("replay/")]
-            restore_rows(line.feed.replay.store, names, checkpoint.read, replay)
+            restore_rows(line.batch_source.replay.store, names, checkpoint.read, replay)
         lost = line.load_state_dict(state["line"], with_replay=with_replay)
-        if line.partners is not None:
-            line.partners.adopt([name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read)
+        if line.peers is not None:
+            line.peers.adopt([name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read)
         return state["book"], lost
 
 

@@ -25,7 +25,7 @@ class InlineLoop:
         self.line = line
         self.channel = RolloutQueue(1)
         self.board = LatestWeights()
-        parts = (line.learner, line.feed, self.channel, self.board)
+        parts = (line.learner, line.batch_source, self.channel, self.board)
         self.learner = learning(*parts, lambda: actor.in_flight, skipped, self.watch)
         self.actor = acting(actor, self.channel, self.board, watch=self.watch)
         self.policy = actor.policy
@@ -43,7 +43,7 @@ class InlineLoop:
     def take_in(self) -> Tick:
         """Remember the step; it was chosen by weights that are so many updates old by now."""
         with self.watch.insert:
-            drain(self.channel, self.line.feed)
+            drain(self.channel, self.line.batch_source)
         return Tick(busy=True, stats={"lag": self.board.version - self.policy.version})
 
     def update(self) -> Iterator[Tick]:

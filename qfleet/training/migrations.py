@@ -62,6 +62,6 @@ def with_spans(state: State, replay: Replay) -> State:
     return {**state, "spans": spans, "first": -(-first // stride) * stride}
 
 
-def lacks_values(feed: State) -> bool:
+def lacks_values(batch_source: State) -> bool:
     """Is this fresh experience without the values that it was acted by? Once they were found by another look at it."""
-    return "learned_items" in feed and "told" not in feed
+    return "learned_items" in batch_source and "told" not in batch_source

@@ -36,34 +36,34 @@ def evaluations(count: int) -> str:
 class PlateauControl:
     """Lowers the learning rate, grows the batch, and knows when to give up."""
 
-    def __init__(self, line: Components, book: TrainState) -> None:
+    def __init__(self, line: Components, train_state: TrainState) -> None:
         self.line = line
         self.plan = line.plan.steer
-        self.book = book
+        self.train_state = train_state
 
     def see(self, score: float) -> list[Adjustment]:
         """Take the mean of a validation in; only a strictly better one counts as progress."""
-        book = self.book
+        train_state = self.train_state
         if not self.line.learner.updates:
             return []
-        if book.peak is None or score > book.peak:
-            book.peak = score
-            book.stale = 0
-            book.rate_waited = 0
-            book.batch_waited = 0
+        if train_state.peak is None or score > train_state.peak:
+            train_state.peak = score
+            train_state.stale = 0
+            train_state.rate_waited = 0
+            train_state.batch_waited = 0
             return []
-        book.stale = book.stale + 1
-        book.rate_waited = book.rate_waited + 1
-        book.batch_waited = book.batch_waited + 1
+        train_state.stale = train_state.stale + 1
+        train_state.rate_waited = train_state.rate_waited + 1
+        train_state.batch_waited = train_state.batch_waited + 1
         return [act for act in (self.lower_rate(), self.grow_batch()) if act is not None]
 
     def lower_rate(self) -> Adjustment | None:
         """A lower learning rate, if patience has run out and the floor is not reached."""
         plan = self.plan.learning_rate
         learner = self.line.learner
-        if not isinstance(plan, PlateauRate) or self.book.rate_waited < plan.patience:
+        if not isinstance(plan, PlateauRate) or self.train_state.rate_waited < plan.patience:
             return None
-        self.book.rate_waited = 0
+        self.train_state.rate_waited = 0
         before = learner.learning_rate
         learner.learning_rate = max(plan.floor, learner.learning_rate * plan.factor)
         if learner.learning_rate == before:
@@ -73,18 +73,18 @@ class PlateauControl:
     def grow_batch(self) -> Adjustment | None:
         """A larger batch, if patience has run out; the gate goes on to count updates, so their number stays."""
         plan = self.plan.batch
-        feed = self.line.feed
-        if not (isinstance(plan, GrowingBatch) and isinstance(feed, ReplaySource)):
+        batch_source = self.line.batch_source
+        if not (isinstance(plan, GrowingBatch) and isinstance(batch_source, ReplaySource)):
             return None
-        if self.book.batch_waited < plan.patience:
+        if self.train_state.batch_waited < plan.patience:
             return None
-        self.book.batch_waited = 0
-        before = feed.batch_size
-        feed.batch_size = min(plan.largest, feed.batch_size * plan.factor)
-        if feed.batch_size == before:
+        self.train_state.batch_waited = 0
+        before = batch_source.batch_size
+        batch_source.batch_size = min(plan.largest, batch_source.batch_size * plan.factor)
+        if batch_source.batch_size == before:
             return None
-        return Adjustment("algo.batch_size", before, feed.batch_size, plan.patience)
+        return Adjustment("algo.batch_size", before, batch_source.batch_size, plan.patience)
 
     def gave_up(self) -> bool:
         """Is it time to stop?"""
-        return self.plan.stop_patience is not None and self.book.stale >= self.plan.stop_patience
+        return self.plan.stop_patience is not None and self.train_state.stale >= self.plan.stop_patience

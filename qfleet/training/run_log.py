@@ -60,7 +60,7 @@ class RunLog:
         self.line = line
         self.plan = line.plan
         self.folder = folder
-        self.book = TrainState()
+        self.train_state = TrainState()
         self.watcher = watcher
         self.callbacks = list(callbacks)
         self.clock = clock
@@ -156,31 +156,31 @@ class RunLog:
 
     def log(self) -> None:
         """A progress row."""
-        book = self.book
-        book.logged_steps = self.steps
-        if abs(book.value_mean) > ALARMING_VALUE:
+        train_state = self.train_state
+        train_state.logged_steps = self.steps
+        if abs(train_state.value_mean) > ALARMING_VALUE:
             self.warn(f"values have grown beyond {ALARMING_VALUE:g}: check reward scale, learning rate, target network")
         steps_per_second, updates_per_second = self.speed()
         self.row_mark = (self.clock(), self.steps, self.updates)
-        news = self.line.feed.news()
-        self.lag = book.take_lag()
+        news = self.line.batch_source.news()
+        self.lag = train_state.take_lag()
         self.age = news.get("replay_age")
         self.emit(
             "progress",
             steps_per_second=round(steps_per_second, 1),
             updates_per_second=round(updates_per_second, 1),
             epsilon=self.line.actor.explorer.epsilon(self.steps),
-            loss=book.take_loss(),
-            return_mean=book.return_mean(),
-            episodes=book.episodes,
-            value_mean=book.value_mean,
-            gradient_norm=book.gradient_norm,
-            replay_size=len(self.line.feed.replay),
+            loss=train_state.take_loss(),
+            return_mean=train_state.return_mean(),
+            episodes=train_state.episodes,
+            value_mean=train_state.value_mean,
+            gradient_norm=train_state.gradient_norm,
+            replay_size=len(self.line.batch_source.replay),
             dormant=self.line.dormant(),
             **self.line.moving(),
             policy_lag=self.lag,
             **news,
-            **({} if self.line.partners is None else {"sent_bytes": self.line.partners.take_sent_bytes()}),
+            **({} if self.line.peers is None else {"sent_bytes": self.line.peers.take_sent_bytes()}),
             **self.times.state(),
             **self.times.take_shares(),
         )
@@ -210,7 +210,7 @@ class RunLog:
 
     def snapshot(self) -> Row:
         """What a live display shows."""
-        book = self.book
+        train_state = self.train_state
         (steps_per_second, updates_per_second) = self.speed()
         return {
             "env_steps": self.steps,
@@ -220,13 +220,13 @@ class RunLog:
             "steps_per_second": steps_per_second,
             "updates_per_second": updates_per_second,
             "epsilon": self.line.actor.explorer.epsilon(self.steps),
-            "loss": book.loss_sum / book.loss_count if book.loss_count else None,
-            "return_mean": book.return_mean(),
-            "replay_size": len(self.line.feed.replay),
-            "replay_capacity": self.line.feed.replay.capacity,
+            "loss": train_state.loss_sum / train_state.loss_count if train_state.loss_count else None,
+            "return_mean": train_state.return_mean(),
+            "replay_size": len(self.line.batch_source.replay),
+            "replay_capacity": self.line.batch_source.replay.capacity,
             "checkpoint_age_seconds": self.clock() - self.saved_at,
-            "eval": book.last_eval,
-            "best": book.best,
+            "eval": train_state.last_eval,
+            "best": train_state.best,
             "policy_lag": self.lag,
             "replay_age": self.age,
             **self.times.state(),
@@ -263,7 +263,7 @@ class RunLog:
         """Somebody failed more often than the plan allows: say what that means, now and at the end."""
         limit = "runtime.restarts" if of == "actors" else "learners.restarts"
         text = f"{who} (of {num}) was lost for good at step {self.steps}: {why or 'it did not say why'}"
-        self.book.lose(text)
+        self.train_state.lose(text)
         self.warn(f"{text}; it is not started again ({limit}), and the run goes on without it")
 
     def note_learner(self, event: Row) -> None:
@@ -310,11 +310,11 @@ class RunLog:
             "updates": self.updates,
             "seconds": round(self.seconds(), 3),
             "resume": resume_command(self.folder),
-            "best": self.book.best,
-            **self.book.chosen(),
+            "best": self.train_state.best,
+            **self.train_state.chosen(),
             "score": None if score is None else short(score),
             **self.exactness(),
-            "lost": self.book.lost,
+            "lost": self.train_state.lost,
             "pid": os.getpid() if ending is RUNNING else None,
             **self.filtered(),
             **self.together(),
@@ -326,8 +326,8 @@ class RunLog:
     def exactness(self) -> Row:
         """`exact`: the plan and its seed decide this run, stopped and resumed or not; otherwise the reasons."""
         clock = self.plan.until.seconds is not None
-        reasons = [*self.book.not_exact, *([CLOCK_ENDS] if clock else [])]
-        return {"exact": self.book.exact and not reasons, "not_exact": reasons}
+        reasons = [*self.train_state.not_exact, *([CLOCK_ENDS] if clock else [])]
+        return {"exact": self.train_state.exact and not reasons, "not_exact": reasons}
 
     def warn_of_clock(self) -> None:
         """Say beforehand that the clock decides where the run ends, if so."""
@@ -336,17 +336,17 @@ class RunLog:
 
     def filtered(self) -> Row:
         """The share of items that the replay kept out, if it does so; as last heard if its process is gone."""
-        if (filter := self.line.feed.replay.filter) is not None:
+        if (filter := self.line.batch_source.replay.filter) is not None:
             with suppress(ReplayLost):
                 self.kept_out = {"filtered": filter.share}
         return self.kept_out
 
     def together(self) -> Row:
         """How several learners agree at present."""
-        partners = self.line.partners
-        if partners is None:
+        peers = self.line.peers
+        if peers is None:
             return {}
-        return {"together": {"sync": msgspec.to_builtins(partners.agreement), "learners": partners.num}}
+        return {"together": {"sync": msgspec.to_builtins(peers.agreement), "learners": peers.num}}
 
     def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
         """Leave word of an error; a run that had not begun again keeps what it knew before, all of it if refused."""

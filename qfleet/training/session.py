@@ -30,7 +30,7 @@ from qfleet.watch.run_files import unwritable
 LOG_FILE = "run-0.log"
 
 
-def conduct(
+def run_session(
     line: Components,
     folder: Path,
     begin: Callable[[Trainer], list[str]],
@@ -54,50 +54,50 @@ def conduct(
         listening(watcher, asked) as asked,
         logbook(folder) as log,
     ):
-        diary = RunLog(line, folder, watcher, callbacks, require_folder=held.require_in_place)
-        course = make_course(line, diary, env, asked)
+        run_log = RunLog(line, folder, watcher, callbacks, require_folder=held.require_in_place)
+        trainer = make_trainer(line, run_log, env, asked)
         status: Row = {}
         try:
-            notes = begin(course)
-            diary.warn_of_clock()
-            diary.begin()
-            diary.write_status()
+            notes = begin(trainer)
+            run_log.warn_of_clock()
+            run_log.begin()
+            run_log.write_status()
             if watcher is not None:
                 watcher.start(introduction(plan, folder, notes))
-                watcher.live(diary.snapshot())  # what is known to be wrong is said before the first step
-            diary.callbacks += row_writers(plan, folder, course.steps)
-            with watching(asked, plan.env.step_timeout_seconds, folder, diary.warn):
-                status = diary.write_status(*course.complete())
+                watcher.live(run_log.snapshot())  # what is known to be wrong is said before the first step
+            run_log.callbacks += row_writers(plan, folder, trainer.steps)
+            with watching(asked, plan.env.step_timeout_seconds, folder, run_log.warn):
+                status = run_log.write_status(*trainer.complete())
         except BaseException as error:
-            status = write_down(error, course, log)
+            status = write_down(error, trainer, log)
             raise
         finally:
             if watcher is not None:
                 watcher.stop(status)
-            course.close()
+            trainer.close()
         try:
             write_card(folder)
         except (QfleetError, OSError) as cause:
-            diary.warn(f"card.md could not be written: {cause}")  # the run itself is done
+            run_log.warn(f"card.md could not be written: {cause}")  # the run itself is done
 
 
-def write_down(error: BaseException, course: Trainer, log: logging.Logger) -> Row:
+def write_down(error: BaseException, trainer: Trainer, log: logging.Logger) -> Row:
     """The status of a run that raised, in its log and folder as far as these can be written: the error goes first."""
     if isinstance(error, QfleetError):
-        error.log = str(course.folder / "logs" / LOG_FILE)
+        error.log = str(trainer.folder / "logs" / LOG_FILE)
     refused = isinstance(error, UsageError | KeyboardInterrupt)
     ended = failure(error)
     status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
     try:
-        course.diary.require_folder()
+        trainer.run_log.require_folder()
     except StorageError:
         return status  # there is no folder to write it down in
     try:
         log.error("the run ended with an error", exc_info=error)
     except Exception as second:
-        course.diary.warn(f"logs/run-0.log cannot be written: {second}")
+        trainer.run_log.warn(f"logs/run-0.log cannot be written: {second}")
     try:
-        return course.diary.write_failure(ended, begun=course.keeper.last is not None, refused=refused)
+        return trainer.run_log.write_failure(ended, begun=trainer.checkpointer.last is not None, refused=refused)
     except Exception as second:
         error.add_note(f"The status could not be written either: {type(second).__name__}: {second}")
         return status
@@ -120,27 +120,27 @@ def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
     return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
 
 
-def make_course(line: Components, diary: RunLog, env: EnvMaker | None, asked: StopRequest) -> Trainer:
+def make_trainer(line: Components, run_log: RunLog, env: EnvMaker | None, asked: StopRequest) -> Trainer:
     """The course of a line, with its judge and keeper."""
     keep = line.plan.save.keep
-    events = diary.events.event
-    checkpoints = Checkpoints(diary.folder / "checkpoints", keep=keep, events=events, warn=teller(diary))
-    keeper = Checkpointer(checkpoints, line, provenance(None)["versions"])
+    events = run_log.events.event
+    checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, events=events, warn=teller(run_log))
+    checkpointer = Checkpointer(checkpoints, line, provenance(None)["versions"])
     if line.remote_actors is not None:
-        line.remote_actors.settle(diary.folder, diary.note_actor)
+        line.remote_actors.settle(run_log.folder, run_log.note_actor)
     if line.remote is not None:
-        line.remote.settle(diary.folder)
-    if line.partners is not None:
-        line.partners.settle(diary.folder)
-    return Trainer(line, Evaluator(line.plan, env), keeper, diary, asked)
+        line.remote.settle(run_log.folder)
+    if line.peers is not None:
+        line.peers.settle(run_log.folder)
+    return Trainer(line, Evaluator(line.plan, env), checkpointer, run_log, asked)
 
 
-def teller(diary: RunLog) -> Callable[[str], None]:
+def teller(run_log: RunLog) -> Callable[[str], None]:
     """Where word of damage goes: into the diary, and to a script without a watcher as a Python warning."""
 
     def tell(text: str) -> None:
-        diary.warn(text)
-        if diary.watcher is None:
+        run_log.warn(text)
+        if run_log.watcher is None:
             warnings.warn(text, CheckpointWarning, stacklevel=2)
 
     return tell

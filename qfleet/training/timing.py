@@ -36,19 +36,19 @@ class RunTimes:
         freight = {} if actors is None else actors.counts()
         if freight.get("raw_bytes"):
             found["rollouts"] = saving(freight["raw_bytes"], freight["sent_bytes"], freight["pack_ns"] / 1e9)
-        if (kept := self.line.feed.replay.store.saving()) is not None:
+        if (kept := self.line.batch_source.replay.store.saving()) is not None:
             seconds = kept.pack_seconds + kept.unpack_seconds
             found["replay"] = saving(kept.raw_bytes, kept.packed_bytes, seconds)
         return found
 
     def state(self) -> dict[str, str]:
         """What the gate lets the learner do, and how many actors work."""
-        return {"gate": self.gate(), "actors": self.working()}
+        return {"gate": self.limiter(), "actors": self.working()}
 
-    def gate(self) -> str:
+    def limiter(self) -> str:
         """`filling` before there is enough to learn from, `waiting` for experience, or `learning`."""
-        feed = self.line.feed
-        if not self.line.learner.updates or (isinstance(feed, ReplaySource) and feed.refill):
+        batch_source = self.line.batch_source
+        if not self.line.learner.updates or (isinstance(batch_source, ReplaySource) and batch_source.refill):
             return "filling"
         spent = since(self.watch.read(), self.mark)
         return "waiting" if spent["idle"] > WAITING * spent["wall"] else "learning"

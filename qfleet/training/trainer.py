@@ -50,19 +50,19 @@ class Trainer:
     """One run from its present state to its end."""
 
     def __init__(
-        self, line: Components, judge: Evaluator, keeper: Checkpointer, diary: RunLog, asked: StopRequest
+        self, line: Components, judge: Evaluator, checkpointer: Checkpointer, run_log: RunLog, asked: StopRequest
     ) -> None:
         self.line = line
         self.judge = judge
-        self.keeper = keeper
-        self.diary = diary
+        self.checkpointer = checkpointer
+        self.run_log = run_log
         self.asked = asked
         self.plan = line.plan
-        self.book = diary.book
-        self.clock = diary.clock
-        self.folder: Path = diary.folder
+        self.train_state = run_log.train_state
+        self.clock = run_log.clock
+        self.folder: Path = run_log.folder
         self.runtime: Runtime | None = None  # made when the run begins, or begins again
-        self.steering = PlateauControl(line, self.book)
+        self.steering = PlateauControl(line, self.train_state)
         self.history: HistoryLog = NoHistory() if line.remote_actors is None else line.remote_actors.history
         self.tried_at = self.clock()
         self.tried_steps = 0
@@ -100,9 +100,9 @@ class Trainer:
 
     def run(self) -> Ending:
         """Train until something says enough."""
-        self.runtime = make_runtime(self.line, self.book.skipped_in_a_row, self.diary.watch)
-        if self.line.partners is not None:
-            self.line.partners.meet()
+        self.runtime = make_runtime(self.line, self.train_state.skipped_in_a_row, self.run_log.watch)
+        if self.line.peers is not None:
+            self.line.peers.meet()
         self.do_due()  # an evaluation that a signal cut short comes before the next step
         while (ending := self.ending()) is None:
             self.turn(self.runtime)
@@ -112,44 +112,44 @@ class Trainer:
     def turn(self, runtime: Runtime) -> None:
         """Some steps and their updates."""
         for tick in runtime.turn():
-            self.book.note(tick)
+            self.train_state.note(tick)
             for fault in tick.stats.get("faults", ()):
-                self.diary.note_fault(fault)
+                self.run_log.note_fault(fault)
                 self.doubt([FAULTED])
             if "reset" in tick.stats:
-                self.diary.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
+                self.run_log.tell("reset", f"reset {tick.stats['reset']} of the network", number=tick.stats["reset"])
 
     def do_due(self) -> None:
         """Rows, evaluation and saving, each when its time has come."""
         self.follow_schedule()  # first, so that whatever is saved now has it behind it
-        if self.due(self.plan.log.every_steps, self.book.logged_steps):
-            self.diary.log()
-        if self.plan.eval.episodes and self.due(self.plan.eval.every_steps, self.book.judged_steps):
+        if self.due(self.plan.log.every_steps, self.train_state.logged_steps):
+            self.run_log.log()
+        if self.plan.eval.episodes and self.due(self.plan.eval.every_steps, self.train_state.judged_steps):
             self.judge_now()
         if self.save_due():
             self.try_save()
         self.heed()
-        self.diary.show()
+        self.run_log.show()
 
     def heed(self) -> None:
         """Tell what happened among learners; agree in another way, if somebody wants it."""
         self.note_learners()
-        if self.line.partners is None or self.clock() - self.heeded_at < HEED_SECONDS:
+        if self.line.peers is None or self.clock() - self.heeded_at < HEED_SECONDS:
             return
         self.heeded_at = self.clock()
         try:
             wanted = take(self.folder)
         except (ValueError, OSError) as cause:
-            self.diary.warn(f"what was wanted makes no sense: {cause}")
+            self.run_log.warn(f"what was wanted makes no sense: {cause}")
         else:
             if wanted is not None:
-                self.grant(self.line.partners, wanted)
+                self.grant(self.line.peers, wanted)
         heeded(self.folder)
 
-    def grant(self, partners: Peers, wish: SyncRequest) -> None:
+    def grant(self, peers: Peers, wish: SyncRequest) -> None:
         """Agree in another way, and be as many, because somebody wants it."""
-        partners.resize(wish.learners)
-        self.agree(partners, wish.sync)
+        peers.resize(wish.learners)
+        self.agree(peers, wish.sync)
         self.doubt(["learners were told to agree in another way, at a moment that no seed decides"])
         # A run that goes on from a checkpoint agrees as that one says: without this commit, as before.
         self.try_save()
@@ -159,29 +159,29 @@ class Trainer:
         before = self.scheduled
         self.scheduled = self.line.learner.updates
         due = [switch for switch in self.switches if before < switch.updates <= self.scheduled]
-        if due and self.line.partners is not None:
-            self.agree(self.line.partners, due[-1].sync)
-            self.doubt(self.line.partners.chances())
+        if due and self.line.peers is not None:
+            self.agree(self.line.peers, due[-1].sync)
+            self.doubt(self.line.peers.chances())
 
-    def agree(self, partners: Peers, after: Sync) -> None:
+    def agree(self, peers: Peers, after: Sync) -> None:
         """Agree so from the next update on."""
-        before = partners.agreement
+        before = peers.agreement
         if after != before:
-            partners.switch(after)
+            peers.switch(after)
         tags = [str(sync.__struct_config__.tag) for sync in (before, after)]
-        text = f"{partners.num} learners agree by {tags[1]} from now on"
-        self.diary.tell("sync", text, before=tags[0], after=tags[1], learners=partners.num)
+        text = f"{peers.num} learners agree by {tags[1]} from now on"
+        self.run_log.tell("sync", text, before=tags[0], after=tags[1], learners=peers.num)
         with suppress(StorageError):
-            self.diary.write_status()
+            self.run_log.write_status()
 
     def note_learners(self) -> None:
         """Write down what happened to learners; a run that lost one is not the one its seed decides."""
         if why := getattr(self.line.learner, "not_compiled", ""):
             self.doubt([f"the update could not be compiled and is made step by step, with other last digits ({why})"])
-        for event in self.line.partners.take_events() if self.line.partners is not None else ():
-            self.diary.note_learner(event)
+        for event in self.line.peers.take_events() if self.line.peers is not None else ():
+            self.run_log.note_learner(event)
             if event["kind"] in TELLING:
-                self.book.doubt(f"{TELLING[event['kind']]}: {event['what']}")
+                self.train_state.doubt(f"{TELLING[event['kind']]}: {event['what']}")
 
     def due(self, every: int, before: int) -> bool:
         """Has another multiple of `every` steps been reached?"""
@@ -193,7 +193,7 @@ class Trainer:
         if self.asked.name is not None:
             state, code = ENDINGS[self.asked.name]
             return Ending(state, code, f"stopped by {self.asked.name}")
-        if self.diary.stop_asked:
+        if self.run_log.stop_asked:
             return Ending("stopped", 75, "stopped by a callback")
         if until.score is not None and self.solved(until.score):
             return Ending("done", 0, f"{SOLVED}={until.score:g}")
@@ -201,42 +201,42 @@ class Trainer:
             return Ending("done", 0, f"{GAVE_UP}={self.plan.steer.stop_patience}")
         if self.steps >= until.steps:
             return Ending("done", 0, f"reached until.steps={until.steps}")
-        if until.seconds is not None and self.diary.seconds() >= until.seconds:
+        if until.seconds is not None and self.run_log.seconds() >= until.seconds:
             return Ending("done", 0, f"{OUT_OF_TIME}={until.seconds:g}")
         return None
 
     def solved(self, score: float) -> bool:
         """Is the whole interval of the last validation at or above the score?"""
-        return self.book.last_eval is not None and self.book.last_eval["low"] >= score
+        return self.train_state.last_eval is not None and self.train_state.last_eval["low"] >= score
 
     # Judging
 
     def judge_now(self) -> None:
         """Judge the policy, and commit it if it is the best so far."""
         self.line.rest()  # what is committed shall be what was judged, at the same step
-        best = self.book.best
-        before = self.book.judged_steps
+        best = self.train_state.best
+        before = self.train_state.judged_steps
         is_best = self.validate()
-        if self.book.judged_steps == self.steps and self.book.last_eval is not None:
-            self.steer(self.book.last_eval["mean"])
+        if self.train_state.judged_steps == self.steps and self.train_state.last_eval is not None:
+            self.steer(self.train_state.last_eval["mean"])
             if self.due(self.plan.population.every_steps, before):
-                self.exploit(self.book.last_eval)
+                self.exploit(self.train_state.last_eval)
         if is_best and not self.try_save():
             self.lose_best(best)
 
     def lose_best(self, before: Row | None) -> None:
         """The newest best policy could not be saved: the one before stays the best, and the run says so."""
-        lost = self.book.best or {}
-        self.book.best = before
+        lost = self.train_state.best or {}
+        self.train_state.best = before
         self.doubt([f"the best policy so far, {lost['mean']:g} at step {lost['env_steps']}, could not be saved"])
 
     def steer(self, score: float) -> None:
         """Let a validation change what the plan lets it change, and tell."""
         for act in self.steering.see(score):
-            self.diary.tell("steer", act.text, setting=act.setting, before=act.before, after=act.after)
+            self.run_log.tell("steer", act.text, setting=act.setting, before=act.before, after=act.after)
         if self.steering.gave_up():
-            text = f"stopping: no score above {self.book.peak:g} in {evaluations(self.book.stale)}"
-            self.diary.tell("steer", text, setting="steer.stop_patience")
+            text = f"stopping: no score above {self.train_state.peak:g} in {evaluations(self.train_state.stale)}"
+            self.run_log.tell("steer", text, setting="steer.stop_patience")
 
     def exploit(self, judged: Row) -> None:
         """Let the worst member of a population take the best one's weights, and tell."""
@@ -245,7 +245,7 @@ class Trainer:
         if (worst := learner.exploit(scores := judged["members"])) is not None:
             best = learner.leader
             text = f"member {worst} ({scores[worst]:.4g}) takes the weights of member {best} ({scores[best]:.4g})"
-            self.diary.tell("exploit", text, member=worst, leader=best)
+            self.run_log.tell("exploit", text, member=worst, leader=best)
 
     def interrupted(self) -> bool:
         """Asked between the steps of an evaluation: has somebody asked the run to end?"""
@@ -268,26 +268,26 @@ class Trainer:
 
     def validate(self, *, everyone: bool = True) -> bool:
         """Judge the greedy policy: is it the best so far?"""
-        with self.diary.watch.eval:
+        with self.run_log.watch.eval:
             row = self.judged(everyone=everyone)
         if row is None:
             return False  # cut short: not an evaluation, and still due
-        self.book.judged_steps = self.steps
+        self.train_state.judged_steps = self.steps
         self.note_evaluation(row)
-        self.diary.emit("eval", **row)
-        return self.book.judge({"env_steps": self.steps, **short(row)})
+        self.run_log.emit("eval", **row)
+        return self.train_state.judge({"env_steps": self.steps, **short(row)})
 
     def note_evaluation(self, row: Row) -> None:
         """Say that episodes were cut, or lost with their environment."""
         if row["cut_episodes"]:
-            self.diary.warn(cut_warning(self.plan.eval.max_steps))
+            self.run_log.warn(cut_warning(self.plan.eval.max_steps))
         if row.get("lost_episodes"):
             self.doubt([FAULTED])
 
     def write_best(self) -> None:
         """best.json says which checkpoint that is; it is gone when a run goes on from before its first evaluation."""
-        if self.book.best is not None:
-            write_json(self.folder / "best.json", {**self.book.best, "step": self.book.best["env_steps"]})
+        if self.train_state.best is not None:
+            write_json(self.folder / "best.json", {**self.train_state.best, "step": self.train_state.best["env_steps"]})
             return
         try:
             remove_file(self.folder, "best.json")
@@ -313,28 +313,28 @@ class Trainer:
         try:
             self.save()
         except StorageError as cause:
-            self.diary.require_folder()
-            self.diary.endure(cause)
+            self.run_log.require_folder()
+            self.run_log.endure(cause)
             return False
-        self.diary.failed_writes = 0
+        self.run_log.failed_writes = 0
         return True
 
     def save(self) -> None:
         """Commit this moment; only finite weights get that far."""
-        self.diary.require_folder()
+        self.run_log.require_folder()
         self.line.rest()
         self.note_learners()
         self.require_finite()
         # A save that fails is due again after the usual time, not in the next step.
         begin = self.tried_at = self.clock()
         self.tried_steps = self.steps
-        self.doubt(self.diary.write_waiting())
-        with self.diary.watch.save:
-            meta = {"seconds": self.diary.seconds(), "rows": self.diary.rows.position()}
-            self.keeper.save(self.steps, self.book.state_dict(), meta)
+        self.doubt(self.run_log.write_waiting())
+        with self.run_log.watch.save:
+            meta = {"seconds": self.run_log.seconds(), "rows": self.run_log.rows.position()}
+            self.checkpointer.save(self.steps, self.train_state.state_dict(), meta)
             self.history.note("learner", "committed", env_steps=self.steps, updates=self.line.learner.updates)
             self.tidy(self.write_best, self.prune)
-        self.diary.saved_at = self.tried_at = self.clock()
+        self.run_log.saved_at = self.tried_at = self.clock()
         self.save_seconds = self.tried_at - begin
 
     def tidy(self, *chores: Callable[[], None]) -> None:
@@ -343,33 +343,40 @@ class Trainer:
             try:
                 chore()
             except (StorageError, OSError) as cause:
-                self.diary.warn(f"saved, but not tidied up: {cause.what if isinstance(cause, StorageError) else cause}")
+                self.run_log.warn(
+                    f"saved, but not tidied up: {cause.what if isinstance(cause, StorageError) else cause}"
+                )
 
     def prune(self) -> None:
         """Old checkpoints go, but never the best as any kept checkpoint knows it."""
-        if self.book.best is not None:
-            self.bests[self.steps] = self.book.best["env_steps"]
+        if self.train_state.best is not None:
+            self.bests[self.steps] = self.train_state.best["env_steps"]
         self.bests = dict(list(self.bests.items())[-self.plan.save.keep :])
-        self.keeper.checkpoints.prune(self.bests.values())
+        self.checkpointer.checkpoints.prune(self.bests.values())
 
     def load(self, **options: Any) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
         if self.line.remote is not None:
             self.line.remote.rest()
-        if self.line.partners is not None:
-            self.line.partners.forget()
-        known = self.book.not_exact
-        meta, lost = self.keeper.checkpoints.restore(self.take_back, **options)
+        if self.line.peers is not None:
+            self.line.peers.forget()
+        known = self.train_state.not_exact
+        meta, lost = self.checkpointer.checkpoints.restore(self.take_back, **options)
         for reason in known:  # a run that goes back does not forget what happened
-            self.book.doubt(reason)
-        self.bests = {self.steps: self.book.best["env_steps"]} if self.book.best is not None else {}
-        if self.book.best is not None and self.book.best["env_steps"] not in self.keeper.checkpoints.steps():
-            self.diary.warn(f"the best checkpoint, step {self.book.best['env_steps']}, is gone: a new best is sought")
-            self.book.best = None
-        self.diary.waiting.clear()
-        if missing := self.diary.rows.cut(int(meta["rows"])):
-            self.diary.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
-        self.diary.go_on(float(meta["seconds"]))
+            self.train_state.doubt(reason)
+        self.bests = {self.steps: self.train_state.best["env_steps"]} if self.train_state.best is not None else {}
+        if (
+            self.train_state.best is not None
+            and self.train_state.best["env_steps"] not in self.checkpointer.checkpoints.steps()
+        ):
+            self.run_log.warn(
+                f"the best checkpoint, step {self.train_state.best['env_steps']}, is gone: a new best is sought"
+            )
+            self.train_state.best = None
+        self.run_log.waiting.clear()
+        if missing := self.run_log.rows.cut(int(meta["rows"])):
+            self.run_log.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
+        self.run_log.go_on(float(meta["seconds"]))
         self.tried_at = self.clock()
         self.tried_steps = self.steps
         self.scheduled = self.line.learner.updates
@@ -379,9 +386,9 @@ class Trainer:
 
     def take_back(self, found: Checkpoint) -> tuple[Row, Array]:
         """Line and book out of a checkpoint: what it says of itself, and the lanes [B] that could not come back."""
-        book, lost = self.keeper.load(found)
+        train_state, lost = self.checkpointer.load(found)
         try:
-            self.book.load_state_dict(book)
+            self.train_state.load_state_dict(train_state)
             saved_count(found.meta, "rows")
             saved_number(found.meta, "seconds")
         except MALFORMED as error:
@@ -390,13 +397,13 @@ class Trainer:
 
     def note_inexact(self, lanes: int) -> None:
         """Remember, for as long as the run lives, that it is no longer the run its seed decides, and why."""
-        reasons = [*self.keeper.changed_conditions(), *self.unpromised()]
-        reasons += [] if self.line.partners is None else self.line.partners.doubts()
+        reasons = [*self.checkpointer.changed_conditions(), *self.unpromised()]
+        reasons += [] if self.line.peers is None else self.line.peers.doubts()
         if lanes:
             reasons.append(f"{lanes} of {self.plan.env.num} environments could not be re-driven and began new episodes")
-        if self.keeper.last is not None and self.keeper.last.meta["replay"] == "none":
+        if self.checkpointer.last is not None and self.checkpointer.last.meta["replay"] == "none":
             reasons.append("the replay was not saved")
-        if self.keeper.begun_anew:
+        if self.checkpointer.begun_anew:
             reasons.append("an older version began the present block of experience; it is gathered anew")
         self.doubt(reasons)
 
@@ -408,15 +415,15 @@ class Trainer:
     def doubt(self, reasons: Iterable[str]) -> None:
         """The run is not exact, for these reasons if there are any."""
         for reason in reasons:
-            self.diary.warn(f"not exact: {reason}")
-            self.book.doubt(reason)
+            self.run_log.warn(f"not exact: {reason}")
+            self.train_state.doubt(reason)
 
     def roll_back(self, cause: Exception) -> None:
         """Numbers stopped being finite: go back to the last commit and draw other batches from there."""
-        rollbacks = self.book.rollbacks + 1
+        rollbacks = self.train_state.rollbacks + 1
         if isinstance(cause, Diverging):
             self.keep_batch(cause.batch)
-        self.diary.events.event("rollback", cause=str(cause), env_steps=self.steps, number=rollbacks)
+        self.run_log.events.event("rollback", cause=str(cause), env_steps=self.steps, number=rollbacks)
         if rollbacks > ROLLBACKS:
             raise DivergedError(
                 f"training diverged at step {self.steps}: {cause}",
@@ -427,16 +434,18 @@ class Trainer:
             ) from cause
         self.load()
         self.draw_others(rollbacks)
-        self.diary.warn(f"rolled back to step {self.steps}: {cause}")
+        self.run_log.warn(f"rolled back to step {self.steps}: {cause}")
 
     def draw_others(self, rollbacks: int) -> None:
         """Draw other batches from here on; those that were skipped before say nothing about them."""
-        self.book.skipped_in_a_row = 0
-        self.book.rollbacks = rollbacks
-        self.book.doubt("numbers were not finite: it went back to a checkpoint, and the clock decides where that is")
-        self.line.feed.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
-        if self.line.partners is not None:
-            self.line.partners.reseed(rollbacks)
+        self.train_state.skipped_in_a_row = 0
+        self.train_state.rollbacks = rollbacks
+        self.train_state.doubt(
+            "numbers were not finite: it went back to a checkpoint, and the clock decides where that is"
+        )
+        self.line.batch_source.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
+        if self.line.peers is not None:
+            self.line.peers.reseed(rollbacks)
 
     def begin(self) -> None:
         """Start acting and commit that; a replay that is lost before has nothing in it yet."""
@@ -468,12 +477,12 @@ class Trainer:
     def replace_replay(self, cause: ReplayLost) -> None:
         """Go on from the last commit with another process for the replay."""
         steps = self.steps
-        rollbacks = self.book.rollbacks
+        rollbacks = self.train_state.rollbacks
         self.restart_replay(cause)
         self.load()
-        if rollbacks > self.book.rollbacks:  # the commit is from before them
+        if rollbacks > self.train_state.rollbacks:  # the commit is from before them
             self.draw_others(rollbacks)
-        self.diary.events.event("replay_lost", cause=str(cause), steps_lost=steps - self.steps, env_steps=self.steps)
+        self.run_log.events.event("replay_lost", cause=str(cause), steps_lost=steps - self.steps, env_steps=self.steps)
 
     def keep_batch(self, batch: Batch | Sequences) -> None:
         """The batch that could not be learned from, for the curious."""
@@ -486,7 +495,7 @@ class Trainer:
     def finish(self, ending: Ending) -> tuple[Ending, Row | None]:
         """Commit, then report the best policy on test seeds; what comes after the commit is cut off on resume."""
         if self.asked:
-            self.diary.show_leaving()
+            self.run_log.show_leaving()
         self.save()
         counts = {"env_steps": self.steps, "updates": self.line.learner.updates}
         self.history.note("learner", "closed", **counts, forgiven=self.line.forgiven, done=ending.state == "done")
@@ -495,7 +504,7 @@ class Trainer:
         self.line.actor.dismiss()
         score = None
         if ending.state == "done":
-            if self.plan.eval.episodes and self.book.judged_steps != self.steps:
+            if self.plan.eval.episodes and self.train_state.judged_steps != self.steps:
                 # Not committed: a longer run would not have judged here, nor chosen another leader.
                 self.validate(everyone=False)
                 self.tidy(self.write_best)
@@ -504,8 +513,8 @@ class Trainer:
             ending = Ending(*ENDINGS[str(self.asked.name)], "stopped while the final score was measured")
         result = None if score is None else short(score)
         how = {"state": ending.state, "exit_code": ending.exit_code, "reason": ending.reason, "score": result}
-        self.diary.emit("end", **how, **self.diary.filtered())
-        self.doubt(self.diary.write_waiting())
+        self.run_log.emit("end", **how, **self.run_log.filtered())
+        self.doubt(self.run_log.write_waiting())
         return ending, score
 
     def report(self) -> Row | None:
@@ -513,22 +522,22 @@ class Trainer:
         if not self.plan.eval.test_episodes or self.asked:
             return None
         step, which = self.adopt_best()
-        with self.diary.watch.eval:
+        with self.run_log.watch.eval:
             found_score = self.judge.test(self.line.policy, stop=self.interrupted)
         if found_score is None:
             return None
-        row = {"checkpoint": step, "which": which, **self.book.chosen(), **found_score}
+        row = {"checkpoint": step, "which": which, **self.train_state.chosen(), **found_score}
         self.note_evaluation(row)
-        self.diary.emit("eval", **row)
+        self.run_log.emit("eval", **row)
         return row
 
     def adopt_best(self) -> tuple[int, str]:
         """Give the policy the weights of the best checkpoint, if it can be read; its step, and what it is called."""
-        step = self.book.best["env_steps"] if self.book.best else self.steps
+        step = self.train_state.best["env_steps"] if self.train_state.best else self.steps
         net = self.line.policy.net
         before = arrays(net)
         try:
-            found = self.keeper.checkpoints.load(step, whole=False)
+            found = self.checkpointer.checkpoints.load(step, whole=False)
             self.line.policy.follow()  # else what the learner changed last would be copied over the best
             restore(net, arrays_in(found, "model.safetensors", room_for(before.values())))
         except (NoCheckpointError, *MALFORMED) as cause:
@@ -536,11 +545,11 @@ class Trainer:
             what = cause.what if isinstance(cause, NoCheckpointError) else str(cause)
             self.doubt([f"the best checkpoint cannot be used, the last weights were judged instead: {what}"])
             return self.steps, "latest"
-        return step, "best" if self.book.best else "latest"
+        return step, "best" if self.train_state.best else "latest"
 
     def close(self) -> None:
         """Let go of files and of the judge's worlds; the line is closed by whoever made it."""
-        self.diary.close()
+        self.run_log.close()
         self.judge.close()
 
 

@@ -12,7 +12,7 @@ import torch
 from qfleet import resume, train
 from qfleet.api import rehearse
 from qfleet.build import memory_check
-from qfleet.build.components import Components, make_line, make_train_world
+from qfleet.build.components import Components, make_components, make_train_world
 from qfleet.build.memory_check import COPY_BYTES, estimate, replay_bytes
 from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
@@ -31,7 +31,7 @@ def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
     """A line that is ready to run."""
     plan = small(changes, env_id)
     world = make_train_world(plan)
-    return make_line(resolve(plan, world.spec), world)
+    return make_components(resolve(plan, world.spec), world)
 
 
 # Memory
@@ -52,7 +52,7 @@ def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
 )
 def test_the_estimate_is_what_the_replay_takes(changes: Settings, env_id: str) -> None:
     line = line_of(changes, env_id)
-    replay = line.feed.replay
+    replay = line.batch_source.replay
     took = sum(column.nbytes for column in replay.store.columns().values()) + replay.items.nbytes
     took += replay.serials.nbytes
     if isinstance(replay.sampler, Prioritized):
@@ -95,11 +95,11 @@ def test_a_rehearsal_makes_nothing_and_refuses_a_name_that_is_taken(tmp_path: Pa
 def feed_of(changes: Settings) -> ReplaySource:
     """A feed whose replay was not saved after 400 steps."""
     line = line_of(changes)
-    feed = line.feed
-    assert isinstance(feed, ReplaySource)
-    feed.load_state_dict({**feed.state_dict(), "steps": 400}, with_replay=False)
+    batch_source = line.batch_source
+    assert isinstance(batch_source, ReplaySource)
+    batch_source.load_state_dict({**batch_source.state_dict(), "steps": 400}, with_replay=False)
     line.close()
-    return feed
+    return batch_source
 
 
 def test_a_replay_of_sequences_is_refilled_in_sequences() -> None:
@@ -110,12 +110,12 @@ def test_a_replay_of_sequences_is_refilled_in_sequences() -> None:
 
 
 def test_a_refill_goes_on_where_it_was_cut() -> None:
-    feed = feed_of({"algo.learn_start_steps": 40})
-    state = feed.state_dict()
+    batch_source = feed_of({"algo.learn_start_steps": 40})
+    state = batch_source.state_dict()
     other = feed_of({"algo.learn_start_steps": 40})
     other.refill = 0
     other.load_state_dict(state)
-    assert other.refill == feed.refill == 40
+    assert other.refill == batch_source.refill == 40
 
 
 @pytest.mark.parametrize("cut", [104, 128])

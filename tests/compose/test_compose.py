@@ -13,7 +13,7 @@ import torch
 
 from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.errors import UsageError
-from qfleet.learn import FreshSource, Learner, make_feed, make_learner
+from qfleet.learn import FreshSource, Learner, make_batch_source, make_learner
 from qfleet.nets import make_net
 from qfleet.plan import check
 from qfleet.plan.schema import (
@@ -345,9 +345,9 @@ def test_decoupled_dimensions(rule: str, dueling: bool, noisy: bool, sampler: st
 def test_fresh_experience(dueling: bool, noisy: bool, world: str) -> None:
     plan = make_plan(sampler="fresh", dueling=dueling, noisy=noisy, layer_norm=True, decoupled=world == "joint")
     learner, replay = make_parts(plan, SPECS[world])
-    feed = make_feed(plan, replay, learner, LANES)
-    assert isinstance(feed, FreshSource)
-    batch = feed.take(0)
+    batch_source = make_batch_source(plan, replay, learner, LANES)
+    assert isinstance(batch_source, FreshSource)
+    batch = batch_source.take(0)
     assert batch is not None
     check_update(learner, batch)
 

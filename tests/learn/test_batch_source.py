@@ -15,9 +15,9 @@ from qfleet.learn import (
     RateLimiter,
     ReplaySource,
     learning,
+    make_batch_source,
     make_bonus,
-    make_feed,
-    make_gate,
+    make_rate_limiter,
 )
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import Algo, BufferReplay, CountBonus, Env, FreshReplay, NoBonus, Plan
@@ -42,47 +42,49 @@ def test_the_gate_lets_exactly_the_floor_through(
 ) -> None:
     ratio = updates_per_step(gated(samples_per_insert, batch_size))
     assert ratio == Fraction(str(samples_per_insert)) / batch_size
-    gate = RateLimiter(ratio, start)
+    limiter = RateLimiter(ratio, start)
     for steps in range(0, 1_000_000, 97 * lanes):
-        while gate.is_open(steps):
-            gate.passed()
-        assert gate.updates == max(0, (steps - start) * ratio.numerator // ratio.denominator)
-    assert gate.updates > 0
+        while limiter.is_open(steps):
+            limiter.passed()
+        assert limiter.updates == max(0, (steps - start) * ratio.numerator // ratio.denominator)
+    assert limiter.updates > 0
 
 
 def test_a_ratio_that_floats_get_wrong() -> None:
     assert int(1.1 * 10**17) != 11 * 10**16
-    assert make_gate(gated(1.1)).allowed(10**17) == 11 * 10**16
-    assert [make_gate(gated(0.7)).allowed(10 * tens) for tens in range(1_000)] == [7 * tens for tens in range(1_000)]
+    assert make_rate_limiter(gated(1.1)).allowed(10**17) == 11 * 10**16
+    assert [make_rate_limiter(gated(0.7)).allowed(10 * tens) for tens in range(1_000)] == [
+        7 * tens for tens in range(1_000)
+    ]
 
 
 @given(st.integers(1, 400), st.integers(1, 64), st.integers(0, 100), st.lists(st.integers(0, 20), max_size=30))
 def test_the_gate_never_depends_on_how_steps_come_in(
     hundredths: int, batch_size: int, start: int, arrivals: list[int]
 ) -> None:
-    gate, steps = make_gate(gated(hundredths / 100, batch_size, start)), 0
+    limiter, steps = make_rate_limiter(gated(hundredths / 100, batch_size, start)), 0
     for more in arrivals:
         steps += more
-        while gate.is_open(steps):
-            gate.passed()
-    assert gate.updates == max(0, steps - start) * hundredths // (100 * batch_size)
+        while limiter.is_open(steps):
+            limiter.passed()
+    assert limiter.updates == max(0, steps - start) * hundredths // (100 * batch_size)
 
 
 def test_the_gates_count_survives_a_restart() -> None:
-    gate, again = RateLimiter(Fraction(1), 0), RateLimiter(Fraction(1), 0)
+    limiter, again = RateLimiter(Fraction(1), 0), RateLimiter(Fraction(1), 0)
     for _ in range(5):
-        gate.passed()
-    again.load_state_dict(gate.state_dict())
-    assert [gate.is_open(steps) for steps in (5, 6)] == [again.is_open(steps) for steps in (5, 6)] == [False, True]
+        limiter.passed()
+    again.load_state_dict(limiter.state_dict())
+    assert [limiter.is_open(steps) for steps in (5, 6)] == [again.is_open(steps) for steps in (5, 6)] == [False, True]
 
 
 def test_forgiven_updates_are_never_made_up_for() -> None:
-    gate = RateLimiter(Fraction(1, 2), 10)
-    gate.passed()
-    gate.forgive(30)  # ten were allowed, one was made
-    assert [gate.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
+    limiter = RateLimiter(Fraction(1, 2), 10)
+    limiter.passed()
+    limiter.forgive(30)  # ten were allowed, one was made
+    assert [limiter.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
     again = RateLimiter(Fraction(1, 2), 10)
-    again.load_state_dict(gate.state_dict())
+    again.load_state_dict(limiter.state_dict())
     assert [again.is_open(steps) for steps in (31, 32)] == [False, True]
 
 
@@ -105,9 +107,9 @@ class Script:
 
 def feed_of(learner: Learner, batches: list[Batch]) -> tuple[ReplaySource, Script]:
     script = Script(batches)
-    feed = ReplaySource(script, RateLimiter(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
-    feed.steps = 1_000
-    return feed, script
+    batch_source = ReplaySource(script, RateLimiter(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
+    batch_source.steps = 1_000
+    return batch_source, script
 
 
 def good() -> Batch:
@@ -121,8 +123,8 @@ def bad() -> Batch:
 def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched() -> None:
     learner = make()
     before = learner.model_arrays()
-    feed, script = feed_of(learner, [bad() for _ in range(9)])
-    worker = learning(learner, feed, RolloutQueue(1), LatestWeights())
+    batch_source, script = feed_of(learner, [bad() for _ in range(9)])
+    worker = learning(learner, batch_source, RolloutQueue(1), LatestWeights())
     for _ in range(4):
         assert "skipped" in next(worker).stats
     with pytest.raises(Diverging, match="nan") as caught:
@@ -130,25 +132,25 @@ def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched(
     assert len(script.batches) == 4
     assert np.isnan(caught.value.batch.reward[0])
     assert same(learner.model_arrays(), before)
-    assert learner.updates == feed.gate.updates == 0
+    assert learner.updates == batch_source.limiter.updates == 0
     assert not script.updated
 
 
 def test_a_good_batch_in_between_starts_the_count_again() -> None:
     learner = make()
     batches = [*(bad() for _ in range(4)), good(), *(bad() for _ in range(4)), good()]
-    feed, script = feed_of(learner, batches)
-    worker = learning(learner, feed, RolloutQueue(1), LatestWeights())
+    batch_source, script = feed_of(learner, batches)
+    worker = learning(learner, batch_source, RolloutQueue(1), LatestWeights())
     kinds = ["loss" if "loss" in next(worker).stats else "skipped" for _ in range(10)]
     assert kinds == [*["skipped"] * 4, "loss", *["skipped"] * 4, "loss"]
-    assert learner.updates == feed.gate.updates == len(script.updated) == 2
+    assert learner.updates == batch_source.limiter.updates == len(script.updated) == 2
 
 
 def test_the_worker_publishes_rests_and_learns_at_the_gates_pace() -> None:
     learner, board = make(), LatestWeights()
-    feed, script = feed_of(learner, [good() for _ in range(10)])
-    feed.steps, under_way = 2, [0]
-    worker = learning(learner, feed, RolloutQueue(1), board, lambda: under_way[0])
+    batch_source, script = feed_of(learner, [good() for _ in range(10)])
+    batch_source.steps, under_way = 2, [0]
+    worker = learning(learner, batch_source, RolloutQueue(1), board, lambda: under_way[0])
     assert [next(worker).busy for _ in range(4)] == [True, True, False, False]
     assert board.version == learner.updates + 1 == 3
     under_way[0] = 1  # a step that will surely arrive may be learned for already
@@ -186,10 +188,10 @@ def test_rewards_are_scaled_by_what_is_learned_from(
 ) -> None:
     plan = Plan(env=Env(id="none", clip_reward=clip), algo=Algo(discount=0.0, bonus=bonus), replay=replay)
     learner, rng = make(normalize="reward"), np.random.default_rng(0)
-    feed = make_feed(plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_bonus(plan, VECTOR, rng))
+    batch_source = make_batch_source(plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_bonus(plan, VECTOR, rng))
     rows = random_stream(rng, VECTOR, 2, 60, end=0.2, values=True)
     rows["reward"] *= 50.0
-    feed.insert(rollout(rows))
+    batch_source.insert(rollout(rows))
     rewards = rows["reward"][~rows["last"]].astype(np.float64)
     assert learner.net.rewards is not None
     spread = np.std(np.clip(rewards, -1, 1) if clip else rewards)  # the bonus is still nothing

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from qfleet.data import Array, Batch, Spec
-from qfleet.learn import FreshSource, Learner, make_feed, make_learner
+from qfleet.learn import FreshSource, Learner, make_batch_source, make_learner
 from qfleet.nets import make_net
 from qfleet.plan.schema import Algo, AverageTarget, Env, FreshReplay, MlpTorso, NatureTorso, Net, Plan, Radam
 from qfleet.replay import make_replay
@@ -39,19 +39,19 @@ def make_plan(spec: Spec, *, fresh: FreshReplay = FRESH, clip: bool = False, nor
 def make(plan: Plan, spec: Spec, seed: int = 5) -> tuple[FreshSource, Learner]:
     net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=1)
     learner = make_learner(plan, spec, net, torch.device("cpu"))
-    feed = make_feed(plan, make_replay(plan, spec, LANES, np.random.default_rng(seed)), learner, LANES)
-    assert isinstance(feed, FreshSource)
-    return feed, learner
+    batch_source = make_batch_source(plan, make_replay(plan, spec, LANES, np.random.default_rng(seed)), learner, LANES)
+    assert isinstance(batch_source, FreshSource)
+    return batch_source, learner
 
 
 def stream(spec: Spec, num: int, end: float = 0.3) -> dict[str, Array]:
     return random_stream(np.random.default_rng(3), spec, LANES, num, end=end, values=True)
 
 
-def taken(feed: FreshSource) -> list[Batch]:
+def taken(batch_source: FreshSource) -> list[Batch]:
     """All that can be taken now."""
     found: list[Batch] = []
-    while (batch := feed.take(0)) is not None:
+    while (batch := batch_source.take(0)) is not None:
         found.append(batch)
     return found
 
@@ -112,13 +112,13 @@ def check_block(
 @pytest.mark.parametrize("spec", [VECTOR, MASKED, JOINT, PICTURE], ids=["vector", "masked", "decoupled", "picture"])
 def test_blocks_are_learned_by_their_lambda_returns(spec: Spec, clip: bool) -> None:
     plan = make_plan(spec, clip=clip)
-    feed, _ = make(plan, spec)
+    batch_source, _ = make(plan, spec)
     rows = stream(spec, 3 * ROWS + 1)
     assert rows["last"].any()
     blocks = 0
     for row in range(3 * ROWS + 1):
-        feed.insert(rollout(rows, row, row + 1))
-        batches = taken(feed)
+        batch_source.insert(rollout(rows, row, row + 1))
+        batches = taken(batch_source)
         if row == 0 or row % ROWS:
             assert not batches, "a block is complete when the row after it is there"
             continue
@@ -126,24 +126,24 @@ def test_blocks_are_learned_by_their_lambda_returns(spec: Spec, clip: bool) -> N
         check_block(batches, rows, spec, first, expected_returns(rows, first, clip=clip))
         blocks += 1
     assert blocks == 3
-    assert feed.steps == (~rows["last"]).sum()
+    assert batch_source.steps == (~rows["last"]).sum()
 
 
 def test_final_observations_are_never_learned_from() -> None:
-    feed, _ = make(make_plan(VECTOR), VECTOR)
+    batch_source, _ = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1, end=0.8)
     final = {(row, lane) for row, lane in np.argwhere(rows["last"][:ROWS]).tolist()}
     assert len(final) > LANES
-    feed.insert(rollout(rows))
-    seen = {(int(number) // LANES, int(number) % LANES) for batch in taken(feed) for number in batch.ids}
+    batch_source.insert(rollout(rows))
+    seen = {(int(number) // LANES, int(number) % LANES) for batch in taken(batch_source) for number in batch.ids}
     assert seen.isdisjoint(final)
     assert len(seen) + len(final) == ROWS * LANES
 
 
 def test_epochs_are_shuffled_and_cut_into_even_parts() -> None:
-    feed, _ = make(make_plan(VECTOR), VECTOR)
-    feed.insert(rollout(stream(VECTOR, ROWS + 1, end=0.0)))
-    batches = taken(feed)
+    batch_source, _ = make(make_plan(VECTOR), VECTOR)
+    batch_source.insert(rollout(stream(VECTOR, ROWS + 1, end=0.0)))
+    batches = taken(batch_source)
     assert [len(batch.ids) for batch in batches] == [5, 5, 4, 4] * 3
     orders = [tuple(int(n) for batch in batches[begin : begin + 4] for n in batch.ids) for begin in (0, 4, 8)]
     assert len(set(orders)) == 3
@@ -152,59 +152,59 @@ def test_epochs_are_shuffled_and_cut_into_even_parts() -> None:
 
 def test_more_parts_than_steps_leave_no_empty_batch() -> None:
     plan = make_plan(VECTOR, fresh=FreshReplay(rows=2, epochs=1, minibatches=50))
-    feed, _ = make(plan, VECTOR)
-    feed.insert(rollout(stream(VECTOR, 3, end=0.0)))
-    assert [len(batch.ids) for batch in taken(feed)] == [1] * (2 * LANES)
+    batch_source, _ = make(plan, VECTOR)
+    batch_source.insert(rollout(stream(VECTOR, 3, end=0.0)))
+    assert [len(batch.ids) for batch in taken(batch_source)] == [1] * (2 * LANES)
 
 
 def test_returns_do_not_move_while_the_block_is_learned_from() -> None:
-    feed, learner = make(make_plan(VECTOR), VECTOR)
+    batch_source, learner = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1)
-    feed.insert(rollout(rows))
+    batch_source.insert(rollout(rows))
     expected = expected_returns(rows, 0)
     learned = []
-    while (batch := feed.take(0)) is not None:
+    while (batch := batch_source.take(0)) is not None:
         learned.append(batch)
-        feed.learned(batch, learner.update(batch).priority)
+        batch_source.learned(batch, learner.update(batch).priority)
     assert learner.updates == FRESH.epochs * FRESH.minibatches
     check_block(learned, rows, VECTOR, 0, expected)
 
 
 def test_scaled_rewards_are_scaled_once() -> None:
     plan = make_plan(VECTOR, normalize="reward")
-    feed, learner = make(plan, VECTOR)
+    batch_source, learner = make(plan, VECTOR)
     rows = stream(VECTOR, ROWS + 1)
     rows["reward"] *= 20
-    feed.insert(rollout(rows))
+    batch_source.insert(rollout(rows))
     assert learner.net.rewards is not None
     scale = learner.net.rewards.scale()
     assert scale < 0.1
-    batches = taken(feed)
+    batches = taken(batch_source)
     check_block(batches, rows, VECTOR, 0, expected_returns(rows, 0, scale=scale))
     for batch in batches:  # what the learner aims at is the return itself
         np.testing.assert_array_equal(learner.tensors(batch).reward.numpy(), batch.reward)
 
 
 def test_no_target_network_is_read_or_moved() -> None:
-    feed, learner = make(make_plan(VECTOR), VECTOR)
+    batch_source, learner = make(make_plan(VECTOR), VECTOR)
     before = {name: value.clone() for name, value in learner.target.state_dict().items()}
-    feed.insert(rollout(stream(VECTOR, ROWS + 1)))
-    for batch in taken(feed):
+    batch_source.insert(rollout(stream(VECTOR, ROWS + 1)))
+    for batch in taken(batch_source):
         learner.update(batch)
     assert all(torch.equal(before[name], value) for name, value in learner.target.state_dict().items())
     with torch.no_grad():
         for parameter in learner.target.parameters():
             parameter.fill_(torch.nan)
-    feed.insert(rollout(stream(VECTOR, 2 * ROWS + 1), ROWS + 1))
-    for batch in taken(feed):
+    batch_source.insert(rollout(stream(VECTOR, 2 * ROWS + 1), ROWS + 1))
+    for batch in taken(batch_source):
         assert np.isfinite(learner.update(batch).loss)
 
 
 def test_a_block_makes_the_values_it_was_told() -> None:
     plan = make_plan(VECTOR, fresh=FreshReplay(rows=ROWS, epochs=400, minibatches=1, trace=0.65))
-    feed, learner = make(msgspec.structs.replace(plan, optim=Radam(learning_rate=1e-2)), VECTOR)
-    feed.insert(rollout(stream(VECTOR, ROWS + 1)))
-    losses = [learner.update(batch).loss for batch in taken(feed)]
+    batch_source, learner = make(msgspec.structs.replace(plan, optim=Radam(learning_rate=1e-2)), VECTOR)
+    batch_source.insert(rollout(stream(VECTOR, ROWS + 1)))
+    losses = [learner.update(batch).loss for batch in taken(batch_source)]
     assert losses[-1] < losses[0] / 20
 
 
@@ -212,52 +212,52 @@ def test_a_block_makes_the_values_it_was_told() -> None:
 def test_a_restored_feed_goes_on_bit_by_bit(moment: int) -> None:
     plan = make_plan(VECTOR)
     rows = stream(VECTOR, 3 * ROWS + 1)
-    feed, _ = make(plan, VECTOR)
+    batch_source, _ = make(plan, VECTOR)
     restored, _ = make(plan, VECTOR, seed=99)
     for row in range(moment):
-        feed.insert(rollout(rows, row, row + 1))
-        taken(feed)
-    state, store = feed.state_dict(), feed.replay.store
+        batch_source.insert(rollout(rows, row, row + 1))
+        taken(batch_source)
+    state, store = batch_source.state_dict(), batch_source.replay.store
     restored.load_state_dict(state)
-    for lanes, begin, end in feed.replay.spans():
+    for lanes, begin, end in batch_source.replay.spans():
         restored.replay.store.restore(begin, end, store.read(begin, end, lanes), lanes)
     for row in range(moment, 3 * ROWS + 1):
-        both = [taken_after(each, rows, row) for each in (feed, restored)]
+        both = [taken_after(each, rows, row) for each in (batch_source, restored)]
         assert len(both[0]) == len(both[1])
         for one, other in zip(*both, strict=True):
             assert same(
                 *({name: getattr(b, name) for name in ("obs", "action", "reward", "ids")} for b in (one, other))
             )
-    assert feed.steps == restored.steps
+    assert batch_source.steps == restored.steps
 
 
-def taken_after(feed: FreshSource, rows: dict[str, Array], row: int) -> list[Batch]:
-    feed.insert(rollout(rows, row, row + 1))
-    return taken(feed)
+def taken_after(batch_source: FreshSource, rows: dict[str, Array], row: int) -> list[Batch]:
+    batch_source.insert(rollout(rows, row, row + 1))
+    return taken(batch_source)
 
 
 def test_without_its_rows_the_block_begins_anew() -> None:
     plan, rows = make_plan(VECTOR), stream(VECTOR, 3 * ROWS)
-    feed, restored = make(plan, VECTOR)[0], make(plan, VECTOR)[0]
+    batch_source, restored = make(plan, VECTOR)[0], make(plan, VECTOR)[0]
     for row in range(ROWS + 4):
-        taken_after(feed, rows, row)
-    restored.load_state_dict(feed.state_dict(), with_replay=False)
-    assert restored.steps == feed.steps
+        taken_after(batch_source, rows, row)
+    restored.load_state_dict(batch_source.state_dict(), with_replay=False)
+    assert restored.steps == batch_source.steps
     sizes = [len(taken_after(restored, rows, row)) for row in range(ROWS + 4, 2 * ROWS + 5)]
     assert sizes == [0] * ROWS + [FRESH.epochs * FRESH.minibatches]
 
 
 def test_a_rollout_that_tells_no_values_is_refused() -> None:
-    feed, _ = make(make_plan(VECTOR), VECTOR)
+    batch_source, _ = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1)
     del rows["value"]
     with pytest.raises(ValueError, match="tells no values"):
-        feed.insert(rollout(rows))
+        batch_source.insert(rollout(rows))
 
 
 def test_pictures_of_a_block_lie_as_convolutions_want_them() -> None:
-    feed, _ = make(make_plan(PICTURE), PICTURE)
-    feed.insert(rollout(stream(PICTURE, ROWS + 1)))
-    for batch in taken(feed):
+    batch_source, _ = make(make_plan(PICTURE), PICTURE)
+    batch_source.insert(rollout(stream(PICTURE, ROWS + 1)))
+    for batch in taken(batch_source):
         assert torch.from_numpy(batch.obs).is_contiguous(memory_format=torch.channels_last)
         assert batch.next_obs is batch.obs

@@ -10,12 +10,12 @@ from qfleet.learn.optimizer import FusedAdam, FusedOptimizer, FusedRadam, FusedR
 from qfleet.plan.schema import Adam as AdamPlan
 
 Ours = Callable[[list[Tensor]], FusedOptimizer]
-Theirs = Callable[[list[nn.Parameter]], torch.optim.FusedOptimizer]
+Theirs = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 PAIRS: dict[str, tuple[Ours, Theirs]] = {
     "adam": (
         lambda ours: FusedAdam(ours, 1e-3, eps=1e-5),
-        lambda theirs: torch.optim.FusedAdam(theirs, 1e-3, eps=1e-5, fused=True),
+        lambda theirs: torch.optim.Adam(theirs, 1e-3, eps=1e-5, fused=True),
     ),
     "adamw": (
         lambda ours: FusedAdam(ours, 1e-3, weight_decay=0.1),

@@ -222,32 +222,32 @@ def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
     """A feed with 30 rows of two lanes in it."""
     plan = Plan(env=Env(id="none", num=2), algo=algo, replay=Buffer(capacity=200))
     replay = make_replay(plan, VECTOR, 2, np.random.default_rng(0))
-    feed = ReplaySource(
+    batch_source = ReplaySource(
         replay, RateLimiter(Fraction(1), 0), Observer(small_net(0), 2, 0.99), 8, make_anneal(algo, replay.fold)
     )
-    feed.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
+    batch_source.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
     for _ in range(updates):
-        drawn = feed.take(0)
+        drawn = batch_source.take(0)
         assert drawn is not None
-        feed.learned(drawn, np.ones(8, np.float32))
-    return feed
+        batch_source.learned(drawn, np.ones(8, np.float32))
+    return batch_source
 
 
 def test_batches_are_folded_as_the_updates_say() -> None:
-    feed = feed_of(ANNEALED)
+    batch_source = feed_of(ANNEALED)
     for updates, n in ((0, 6), (1, 5), (2, 4), (3, 4), (4, 3), (5, 3)):
-        drawn = feed.take(0)
+        drawn = batch_source.take(0)
         assert drawn is not None
         gamma = 1 - 0.1 ** (1 - updates / 4) * 0.01 ** (updates / 4) if updates < 4 else 0.99
         assert drawn.discount == pytest.approx(np.full(8, gamma**n), rel=1e-5)
-        feed.learned(drawn, np.ones(8, np.float32))
+        batch_source.learned(drawn, np.ones(8, np.float32))
 
 
 def test_an_update_that_was_skipped_moves_nothing() -> None:
-    feed = feed_of(ANNEALED)
-    feed.take(0)
-    feed.take(0)
-    assert feed.replay.fold.n == 6
+    batch_source = feed_of(ANNEALED)
+    batch_source.take(0)
+    batch_source.take(0)
+    assert batch_source.replay.fold.n == 6
 
 
 def test_the_fold_comes_back_with_the_feed() -> None:
@@ -352,9 +352,9 @@ def test_units_that_never_fire_are_counted() -> None:
 
 
 def test_an_empty_replay_shows_nothing() -> None:
-    feed = feed_of(Algo())
-    feed.replay.clear()
-    assert dormant_units(small_net(2), feed.replay) is None
+    batch_source = feed_of(Algo())
+    batch_source.replay.clear()
+    assert dormant_units(small_net(2), batch_source.replay) is None
 
 
 def test_a_torso_without_our_layers_shows_what_the_head_has() -> None:

@@ -11,7 +11,7 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from examples import one_file_dqn
-from qfleet.build.components import EXPLORE, SAMPLE, WEIGHTS, make_line, make_train_world, stream
+from qfleet.build.components import EXPLORE, SAMPLE, WEIGHTS, make_components, make_train_world, stream
 from qfleet.envs.episodes import TRAIN
 from qfleet.plan.schema import (
     Adam,
@@ -65,7 +65,7 @@ def plan_of(settings: one_file_dqn.Settings) -> Plan:
 
 def by_the_library(plan: Plan) -> Learned:
     """Steps and losses of every turn, and the weights after the last."""
-    line = make_line(plan, make_train_world(plan))
+    line = make_components(plan, make_train_world(plan))
     line.actor.start()
     runtime, turns = InlineLoop(line), []
     while line.learner.updates < UPDATES:

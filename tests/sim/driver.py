@@ -36,7 +36,7 @@ class Parts:
     """What a bug can be planted in."""
 
     ledger: type[Ledger] = Ledger
-    gate: type[RateLimiter] = RateLimiter
+    limiter: type[RateLimiter] = RateLimiter
     replay: type[Replay] = Replay
     supervisor: type[Supervisor] = Supervisor
 
@@ -46,7 +46,7 @@ class Memory:
     """What a checkpoint holds."""
 
     ledger: Ledger
-    gate: RateLimiter
+    limiter: RateLimiter
     replay: Replay
     steps: int = 0
     updates: int = 0
@@ -86,8 +86,8 @@ class Driver:
         rng, cut, fold = np.random.default_rng(self.sim.seed), StepCut(settings.n), Fold(settings.n, GAMMA)
         lanes = settings.workers * settings.lanes
         replay = self.parts.replay(spec, lanes, settings.capacity, Uniform(), rng, cut=cut, fold=fold)
-        gate = self.parts.gate(settings.ratio, settings.start_steps)
-        return Memory(self.parts.ledger(settings.workers), gate, replay)
+        limiter = self.parts.limiter(settings.ratio, settings.start_steps)
+        return Memory(self.parts.ledger(settings.workers), limiter, replay)
 
     # Notes
 
@@ -106,8 +106,8 @@ class Driver:
     def open(self, *, again: bool) -> None:
         """The first lines of both logs; after a restart no row goes on."""
         settings = self.settings
-        gate = {"ratio": str(settings.ratio), "start_steps": settings.start_steps, "band": settings.band, "ahead": 0}
-        self.note_bounds("opened", **gate, capacity=settings.capacity, **self.counters())
+        limiter = {"ratio": str(settings.ratio), "start_steps": settings.start_steps, "band": settings.band, "ahead": 0}
+        self.note_bounds("opened", **limiter, capacity=settings.capacity, **self.counters())
         late = 25.0 if settings.stall else 0.0  # the simulation itself is stricter: it knows when the driver slept
         limits = {
             "restarts": settings.restarts,
@@ -185,8 +185,8 @@ class Driver:
 
     def owes_too_much(self) -> bool:
         """Is the learner too far behind to take more in?"""
-        gate, anything = self.memory.gate, len(self.memory.replay) > 0  # while nothing is ready, more is needed
-        owed = gate.allowed(self.memory.steps) - gate.updates
+        limiter, anything = self.memory.limiter, len(self.memory.replay) > 0  # while nothing is ready, more is needed
+        owed = limiter.allowed(self.memory.steps) - limiter.updates
         return anything and owed >= self.settings.band and "no band" not in self.sim.bugs
 
     def receive(self) -> None:
@@ -234,15 +234,15 @@ class Driver:
 
     def learn(self) -> int:
         """Some updates, while the gate is open; returns how many."""
-        gate, replay = self.memory.gate, self.memory.replay
+        limiter, replay = self.memory.limiter, self.memory.replay
         made = 0
-        while made < UPDATES_PER_TURN and gate.is_open(self.memory.steps):
+        while made < UPDATES_PER_TURN and limiter.is_open(self.memory.steps):
             batch = replay.sample(4)
             if batch is None:
                 break  # nothing has a whole window yet
             self.note("sampled", ids=batch.ids.tolist())
             self.sim.sampled(batch)
-            gate.passed()
+            limiter.passed()
             made += 1
             self.memory.updates += 1
             self.note("update", number=self.memory.updates, env_steps=self.memory.steps, forgiven=0)
@@ -264,7 +264,7 @@ class Driver:
         if self.sim.now - self.committed_at > 5.0:
             self.commit()
         gone = len(self.supervisor.quarantined) == self.settings.workers
-        whole = self.memory.steps >= self.settings.target_steps and not self.memory.gate.is_open(self.memory.steps)
+        whole = self.memory.steps >= self.settings.target_steps and not self.memory.limiter.is_open(self.memory.steps)
         if gone or whole:
             self.done = True
             self.note("closed", **self.counters(), forgiven=0, done=whole)

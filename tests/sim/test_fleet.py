@@ -106,8 +106,8 @@ class SimSite:
 class Saved:
     """What a checkpoint holds."""
 
-    feed: ReplaySource
-    fleet: dict[str, Any]
+    batch_source: ReplaySource
+    pool: dict[str, Any]
     rows: set[Row] = field(default_factory=set)
     newest: dict[int, Row] = field(default_factory=dict)
 
@@ -115,27 +115,27 @@ class Saved:
 class FleetDriver:
     """The process in which the fleet lives, turned as the runtime turns it."""
 
-    def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, fleet: type[ActorPool]) -> None:
+    def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, pool: type[ActorPool]) -> None:
         self.sim, self.settings, self.version, self.done = sim, sim.settings, 0, False
         saved = copy.deepcopy(saved)
         self.actors: dict[int, SimActor] = {}
         self.rows = saved.rows if saved else set()
         self.newest = saved.newest if saved else {}
-        self.feed = saved.feed if saved else self.blank()
-        self.feed.observer = Watcher(self, np.zeros(self.lanes))  # type: ignore[assignment]
-        learning: Any = SimpleNamespace(policy=None, feed=self.feed)
+        self.batch_source = saved.batch_source if saved else self.blank()
+        self.batch_source.observer = Watcher(self, np.zeros(self.lanes))  # type: ignore[assignment]
+        learning: Any = SimpleNamespace(policy=None, batch_source=self.batch_source)
         where = {"workers": self.settings.workers, "lanes": self.lanes, "until_steps": self.settings.target_steps}
         explorer: Any = None
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
-        self.fleet = fleet(learning, explorer, SimSite(self), self.make_supervisor(), **others)
-        self.fleet.history, self.fleet.tell = sim.notes, self.hear
-        self.noted = RecordedSource(self.feed, sim.notes)
+        self.pool = pool(learning, explorer, SimSite(self), self.make_supervisor(), **others)
+        self.pool.history, self.pool.tell = sim.notes, self.hear
+        self.noted = RecordedSource(self.batch_source, sim.notes)
         self.committed_at = sim.now
         if saved:
-            self.fleet.load_state_dict(saved.fleet)
+            self.pool.load_state_dict(saved.pool)
         else:
-            self.fleet.open()
-        self.fleet.publish(self.updates + 1, None)
+            self.pool.open()
+        self.pool.publish(self.updates + 1, None)
 
     @property
     def lanes(self) -> int:
@@ -173,34 +173,34 @@ class FleetDriver:
 
     @property
     def steps(self) -> int:
-        return self.feed.steps
+        return self.batch_source.steps
 
     @property
     def updates(self) -> int:
-        return self.feed.gate.updates
+        return self.batch_source.limiter.updates
 
     @property
     def ledger(self) -> Ledger:
-        return self.fleet.ledger
+        return self.pool.ledger
 
     @property
     def supervisor(self) -> Supervisor:
-        return self.fleet.supervisor
+        return self.pool.supervisor
 
     def turn(self) -> float:
         """As the runtime does: look after everyone, learn, take one rollout in, learn."""
         try:
-            self.fleet.tend()
+            self.pool.tend()
         except EnvError:
             self.close(whole=False)
             return TURN_SECONDS
         made = self.learn()
-        if (rollout := self.fleet.collect()) is not None:
-            self.fleet.take_in(rollout)
+        if (rollout := self.pool.collect()) is not None:
+            self.pool.take_in(rollout)
             made += self.learn()
         if self.sim.now - self.committed_at > 5.0:
             self.commit()
-        if self.steps >= self.settings.target_steps and not self.feed.gate.is_open(self.steps):
+        if self.steps >= self.settings.target_steps and not self.batch_source.limiter.is_open(self.steps):
             self.close(whole=True)
         return max(TURN_SECONDS, made * self.settings.update_seconds)
 
@@ -210,7 +210,7 @@ class FleetDriver:
             self.sim.sampled(batch)
             self.noted.learned(batch, np.ones(len(batch.ids), np.float32))
         if self.updates > before:
-            self.fleet.publish(self.updates + 1, None)
+            self.pool.publish(self.updates + 1, None)
         return self.updates - before
 
     def counters(self) -> dict[str, int]:
@@ -218,7 +218,7 @@ class FleetDriver:
 
     def commit(self) -> None:
         self.committed_at = self.sim.now
-        self.sim.checkpoint = copy.deepcopy(Saved(self.feed, self.fleet.state_dict(), self.rows, self.newest))
+        self.sim.checkpoint = copy.deepcopy(Saved(self.batch_source, self.pool.state_dict(), self.rows, self.newest))
         self.sim.notes.note("learner", "committed", **self.counters())
 
     def close(self, *, whole: bool) -> None:
@@ -226,9 +226,9 @@ class FleetDriver:
         self.sim.notes.note("learner", "closed", **self.counters(), forgiven=0, done=whole)
 
 
-def fleet_failures(seed: int, fleet: type[ActorPool] = ActorPool) -> tuple[str | None, list[str]]:
+def fleet_failures(seed: int, pool: type[ActorPool] = ActorPool) -> tuple[str | None, list[str]]:
     """One seed with this fleet."""
-    return failures(seed, make=partial(FleetDriver, fleet=fleet), wire=False)
+    return failures(seed, make=partial(FleetDriver, pool=pool), wire=False)
 
 
 def test_the_fleet_keeps_its_promises_under_faults() -> None:
@@ -247,10 +247,10 @@ class NeverSeals(ActorPool):
     """Lets windows span the gap that a lost actor leaves."""
 
     def lose(self, fault: WorkerFault, seen: str = "") -> None:
-        feed, self.feed = self.feed, copy.copy(self.feed)
-        self.feed.seal = lambda worker: 0  # type: ignore[method-assign]
+        batch_source, self.batch_source = self.batch_source, copy.copy(self.batch_source)
+        self.batch_source.seal = lambda worker: 0  # type: ignore[method-assign]
         super().lose(fault, seen)
-        feed.steps, self.feed = self.feed.steps, feed
+        batch_source.steps, self.batch_source = self.batch_source.steps, batch_source
 
 
 class CountsRescuedTwice(ActorPool):
@@ -270,7 +270,7 @@ class ForgetsTheLedger(ActorPool):
         return [-1] * self.workers
 
 
-@pytest.mark.parametrize("fleet", [NeverSeals, CountsRescuedTwice, ForgetsTheLedger])
-def test_a_bug_in_the_fleet_is_found(fleet: type[ActorPool]) -> None:
-    found = (fleet_failures(seed, fleet)[0] for seed in range(BUG_SEEDS))
+@pytest.mark.parametrize("pool", [NeverSeals, CountsRescuedTwice, ForgetsTheLedger])
+def test_a_bug_in_the_fleet_is_found(pool: type[ActorPool]) -> None:
+    found = (fleet_failures(seed, pool)[0] for seed in range(BUG_SEEDS))
     assert any(found)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from qfleet import load, resume, train
-from qfleet.build.components import Components, make_line, make_train_world
+from qfleet.build.components import Components, make_components, make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.save import Checkpoints, decompress, unpack_tensors
@@ -110,21 +110,21 @@ def test_looking_at_a_run_with_another_environment_is_a_clear_error(tmp_path: Pa
 def line_at_rest() -> Components:
     plan = small({"replay.capacity": 400, "env.num": 4})
     world = make_train_world(plan)
-    line = make_line(resolve(plan, world.spec), world)
+    line = make_components(resolve(plan, world.spec), world)
     line.actor.start()
     return line
 
 
 def send(line: Components, worker: int, num: int, seed: int, end: float = 0.1) -> None:
     """So many rows of an actor's two lanes."""
-    spec, rng = line.feed.replay.spec, np.random.default_rng(seed)
+    spec, rng = line.batch_source.replay.spec, np.random.default_rng(seed)
     rows = random_stream(rng, spec, 2, num, end)
-    line.feed.insert(replace(rollout(rows), source=(worker, 0, seed)))
+    line.batch_source.insert(replace(rollout(rows), source=(worker, 0, seed)))
 
 
 def everything(line: Components) -> list[bytes]:
     """All that can be drawn, in order."""
-    replay = line.feed.replay
+    replay = line.batch_source.replay
     batch = replay.take(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
     return [getattr(batch, name).tobytes() for name in ("obs", "action", "reward", "discount", "next_obs")]
 
@@ -141,14 +141,14 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
         worker = int(rng.random() < 0.2)  # one is four times as fast
         send(line, worker, int(rng.choice([1, 8, 13])), step)
         if rng.random() < 0.3:
-            line.feed.replay.seal(slice(2 * worker, 2 * worker + 2))
+            line.batch_source.replay.seal(slice(2 * worker, 2 * worker + 2))
         if rng.random() < 0.6:
             found = keeps.save(step, {"step": step}, {})
             linked += sum((found.path / name).stat().st_nlink > 1 for name in found.files)
             again = line_at_rest()
             checkpointing.Checkpointer(store, again, {}).load(store.load(step))
             assert everything(again) == everything(line)
-            assert again.feed.replay.spans() == line.feed.replay.spans()
+            assert again.batch_source.replay.spans() == line.batch_source.replay.spans()
             again.close()
     assert linked  # what had not changed was not written again
     line.close()
@@ -160,7 +160,7 @@ def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monk
     keeps = checkpointing.Checkpointer(Checkpoints(tmp_path), line, {})
     send(line, 0, 8, seed=0, end=0.0)
     first = keeps.save(0, {}, {})
-    assert line.feed.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
+    assert line.batch_source.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
     send(line, 0, 1, seed=1, end=0.0)
     second = keeps.save(1, {}, {})
     whole = "replay/rows_000000000000_000000000008_00000_00002.zst"

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from qfleet import Run, resume, train
 from qfleet.act import Policy
 from qfleet.build import memory_check
-from qfleet.build.components import make_line, make_train_world
+from qfleet.build.components import make_components, make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Report
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
@@ -78,43 +78,43 @@ def test_a_world_that_is_given_up_is_said_once(tmp_path: Path) -> None:
 def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -> None:
     plan = small()
     world = make_train_world(plan)
-    diary = RunLog(make_line(resolve(plan, world.spec), world), tmp_path)
+    run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
     fault = {"kind": "died", "lanes": [0], "quarantined": [0], "what": "worker 0, at lane 0, left with exit code 7"}
     for who in ({"actor": 0}, {"actor": 1}, {"actor": 1}, {}):
-        diary.note_fault({**who, **fault})
-    assert [text.partition(" failed")[0] for text in diary.warnings] == [
+        run_log.note_fault({**who, **fault})
+    assert [text.partition(" failed")[0] for text in run_log.warnings] == [
         "actor 0, environment 0",
         "actor 1, environment 0",
         "environment 0",
     ]
-    diary.close()
+    run_log.close()
 
 
 def test_a_learner_or_actor_that_is_given_up_is_told_and_kept(tmp_path: Path) -> None:
     plan = small({"learners.num": 2})
     world = make_train_world(plan)
-    diary = RunLog(make_line(resolve(plan, world.spec), world), tmp_path)
-    diary.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": True})
-    assert diary.book.lost == []
-    diary.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": False})
-    diary.note_actor("actor_lost", worker=0, words="", restart_seconds=0.1)
-    diary.note_actor("actor_lost", worker=0, words="", restart_seconds=None)
-    assert diary.book.lost == [
+    run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
+    run_log.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": True})
+    assert run_log.train_state.lost == []
+    run_log.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": False})
+    run_log.note_actor("actor_lost", worker=0, words="", restart_seconds=0.1)
+    run_log.note_actor("actor_lost", worker=0, words="", restart_seconds=None)
+    assert run_log.train_state.lost == [
         "learner 1 (of 2) was lost for good at step 0: it left",
         "actor 0 (of 1) was lost for good at step 0: it did not say why",
     ]
-    assert diary.warnings == [
+    assert run_log.warnings == [
         "learner 1 is lost: it left; another one is started",
         *(
             f"{text}; it is not started again ({limit}.restarts), and the run goes on without it"
-            for text, limit in zip(diary.book.lost, ("learners", "runtime"), strict=True)
+            for text, limit in zip(run_log.train_state.lost, ("learners", "runtime"), strict=True)
         ),
     ]
-    assert diary.write_status()["lost"] == diary.book.lost
+    assert run_log.write_status()["lost"] == run_log.train_state.lost
     assert [line for line in end_lines(status(tmp_path)) if line.startswith("lost: ")] == [
-        f"lost: {text}" for text in diary.book.lost
+        f"lost: {text}" for text in run_log.train_state.lost
     ]
-    diary.close()
+    run_log.close()
 
 
 @pytest.mark.parametrize(("field", "word"), [("obs", "observation"), ("reward", "reward")])
@@ -190,8 +190,8 @@ def test_one_bad_batch_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     run = trained(small(), tmp_path)
     assert run.exit_code == 0
     assert events(run.path, "rollback") == []
-    book = json.loads((checkpoints(run.path)[-1] / "state.json").read_text())["book"]
-    assert book["skipped"] == 3
+    train_state = json.loads((checkpoints(run.path)[-1] / "state.json").read_text())["book"]
+    assert train_state["skipped"] == 3
 
 
 @pytest.mark.usefixtures("every_save")
@@ -351,7 +351,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, refusing: Callable[[int], bool]) 
 
     def saving(self: Trainer) -> None:
         tried.append(self.steps)
-        self.keeper.checkpoints._files = Full(lambda: refusing(len(tried)))
+        self.checkpointer.checkpoints._files = Full(lambda: refusing(len(tried)))
         save(self)
 
     monkeypatch.setattr(Trainer, "save", saving)
@@ -410,7 +410,7 @@ def test_a_commit_whose_clean_up_fails_is_a_commit(
     save = Trainer.save
 
     def saving(self: Trainer) -> None:
-        self.keeper.checkpoints._files = Stuck()
+        self.checkpointer.checkpoints._files = Stuck()
         save(self)
 
     monkeypatch.setattr(Trainer, "save", saving)

@@ -107,7 +107,7 @@ def test_the_best_that_any_kept_checkpoint_names_is_kept(keep: int, tmp_path: Pa
     for seed in range(4):
         run = trained(small({**JUDGED, "save.keep": keep, "seed": seed}, TELLING), tmp_path)
         books = [json.loads((path / "state.json").read_text())["book"] for path in checkpoints(run.path)[-keep:]]
-        bests = {book["best"]["env_steps"] for book in books}
+        bests = {train_state["best"]["env_steps"] for train_state in books}
         assert bests <= {int(path.name.removeprefix("step_")) for path in checkpoints(run.path)}
         named |= {len(bests)}
     assert max(named) > 1  # or nothing was tried

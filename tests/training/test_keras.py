@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qfleet import Plan, load, resume, train
-from qfleet.build.components import make_line, make_train_world
+from qfleet.build.components import make_components, make_train_world
 from qfleet.learn import arrays
 from qfleet.nets import under_own_names
 from qfleet.training.inline import InlineLoop
@@ -44,7 +44,7 @@ def plan_of(**more: Any) -> Plan:
 @pytest.mark.parametrize("target", [{"type": "copy", "every_updates": 2}, {"type": "average", "tau": 0.5}])
 def test_it_acts_by_what_it_has_learned(keras: Any, target: dict[str, Any]) -> None:
     plan = plan_of(**{f"algo.target.{name}": value for name, value in target.items()})
-    line = make_line(plan, make_train_world(plan), torso_of(keras))
+    line = make_components(plan, make_train_world(plan), torso_of(keras))
     line.actor.start()
     before = line.policy.look(OBS)[0]
     runtime = InlineLoop(line)

@@ -114,8 +114,8 @@ def test_an_update_that_could_not_be_compiled_is_told(tmp_path: Path, monkeypatc
 
 def test_runs_of_older_versions_have_no_reason_written_down() -> None:
     before = {name: value for name, value in TrainState(exact=False).state_dict().items() if name != "not_exact"}
-    book = TrainState()
-    book.load_state_dict(before)
-    assert (book.exact, book.not_exact) == (False, [UNKNOWN])
-    book.load_state_dict({**before, "exact": True})
-    assert (book.exact, book.not_exact) == (True, [])
+    train_state = TrainState()
+    train_state.load_state_dict(before)
+    assert (train_state.exact, train_state.not_exact) == (False, [UNKNOWN])
+    train_state.load_state_dict({**before, "exact": True})
+    assert (train_state.exact, train_state.not_exact) == (True, [])

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from qfleet import train
-from qfleet.build.components import Components, make_fresh, make_line, make_train_world
+from qfleet.build.components import Components, make_components, make_fresh, make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
 from qfleet.nets import Noisy
@@ -75,7 +75,7 @@ def line() -> Iterator[Components]:
     changes = {**RATE, **BATCH, **STOP, "steer.learning_rate.patience": 2, "optim.learning_rate": 1e-3}
     changes |= {"steer.learning_rate.factor": 0.1, "steer.learning_rate.floor": 2e-5, "steer.stop_patience": 4}
     plan = small({**changes, "runtime.device": "cpu", "until.steps": 400})
-    made = make_line(plan, make_train_world(plan))
+    made = make_components(plan, make_train_world(plan))
     made.learner.updates = 1
     yield made
     made.close()
@@ -86,7 +86,7 @@ def test_only_a_strictly_better_score_resets_patience(line: Components) -> None:
     acts = [[act.setting for act in steering.see(score)] for score in (5.0, 5.0, 4.0, 6.0, 6.0, 1.0)]
     rate, batch = "optim.learning_rate", "algo.batch_size"
     assert acts == [[], [batch], [rate, batch], [], [], [rate]]
-    assert steering.book.stale == 2
+    assert steering.train_state.stale == 2
     assert not steering.gave_up()
     steering.see(5.9)
     steering.see(6.0)
@@ -100,16 +100,16 @@ def test_the_rate_falls_to_its_floor_and_the_batch_grows_to_its_largest(line: Co
     assert found == [(1e-3, pytest.approx(1e-4)), (pytest.approx(1e-4), 2e-5)]
     assert [(act.before, act.after) for act in acts if act.setting == "algo.batch_size"] == [(16, 32), (32, 50)]
     assert line.learner.learning_rate == line.learner.rate() == 2e-5
-    assert isinstance(line.feed, ReplaySource)
-    assert line.feed.batch_size == 50
-    assert line.feed.gate.ratio == Fraction(5, 16)
+    assert isinstance(line.batch_source, ReplaySource)
+    assert line.batch_source.batch_size == 50
+    assert line.batch_source.limiter.ratio == Fraction(5, 16)
 
 
 def test_scores_before_the_first_update_do_not_count(line: Components) -> None:
     steering = PlateauControl(line, TrainState())
     line.learner.updates = 0
     assert [steering.see(9.0) for _ in range(9)] == [[]] * 9
-    assert steering.book == TrainState()
+    assert steering.train_state == TrainState()
 
 
 def test_what_an_act_says() -> None:
@@ -386,7 +386,7 @@ def test_counting_sleepers_often_changes_no_number(changes: Settings, tmp_path: 
 
 def test_sleepers_are_counted_without_noise_and_noise_comes_back() -> None:
     plan = small({"net.noisy": True, "runtime.device": "cpu"})
-    line = make_line(plan, make_train_world(plan))
+    line = make_components(plan, make_train_world(plan))
     layers = [layer for layer in line.policy.net.modules() if isinstance(layer, Noisy)]
     try:
         obs, rng = line.actor.world.reset().obs, np.random.default_rng(0)
@@ -401,7 +401,7 @@ def test_sleepers_are_counted_without_noise_and_noise_comes_back() -> None:
 
 def test_dropout_is_for_learning_only() -> None:
     plan = small({"net.dropout": 0.5, "runtime.device": "cpu"})
-    line = make_line(plan, make_train_world(plan))
+    line = make_components(plan, make_train_world(plan))
     try:
         obs = line.actor.world.reset().obs
         drawn = torch.get_rng_state()

@@ -15,7 +15,7 @@ import torch
 from qfleet import load, train
 from qfleet.act import Policy, PopulationPolicy
 from qfleet.act.policy import carry
-from qfleet.build.components import Components, make_line, make_train_world
+from qfleet.build.components import Components, make_components, make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.learn import Learner, NonFiniteUpdate, PopulationLearner, ReplaySource, rate_factors
@@ -74,7 +74,7 @@ def told(run: Path, kind: str) -> list[Settings]:
 def lined(changes: Settings | None = None) -> Components:
     """The parts of a small run."""
     plan = small({**FOUR, "runtime.device": "cpu", **(changes or {})})
-    return make_line(plan, make_train_world(plan))
+    return make_components(plan, make_train_world(plan))
 
 
 def members(line: Components) -> PopulationLearner:
@@ -103,7 +103,7 @@ def line() -> Iterator[Components]:
 
 def one_batch(line: Components) -> Batch | Sequences:
     """As much as every member's batch together."""
-    batch = line.feed.replay.sample(16 * 4)
+    batch = line.batch_source.replay.sample(16 * 4)
     assert batch is not None
     return batch
 
@@ -255,10 +255,10 @@ def test_updates_per_step_are_those_of_one_learner(tmp_path: Path) -> None:
 
 
 def test_every_member_gets_a_batch_of_the_plans_size(line: Components) -> None:
-    assert isinstance(line.feed, ReplaySource)
-    line.feed.batch_size = 5
-    line.feed.gate.updates = 0
-    batch = line.feed.take(0)
+    assert isinstance(line.batch_source, ReplaySource)
+    line.batch_source.batch_size = 5
+    line.batch_source.limiter.updates = 0
+    batch = line.batch_source.take(0)
     assert batch is not None
     assert len(batch.ids) == 20
 

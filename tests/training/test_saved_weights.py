@@ -72,9 +72,9 @@ def test_a_new_run_says_whose_weights_it_begins_with(
 def test_a_score_of_other_weights_than_the_best_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = Trainer.report
 
-    def harmed(course: Trainer) -> Any:
-        flip(course.folder / "checkpoints" / f"step_{course.book.best['env_steps']:012d}" / "model.safetensors")  # type: ignore[index]
-        return report(course)
+    def harmed(trainer: Trainer) -> Any:
+        flip(trainer.folder / "checkpoints" / f"step_{trainer.book.best['env_steps']:012d}" / "model.safetensors")  # type: ignore[index]
+        return report(trainer)
 
     monkeypatch.setattr(Trainer, "report", harmed)
     run = trained(small(EVALUATED), tmp_path)

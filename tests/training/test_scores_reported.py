@@ -92,9 +92,9 @@ def test_a_best_that_is_the_last_is_called_so(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_run_of_an_older_version_does_not_know_how_many_there_were() -> None:
-    book = TrainState()
-    assert book.judge({"env_steps": 10, "episodes": 3, "mean": 5.0, "low": 4.0, "high": 6.0})
-    before = {name: value for name, value in book.state_dict().items() if name != "evaluations"}
-    book.load_state_dict(before)
-    assert not book.judge({"env_steps": 20, "episodes": 3, "mean": 4.0, "low": 4.0, "high": 6.0})
-    assert book.chosen()["best_of"] is None
+    train_state = TrainState()
+    assert train_state.judge({"env_steps": 10, "episodes": 3, "mean": 5.0, "low": 4.0, "high": 6.0})
+    before = {name: value for name, value in train_state.state_dict().items() if name != "evaluations"}
+    train_state.load_state_dict(before)
+    assert not train_state.judge({"env_steps": 20, "episodes": 3, "mean": 4.0, "low": 4.0, "high": 6.0})
+    assert train_state.chosen()["best_of"] is None

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.build.components import Components, make_line, make_train_world, world_threads
+from qfleet.build.components import Components, make_components, make_train_world, world_threads
 from qfleet.build.resolve import resolve
 from qfleet.data import Rollout, Sequences
 from qfleet.distributed.actors.pool import ActorPool
-from qfleet.distributed.actors.process import ProcessActorLauncher, make_process_line
+from qfleet.distributed.actors.process import ProcessActorLauncher, make_process_components
 from qfleet.learn import FreshSource, ReplaySource
 from qfleet.learn.batch_source import DrawnItems
 from qfleet.system.timers import STAGES, Stopwatch
@@ -32,7 +32,7 @@ from tests.support.variants import FRESH
 def make(**changes: Any) -> Components:
     plan = small({name.replace("__", "."): value for name, value in changes.items()})
     world = make_train_world(plan)
-    line = make_line(resolve(plan, world.spec), world)
+    line = make_components(resolve(plan, world.spec), world)
     line.actor.start()
     return line
 
@@ -56,20 +56,22 @@ def test_inline_all_updates_lie_between_choosing_a_step_and_taking_it_in() -> No
 
 def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
     line = make(**{name.replace(".", "__"): value for name, value in FRESH.items()})
-    runtime, feed = InlineLoop(line), line.feed
-    assert isinstance(feed, FreshSource)
+    runtime, batch_source = InlineLoop(line), line.batch_source
+    assert isinstance(batch_source, FreshSource)
     for block in range(3):
-        while feed.replay.head == feed.learned_items:  # until the block is complete, which the next turn learns from
+        while (
+            batch_source.replay.head == batch_source.learned_items
+        ):  # until the block is complete, which the next turn learns from
             list(runtime.turn())
-        serials = np.arange(feed.learned_items, feed.replay.head)
-        items = feed.replay.take(serials, np.ones(len(serials), np.float32))
+        serials = np.arange(batch_source.learned_items, batch_source.replay.head)
+        items = batch_source.replay.take(serials, np.ones(len(serials), np.float32))
         assert isinstance(items, Sequences)
         with torch.no_grad():
-            best = feed.learner.net(torch.from_numpy(items.obs).flatten(0, 1)).amax(1).view(items.last.shape)
+            best = batch_source.learner.net(torch.from_numpy(items.obs).flatten(0, 1)).amax(1).view(items.last.shape)
         # Its first row was the last of the block before, acted by the network before; no return needs its value.
-        torch.testing.assert_close(torch.from_numpy(feed.told(serials))[1:], best[1:])
+        torch.testing.assert_close(torch.from_numpy(batch_source.told(serials))[1:], best[1:])
         list(runtime.turn())
-        assert line.learner.updates == (block + 1) * feed.epochs * feed.minibatches
+        assert line.learner.updates == (block + 1) * batch_source.epochs * batch_source.minibatches
 
 
 def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,18 +84,18 @@ def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch
 
 
 def test_a_fleets_lag_is_in_versions_shown() -> None:
-    line, fleet, _, _ = make_theatre()
-    runtime, seen = AsyncLoop(line, fleet), list[tuple[int, int]]()
-    take_in = fleet.take_in
+    line, pool, _, _ = make_theatre()
+    runtime, seen = AsyncLoop(line, pool), list[tuple[int, int]]()
+    take_in = pool.take_in
 
     def watched(rollout: Rollout) -> None:
-        seen.append((fleet.version, rollout.version))
+        seen.append((pool.version, rollout.version))
         take_in(rollout)
 
-    fleet.take_in = watched  # type: ignore[method-assign]
+    pool.take_in = watched  # type: ignore[method-assign]
     lags: list[int] = []
     for _ in range(60):
-        for hand in fleet.hands.values():
+        for hand in pool.hands.values():
             while len(hand.queue.waiting) < 4:  # type: ignore[attr-defined]
                 next(hand.act)  # type: ignore[attr-defined]  # as actors do that are not asked
         lags += [tick.stats["lag"] for tick in runtime.turn() if "lag" in tick.stats]
@@ -125,14 +127,14 @@ def test_news_are_means_since_the_last_ones_and_survive_a_checkpoint() -> None:
     runtime = InlineLoop(line)
     for _ in range(30):
         list(runtime.turn())
-    feed = line.feed
-    assert isinstance(feed, ReplaySource)
-    other = make().feed
-    other.load_state_dict(feed.state_dict())
-    age = feed.news()["replay_age"]
+    batch_source = line.batch_source
+    assert isinstance(batch_source, ReplaySource)
+    other = make().batch_source
+    other.load_state_dict(batch_source.state_dict())
+    age = batch_source.news()["replay_age"]
     assert other.news()["replay_age"] == age is not None
-    assert feed.news()["replay_age"] is None
-    older = {name: value for name, value in feed.state_dict().items() if name != "drawn"}
+    assert batch_source.news()["replay_age"] is None
+    older = {name: value for name, value in batch_source.state_dict().items() if name != "drawn"}
     other.load_state_dict(older)
     assert other.news()["replay_age"] is None
 
@@ -170,40 +172,40 @@ def test_a_learner_that_mostly_idles_is_waiting() -> None:
     times = RunTimes(line)
     times.watch = Stopwatch(lambda: now[0])
     times.mark = times.watch.read()
-    assert times.gate() == "filling"
+    assert times.limiter() == "filling"
     line.learner.updates = 5
-    assert times.gate() == "learning"
+    assert times.limiter() == "learning"
     with times.watch.idle:
         now[0] += 60
     now[0] += 40
-    assert times.gate() == "waiting"
+    assert times.limiter() == "waiting"
     times.take_shares()
     now[0] += 40
-    assert times.gate() == "learning"
-    assert isinstance(line.feed, ReplaySource)
-    line.feed.refill = 3
-    assert times.gate() == "filling"
+    assert times.limiter() == "learning"
+    assert isinstance(line.batch_source, ReplaySource)
+    line.batch_source.refill = 3
+    assert times.limiter() == "filling"
 
 
 def test_all_warnings_are_in_the_snapshot(tmp_path: Path) -> None:
-    diary = RunLog(make(), tmp_path)
+    run_log = RunLog(make(), tmp_path)
     for index in range(5):
-        diary.warn(f"warning {index}")
-    assert diary.snapshot()["warnings"] == [f"warning {index}" for index in range(5)]
-    diary.close()
+        run_log.warn(f"warning {index}")
+    assert run_log.snapshot()["warnings"] == [f"warning {index}" for index in range(5)]
+    run_log.close()
 
 
 def test_actors_that_are_only_starting_do_not_make_the_learner_idle() -> None:
-    line, fleet, _, _ = make_theatre()
+    line, pool, _, _ = make_theatre()
     watch = Stopwatch()
-    runtime = AsyncLoop(line, fleet, 0, watch)
-    hands, fleet.hands = fleet.hands, {}  # nobody answers yet
+    runtime = AsyncLoop(line, pool, 0, watch)
+    hands, pool.hands = pool.hands, {}  # nobody answers yet
     list(runtime.turn())
     assert (watch.idle.spent, line.steps) == (0, 0)
-    fleet.hands = hands
+    pool.hands = hands
     list(runtime.turn())
     assert line.steps > 0 < watch.insert.spent
-    fleet.hands = {}
+    pool.hands = {}
     list(runtime.turn())
     assert watch.idle.spent >= 1_000_000  # a nap of a millisecond
 
@@ -212,7 +214,7 @@ def test_the_time_of_an_actor_that_was_replaced_still_counts() -> None:
     plan = small({"runtime.type": "processes", "actors.num": 2})
     with closing(make_train_world(plan)) as world:
         plan, spec = resolve(plan, world.spec), world.spec
-    with closing(make_process_line(plan, spec)) as line:
+    with closing(make_process_components(plan, spec)) as line:
         assert isinstance(line.actor, ActorPool)
         site = line.actor.site
         assert isinstance(site, ProcessActorLauncher)

@@ -118,7 +118,7 @@ class ActorPool:
         keeps_history: bool = False,
     ) -> None:
         self.policy: Policy | PopulationPolicy = learning.policy
-        self.feed = learning.feed
+        self.batch_source = learning.batch_source
         self.explorer = explorer
         self.site = site
         self.supervisor = supervisor
@@ -164,16 +164,16 @@ class ActorPool:
 
     def open(self) -> None:
         """A history begins, or begins again from a checkpoint."""
-        gate = getattr(self.feed, "gate", None)
+        limiter = getattr(self.batch_source, "gate", None)
         self.note_bounds(
             "opened",
-            ratio=None if gate is None else str(gate.ratio),
-            start_steps=0 if gate is None else gate.start_steps,
+            ratio=None if limiter is None else str(limiter.ratio),
+            start_steps=0 if limiter is None else limiter.start_steps,
             band=None,
             ahead=0,
-            capacity=self.feed.replay.capacity,
-            env_steps=self.feed.steps,
-            updates=0 if gate is None else gate.updates,
+            capacity=self.batch_source.replay.capacity,
+            env_steps=self.batch_source.steps,
+            updates=0 if limiter is None else limiter.updates,
         )
         self.history.note("supervisor", "supervising", **self.supervisor.terms())
         self.opened = True
@@ -227,13 +227,13 @@ class ActorPool:
         worker = fault.worker
         hand = self.hands.pop(fault.worker)
         hand.end()
-        before = self.feed.steps
+        before = self.batch_source.steps
         with suppress(ValueError):  # what makes no sense, and all behind it, is lost with the actor
             while (rollout := self.accepted(hand.get())) is not None:
                 self.take_in(rollout)
                 self.rescued.extend(rollout.finished)
         self.lost_at[worker] = self.clock()
-        self.feed.seal(worker)
+        self.batch_source.seal(worker)
         self.note_bounds("sealed", worker=worker)
         self.last_words = seen or hand.last_words()  # that it was ended here is not why
         hand.close()
@@ -246,7 +246,7 @@ class ActorPool:
             incarnation=fault.incarnation,
             cause=fault.kind,
             words=self.last_words,
-            steps_rescued=self.feed.steps - before,
+            steps_rescued=self.batch_source.steps - before,
             restart_seconds=fault.delay_seconds,
         )
 
@@ -256,7 +256,7 @@ class ActorPool:
             self.ahead = self.version + 1 - version
         self.version = version + self.ahead
         self.history.note("learner", "published", version=self.version)
-        self.site.publish(self.version, weights, self.feed.steps)
+        self.site.publish(self.version, weights, self.batch_source.steps)
 
     # Rollouts
 
@@ -277,9 +277,9 @@ class ActorPool:
 
     def accepted(self, rollout: Rollout | None) -> Rollout | None:
         """The rollout, if the ledger has not seen it yet: as many rows as the run still has use for."""
-        if rollout is None or self.feed.steps >= self.until_steps:
+        if rollout is None or self.batch_source.steps >= self.until_steps:
             return None
-        kept = cut_to(rollout, self.until_steps - self.feed.steps)
+        kept = cut_to(rollout, self.until_steps - self.batch_source.steps)
         verdict = self.ledger.judge(rollout.source, count_steps(kept))
         if verdict == "accept":
             self.welcome(rollout.source)
@@ -296,14 +296,16 @@ class ActorPool:
 
     def take_in(self, rollout: Rollout) -> None:
         """Give it to the feed."""
-        self.feed.insert(rollout)
-        self.site.tell(self.feed.steps)
-        self.note_bounds("accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.feed.steps)
+        self.batch_source.insert(rollout)
+        self.site.tell(self.batch_source.steps)
+        self.note_bounds(
+            "accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.batch_source.steps
+        )
 
     def note_bounds(self, op: str, **fields: Any) -> None:
         """An operation with the serial numbers that can be drawn after it."""
         if self.keeps_history:
-            replay = self.feed.replay
+            replay = self.batch_source.replay
             self.history.note("learner", op, **fields, tail=replay.tail, head=replay.head)
 
     def news(self) -> State:
@@ -329,7 +331,7 @@ class ActorPool:
         self.supervisor.begin_anew(used)
         self.open()
         for worker in range(self.workers):
-            self.feed.seal(worker)
+            self.batch_source.seal(worker)
             self.note_bounds("sealed", worker=worker)
         return np.ones(self.lanes, np.bool_)
 
@@ -360,7 +362,7 @@ def silence(fault: WorkerFault) -> str:
     return f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)" if fault.kind == "hung" else ""
 
 
-def make_fleet(
+def make_actor_pool(
     plan: Plan,
     spec: Spec,
     learning: LearnerSide,

@@ -18,7 +18,7 @@ from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, jo
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, serve
-from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT, ActorPool, make_fleet
+from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT, ActorPool, make_actor_pool
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.distributed.replay.client import RemoteReplay, join_remote
 from qfleet.distributed.replay.process import make_shared_replay
@@ -210,7 +210,7 @@ def require_sendable(own: tuple[Any, ...]) -> bytes:
     return sent
 
 
-def make_process_line(
+def make_process_components(
     plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
 ) -> Components:
     """A line whose actors live in processes of their own."""
@@ -219,8 +219,10 @@ def make_process_line(
         raise TypeError("not a plan for processes")
 
     def hire(learning: LearnerSide) -> ActorPool:
-        site = ProcessActorLauncher(plan, learning.feed.replay.spec, learning.learner.weights(), make, torso, explore)
-        return make_fleet(plan, spec, learning, site, explore)
+        site = ProcessActorLauncher(
+            plan, learning.batch_source.replay.spec, learning.learner.weights(), make, torso, explore
+        )
+        return make_actor_pool(plan, spec, learning, site, explore)
 
     if not runtime.replay_process:
         return join_parts(plan, spec, hire, torso)

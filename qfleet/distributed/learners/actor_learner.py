@@ -47,13 +47,13 @@ class ActorLearner:
 
     def __init__(self, line: Components, number: int, learners: int, limit_seconds: float, *, late: bool) -> None:
         actor = line.actor
-        feed = line.feed
+        batch_source = line.batch_source
         learner = line.learner
-        if not (isinstance(actor, Actor) and isinstance(feed, ReplaySource) and isinstance(learner, Learner)):
+        if not (isinstance(actor, Actor) and isinstance(batch_source, ReplaySource) and isinstance(learner, Learner)):
             raise TypeError("a bundle is one actor, one replay and one learner")
         self.line = line
         self.actor = actor
-        self.feed = feed
+        self.batch_source = batch_source
         self.learner = learner
         self.number = number
         self.learners = learners
@@ -88,7 +88,7 @@ class ActorLearner:
     @property
     def hungry(self) -> bool:
         """Are steps missing before the next update?"""
-        return not self.feed.gate.is_open(self.feed.steps) or not len(self.feed.replay)
+        return not self.batch_source.limiter.is_open(self.batch_source.steps) or not len(self.batch_source.replay)
 
     def walk(self) -> None:
         """One step in every lane."""
@@ -97,13 +97,13 @@ class ActorLearner:
             self.acts_by = self.learner.updates
         self.actor.send()
         rollout, finished = self.actor.receive()
-        self.feed.insert(rollout)
+        self.batch_source.insert(rollout)
         self.finished += finished
 
     def fill(self) -> bool:
         """Act until the next update may be made, and answer True; if that takes too long, as far as it gets."""
         until = time.monotonic() + self.limit_seconds
-        while self.hungry and (time.monotonic() < until or not len(self.feed.replay)):
+        while self.hungry and (time.monotonic() < until or not len(self.batch_source.replay)):
             if time.monotonic() > until + self.limit_seconds:
                 raise CommLost("nothing to learn from in time")
             self.walk()
@@ -117,20 +117,20 @@ class ActorLearner:
         updates = int(facts["updates"])  # type: ignore[arg-type]
         steps = int(facts["steps"])  # type: ignore[arg-type]
         # Not late, and yet nothing learned: the run goes on from a checkpoint that has nothing of ours.
-        if self.late or (updates and not self.feed.gate.updates):
+        if self.late or (updates and not self.batch_source.limiter.updates):
             self.late = False
             self.catch_up(updates, steps)
 
     def catch_up(self, updates: int, steps: int) -> None:
         """Be as far as the others in everything that changes with updates and steps; nobody waits for a full replay."""
-        gate = self.feed.gate
-        sampler = self.feed.replay.sampler
-        gate.start_steps = 0
-        gate.updates = updates
-        gate.forgiven = -updates
+        limiter = self.batch_source.limiter
+        sampler = self.batch_source.replay.sampler
+        limiter.start_steps = 0
+        limiter.updates = updates
+        limiter.forgiven = -updates
         if isinstance(sampler, Prioritized):
             sampler.draws = updates
-        self.feed.refold()
+        self.batch_source.refold()
         self.all_steps = steps
 
     def draw(self, facts: Facts) -> tuple[Batch | Sequences, float]:
@@ -138,20 +138,20 @@ class ActorLearner:
         self.still = self.reading = False
         kept_pace = self.fill()
         self.all_steps = int(facts["steps"])  # type: ignore[arg-type]  # only now: the moment must not matter
-        if (batch := self.feed.replay.sample(self.feed.batch_size)) is None:
+        if (batch := self.batch_source.replay.sample(self.batch_source.batch_size)) is None:
             raise CommLost("nothing to learn from")
-        stock = self.feed.replay.stock()
-        self.held = {**asdict(stock), "steps": self.feed.steps, "behind": not kept_pace}
+        stock = self.batch_source.replay.stock()
+        self.held = {**asdict(stock), "steps": self.batch_source.steps, "behind": not kept_pace}
         num, items, mass, top = (float(facts[name]) for name in ("num", "items", "mass", "top"))  # type: ignore[arg-type]
         return batch, share_in(BatchTotals(int(num), int(items), mass, top), stock)
 
     def learned(self, batch: Batch | Sequences, priority: Array) -> None:
         """The update was made."""
-        self.feed.learned(batch, priority)
+        self.batch_source.learned(batch, priority)
 
     def reseed(self, number: int) -> None:
         """Draw other batches from here on."""
-        self.feed.replay.reseed(own_stream(self.line.plan, self.number, number, REDRAWS))
+        self.batch_source.replay.reseed(own_stream(self.line.plan, self.number, number, REDRAWS))
 
     # Words
 
@@ -181,7 +181,7 @@ class ActorLearner:
 
     def file(self, name: str) -> bytes:
         """A whole file."""
-        replay = self.feed.replay
+        replay = self.batch_source.replay
         segments = {segment.name: segment for segment in segments_of(replay)}
         if name == LIST:
             return msgspec.json.encode([self.life, *segments, *STATE])
@@ -195,7 +195,7 @@ class ActorLearner:
         finished = [list(episode) for episode in self.finished]
         return {
             "line": self.line.state_dict(),
-            "start_steps": self.feed.gate.start_steps,
+            "start_steps": self.batch_source.limiter.start_steps,
             "finished": finished,
             **own,
         }
@@ -215,9 +215,9 @@ class ActorLearner:
         self.written = {}
         state = unpack_state({name: files.pop(name) for name in STATE})
         replay = state["line"]["feed"]["replay"]
-        restore_rows(self.feed.replay.store, files, lambda name, most_bytes: files[name], replay)
+        restore_rows(self.batch_source.replay.store, files, lambda name, most_bytes: files[name], replay)
         lost = self.line.load_state_dict(state["line"])
-        self.feed.gate.start_steps = saved_count(state, "start_steps")
+        self.batch_source.limiter.start_steps = saved_count(state, "start_steps")
         self.all_steps = saved_count(state, "all_steps")
         self.late = bool(saved_value(state, "late"))
         self.held = dict(saved_value(state, "held"))

@@ -49,13 +49,13 @@ class LearnerGroup:
     """All learners of a run, to their feed as one."""
 
     def __init__(
-        self, plan: Plan, learner: Learner, quarters: LearnerLauncher, feed: BatchSource | None = None
+        self, plan: Plan, learner: Learner, quarters: LearnerLauncher, batch_source: BatchSource | None = None
     ) -> None:
         require_place(plan, learner)
         self.plan = plan
         self.learner = learner
         self.quarters = quarters
-        self.feed = feed  # our own bundle's, if every learner has one
+        self.batch_source = batch_source  # our own bundle's, if every learner has one
         self.budget = RestartBudget(plan.learners.restarts, WINDOW_SECONDS)
         self.mates: dict[int, LearnerHandle] = {}
         self.group: list[LearnerHandle] = []  # by rank, from 1 on
@@ -304,7 +304,7 @@ class LearnerGroup:
 
     def meet(self) -> None:
         """Bundles act by rank 0's weights from the first step on."""
-        if self.feed is not None:
+        if self.batch_source is not None:
             try:
                 self.tend()
             except CommLost as cause:
@@ -312,7 +312,7 @@ class LearnerGroup:
 
     def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
         """What every bundle remembers, in files; one that is lost meanwhile has no more of them."""
-        if self.feed is None:
+        if self.batch_source is None:
             return
         self.await_words(list(self.mates.values()))
         for mate in list(self.mates.values()):
@@ -321,7 +321,7 @@ class LearnerGroup:
 
     def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
         """Let bundles go on with what these files hold; one that has no whole set of them goes on as it is."""
-        if self.feed is None:
+        if self.batch_source is None:
             return
         self.await_words(list(self.mates.values()))
         for number in list(self.mates):
@@ -342,7 +342,7 @@ class LearnerGroup:
 
     def reseed(self, number: int) -> None:
         """Let bundles draw other batches from here on."""
-        present = [mate for mate in self.mates.values() if mate.ready and self.feed is not None]
+        present = [mate for mate in self.mates.values() if mate.ready and self.batch_source is not None]
         for mate in present:  # one that is still starting has seeds of its own
             try:
                 mate.order({"kind": "reseed", "number": number})
@@ -363,7 +363,7 @@ class LearnerGroup:
         agreed = self.agreement
         same = isinstance(agreed, AllreduceSync) and isinstance(agreed.codec, NoCodec) and not sends_steps(agreed)
         reasons = ((not same, f"learners that agree by {tag_of(self.agreement)} begin anew from the saved weights"),)
-        anew = self.feed is None and draws(self.plan.net)  # a bundle's generator is in its files
+        anew = self.batch_source is None and draws(self.plan.net)  # a bundle's generator is in its files
         drawing = anew or self.plan.learners.balance
         return [text for holds, text in (*reasons, (drawing, "partners draw anew, or share by the clock")) if holds]
 
@@ -449,13 +449,13 @@ class LearnerGroup:
 
     def dealing_for(self, size: int) -> BatchScatter:
         """Who learns from what in a group of so many."""
-        if self.feed is None:
+        if self.batch_source is None:
             return SplitScatter(size, self.late, balance=self.plan.learners.balance)
-        return OwnReplayScatter(size, self.tally, self.feed.replay.stock, self.all_steps)
+        return OwnReplayScatter(size, self.tally, self.batch_source.replay.stock, self.all_steps)
 
     def all_steps(self) -> int:
         """Steps of all bundles, our own too."""
-        return self.steps + (0 if self.feed is None else self.feed.steps)
+        return self.steps + (0 if self.batch_source is None else self.batch_source.steps)
 
     def opened(self) -> Sync:
         """Rank 0's end of the strategy; with a server everybody is handed the ways to it."""

@@ -17,7 +17,7 @@ from qfleet import errors
 from qfleet.build.components import Components, LearnerSide, join_parts, make_train_world
 from qfleet.build.memory_check import sample_replay
 from qfleet.data import Spec
-from qfleet.distributed.actors.pool import ActorPool, make_fleet
+from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
 from qfleet.distributed.local_run import Own, prepared
 from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote
@@ -51,14 +51,14 @@ FAIL_SECONDS = 60.0
 CALLERS = 4  # threads of the course's process besides one for each actor
 
 
-def make_ray_line(plan: Plan, spec: Spec, own: Own, desk: LearnerEndpoint | None) -> Components:
+def make_ray_components(plan: Plan, spec: Spec, own: Own, desk: LearnerEndpoint | None) -> Components:
     """A line whose actors live on Ray; without a `desk` it can be looked at but not run."""
     runtime = ray_of(plan)
 
     def hire(learning: LearnerSide) -> ActorPool:
-        site = RayActorLauncher(plan, runtime, learning.feed.replay.spec, learning.learner.weights(), own, desk)
+        site = RayActorLauncher(plan, runtime, learning.batch_source.replay.spec, learning.learner.weights(), own, desk)
         # A node may have to be found first.
-        return make_fleet(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
+        return make_actor_pool(plan, spec, learning, site, own[2], start_seconds=START_SECONDS)
 
     if not runtime.replay_process:
         return join_parts(plan, spec, hire, own[1])
@@ -121,9 +121,9 @@ def follow(
     with session(task.plan):
         host = place(task.plan)
         try:
-            course = started(host, task, own)
+            trainer = started(host, task, own)
             with listening(hear.watcher) as asked:
-                result = watched(host, course, hear, asked)
+                result = watched(host, trainer, hear, asked)
         finally:
             ray.kill(host, no_restart=True)
             hear.close()
@@ -166,32 +166,32 @@ def started(host: Any, task: TrainTask, own: Own) -> Any:
         ) from error
 
 
-def watched(host: Any, course: Any, hear: RelayReader, asked: StopRequest) -> TrainResult:
+def watched(host: Any, trainer: Any, hear: RelayReader, asked: StopRequest) -> TrainResult:
     """Look a few times a second until the course is over; pass on what it is asked."""
     told = False
     call = None
     while True:
         call = host.news.remote(hear.heard) if call is None else call
-        over = bool(ray.wait([course], timeout=LOOK_SECONDS)[0])
+        over = bool(ray.wait([trainer], timeout=LOOK_SECONDS)[0])
         if asked and not told:
             told = tell(host.ask.remote(asked.name))
         if over:
-            return last_of(host, course, hear)
+            return last_of(host, trainer, hear)
         if ray.wait([call], timeout=0)[0]:
             # A host that has died fails this call too; the course says why.
             with suppress(RayError):
-                if shown(host, course, hear, ray.get(call, timeout=TELL_SECONDS)):
+                if shown(host, trainer, hear, ray.get(call, timeout=TELL_SECONDS)):
                     tell(host.halt.remote())
             call = None
 
 
-def shown(host: Any, course: Any, hear: RelayReader, news: bytes) -> bool:
+def shown(host: Any, trainer: Any, hear: RelayReader, news: bytes) -> bool:
     """Pass news on: does a callback want the run to end? If one raises, the run fails before we do."""
     try:
         return hear.take(news)
     except Exception as error:
         tell(host.fail.remote(f"{type(error).__name__}: {error}"))
-        ray.wait([course], timeout=FAIL_SECONDS)
+        ray.wait([trainer], timeout=FAIL_SECONDS)
         raise
 
 
@@ -203,11 +203,11 @@ def tell(call: Any) -> bool:
     return False
 
 
-def last_of(host: Any, course: Any, hear: RelayReader) -> TrainResult:
+def last_of(host: Any, trainer: Any, hear: RelayReader) -> TrainResult:
     """The result of a course that is over, and its last news."""
     try:
         hear.take(ray.get(host.news.remote(hear.heard), timeout=TELL_SECONDS))
-        return msgspec.json.decode(ray.get(course, timeout=TELL_SECONDS), type=TrainResult)
+        return msgspec.json.decode(ray.get(trainer, timeout=TELL_SECONDS), type=TrainResult)
     except RayError as error:
         raise QfleetError(
             "the learner's process on Ray has ended before its time",

@@ -139,9 +139,9 @@ def make_theatre(**settings: Any) -> tuple[Components, ActorPool, Theatre, Clock
         )
 
     line = join_parts(plan, world.spec, hire)
-    fleet = line.actor
-    assert isinstance(fleet, ActorPool)
-    return line, fleet, theatre, clock
+    pool = line.actor
+    assert isinstance(pool, ActorPool)
+    return line, pool, theatre, clock
 
 
 def turn(runtime: AsyncLoop, times: int = 1) -> list[Tick]:
@@ -149,30 +149,30 @@ def turn(runtime: AsyncLoop, times: int = 1) -> list[Tick]:
 
 
 def owed(line: Components) -> int:
-    gate = line.feed.gate  # type: ignore[attr-defined]
-    return int(gate.allowed(line.steps) - gate.updates - gate.forgiven)
+    limiter = line.batch_source.limiter  # type: ignore[attr-defined]
+    return int(limiter.allowed(line.steps) - limiter.updates - limiter.forgiven)
 
 
 def test_after_every_turn_all_updates_are_made() -> None:
-    line, fleet, _, _ = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, _ = make_theatre()
+    runtime = AsyncLoop(line, pool)
     for _ in range(20):
         turn(runtime)
         assert owed(line) == 0
-    assert line.steps == fleet.ledger.total_steps > 100
-    assert line.learner.updates == int(line.feed.gate.ratio * (line.steps - 40))  # type: ignore[attr-defined]
+    assert line.steps == pool.ledger.total_steps > 100
+    assert line.learner.updates == int(line.batch_source.limiter.ratio * (line.steps - 40))  # type: ignore[attr-defined]
 
 
 def test_everyone_is_heard_in_turn() -> None:
-    line, fleet, _, _ = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, _ = make_theatre()
+    runtime = AsyncLoop(line, pool)
     turn(runtime, 10)
-    assert fleet.ledger.rollouts == [5, 5]
+    assert pool.ledger.rollouts == [5, 5]
 
 
 def test_a_run_ends_with_the_row_that_reaches_its_steps() -> None:
-    line, fleet, _, _ = make_theatre(**{"until.steps": 101})
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, _ = make_theatre(**{"until.steps": 101})
+    runtime = AsyncLoop(line, pool)
     while line.steps < 101:
         turn(runtime)
     assert 101 <= line.steps < 101 + 2  # two lanes per actor
@@ -209,42 +209,42 @@ def test_every_purpose_of_random_numbers_has_a_number_of_its_own() -> None:
 
 
 def test_versions_only_rise_even_after_going_back() -> None:
-    line, fleet, theatre, _ = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, theatre, _ = make_theatre()
+    runtime = AsyncLoop(line, pool)
     turn(runtime, 20)
     state, updates = line.state_dict(), line.learner.updates
     turn(runtime, 6)
     line.load_state_dict(state)
     assert line.learner.updates == updates
-    turn(AsyncLoop(line, fleet), 6)
+    turn(AsyncLoop(line, pool), 6)
     assert theatre.published == sorted(set(theatre.published))
 
 
 def test_what_comes_twice_enters_once() -> None:
-    line, fleet, _, _ = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, _ = make_theatre()
+    runtime = AsyncLoop(line, pool)
     turn(runtime, 2)
-    puppet: Any = fleet.hands[0]
+    puppet: Any = pool.hands[0]
     again = puppet.get()
     puppet.extra.extend([again, replace(again), replace(again, source=(0, 0, 99))])
     before = line.steps
     turn(runtime, 8)
-    assert line.steps == fleet.ledger.total_steps > before
-    assert fleet.ledger.sequences[0] == fleet.ledger.rollouts[0]
+    assert line.steps == pool.ledger.total_steps > before
+    assert pool.ledger.sequences[0] == pool.ledger.rollouts[0]
 
 
 @pytest.mark.parametrize("how", ["dead", "hung", "senseless"])
 def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> None:
-    line, fleet, theatre, clock = make_theatre()
+    line, pool, theatre, clock = make_theatre()
     told: list[dict[str, Any]] = []
-    fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
-    runtime = AsyncLoop(line, fleet)
+    pool.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
+    runtime = AsyncLoop(line, pool)
     turn(runtime, 6)
-    victim: Any = fleet.hands[1]
+    victim: Any = pool.hands[1]
     for _ in range(4):
         next(victim.act)  # in the middle of a rollout that will never arrive
     victim.lives, victim.stuck, victim.senseless = how != "dead", how == "hung", how == "senseless"
-    store, row = line.feed.replay.store, int(line.feed.replay.store.heads[2]) - 1
+    store, row = line.batch_source.replay.store, int(line.batch_source.replay.store.heads[2]) - 1
     while not told:
         clock.now += 0.1
         turn(runtime)
@@ -262,36 +262,36 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     nonsense = "it handed over what makes no sense: an action that there is not"
     silence = "it did not move for 5 s (runtime.hung_seconds)"
     assert told[0]["words"] == {"senseless": nonsense, "hung": silence, "dead": "the puppet fell"}[how]
-    assert line.steps == fleet.ledger.total_steps
+    assert line.steps == pool.ledger.total_steps
     assert owed(line) == 0
 
 
 def test_a_death_is_seen_in_the_middle_of_a_long_turn() -> None:
-    line, fleet, _, clock = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, clock = make_theatre()
+    runtime = AsyncLoop(line, pool)
     while not line.learner.updates:
         clock.now += 0.1
         turn(runtime)
     seen_at = list[int]()
     for tick in runtime.turn():
         if "loss" in tick.stats and not seen_at:
-            fleet.hands[1].lives = False  # type: ignore[attr-defined]
+            pool.hands[1].lives = False  # type: ignore[attr-defined]
             clock.now += 0.1
             seen_at.append(line.learner.updates)
-        elif seen_at and 1 not in fleet.hands:
+        elif seen_at and 1 not in pool.hands:
             seen_at.append(line.learner.updates)
             break
     assert seen_at[1] == seen_at[0] + 1  # with the next update
 
 
 def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:
-    line, fleet, _, clock = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, clock = make_theatre()
+    runtime = AsyncLoop(line, pool)
 
     def kill_all() -> None:
         for _ in range(400):
             clock.now += 1.0
-            for hand in fleet.hands.values():
+            for hand in pool.hands.values():
                 hand.lives = False  # type: ignore[attr-defined]
             turn(runtime)
 
@@ -301,41 +301,41 @@ def test_when_all_have_failed_too_often_the_run_ends_and_says_why() -> None:
 
 
 def test_one_that_is_given_up_leaves_the_others_at_work() -> None:
-    line, fleet, _, clock = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, _, clock = make_theatre()
+    runtime = AsyncLoop(line, pool)
     for _ in range(60):
         clock.now += 1.0
-        if 0 in fleet.hands:
-            fleet.hands[0].lives = False  # type: ignore[attr-defined]
+        if 0 in pool.hands:
+            pool.hands[0].lives = False  # type: ignore[attr-defined]
         turn(runtime)
-    assert fleet.supervisor.quarantined == {0}
-    before = fleet.ledger.rollouts[1]
+    assert pool.supervisor.quarantined == {0}
+    before = pool.ledger.rollouts[1]
     turn(runtime, 5)
-    assert fleet.ledger.rollouts[1] == before + 5
+    assert pool.ledger.rollouts[1] == before + 5
     line.load_state_dict(line.state_dict())  # going back is no reason to try it again
-    turn(AsyncLoop(line, fleet), 5)
-    assert list(fleet.hands) == [1]
+    turn(AsyncLoop(line, pool), 5)
+    assert list(pool.hands) == [1]
 
 
 def test_coming_back_begins_later_incarnations_and_counts_on() -> None:
-    line, fleet, theatre, _ = make_theatre()
-    runtime = AsyncLoop(line, fleet)
+    line, pool, theatre, _ = make_theatre()
+    runtime = AsyncLoop(line, pool)
     turn(runtime, 12)
     state, steps = line.state_dict(), line.steps
     turn(runtime, 4)
     lost = line.load_state_dict(state)
     assert lost.all()
-    assert not fleet.hands
-    assert line.steps == steps == fleet.ledger.total_steps
-    turn(AsyncLoop(line, fleet), 6)
+    assert not pool.hands
+    assert line.steps == steps == pool.ledger.total_steps
+    turn(AsyncLoop(line, pool), 6)
     assert theatre.hired[2:] == [(0, 1), (1, 1)]
-    assert line.steps == fleet.ledger.total_steps > steps
+    assert line.steps == pool.ledger.total_steps > steps
 
 
 def test_closing_ends_everyone() -> None:
-    line, fleet, theatre, _ = make_theatre()
-    AsyncLoop(line, fleet)
-    puppets: list[Any] = list(fleet.hands.values())
+    line, pool, theatre, _ = make_theatre()
+    AsyncLoop(line, pool)
+    puppets: list[Any] = list(pool.hands.values())
     line.close()
     assert theatre.closed
     assert all((puppet.ended, puppet.closed) == (True, True) for puppet in puppets)
@@ -366,7 +366,7 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
 
     The last actor begins some ticks late.
     """
-    line, fleet, theatre, clock = make_theatre(**{"actors.num": len(paces), "until.steps": 100_000})
+    line, pool, theatre, clock = make_theatre(**{"actors.num": len(paces), "until.steps": 100_000})
     hire, told = theatre.hire, list[dict[str, Any]]()
 
     def hired(worker: int, incarnation: int) -> Any:
@@ -374,8 +374,8 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
         return Paced(hire(worker, incarnation), clock, paces[worker] * TICK_SECONDS, start)
 
     theatre.hire = hired  # type: ignore[method-assign]
-    fleet.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
-    runtime = AsyncLoop(line, fleet)
+    pool.settle(Path(), lambda kind, **fields: told.append({"kind": kind, **fields}))
+    runtime = AsyncLoop(line, pool)
     for _ in range(NUM_TICKS):
         clock.now += TICK_SECONDS
         before = -1
@@ -383,8 +383,8 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
             if before == (before := line.steps):
                 break
             turn(runtime)
-    assert line.steps == fleet.ledger.total_steps
-    return fleet.ledger.rollouts, told
+    assert line.steps == pool.ledger.total_steps
+    return pool.ledger.rollouts, told
 
 
 def test_an_actor_ten_times_slower_costs_its_share_and_is_named() -> None:

@@ -173,9 +173,9 @@ def make_signed() -> gym.Env[Any, Any]:
 def test_who_sends_and_who_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str) -> None:
     take_in, heard, sending = ActorPool.take_in, list[Rollout](), set[tuple[str, int | None]]()
 
-    def listening(fleet: ActorPool, rollout: Rollout) -> None:
+    def listening(pool: ActorPool, rollout: Rollout) -> None:
         heard.append(replace(rollout, obs=rollout.obs.copy()))
-        take_in(fleet, rollout)
+        take_in(pool, rollout)
 
     def look(row: Row) -> None:
         sending.update((child.name, child.pid) for child in multiprocessing.active_children())

@@ -145,7 +145,7 @@ def bundle_of(plan: Plan, number: int = 1, incarnation: int = 0) -> ActorLearner
 
 def all_hold(bundle: ActorLearner, times: float, steps: int = 100) -> dict[str, Any]:
     """An order of rank 0, by which all bundles hold so many times what this one does."""
-    stock = bundle.feed.replay.stock()
+    stock = bundle.batch_source.replay.stock()
     items, mass = round(times * stock.items), times * stock.mass
     return {"num": 2, "items": items, "mass": mass, "top": 1.0, "steps": steps}
 
@@ -159,7 +159,7 @@ def test_a_bundles_gradient_counts_by_what_it_holds() -> None:
         assert counts == pytest.approx(share)
         bundle.learned(batch, np.ones(len(batch.ids), np.float32))
     assert not bundle.news()["behind"]
-    assert bundle.feed.gate.updates == 3
+    assert bundle.batch_source.limiter.updates == 3
 
 
 @pytest.mark.parametrize("incarnation", [7, 0], ids=["late", "not in the checkpoint"])
@@ -171,15 +171,15 @@ def test_a_bundle_that_comes_late_is_where_the_others_are(incarnation: int) -> N
     late.joined({"updates": 500, "steps": 6_000})
     first.joined({"updates": 0, "steps": 0})
     batch, _ = late.draw(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
-    assert late.feed.steps < 50  # nobody waits for a full replay
+    assert late.batch_source.steps < 50  # nobody waits for a full replay
     assert late.elapsed() == 100  # by the order's word
-    assert isinstance(late.feed.replay.sampler, Prioritized)
-    assert late.feed.replay.sampler.draws == 501
-    assert late.feed.gate.updates == 500
+    assert isinstance(late.batch_source.replay.sampler, Prioritized)
+    assert late.batch_source.replay.sampler.draws == 501
+    assert late.batch_source.limiter.updates == 500
     assert len(batch.ids) == 8
     first.limit_seconds = 0.0
     first.walk()
-    while not len(first.feed.replay):
+    while not len(first.batch_source.replay):
         first.walk()
     first.draw(all_hold(first, 1.0) | {"items": 100, "mass": 100.0})
     assert first.news()["behind"]  # it was cut short, and says so
@@ -218,14 +218,14 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
     other.joined({"updates": 9, "steps": 9})
     for bundle in (one, other):
         bundle.walk()
-    assert one.feed.steps == other.feed.steps
-    drawn = [bundle.feed.replay.sample(8) for bundle in (one, other)]
+    assert one.batch_source.steps == other.batch_source.steps
+    drawn = [bundle.batch_source.replay.sample(8) for bundle in (one, other)]
     assert drawn[0] is not None
     assert drawn[1] is not None
     assert np.array_equal(drawn[0].ids, drawn[1].ids)
     assert np.array_equal(drawn[0].obs, drawn[1].obs)
     one.reseed(1)
-    assert not np.array_equal(one.feed.replay.sample(8).ids, other.feed.replay.sample(8).ids)  # type: ignore[union-attr]
+    assert not np.array_equal(one.batch_source.replay.sample(8).ids, other.batch_source.replay.sample(8).ids)  # type: ignore[union-attr]
 
 
 # Together again

@@ -503,7 +503,7 @@ def test_a_team_that_is_interrupted_while_it_gathers_leaves_nobody_behind(monkey
 def test_one_that_is_still_starting_is_not_asked_to_draw_anew(
     team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(team, "feed", object())
+    monkeypatch.setattr(team, "batch_source", object())
     for mate in team.mates.values():
         monkeypatch.setattr(mate, "ready", False)
     team.reseed(1)
