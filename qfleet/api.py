@@ -23,11 +23,11 @@ from qfleet.plan import check, diff, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
+from qfleet.training.checkpoints.migrations import room_for
+from qfleet.training.checkpoints.saved_weights import SavedWeights, give, weights_of
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.evaluator import Evaluator
-from qfleet.training.migrations import room_for
-from qfleet.training.run_log import Callback
-from qfleet.training.saved_weights import SavedWeights, give, weights_of
+from qfleet.training.log.run_log import Callback
 from qfleet.training.session import threads
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.training.video import record

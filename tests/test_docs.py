@@ -16,7 +16,7 @@ from qfleet.cli import main
 from qfleet.cli.app import app
 from qfleet.plan import algorithm_presets, environment_presets
 from qfleet.plan.paths import index, parse
-from qfleet.training.signals import ENDINGS
+from qfleet.training.process.signals import ENDINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -32,7 +32,7 @@ FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink"
 # Files that are not in a run folder, or whose folder is made here: each with the reason.
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
-    "qfleet/training/supervise.py": "/proc",
+    "qfleet/training/process/supervise.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/run_directory.py": "makes the folder of a new run, and removes that of an empty group",
@@ -46,8 +46,7 @@ OTHER_FILES = {
     "qfleet/distributed/ray/session.py": "the token and folder of a Ray of our own",
     "qfleet/envs/workers/process.py": "/proc",
     "qfleet/watch/energy.py": "/sys",
-    "qfleet/watch/provenance.py": "/proc",
-    "qfleet/watch/repository.py": "a private copy of what git knows; the repository itself is not in a run folder",
+    "qfleet/watch/provenance.py": "/proc, and a private copy of git's index; the repository is not in a run folder",
 }
 
 Rule = Callable[[ast.Module], Iterator[str]]

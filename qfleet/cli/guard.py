@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qfleet import heartbeat
-from qfleet.cli.say import say, supervising
+from qfleet.cli.output import say, supervising
 from qfleet.plan.schema import InlineRuntime, Plan, ProcessesRuntime
-from qfleet.training.supervise import (
+from qfleet.training.process.supervise import (
     ExitVerdict,
     SupervisedProcess,
     adopt_orphans,

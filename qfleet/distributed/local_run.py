@@ -20,14 +20,13 @@ from qfleet.plan import diff, read_plan, trusted_settings
 from qfleet.plan.draft import show
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.training.checkpointing import MALFORMED, malformed
-from qfleet.training.env_trust import sign
-from qfleet.training.migrations import room_for
-from qfleet.training.private_plan import keep_plan
-from qfleet.training.run_log import Callback
-from qfleet.training.saved_weights import weights_of
+from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
+from qfleet.training.checkpoints.migrations import room_for
+from qfleet.training.checkpoints.saved_weights import weights_of
+from qfleet.training.env_trust import sign, write_run_plan
+from qfleet.training.log.run_log import Callback
+from qfleet.training.process.signals import StopRequest
 from qfleet.training.session import interactive_watcher, noting, run_session, teller, threads
-from qfleet.training.signals import StopRequest
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, new_run_dir, provenance, write_json
 from qfleet.watch.run_directory import next_name
@@ -78,7 +77,7 @@ def train_here(
         plan = line.plan
         chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
         folder = new_run_dir(out, plan.env.id, chosen)
-        keep_plan(plan, folder / "run.toml")
+        write_run_plan(plan, folder / "run.toml")
         origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
         write_json(folder / "provenance.json", origin)
         sign(folder, plan.env, trusted_settings(plan))
@@ -103,7 +102,7 @@ def resume_here(
 
     def begin(trainer: Trainer) -> list[str]:
         lost = trainer.come_back(strict=strict)
-        keep_plan(plan, folder / "run.toml")
+        write_run_plan(plan, folder / "run.toml")
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")

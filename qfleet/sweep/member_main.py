@@ -17,11 +17,10 @@ from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.system.child_process import die_with_parent
 from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.signals import ENDINGS
+from qfleet.training.process.signals import ENDINGS
 from qfleet.watch import json_line
-from qfleet.watch.console import JsonWatcher
+from qfleet.watch.console import JsonWatcher, SafeStream
 from qfleet.watch.run_directory import is_run
-from qfleet.watch.safe_stream import SafeStream
 
 PLAN_FILE = "plan.toml"
 

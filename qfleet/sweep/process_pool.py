@@ -15,8 +15,8 @@ from typing import Any
 
 from qfleet.files import open_log
 from qfleet.system.child_process import python_command
-from qfleet.training.signals import ENDINGS, StopRequest
-from qfleet.training.supervise import ENV_FAILED, descendants, send_all, stopping
+from qfleet.training.process.signals import ENDINGS, StopRequest
+from qfleet.training.process.supervise import ENV_FAILED, descendants, send_all, stopping
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.
@@ -24,7 +24,7 @@ LEAVE_LIMIT_SECONDS = 600.0
 KILL_LIMIT_SECONDS = 10.0
 MOST_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
-BOOT = "from qfleet.training.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
+BOOT = "from qfleet.training.process.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 Row = dict[str, Any]

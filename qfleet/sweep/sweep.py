@@ -32,9 +32,8 @@ from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.save import hold_run
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.process_pool import Job, ProcessPool, outcome
-from qfleet.training.env_trust import require_places, require_trust, sign
-from qfleet.training.private_plan import keep_plan
-from qfleet.training.signals import ENDINGS, StopRequest, listening
+from qfleet.training.env_trust import require_places, require_trust, sign, write_run_plan
+from qfleet.training.process.signals import ENDINGS, StopRequest, listening
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.console import auto_mode
@@ -154,7 +153,7 @@ def train_group(
     room = find_room(plan, len(members), jobs)
     source = None if weights_from is None else find_run(weights_from, out).resolve()
     folder = new_run_dir(out, plan.env.id, next_name(plan.env.id, algorithm_name(plan)) if name is None else name)
-    keep_plan(plan, folder / PLAN_FILE)
+    write_run_plan(plan, folder / PLAN_FILE)
     sign(folder, plan.env, trusted_settings(plan))
     kept = {
         "command": None if command is None else hidden_words(command),
@@ -354,7 +353,7 @@ class _SweepRunner:
     def _adopt_plan(self) -> None:
         """Both files of the group, so that a kill between any two of these writes leaves a pair that fits."""
         self._write("running", None, "", before=_file_hash(self.folder / PLAN_FILE))
-        keep_plan(self.plan, self.folder / PLAN_FILE)
+        write_run_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
     def _crew(self, todo: list[Member], asked: StopRequest) -> ProcessPool:

@@ -16,9 +16,10 @@ from typing import Any
 from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
-from qfleet.plan import names_code, trusted_settings
+from qfleet.plan import names_code, trusted_settings, write_plan
 from qfleet.plan.draft import show
 from qfleet.plan.schema import Env, Plan
+from qfleet.plan.secrets import typed_secrets
 from qfleet.watch import read_json, write_json
 from qfleet.watch.run_files import open_plain
 
@@ -130,6 +131,15 @@ def require_places(run_dir: Path, plan: Plan, trust_run: bool) -> None:
         "This run was not created by a command of yours at this place; whoever answers there can run code here.",
         "If you trust it, add --trust-run (from Python: trust_run=True).",
     )
+
+
+def write_run_plan(plan: Plan, file: Path) -> None:
+    """Write a run's plan; if a secret was typed into it, only this user can ever read the file and its folder."""
+    if not typed_secrets(plan):
+        write_plan(plan, file)
+        return
+    file.parent.chmod(0o700)
+    write_plan(plan, file, mode=0o600)
 
 
 def _has(run_dir: Path, name: str, expected: str) -> bool:

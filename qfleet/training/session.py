@@ -18,11 +18,11 @@ from qfleet.files import make_folder, open_log, require_plain
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
-from qfleet.training.checkpointing import Checkpointer
+from qfleet.training.checkpoints.checkpointer import Checkpointer
 from qfleet.training.evaluator import Evaluator
-from qfleet.training.hang_watch import watching
-from qfleet.training.run_log import Callback, Ending, Row, RunLog
-from qfleet.training.signals import StopRequest, listening
+from qfleet.training.log.run_log import Callback, Ending, Row, RunLog
+from qfleet.training.process.hang_watch import watching
+from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.trainer import Trainer
 from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
 from qfleet.watch.run_files import unwritable

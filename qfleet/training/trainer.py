@@ -20,14 +20,14 @@ from qfleet.learn.peers import Peers
 from qfleet.plan import switches
 from qfleet.plan.sync_schema import Sync
 from qfleet.save import Checkpoint, pack_tensors
-from qfleet.training.checkpointing import MALFORMED, Checkpointer, malformed
+from qfleet.training.checkpoints.checkpointer import MALFORMED, Checkpointer, malformed
+from qfleet.training.checkpoints.migrations import arrays_in, room_for
 from qfleet.training.evaluator import Evaluator
-from qfleet.training.migrations import arrays_in, room_for
+from qfleet.training.log.run_log import Ending, Row, RunLog, short
 from qfleet.training.plateau_control import PlateauControl, evaluations
+from qfleet.training.process.signals import ENDINGS, StopRequest
 from qfleet.training.requests import SyncRequest, heeded, take
-from qfleet.training.run_log import Ending, Row, RunLog, short
 from qfleet.training.runtime import Runtime, make_runtime
-from qfleet.training.signals import ENDINGS, StopRequest
 from qfleet.watch import write_file, write_json
 from qfleet.watch.run_files import unwritable
 

@@ -12,7 +12,7 @@ import pytest
 
 from qfleet.sweep import process_pool
 from qfleet.sweep.process_pool import Job, ProcessPool, outcome
-from qfleet.training.signals import StopRequest
+from qfleet.training.process.signals import StopRequest
 
 # A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
 STAND_IN = r"""

@@ -23,7 +23,7 @@ from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from qfleet.testing.toys import NotFinite, Random, Unrepeatable
 from qfleet.training import trainer
-from qfleet.training.run_log import RunLog
+from qfleet.training.log.run_log import RunLog
 from qfleet.training.trainer import Trainer
 from qfleet.watch.text import end_lines
 from tests.support.run_fixtures import Reference

@@ -16,7 +16,7 @@ from qfleet import resume
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
 from qfleet.save.manifest import _seal
-from qfleet.training.run_log import RunLog
+from qfleet.training.log.run_log import RunLog
 from tests.support.runs import JUDGED, checkpoints, small, status, trained, until
 
 STRANGE: tuple[Any, ...] = (

@@ -11,8 +11,8 @@ from qfleet import load, resume
 from qfleet.data import Array
 from qfleet.errors import UsageError
 from qfleet.save import Checkpoints, pack_state, pack_tensors, unpack_state, unpack_tensors
-from qfleet.training.checkpointing import decisive
-from qfleet.training.migrations import completed, renamed
+from qfleet.training.checkpoints.checkpointer import decisive
+from qfleet.training.checkpoints.migrations import completed, renamed
 from qfleet.watch import read_rows
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained

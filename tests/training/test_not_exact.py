@@ -9,7 +9,7 @@ import pytest
 
 from qfleet import resume, train
 from qfleet.errors import StorageError
-from qfleet.training.run_log import CLOCK_ENDS
+from qfleet.training.log.run_log import CLOCK_ENDS
 from qfleet.training.train_state import UNKNOWN, TrainState
 from qfleet.training.trainer import ASYNCHRONOUS, FAULTED
 from qfleet.watch import RowLog, read_json

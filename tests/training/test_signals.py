@@ -16,8 +16,8 @@ from qfleet import Plan, heartbeat
 from qfleet.act import play as played
 from qfleet.save import verify_run
 from qfleet.training import evaluator
-from qfleet.training.hang_watch import HangWarnings
-from qfleet.training.signals import StopRequest, listening
+from qfleet.training.process.hang_watch import HangWarnings
+from qfleet.training.process.signals import StopRequest, listening
 from tests.support.nursery import Child, Nursery
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, Settings, checkpoints, resumed, same, small, status, trained, until, words

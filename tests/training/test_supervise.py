@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.training.supervise import descendants
+from qfleet.training.process.supervise import descendants
 from qfleet.watch import run_state
 from tests.cli.test_env_faults import write_env
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import ctypes, os, signal, subprocess, sys, time
 from qfleet import heartbeat
-from qfleet.training import supervise
+from qfleet.training.process import supervise
 supervise.GRACE_SECONDS = 0.5
 {before}
 def asked(number, frame):

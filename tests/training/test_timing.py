@@ -21,8 +21,8 @@ from qfleet.learn.batch_source import DrawnItems
 from qfleet.system.timers import STAGES, Stopwatch
 from qfleet.training.async_loop import AsyncLoop
 from qfleet.training.inline import InlineLoop
-from qfleet.training.run_log import RunLog
-from qfleet.training.timing import RunTimes
+from qfleet.training.log.run_log import RunLog
+from qfleet.training.log.timing import RunTimes
 from qfleet.watch import make_watcher, read_json, read_rows
 from tests.distributed.actors.test_pool import make_theatre
 from tests.support.runs import JUDGED, LOCAL, resumed, small, status, trained

@@ -13,10 +13,10 @@ import pytest
 from rich.console import Console
 
 from qfleet.errors import UsageError
-from qfleet.training.signals import listening
+from qfleet.training.process.signals import listening
 from qfleet.watch import Watcher, auto_mode, make_watcher
+from qfleet.watch.console import SafeStream
 from qfleet.watch.live_screen import LiveWatcher, Screen, Trend
-from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.text import LEAVING, duration, end_lines, number, seconds_left, sparkline
 
 INFO = {

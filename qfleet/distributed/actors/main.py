@@ -28,7 +28,7 @@ from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.system.child_process import StopRequested, bound_log, die_with_parent
 from qfleet.system.ring import RolloutRing, SharedCounters
 from qfleet.system.timers import Stopwatch
-from qfleet.training.supervise import adopt_orphans, end_descendants
+from qfleet.training.process.supervise import adopt_orphans, end_descendants
 
 LEAVE_SECONDS = 0.3  # for what environments have started
 NAP_SECONDS = 0.0005

@@ -25,7 +25,7 @@ from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, Wor
 from qfleet.errors import EnvError
 from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.training.timing import ACTOR_TIMES
+from qfleet.training.log.timing import ACTOR_TIMES
 
 TEND_SECONDS = 0.05
 SUPERVISE = 108  # the purpose of random numbers that spread restarts

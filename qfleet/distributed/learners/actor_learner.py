@@ -27,7 +27,7 @@ from qfleet.plan.validate.placement import one_bundle
 from qfleet.replay import Prioritized, Replay, make_replay
 from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
-from qfleet.training.replay_segments import packed_rows, restore_rows, segments_of
+from qfleet.training.checkpoints.replay_segments import packed_rows, restore_rows, segments_of
 
 PIECE_BYTES = 2**20
 # in one word

@@ -23,9 +23,9 @@ from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
-from qfleet.training.run_log import Callback
+from qfleet.training.log.run_log import Callback
+from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.session import interactive_watcher, noting, threads
-from qfleet.training.signals import StopRequest, listening
 from qfleet.watch import Watcher, find_run, program
 
 try:

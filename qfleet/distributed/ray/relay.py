@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.training.run_log import LIVE_SECONDS, Callback, Row
+from qfleet.training.log.run_log import LIVE_SECONDS, Callback, Row
 from qfleet.watch import Watcher, json_line
 
 

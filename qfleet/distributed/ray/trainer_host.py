@@ -11,7 +11,7 @@ from qfleet.distributed.ray.relay import WatcherRelay
 from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutMessage
 from qfleet.errors import QfleetError
 from qfleet.plan.schema import Plan
-from qfleet.training.signals import StopRequest
+from qfleet.training.process.signals import StopRequest
 
 
 class TrainTask(msgspec.Struct):

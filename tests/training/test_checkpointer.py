@@ -15,8 +15,8 @@ from qfleet.build.resolve import resolve
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.save import Checkpoints, decompress, unpack_tensors
 from qfleet.testing.toys import Random
-from qfleet.training import checkpointing
-from qfleet.training import replay_segments as saved_rows
+from qfleet.training.checkpoints import checkpointer
+from qfleet.training.checkpoints import replay_segments as saved_rows
 from tests.replay.streams import random_stream, rollout
 from tests.support.runs import PONG, Settings, checkpoints, rows, same, small, trained, until
 
@@ -136,7 +136,7 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
     monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     line, rng = line_at_rest(), np.random.default_rng(seed)
     store, linked = Checkpoints(tmp_path, keep=2), 0
-    keeps = checkpointing.Checkpointer(store, line, {})
+    keeps = checkpointer.Checkpointer(store, line, {})
     for step in range(40):
         worker = int(rng.random() < 0.2)  # one is four times as fast
         send(line, worker, int(rng.choice([1, 8, 13])), step)
@@ -146,7 +146,7 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
             found = keeps.save(step, {"step": step}, {})
             linked += sum((found.path / name).stat().st_nlink > 1 for name in found.files)
             again = line_at_rest()
-            checkpointing.Checkpointer(store, again, {}).load(store.load(step))
+            checkpointer.Checkpointer(store, again, {}).load(store.load(step))
             assert everything(again) == everything(line)
             assert again.batch_source.replay.spans() == line.batch_source.replay.spans()
             again.close()
@@ -157,7 +157,7 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
 def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
     line = line_at_rest()
-    keeps = checkpointing.Checkpointer(Checkpoints(tmp_path), line, {})
+    keeps = checkpointer.Checkpointer(Checkpoints(tmp_path), line, {})
     send(line, 0, 8, seed=0, end=0.0)
     first = keeps.save(0, {}, {})
     assert line.batch_source.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
@@ -174,7 +174,7 @@ def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: py
     line, store = line_at_rest(), Checkpoints(tmp_path)
     send(line, 0, 20, 0)
     send(line, 1, 5, 1)
-    keeps = checkpointing.Checkpointer(store, line, {})
+    keeps = checkpointer.Checkpointer(store, line, {})
     found = keeps.save(1, {}, {})
     blobs = {name: found.read(name) for name in found.files}
     segments = sorted(name for name in blobs if name.startswith("replay/"))

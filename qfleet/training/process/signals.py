@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from qfleet import heartbeat
-from qfleet.training import supervise
+from qfleet.training.process import supervise
 from qfleet.watch.text import LEAVING
 
 ENDINGS = supervise.ENDINGS  # what the run's state and exit code become after saving

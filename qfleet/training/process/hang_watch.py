@@ -1,6 +1,6 @@
 """Calls of environments that hang in a run without a supervisor: a thread of its own says so, and obeys SIGTERM.
 
-Commands are supervised from outside (`qfleet/training/supervise.py`); a run that is started from Python is not.
+Commands are supervised from outside (`qfleet/training/process/supervise.py`); a run that is started from Python is not.
 """
 
 import os
@@ -15,8 +15,8 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.frames import own_frames
 from qfleet.heartbeat import CALLS
-from qfleet.training.signals import ENDINGS, StopRequest
-from qfleet.training.supervise import GRACE_SECONDS, ExitVerdict, call_limit, report
+from qfleet.training.process.signals import ENDINGS, StopRequest
+from qfleet.training.process.supervise import GRACE_SECONDS, ExitVerdict, call_limit, report
 
 LOOK_SECONDS = 0.25
 LEAVING = ("SIGTERM", "SIGHUP")  # Ctrl-C may only mean a cell of a notebook

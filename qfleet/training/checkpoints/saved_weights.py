@@ -11,8 +11,8 @@ from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.learn import restore
 from qfleet.plan.schema import OwnTorso, Plan
 from qfleet.save import Checkpoint, Checkpoints
-from qfleet.training.checkpointing import MALFORMED, malformed, require_same_plan, shortened
-from qfleet.training.migrations import arrays_in
+from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed, require_same_plan, shortened
+from qfleet.training.checkpoints.migrations import arrays_in
 from qfleet.watch import read_json
 
 WHICH = ("best", "latest", "any")

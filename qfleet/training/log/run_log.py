@@ -15,7 +15,7 @@ from qfleet.build.components import Components, ReplayLost
 from qfleet.errors import StorageError
 from qfleet.plan.validate.placement import num_senders
 from qfleet.system.timers import Stopwatch
-from qfleet.training.timing import RunTimes
+from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
 from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
 from qfleet.watch.run_directory import resume_command

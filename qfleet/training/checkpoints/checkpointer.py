@@ -23,8 +23,8 @@ from qfleet.save import (
     pack_tensors,
     unpack_state,
 )
-from qfleet.training.migrations import arrays_in, completed, lacks_values, room_for, with_spans
-from qfleet.training.replay_segments import is_settled, packed_rows, restore_rows, segments_of
+from qfleet.training.checkpoints.migrations import arrays_in, completed, lacks_values, room_for, with_spans
+from qfleet.training.checkpoints.replay_segments import is_settled, packed_rows, restore_rows, segments_of
 
 # Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")

@@ -1,0 +1,1 @@
+"""The state of a run to and from its checkpoints."""

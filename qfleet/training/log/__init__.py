@@ -1,0 +1,1 @@
+"""What a run reports: rows, events, status, warnings, times."""
