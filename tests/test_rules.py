@@ -33,6 +33,7 @@ FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink"
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
     "qfleet/training/process/supervise.py": "/proc",
+    "qfleet/system/descendants.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
     "qfleet/watch/run_directory.py": "makes the folder of a new run, and removes that of an empty group",

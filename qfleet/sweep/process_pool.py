@@ -15,8 +15,9 @@ from typing import Any
 
 from qfleet.files import open_log
 from qfleet.system.child_process import python_command
+from qfleet.system.descendants import descendants, send_all
 from qfleet.training.process.signals import ENDINGS, StopRequest
-from qfleet.training.process.supervise import ENV_FAILED, descendants, send_all, stopping
+from qfleet.training.process.supervise import ENV_FAILED, stopping
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.

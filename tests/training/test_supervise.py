@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.training.process.supervise import descendants
+from qfleet.system.descendants import descendants
 from qfleet.watch import run_state
 from tests.cli.test_env_faults import write_env
 
@@ -29,13 +29,13 @@ def asked(number, frame):
     heard.append(number)
 heard = []
 def work():
-    heartbeat.tell(env="Toy", step_seconds={limit})
+    heartbeat.update_run_info(env="Toy", step_seconds={limit})
     {work}
     return 0
 sys.exit(supervise.supervised(work))
 """
 IN = "os.write(1, b'%d\\n' % os.getpid()); "  # what it does in a moment can be disturbed from here on
-HANG = "heartbeat.enter(heartbeat.STEP, 3); "
+HANG = "heartbeat.enter_env_call(heartbeat.STEP, 3); "
 HEED = "signal.signal(signal.SIGTERM, asked); signal.signal(signal.SIGINT, asked); "
 GIL_HELD = "sum(range(10**12))"  # no other Python code runs meanwhile, signal handlers neither
 
@@ -74,7 +74,7 @@ def test_work_that_is_done_ends_as_it_says() -> None:
         (HANG + "os._exit(7)", 4, "error: Toy, lane 3: step() ended the process with exit code 7 (os._exit)"),
         ("os._exit(0)", 4, "error: Toy ended the process with exit code 0 (os._exit)"),
         ("ctypes.CDLL(None).exit(0)", 4, "error: Toy ended the process with exit code 0"),
-        ("heartbeat.leave_at_once(143)", 143, ""),
+        ("heartbeat.exit_at_once(143)", 143, ""),
         (HANG + "ctypes.string_at(0)", 4, "error: Toy, lane 3: step() crashed the process (SIGSEGV)"),
         ("ctypes.string_at(0)", 139, "the process was ended by SIGSEGV"),
         ("import atexit; atexit.register(os._exit, 0); return 4", 4, ""),
@@ -131,7 +131,7 @@ def test_work_that_saves_after_a_signal_takes_its_time() -> None:
 
 
 NOTED = (
-    "note = lambda *_: heard.append(heartbeat.num_requests()); "
+    "note = lambda *_: heard.append(heartbeat.num_stop_requests()); "
     "signal.signal(signal.SIGTERM, note); signal.signal(signal.SIGHUP, note); "
 )
 WAIT = "until = time.time() + {seconds}\n    while time.time() < until and 2 not in heard: time.sleep(0.1)\n    "
@@ -160,8 +160,8 @@ def test_two_signals_at_once_are_one_request() -> None:
 
 
 def test_slow_calls_that_are_healthy_are_waited_for_after_a_signal() -> None:
-    slow = "heartbeat.enter(0); time.sleep(1.0); heartbeat.leave(); heartbeat.enter(0); "
-    process = start(HEED + slow + IN + WAIT.format(seconds=1.5) + "heartbeat.leave(); return 143")
+    slow = "heartbeat.enter_env_call(0); time.sleep(1.0); heartbeat.leave_env_call(); heartbeat.enter_env_call(0); "
+    process = start(HEED + slow + IN + WAIT.format(seconds=1.5) + "heartbeat.leave_env_call(); return 143")
     begun(process)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=10)
@@ -177,7 +177,7 @@ def test_adopted_processes_that_have_ended_do_not_stay_as_zombies() -> None:
 
 def test_work_that_is_killed_is_said_to_be_and_its_run_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "exit_code": None, "pid": 1}))
-    code, _, err = run(f"heartbeat.tell(folder={str(tmp_path)!r}); os.kill(os.getpid(), 9)")
+    code, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path)!r}); os.kill(os.getpid(), 9)")
     assert (code, err.splitlines()[0]) == (137, "error: killed by SIGKILL")
     status = json.loads((tmp_path / "status.json").read_text())
     assert status == {"state": "running", "exit_code": None, "pid": 1, "reason": "killed by SIGKILL"}
@@ -208,7 +208,7 @@ def state_of(pid: int) -> str:
 
 def test_ctrl_z_stops_all_processes_and_a_call_that_was_stopped_does_not_hang() -> None:
     began = "subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(0.1); "
-    process = start(began + HANG + IN + "time.sleep(0.3); heartbeat.leave()", limit=0.4)
+    process = start(began + HANG + IN + "time.sleep(0.3); heartbeat.leave_env_call()", limit=0.4)
     begun(process)
     process.send_signal(signal.SIGTSTP)
     time.sleep(2)
@@ -271,21 +271,21 @@ def test_words_come_at_once_where_python_does_not_buffer() -> None:
 )
 def test_what_is_left_of_a_run_is_said(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    _, _, err = run(f"heartbeat.tell(folder={str(tmp_path)!r}); {HANG}os._exit(0)")
+    _, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path)!r}); {HANG}os._exit(0)")
     assert f"  run: {tmp_path} ({said})" in err
     assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 4
 
 
 def test_a_folder_that_is_gone_does_not_hide_how_a_run_ended(tmp_path: Path) -> None:
-    code, _, err = run(f"heartbeat.tell(folder={str(tmp_path / 'gone')!r}); {HANG}os._exit(0)")
+    code, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path / 'gone')!r}); {HANG}os._exit(0)")
     assert code == 4
     assert "nothing was saved yet" in err
     assert "Traceback" not in err
 
 
 def test_what_an_environment_prints_is_bounded_and_not_mixed_with_ours() -> None:
-    flood = "heartbeat.enter(0)\n    for _ in range(100): print('x' * 99_999)\n    os.system('seq 1000000')"
-    code, out, err = run(flood + "\n    heartbeat.leave(); print('ours')")
+    flood = "heartbeat.enter_env_call(0)\n    for _ in range(100): print('x' * 99_999)\n    os.system('seq 1000000')"
+    code, out, err = run(flood + "\n    heartbeat.leave_env_call(); print('ours')")
     assert (code, out) == (0, "ours\n")
     assert 1_000_000 <= len(err) < 1_000_500
     assert "what it prints now is dropped" in err
@@ -297,9 +297,9 @@ def test_nothing_that_an_environment_has_started_is_left(end: str) -> None:
     began = (
         f"subprocess.Popen(['sleep', '9{mark}']); "
         f"subprocess.Popen(['sh', '-c', 'setsid sleep 9{mark} & setsid sleep 9{mark} &'], start_new_session=True); "
-        "time.sleep(0.2); heartbeat.enter(0); "
+        "time.sleep(0.2); heartbeat.enter_env_call(0); "
     )
-    run(began + end + "; heartbeat.leave()" if end else began + "heartbeat.leave()", limit=0.3)
+    run(began + end + "; heartbeat.leave_env_call()" if end else began + "heartbeat.leave_env_call()", limit=0.3)
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if f"9{mark}" in _text(path)]
     assert not left
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -21,9 +21,19 @@ from typing import Any, Protocol
 
 from qfleet.errors import QfleetError
 from qfleet.escape import escaped
-from qfleet.files import names_inside
-from qfleet.frames import own_frames
-from qfleet.heartbeat import CALLS, IMPORT, MAKE, TELL_SIGNAL, Heartbeat, attach, new_file, open_standard_streams
+from qfleet.files import list_inside
+from qfleet.frames import user_frames
+from qfleet.heartbeat import (
+    CALLS,
+    IMPORT,
+    MAKE,
+    TRACEBACK_SIGNAL,
+    Heartbeat,
+    attach,
+    open_standard_streams,
+    unnamed_file,
+)
+from qfleet.system.descendants import adopt_orphans, descendants, end_descendants, send_all
 
 # What a run's state and exit code become after one of these signals.
 ENDINGS = {
@@ -44,10 +54,8 @@ ONE_REQUEST_SECONDS = 0.1  # signals this close together are one request: a clos
 AT_ONCE_SECONDS = 0.7  # that the work may go on after a second signal
 LOOK_SECONDS = 0.1
 TELL_SECONDS = 0.3
-REAP_SECONDS = 2.0
 CONTINUE_SECONDS = 0.2  # after Ctrl-Z workers go on first: whoever waits for them with a limit finds their answers
 PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
@@ -111,7 +119,7 @@ class SupervisedProcess:
 
     def code(self) -> int:
         """Its exit code as it said it, or as the system does: minus the signal that ended it."""
-        said = self.heartbeat.ended()
+        said = self.heartbeat.exit_code()
         return said if said is not None else os.waitstatus_to_exitcode(self.status or 0)
 
     def pump(self, seconds: float) -> None:
@@ -138,7 +146,7 @@ class SupervisedProcess:
     def where(self) -> tuple[str, ...]:
         """The user's own calls that it is in, if it can tell."""
         before = os.fstat(self.crash_log).st_size
-        self.send_signal(TELL_SIGNAL)
+        self.send_signal(TRACEBACK_SIGNAL)
         until = time.monotonic() + TELL_SECONDS
         while os.fstat(self.crash_log).st_size == before and time.monotonic() < until:
             time.sleep(0.01)
@@ -148,7 +156,7 @@ class SupervisedProcess:
     def left(self, begin: int = 0) -> tuple[str, ...]:
         """The user's own calls in what it has left in its crash log."""
         text = os.pread(self.crash_log, 1 << 16, begin).decode(errors="replace")
-        return tuple(str(frame) for frame in own_frames(text))
+        return tuple(str(frame) for frame in user_frames(text))
 
 
 class HangWatch:
@@ -217,12 +225,12 @@ class HangWatch:
 
     def limit(self) -> float:
         """Seconds after which the present call is said to hang."""
-        told = float(self.child.heartbeat.facts().get("step_seconds") or STEP_SECONDS)
+        told = float(self.child.heartbeat.run_info().get("step_seconds") or STEP_SECONDS)
         return told if self.call is None else call_limit(self.call[1], told)
 
     def named(self) -> str:
         """The call in words."""
-        env = self.child.heartbeat.facts().get("env") or "the environment"
+        env = self.child.heartbeat.run_info().get("env") or "the environment"
         if self.call is None:
             return str(env)
         _, kind, lane = self.call
@@ -259,7 +267,7 @@ def supervised(work: Callable[[], int], is_new_request: Callable[[], bool] = lam
         if verdict is None and child.code() == -signal.SIGKILL:
             verdict = killed(out_of_memory=oom_kills() > num_oom)
         if verdict is not None:
-            report(verdict, child.heartbeat.facts().get("folder"))
+            report(verdict, child.heartbeat.run_info().get("folder"))
             return verdict.code
     return child.code() if child.code() >= 0 else pass_on(-child.code())
 
@@ -295,7 +303,7 @@ def start(work: Callable[[], int]) -> SupervisedProcess:
     """Fork; the fork does the work and raises `WorkDone`."""
     open_standard_streams()
     heartbeat = Heartbeat()
-    crash_log = new_file()  # both processes have it
+    crash_log = unnamed_file()  # both processes have it
     ours, theirs = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -312,7 +320,7 @@ def start(work: Callable[[], int]) -> SupervisedProcess:
     attach(heartbeat, theirs, crash_log)
     os.close(theirs)
     code = work()
-    heartbeat.end(code)
+    heartbeat.set_exit_code(code)
     raise WorkDone(code)
 
 
@@ -331,7 +339,7 @@ def verdict_on(child: SupervisedProcess, watch: HangWatch) -> ExitVerdict | None
     """What to say of a child that has ended, unless it did its work."""
     watch.call = child.heartbeat.call()
     code = child.code()
-    if child.heartbeat.ended() is not None or (watch.call is None and code != 0):
+    if child.heartbeat.exit_code() is not None or (watch.call is None and code != 0):
         return None
     if code >= 0:
         return ExitVerdict(ENV_FAILED, "failed", f"{watch.named()} ended the process with exit code {code} (os._exit)")
@@ -350,7 +358,7 @@ def report(verdict: ExitVerdict, folder: str | None) -> None:
         return
     with suppress(OSError, QfleetError):  # the folder may be gone
         write_down(verdict, Path(folder))
-    saved = any(name.startswith("step_") for name in names_inside(Path(folder), "checkpoints"))
+    saved = any(name.startswith("step_") for name in list_inside(Path(folder), "checkpoints"))
     say(f"  run: {folder} ({'its last checkpoint is whole' if saved else 'nothing was saved yet'})")
 
 
@@ -397,7 +405,7 @@ def forwarding(
             return
         asked_at[0] = now
         asked.append(number)
-        heartbeat.set_requests(len(asked))
+        heartbeat.set_stop_requests(len(asked))
         child.send_signal(number)
 
     # What is ignored, as SIGHUP by nohup, does not mean the run; the child ignores it too.
@@ -435,13 +443,6 @@ def stopping(children: Callable[[], Iterable[int]]) -> Iterator[None]:
 # --- processes ---
 
 
-def send_all(pids: Iterable[int], number: int) -> None:
-    """Send a signal to all of these that are there."""
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, number)
-
-
 def stop_all(pids: Iterable[int]) -> list[int]:
     """Stop these processes and all below them, which are answered, parents first."""
     stopped: list[int] = []
@@ -458,38 +459,3 @@ def die_with(parent: int, how: signal.Signals = signal.SIGKILL) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0)
     if os.getppid() != parent:  # it went before the call
         os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Processes whose parent ends become children of this one, so that it can end them."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def descendants(pid: int, keep: Collection[int] = ()) -> list[int]:
-    """All processes below this one, but for those to `keep` and what is below them."""
-    parents = dict[int, int]()
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        with suppress(OSError, IndexError, ValueError), open(f"/proc/{name}/stat") as file:
-            parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-    found = list[int]()
-    below = {pid}
-    while below := {each for each, parent in parents.items() if parent in below and each not in keep}:
-        found += below
-    return found
-
-
-def end_descendants(seconds: float = REAP_SECONDS, patience: float = TELL_SECONDS, keep: Collection[int] = ()) -> None:
-    """End all processes below this one: what environments have started, in whatever group or session it is.
-
-    Those to `keep` were there before the work began: a shell has started them (`Xvfb & exec qfleet train`).
-    """
-    until = time.monotonic() + seconds
-    patience = time.monotonic() + patience
-    while (left := descendants(os.getpid(), keep)) and time.monotonic() < until:
-        if time.monotonic() > patience:  # some are just leaving by themselves
-            send_all(left, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                continue
-        time.sleep(0.01)
