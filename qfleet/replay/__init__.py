@@ -1,4 +1,4 @@
-"""Replay: what is remembered and what is learned from."""
+"""Replay buffer: store, samplers, and how batches are cut from stored rows."""
 
 import numpy as np
 
@@ -10,14 +10,14 @@ from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
 from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import CompressionSavings
-from qfleet.replay.replay import Replay, Span, queue_items, saved_spans
+from qfleet.replay.replay import Replay, Span, queue_length, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, SamplerTotals, Uniform
 from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows, row_bytes
 from qfleet.replay.tree import tree_levels
 
 
 def make_cut(algo: Algo) -> Cut:
-    """What an item is under this plan: ready when the largest n that it can reach is."""
+    """The cut that the plan needs: items are complete when the largest n that the plan can reach is."""
     n = largest_n_step(algo)
     if isinstance(algo.view, SequencesView):
         view = algo.view
@@ -26,23 +26,23 @@ def make_cut(algo: Algo) -> Cut:
 
 
 def make_sampler(buffer: Buffer, items: int) -> Sampler:
-    """The sampler the plan names, for so many items."""
+    """The sampler that the plan names, for at most `items` items."""
     match buffer.sampler:
-        case PrioritizedSampler() as chosen:
+        case PrioritizedSampler() as sampler:
             return Prioritized(
                 items,
-                alpha=chosen.alpha,
-                beta_start=chosen.beta_start,
-                beta_end=chosen.beta_end,
-                beta_updates=chosen.beta_updates,
-                eps=chosen.eps,
+                alpha=sampler.alpha,
+                beta_start=sampler.beta_start,
+                beta_end=sampler.beta_end,
+                beta_updates=sampler.beta_updates,
+                eps=sampler.eps,
             )
         case _:
             return Uniform()
 
 
 def make_filter(buffer: Buffer) -> Duplicates | None:
-    """What keeps items out, if the plan names something."""
+    """The filter of duplicates, if the plan names one."""
     match buffer.filter:
         case DuplicatesFilter(copies=copies, still=still):
             return Duplicates(copies, still=still)
@@ -51,7 +51,7 @@ def make_filter(buffer: Buffer) -> Duplicates | None:
 
 
 def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) -> Replay:
-    """The replay the plan describes; for learning from fresh rows, one that holds just these."""
+    """The replay that the plan describes; for learning from fresh rows, one that holds only these."""
     # A bonus is added to clipped rewards, not clipped with them.
     clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
     if isinstance(plan.replay, FreshReplay):
@@ -96,7 +96,7 @@ __all__ = [
     "make_filter",
     "make_replay",
     "make_sampler",
-    "queue_items",
+    "queue_length",
     "ring_rows",
     "row_bytes",
     "saved_spans",

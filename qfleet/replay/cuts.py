@@ -1,6 +1,6 @@
-"""Cuts: what an item of the store is. Steps stand alone, sequences are windows of rows; both are cut from one store.
+"""Cuts: how items become batches. An item is a single step or a window of rows; both are cut from one store.
 
-Shapes: N items, L lanes, W rows of a window, D words of a stored observation. An item is row * L + lane.
+Shapes: N items, L lanes, W rows of a window, D integers of a stored observation. An item is row * L + lane.
 """
 
 import math
@@ -10,27 +10,27 @@ from typing import Any, Protocol
 import numpy as np
 
 from qfleet.data import Array, Batch, Sequences, Spec
-from qfleet.nets import shrink
-from qfleet.replay.kernels import cut, cut_sequences, fold_many, stack_places
+from qfleet.nets import signed_hyperbolic
+from qfleet.replay.kernels import cut_sequences, cut_steps, fold_many, stack_indices
 from qfleet.replay.store import Store
 
-# where blocks have to be unpacked for them
-STEPS_AT_ONCE = 16
-WINDOWS_AT_ONCE = 4
+# Items per call where blocks have to be unpacked for them.
+STEPS_PER_CALL = 16
+WINDOWS_PER_CALL = 4
 
 
 @dataclass(frozen=True)
 class Fold:
-    """How rewards are summed at this moment: n may shrink and gamma may move while a run goes on."""
+    """How rewards are summed now: n and gamma may change during a run."""
 
     n: int
     gamma: float
     clip: bool = False
-    rescale: bool = False  # errors are measured on the scale of rescaled values
+    rescale: bool = False  # measure errors on the scale of rescaled values
 
 
 class Cut(Protocol):
-    """When items become ready, and how they are cut out."""
+    """When items are complete, and how they are cut into batches."""
 
     @property
     def window(self) -> int:
@@ -39,26 +39,26 @@ class Cut(Protocol):
 
     @property
     def stride(self) -> int:
-        """Rows from the beginning of one item to that of the next in its lane."""
+        """Rows between the beginnings of consecutive items of a lane."""
         ...
 
     @property
     def ends(self) -> bool:
-        """Is an item over with its episode, ready at once and shorter? Then final rows begin none."""
+        """Does an item end with its episode, shorter and complete at once? Then no item begins in a final row."""
         ...
 
     def items_in(self, steps: int) -> int:
-        """How many items so many steps make."""
+        """The number of items in `steps` steps."""
         ...
 
     def cut(
-        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Any = None
+        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Any = None
     ) -> Batch | Sequences:
-        """The items as something to learn from; written over what an earlier cut of as many items answered."""
+        """The items as a batch; `out` is an earlier batch of as many items, whose memory is reused."""
         ...
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
-        """How wrong the actor was about each item [N], by the values it saw itself (Horgan et al. 2018)."""
+        """The actor's TD error of each item [N], from the values that it computed itself (Horgan et al. 2018)."""
         ...
 
 
@@ -75,7 +75,7 @@ class StepCut:
 
     @property
     def stride(self) -> int:
-        """Every step is one."""
+        """Every step is an item."""
         return 1
 
     @property
@@ -84,24 +84,21 @@ class StepCut:
         return True
 
     def items_in(self, steps: int) -> int:
-        """One each."""
+        """As many as steps."""
         return steps
 
-    def cut(
-        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Batch | None = None
-    ) -> Batch:
+    def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Batch | None = None) -> Batch:
         """A batch of steps."""
-        batch = over or blank_batch(store.spec, len(items))
+        batch = out or empty_batch(store.spec, len(items))
         next_rows = np.empty(len(items), np.int64)
         rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
         shape = (len(items), store.spec.stack, math.prod(store.spec.obs))
-        words = store.frames.dtype
-        obs = batch.obs.reshape(shape).view(words)
-        next_obs = batch.next_obs.reshape(shape).view(words)
-        out = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
-        for begin, end in portions(store, len(items), STEPS_AT_ONCE):
-            show_steps(store, items[begin:end], fold)
-            cut(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *out)
+        obs = batch.obs.reshape(shape).view(store.frames.dtype)
+        next_obs = batch.next_obs.reshape(shape).view(store.frames.dtype)
+        columns = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
+        for begin, end in chunks(store, len(items), STEPS_PER_CALL):
+            unpack_steps(store, items[begin:end], fold)
+            cut_steps(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *columns)
         batch.weight = weight
         batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
@@ -132,12 +129,12 @@ class SequenceCut:
 
     @property
     def window(self) -> int:
-        """All but the first."""
+        """All rows but the first."""
         return self.rows - 1
 
     @property
     def ends(self) -> bool:
-        """No: windows are all of one length."""
+        """No: all windows have the same length."""
         return False
 
     def items_in(self, steps: int) -> int:
@@ -145,17 +142,18 @@ class SequenceCut:
         return -(-steps // self.stride)
 
     def cut(
-        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, over: Sequences | None = None
+        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Sequences | None = None
     ) -> Sequences:
-        """Windows side by side."""
-        batch = over or blank_sequences(store.spec, self.rows, self.length, len(items))
+        """A batch of windows."""
+        batch = out or empty_sequences(store.spec, self.rows, self.length, len(items))
         rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
         shape = (self.rows, len(items), store.spec.stack, math.prod(store.spec.obs))
         obs = batch.obs.reshape(shape).view(store.frames.dtype)
-        out = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
-        for begin, end in portions(store, len(items), WINDOWS_AT_ONCE):
-            show_windows(store, items[begin:end], self.rows)
-            cut_sequences(store.frames, *rows, items, begin, end, self.burn_in, fold.n, fold.gamma, fold.clip, *out)
+        columns = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
+        numbers = (self.burn_in, fold.n, fold.gamma, fold.clip)
+        for begin, end in chunks(store, len(items), WINDOWS_PER_CALL):
+            unpack_windows(store, items[begin:end], self.rows)
+            cut_sequences(store.frames, *rows, items, begin, end, *numbers, *columns)
         first = items // store.lanes
         lanes = items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
@@ -164,7 +162,7 @@ class SequenceCut:
         if store.mask is not None:
             batch.mask = store.mask[slots, lanes]
         if store.gain is not None:
-            batch.gain = store.gain[slots, lanes]  # a memory saw the world's reward when it acted
+            batch.gain = store.gain[slots, lanes]  # the recurrent policy saw the reward without a bonus
         batch.weight = weight
         batch.ids = ids
         return batch
@@ -172,46 +170,46 @@ class SequenceCut:
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
         """eta max |delta| + (1 - eta) mean |delta| over the rows learned from."""
         rows = np.arange(self.burn_in, self.burn_in + self.length)[:, None] * store.lanes
-        every = items[None, :] + rows  # [L, N]
-        used = ~store.last[every // store.lanes % store.rows, every % store.lanes]
-        errors = actor_error(store, every.ravel(), fold).reshape(every.shape) * used
+        steps = items[None, :] + rows  # [L, N]
+        used = ~store.last[steps // store.lanes % store.rows, steps % store.lanes]
+        errors = actor_error(store, steps.ravel(), fold).reshape(steps.shape) * used
         mixed: Array = self.eta * errors.max(0) + (1.0 - self.eta) * errors.sum(0) / np.maximum(used.sum(0), 1)
         return mixed
 
 
 def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None, Array | None]:
-    """Which actions were allowed where each step leads, and where it began."""
+    """The actions allowed after each step, and before it."""
     if store.mask is None:
         return None, None
     lanes = items % store.lanes
     return store.mask[next_rows % store.rows, lanes], store.mask[items // store.lanes % store.rows, lanes]
 
 
-def cut_places(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
-    """The same batch of steps, with the places of its observations [N, stack] instead of what they show."""
+def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
+    """The batch that `StepCut` cuts, with frame indices [N, stack] instead of observations."""
     num = len(items)
     rows = items // store.lanes
     lanes = items % store.lanes
-    (reward, discount) = np.empty((2, num), np.float32)
+    reward, discount = np.empty((2, num), np.float32)
     ahead = np.empty(num, np.int64)
     columns = (store.reward, store.discount, store.last)
     fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
     obs, next_obs = np.empty((2, num, store.spec.stack), np.int64)
-    stack_places(store.last, store.heads, rows, lanes, obs)
-    stack_places(store.last, store.heads, ahead, lanes, next_obs)
+    stack_indices(store.last, store.heads, rows, lanes, obs)
+    stack_indices(store.last, store.heads, ahead, lanes, next_obs)
     action = store.action[rows % store.rows, lanes].astype(np.int64)
     return Batch(obs, action, reward, discount, next_obs, weight, ids, *masks_of(store, items, ahead))
 
 
-def portions(store: Store, num: int, at_once: int) -> list[tuple[int, int]]:
-    """The parts of so many items that are cut together: all, unless blocks have to be unpacked for them."""
+def chunks(store: Store, num: int, size: int) -> list[tuple[int, int]]:
+    """Ranges of `num` items that are cut together: all at once, or `size` each if blocks have to be unpacked."""
     if store.packed is None:
         return [(0, num)]
-    return [(begin, min(begin + at_once, num)) for begin in range(0, num, at_once)]
+    return [(begin, min(begin + size, num)) for begin in range(0, num, size)]
 
 
-def show_steps(store: Store, items: Array, fold: Fold) -> None:
-    """Have the frames at hand that these steps show and lead to."""
+def unpack_steps(store: Store, items: Array, fold: Fold) -> None:
+    """Unpack the frames of these steps' observations and next observations, if frames are compressed."""
     if store.packed is None:
         return
     ends = np.empty(len(items), np.int64)
@@ -219,35 +217,34 @@ def show_steps(store: Store, items: Array, fold: Fold) -> None:
     fold_many(store.reward, store.discount, store.last, items, fold.n, fold.gamma, fold.clip, reward, discount, ends)
     rows = np.concatenate([items // store.lanes, ends])
     back = np.arange(store.spec.stack)[:, None]
-    store.packed.show(rows - back, np.tile(items % store.lanes, 2), store.heads)
+    store.packed.unpack_rows(rows - back, np.tile(items % store.lanes, 2), store.heads)
 
 
-def show_windows(store: Store, items: Array, rows: int) -> None:
-    """Have the frames at hand that these windows show."""
+def unpack_windows(store: Store, items: Array, rows: int) -> None:
+    """Unpack the frames of these windows, if frames are compressed."""
     if store.packed is not None:
-        along = np.arange(1 - store.spec.stack, rows)[:, None]
-        store.packed.show(items // store.lanes + along, items % store.lanes, store.heads)
+        offsets = np.arange(1 - store.spec.stack, rows)[:, None]
+        store.packed.unpack_rows(items // store.lanes + offsets, items % store.lanes, store.heads)
 
 
-def blank_batch(spec: Spec, num: int) -> Batch:
-    """Room for so many steps."""
+def empty_batch(spec: Spec, num: int) -> Batch:
+    """An uninitialised batch of `num` steps."""
     obs, next_obs = (np.empty((num, *spec.input_shape), spec.dtype) for _ in range(2))
     reward, discount, weight = (np.empty(num, np.float32) for _ in range(3))
     action, ids = (np.empty(num, np.int64) for _ in range(2))
     return Batch(obs, action, reward, discount, next_obs, weight, ids)
 
 
-def blank_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:
-    """Room for so many windows."""
-    gain, reward, discount = (np.empty((each, num), np.float32) for each in (rows, length, length))
+def empty_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:
+    """An uninitialised batch of `num` windows."""
     return Sequences(
         obs=np.empty((rows, num, *spec.input_shape), spec.dtype),
         action=np.empty((rows, num), np.int64),
-        gain=gain,
+        gain=np.empty((rows, num), np.float32),
         last=np.empty((rows, num), np.bool_),
         state=np.zeros((num, 0), np.float32),
-        reward=reward,
-        discount=discount,
+        reward=np.empty((length, num), np.float32),
+        discount=np.empty((length, num), np.float32),
         ahead=np.empty((length, num), np.int64),
         weight=np.empty(num, np.float32),
         ids=np.empty(num, np.int64),
@@ -255,7 +252,7 @@ def blank_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:
 
 
 def actor_error(store: Store, items: Array, fold: Fold) -> Array:
-    """|R + discount * best value ahead - value of the action taken| [N], all by the actor's own network.
+    """|R + discount * max value of the bootstrap row - value of the action taken| [N], all by the actor's own network.
 
     Values and rewards are returns; a learner of rescaled values measures its errors on their scale, so this does too.
     """
@@ -268,7 +265,7 @@ def actor_error(store: Store, items: Array, fold: Fold) -> Array:
     ahead = np.empty(num, np.int64)
     columns = (store.reward, store.discount, store.last)
     fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
-    goal = reward + discount * store.value[ahead % store.rows, lanes, 1]
-    seen = store.value[items // store.lanes % store.rows, lanes, 0]
-    error: Array = np.abs(shrink(goal) - shrink(seen) if fold.rescale else goal - seen)
+    target = reward + discount * store.value[ahead % store.rows, lanes, 1]
+    value = store.value[items // store.lanes % store.rows, lanes, 0]
+    error: Array = np.abs(signed_hyperbolic(target) - signed_hyperbolic(value) if fold.rescale else target - value)
     return error

@@ -1,10 +1,9 @@
-"""Keeping copies out: a step that is equal to enough others that can be drawn is not queued. Shapes: N items, L lanes.
+"""The filter of duplicates: a step with enough equal live steps is not queued. Shapes: N items, L lanes.
 
-Two steps are equal if what is learned from them is: observation (all frames of its stack), action, folded reward and
-discount, the observation they lead to, and the actions allowed in both. They are compared by a hash of 64 bits, into
-which every word is multiplied and mixed: among a million different steps two share a hash with a probability of about
-10^12 / 2^65, three in a hundred million, and then one of them cannot be drawn while the other can. The oldest copies
-stay; when one leaves, the next that comes in takes its place.
+Two steps are equal if the learner sees no difference: observation (all frames of its stack), action, folded reward and
+discount, next observation, and the actions allowed in both. They are compared by a 64-bit hash: among a million
+different steps two share a hash with a probability of about 10^12 / 2^65, three in a hundred million, and then one of
+them cannot be drawn while the other can. The oldest copies stay; when one is removed, the next copy is let in.
 """
 
 from collections import Counter, deque
@@ -14,7 +13,7 @@ from numba import njit
 
 from qfleet.data import Array, State
 from qfleet.data.state_reader import saved_count, saved_numbers
-from qfleet.replay.cuts import Fold, show_steps
+from qfleet.replay.cuts import Fold, unpack_steps
 from qfleet.replay.kernels import fold, frame_at
 from qfleet.replay.store import Store
 
@@ -25,26 +24,25 @@ SHIFT = np.uint64(32)
 
 
 @njit(cache=True)
-def mixed(state: np.uint64, word: np.uint64) -> np.uint64:
-    """One more word in the hash; for a given word different states stay different."""
-    state = (state ^ word) * FACTOR
+def mix(state: np.uint64, value: np.uint64) -> np.uint64:
+    """Mix one more value into the hash; for a given value different states stay different."""
+    state = (state ^ value) * FACTOR
     return state ^ (state >> SHIFT)
 
 
 @njit(cache=True)
-def mixed_stack(
+def mix_stack(
     state: np.uint64, frames: Array, table: Array, heads: Array, last: Array, row: int, lane: int, depth: int
 ) -> np.uint64:
-    """The frames that lead up to `row`, newest first, zeros before the episode's first one."""
+    """Mix in the frames that lead up to `row`, newest first, zeros before the episode's first one."""
     rows = last.shape[0]
-    at = row
-    begun = False
+    blank = False
     for _ in range(depth):
-        frame = 0 if begun else frame_at(table, heads, rows, at, lane)
-        for word in range(frames.shape[1]):
-            state = mixed(state, np.uint64(0) if begun else np.uint64(frames[frame, word]))
-        begun = begun or at == 0 or last[(at - 1) % rows, lane]
-        at -= 1
+        frame = 0 if blank else frame_at(table, heads, rows, row, lane)
+        for d in range(frames.shape[1]):
+            state = mix(state, np.uint64(0) if blank else np.uint64(frames[frame, d]))
+        blank = blank or row == 0 or last[(row - 1) % rows, lane]
+        row -= 1
     return state
 
 
@@ -66,7 +64,7 @@ def hash_steps(
     keys: Array,
     still: Array,
 ) -> None:
-    """A key for each of N items, and whether it changed nothing; `mask` may be empty."""
+    """A key for each of N items, and whether its step changed nothing; `mask` may be empty."""
     rows, lanes = last.shape
     folded = np.empty(2, np.float64)
     for i in range(items.shape[0]):
@@ -77,61 +75,61 @@ def hash_steps(
         folded[0] = total + 0.0
         folded[1] = keep + 0.0
         bits = folded.view(np.uint64)
-        here = mixed_stack(FIRST, frames, table, heads, last, row, lane, depth)
-        there = mixed_stack(FIRST, frames, table, heads, last, end, lane, depth)
-        key = mixed(mixed(FIRST, here), there)
-        key = mixed(key, np.uint64(action[row % rows, lane]))
+        here = mix_stack(FIRST, frames, table, heads, last, row, lane, depth)
+        there = mix_stack(FIRST, frames, table, heads, last, end, lane, depth)
+        key = mix(mix(FIRST, here), there)
+        key = mix(key, np.uint64(action[row % rows, lane]))
         for choice in range(mask.shape[2]):
-            key = mixed(key, np.uint64(mask[row % rows, lane, choice]) + np.uint64(2 * mask[end % rows, lane, choice]))
-        keys[i] = np.int64(mixed(mixed(key, bits[0]), bits[1]))
+            key = mix(key, np.uint64(mask[row % rows, lane, choice]) + np.uint64(2 * mask[end % rows, lane, choice]))
+        keys[i] = np.int64(mix(mix(key, bits[0]), bits[1]))
         still[i] = here == there and total == 0.0 and keep > 0.0
 
 
 class Duplicates:
-    """Counts the copies of each step among the live ones and turns further ones away."""
+    """Counts the copies of each step among the live items and rejects further ones."""
 
     def __init__(self, copies: int = 1, *, still: bool = False) -> None:
         self.copies = copies
         self.still = still
-        self.keys: deque[int] = deque()  # of the live items, oldest first
+        self.keys: deque[int] = deque()  # hashes of the live items, oldest first
         self.copies_of: dict[int, int] = {}
         self.offered = self.kept_out = 0  # since the run began
 
     @property
     def share(self) -> float:
-        """The share of all items that were kept out."""
+        """The share of all items that were rejected."""
         return self.kept_out / self.offered if self.offered else 0.0
 
-    def keep(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
-        """Look at the newcomers [begin, end) of the ring `items`: those that may stay close up. Answers the new end."""
+    def reject_copies(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
+        """Compact the new items [begin, end) of the ring `items` to those that are accepted; returns their end."""
         slots = len(items)
         new = items[np.arange(begin, end) % slots]
-        keys, still = self.look(store, fold, new)
-        kept = begin
+        keys, still = self.hash_items(store, fold, new)
+        accepted = begin
         for item, key, idle in zip(new.tolist(), keys.tolist(), still.tolist(), strict=True):
             if (idle and self.still) or (count := self.copies_of.get(key, 0)) >= self.copies:
                 continue
             self.copies_of[key] = count + 1
             self.keys.append(key)
-            items[kept % slots] = item
-            kept += 1
+            items[accepted % slots] = item
+            accepted += 1
         self.offered += end - begin
-        self.kept_out += end - kept
-        return kept
+        self.kept_out += end - accepted
+        return accepted
 
-    def look(self, store: Store, fold: Fold, items: Array) -> tuple[Array, Array]:  # [N] keys, [N] bool
-        """The items' hashes, and whether each changed nothing."""
+    def hash_items(self, store: Store, fold: Fold, items: Array) -> tuple[Array, Array]:  # [N] keys, [N] bool
+        """The items' hashes, and whether each step changed nothing."""
         keys = np.empty(len(items), np.int64)
         still = np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
         columns = (store.action, store.reward, store.discount, store.last, mask)
-        show_steps(store, items, fold)
+        unpack_steps(store, items, fold)
         how = (fold.n, fold.gamma, fold.clip)
         hash_steps(store.frames, store.table, store.heads, store.spec.stack, *columns, items, *how, keys, still)
         return keys, still
 
-    def leave(self, num: int) -> None:
-        """The `num` oldest items can no longer be drawn, so copies of them may come in again."""
+    def remove_oldest(self, num: int) -> None:
+        """Forget the `num` oldest items, which can no longer be drawn: copies of them are accepted again."""
         for _ in range(num):
             key = self.keys.popleft()
             if self.copies_of[key] == 1:
@@ -145,7 +143,7 @@ class Duplicates:
         return {"keys": keys, "offered": self.offered, "kept_out": self.kept_out}
 
     def load_state_dict(self, state: State, num: int) -> None:
-        """Take them back, for so many live items."""
+        """Restore the keys of `num` live items, and the counts."""
         keys = saved_numbers(state, "keys", (num,), -(2**63), 2**63 - 1).tolist()
         self.offered = saved_count(state, "offered")
         self.kept_out = saved_count(state, "kept_out", self.offered)

@@ -1,6 +1,6 @@
-"""Compiled loops of the replay: how rows come in and what they make ready.
+"""Compiled loops of the replay: writing rows and queueing the items that they complete.
 
-Shapes: R rows of a ring, L lanes, D words of a stored observation, T rows of a rollout of B lanes. An item is a
+Shapes: R rows of a ring, L lanes, D integers of a stored observation, T rows of a rollout of B lanes. An item is a
 (row, lane) pair written as one number, row * L + lane; rows count from the start of the run, in each lane by itself.
 """
 
@@ -10,7 +10,7 @@ from qfleet.data import Array
 
 
 @njit(cache=True)
-def look_up(items: Array, serials: Array, out: Array) -> None:
+def gather_items(items: Array, serials: Array, out: Array) -> None:
     """The items with these serial numbers."""
     for i in range(serials.shape[0]):
         out[i] = items[serials[i] % items.shape[0]]
@@ -32,11 +32,11 @@ def write_rows(
     end: int,
     heads: Array,
     lane: int,
-    seen: bool,
+    write_frames: bool,
 ) -> int:
     """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads.
 
-    `seen`: with what they show, which is written elsewhere if it is to be packed. Answers how many rows are steps.
+    Without `write_frames` the observations are left out (compressed ones live elsewhere). Returns the number of steps.
     """
     rows = last.shape[0]
     width = new_last.shape[1]
@@ -45,9 +45,9 @@ def write_rows(
         for i in range(width):
             slot = (heads[lane + i] + time - begin) % rows
             at = lane + i
-            if seen:
-                for word in range(frames.shape[1]):
-                    frames[slot * last.shape[1] + at, word] = new_obs[time, i, word]
+            if write_frames:
+                for d in range(frames.shape[1]):
+                    frames[slot * last.shape[1] + at, d] = new_obs[time, i, d]
             action[slot, at] = new_action[time, i]
             reward[slot, at] = new_reward[time, i]
             discount[slot, at] = new_discount[time, i]
@@ -59,7 +59,7 @@ def write_rows(
 
 @njit(cache=True)
 def write_column(column: Array, new: Array, begin: int, end: int, heads: Array, lane: int) -> None:
-    """The same for one column of D numbers; the heads stay where they are."""
+    """Write one column of D numbers in the same places; the heads do not move."""
     rows = column.shape[0]
     for time in range(begin, end):
         for i in range(new.shape[1]):
@@ -67,7 +67,7 @@ def write_column(column: Array, new: Array, begin: int, end: int, heads: Array, 
 
 
 @njit(cache=True)
-def admit(
+def queue_completed(
     last: Array,
     heads: Array,
     begin: int,
@@ -84,30 +84,30 @@ def admit(
 ) -> tuple[int, int]:
     """Queue the items that the newest `num` rows of lanes [begin, end) completed: row by row, lane by lane.
 
-    `first[lane]` is where the lane's next item begins, `serials` [R, L] the serial number of the item that begins at a
-    place, or -1. With `ends` an item is over with its episode. Answers the new head, and the largest serial number
-    of the items that lost a row (of a stack of `depth`), or -1.
+    `first[lane]` is the row where the lane's next item begins, `serials` [R, L] the serial number of the item that
+    begins in a row, or -1. With `ends` an item ends with its episode. Returns the new head, and the largest serial
+    number of the items of which a row (of a stack of `depth`) was overwritten, or -1.
     """
     rows, lanes = last.shape
-    gone = -1
+    overwritten = -1
     for time in range(num):
         for lane in range(begin, end):
             row = heads[lane] - num + time
-            # The item whose first frame stood where this row stands now.
-            gone = max(gone, serials[(row + depth - 1) % rows, lane])
+            # The item whose first frame this row overwrites.
+            overwritten = max(overwritten, serials[(row + depth - 1) % rows, lane])
             serials[row % rows, lane] = -1
             if ends and last[row % rows, lane]:
-                head = flush(row, lane, lanes, first, items, head)
+                head = queue_episode_tail(row, lane, lanes, first, items, head)
             elif row - first[lane] == window:
                 items[head % items.shape[0]] = first[lane] * lanes + lane
                 head += 1
                 first[lane] += stride
-    return head, gone
+    return head, overwritten
 
 
 @njit(cache=True)
-def flush(row: int, lane: int, lanes: int, first: Array, items: Array, head: int) -> int:
-    """The episode is over: its tail becomes ready with shorter windows, and `row` is not a step."""
+def queue_episode_tail(row: int, lane: int, lanes: int, first: Array, items: Array, head: int) -> int:
+    """Queue the last items of an episode, whose windows are shorter; `row` is its final observation, not a step."""
     for begin in range(first[lane], row):
         items[head % items.shape[0]] = begin * lanes + lane
         head += 1
@@ -119,23 +119,23 @@ def flush(row: int, lane: int, lanes: int, first: Array, items: Array, head: int
 def seal(
     last: Array, heads: Array, begin: int, end: int, ends: bool, first: Array, items: Array, head: int
 ) -> tuple[int, int]:
-    """Make the newest rows of lanes [begin, end) final and begin anew after them; the new head, and how many were."""
+    """Mark the newest rows of lanes [begin, end) as `last`; returns the new head and the number of rows marked."""
     rows, lanes = last.shape
-    turned = 0
+    marked = 0
     for lane in range(begin, end):
         newest = heads[lane] - 1
         if newest >= 0 and not last[newest % rows, lane]:
             last[newest % rows, lane] = True
-            turned += 1
+            marked += 1
             if ends:
-                head = flush(newest, lane, lanes, first, items, head)
+                head = queue_episode_tail(newest, lane, lanes, first, items, head)
         first[lane] = newest + 1
-    return head, turned
+    return head, marked
 
 
 @njit(cache=True)
-def number(items: Array, serials: Array, begin: int, end: int) -> None:
-    """Note the serial numbers [begin, end) where their items begin."""
+def record_serials(items: Array, serials: Array, begin: int, end: int) -> None:
+    """Write the serial numbers [begin, end) into the rows where their items begin."""
     rows, lanes = serials.shape
     for serial in range(begin, end):
         item = items[serial % items.shape[0]]

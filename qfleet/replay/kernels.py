@@ -1,8 +1,8 @@
-"""Compiled loops of the replay: how items are cut.
+"""Compiled loops of the replay: cutting items into batches.
 
-Shapes: R rows of a ring, L lanes, D words of a stored observation, N items, n the n-step length.
+Shapes: R rows of a ring, L lanes, D integers of a stored observation, N items, n the n-step length.
 An item is a (row, lane) pair written as one number, row * L + lane; rows count from the start of the run and never
-repeat, their place in the ring is row % R.
+repeat; their slot in the ring is row % R.
 """
 
 from typing import Any
@@ -11,21 +11,21 @@ from numba import njit
 from numba.core import event
 
 from qfleet.data import Array
-from qfleet.system.timers import COMPILERS
+from qfleet.system.timers import COMPILE_TIMER
 
-BLOCK = 16  # rows of one lane that are packed together, where frames are
+BLOCK = 16  # rows of one lane that are compressed together
 
 
 class CompileTime(event.Listener):
-    """Tells the stopwatches of this process when numba compiles: the first run on a machine waits for that."""
+    """Reports numba's compile time to the stopwatches of this process: the first run on a machine waits for it."""
 
     def on_start(self, event: Any) -> None:
-        """A loop is compiled from here on."""
-        COMPILERS.__enter__()
+        """Compilation has begun."""
+        COMPILE_TIMER.__enter__()
 
     def on_end(self, event: Any) -> None:
-        """It is done."""
-        COMPILERS.__exit__()
+        """Compilation has ended."""
+        COMPILE_TIMER.__exit__()
 
 
 event.register("numba:compile", CompileTime())  # type: ignore[no-untyped-call]
@@ -60,7 +60,7 @@ def fold(
 
 @njit(cache=True)
 def frame_at(table: Array, heads: Array, rows: int, row: int, lane: int) -> int:
-    """Which frame a row shows: of a ring, or where blocks are packed (then there is a table) of those now unpacked."""
+    """Index of a row's frame: in the ring, or among the unpacked blocks if frames are compressed (with a table)."""
     lanes: int = heads.shape[0]
     if table.shape[0] == 0:
         return row % rows * lanes + lane
@@ -72,10 +72,10 @@ def frame_at(table: Array, heads: Array, rows: int, row: int, lane: int) -> int:
 
 
 @njit(cache=True)
-def copy_frame(frames: Array, at: int, out: Array, place: int) -> None:
-    """One frame of a stack."""
-    for word in range(frames.shape[1]):
-        out[place, word] = frames[at, word]
+def copy_frame(frames: Array, frame: int, out: Array, place: int) -> None:
+    """Copy one frame into a stack."""
+    for d in range(frames.shape[1]):
+        out[place, d] = frames[frame, d]
 
 
 @njit(cache=True)
@@ -83,12 +83,12 @@ def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int,
     """Copy the frames that lead up to `row`, zeros before the episode's first one."""
     rows = last.shape[0]
     depth = out.shape[0]
-    begun = depth - 1  # frames before `row` that are of its episode
+    earlier = depth - 1  # frames before `row` that belong to its episode
     for back in range(1, depth):
         if row < back or last[(row - back) % rows, lane]:
-            begun = back - 1
+            earlier = back - 1
             break
-    blank = depth - 1 - begun
+    blank = depth - 1 - earlier
     for place in range(blank):
         out[place] = 0
     if table.shape[0]:
@@ -100,8 +100,8 @@ def stack_into(frames: Array, table: Array, heads: Array, last: Array, row: int,
 
 
 @njit(cache=True)
-def stack_places(last: Array, heads: Array, row: Array, lane: Array, out: Array) -> None:
-    """Where the frames lie that lead up to each of N rows; the place behind all others stands for a blank one."""
+def stack_indices(last: Array, heads: Array, row: Array, lane: Array, out: Array) -> None:
+    """Indices of the frames that lead up to each of N rows; the index behind all others stands for a blank frame."""
     rows = last.shape[0]
     depth = out.shape[1]
     lanes = heads.shape[0]
@@ -114,7 +114,7 @@ def stack_places(last: Array, heads: Array, row: Array, lane: Array, out: Array)
 
 
 @njit(cache=True)
-def cut(
+def cut_steps(
     frames: Array,
     table: Array,
     heads: Array,
@@ -135,10 +135,10 @@ def cut(
     out_next: Array,
     next_rows: Array,
 ) -> None:
-    """Cut items [begin, stop) of N into a batch; `next_rows` tells which row each bootstraps from."""
+    """Cut items [begin, stop) of N into a batch; `next_rows` receives the row that each bootstraps from."""
     rows, lanes = last.shape
     for i in range(begin, stop):
-        # Every column is looked at first, for all items: memory then answers many at a time.
+        # Touch every column for all items first: the cache misses then overlap.
         slot = items[i] // lanes % rows
         lane = items[i] % lanes
         out_action[i] = action[slot, lane]
@@ -171,7 +171,7 @@ def fold_many(
     out_discount: Array,
     next_rows: Array,
 ) -> None:
-    """Fold the rewards of N items and tell which row each bootstraps from."""
+    """Fold the rewards of N items; `next_rows` receives the row that each bootstraps from."""
     lanes = last.shape[1]
     for i in range(items.shape[0]):
         row = items[i] // lanes
@@ -217,7 +217,7 @@ def cut_sequences(
         for at in range(out_reward.shape[0]):
             row = first + burn_in + at
             if last[row % rows, lane]:
-                # A final observation: nothing was done there. It points at itself, and the view leaves it out.
+                # A final observation has no action. It points at itself, and the view leaves it out.
                 out_reward[at, i] = 0.0
                 out_discount[at, i] = 0.0
                 out_ahead[at, i] = burn_in + at

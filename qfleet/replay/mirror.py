@@ -1,8 +1,8 @@
-"""A copy of the store's observations where the learner computes. Shapes: N items, R rows, L lanes.
+"""A copy of the store's observations on the learner's device. Shapes: N items, R rows, L lanes.
 
-Each observation crosses the bus once, when it comes in, and as bytes; a batch then carries places instead of pictures,
-and is stacked there. Which items are drawn is decided beside the sum tree: that is a few numbers per batch.
-Written for accelerators and not run on hardware here; on a CPU it answers the same batches and saves nothing.
+Each observation crosses the bus once, when it is written, and as bytes; a batch then carries frame indices instead of
+observations, and stacks are gathered on the device. Items are still drawn on the host, beside the sum tree.
+Written for accelerators and not run on hardware here; on a CPU it returns the same batches and saves nothing.
 """
 
 import numpy as np
@@ -14,36 +14,35 @@ from qfleet.replay.store import Store
 
 
 class Mirror:
-    """The observations of a store, one after the other, and a blank one behind them."""
+    """The observations of a store, one after the other, followed by a blank one."""
 
     def __init__(self, store: Store, device: torch.device) -> None:
         self.store = store
-        self.known = np.zeros(store.lanes, np.int64)
-        self.restored = store.restored
+        self.copied_heads = np.zeros(store.lanes, np.int64)
+        self.num_restores = store.num_restores
         blank = np.zeros((store.rows * store.lanes + 1, *store.spec.obs), store.spec.dtype)
         self.frames = torch.from_numpy(blank).to(device)
 
-    def follow(self) -> None:
-        """Copy what came into the store since the last time."""
+    def copy_new_rows(self) -> None:
+        """Copy the rows that were written since the last call; after a restore, all rows."""
         store = self.store
-        if self.restored != store.restored:
-            self.restored = store.restored
-            self.known[:] = 0
-        since = np.maximum(self.known, store.heads - store.rows)
-        places = [places_of(store, int(since[lane]), int(store.heads[lane]), lane) for lane in range(store.lanes)]
-        self.known = store.heads.copy()
-        if len(fresh := np.concatenate(places)):
-            new = torch.from_numpy(store.obs.reshape(-1, *store.spec.obs)[fresh])
-            there = torch.from_numpy(fresh).to(self.frames.device)
-            self.frames.index_copy_(0, there, new.to(self.frames.device, non_blocking=True))
+        if self.num_restores != store.num_restores:
+            self.num_restores = store.num_restores
+            self.copied_heads[:] = 0
+        since = np.maximum(self.copied_heads, store.heads - store.rows)
+        lanes = [frame_indices(store, int(since[lane]), int(store.heads[lane]), lane) for lane in range(store.lanes)]
+        self.copied_heads = store.heads.copy()
+        if len(indices := np.concatenate(lanes)):
+            new = torch.from_numpy(store.obs.reshape(-1, *store.spec.obs)[indices])
+            on_device = torch.from_numpy(indices).to(self.frames.device)
+            self.frames.index_copy_(0, on_device, new.to(self.frames.device, non_blocking=True))
 
-    def look(self, places: Tensor) -> Tensor:  # [N, stack] -> [N, *input_shape]
-        """The stacks of observations at these places."""
-        found = self.frames[places]
-        return found.reshape(len(places), *self.store.spec.input_shape)
+    def gather_stacks(self, indices: Tensor) -> Tensor:  # [N, stack] -> [N, *input_shape]
+        """The stacks of observations with these frame indices."""
+        return self.frames[indices].reshape(len(indices), *self.store.spec.input_shape)
 
 
-def places_of(store: Store, begin: int, end: int, lane: int) -> Array:
-    """Where rows [begin, end) of a lane lie."""
-    places: Array = np.arange(begin, end) % store.rows * store.lanes + lane
-    return places
+def frame_indices(store: Store, begin: int, end: int, lane: int) -> Array:
+    """Frame indices of rows [begin, end) of a lane."""
+    indices: Array = np.arange(begin, end) % store.rows * store.lanes + lane
+    return indices

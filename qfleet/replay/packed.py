@@ -1,8 +1,8 @@
-"""Frames in compressed blocks of 16 rows of one lane, lossless; the newest block of every lane stays as it is.
+"""Frames in compressed blocks of 16 rows of one lane, lossless; the newest block of every lane stays uncompressed.
 
-Frames that follow each other are nearly the same, so a block of them packs far better than each by itself (Pong: 70
-times). To be looked at, blocks are unpacked side by side; `table` tells where. Shapes: R rows, L lanes, D words of a
-frame, F frames, M blocks of the ring.
+Consecutive frames are nearly the same, so a block of them packs far better than each by itself (Pong: 70 times). To be
+read, blocks are unpacked side by side; `table` holds their first frame. Shapes: R rows, L lanes, D integers of a frame,
+F frames, M blocks of the ring.
 """
 
 import time
@@ -17,9 +17,9 @@ from qfleet.replay.kernels import BLOCK
 
 @dataclass(frozen=True)
 class CompressionSavings:
-    """What packing has saved and what it has cost since the store was made."""
+    """Memory saved and time spent by compression since the store was made."""
 
-    raw_bytes: int  # of the frames that lie in blocks
+    raw_bytes: int  # of the frames in blocks
     packed_bytes: int  # of these blocks
     packed_blocks: int
     pack_seconds: float
@@ -40,8 +40,8 @@ class CompressedFrames:
         self.lz4 = lz4_block()
         blocks = rows // BLOCK + 1  # the newest R rows may begin within one
         self.blobs: list[bytes | None] = [None] * (blocks * lanes)
-        self.table = np.zeros((blocks, lanes), np.int64)  # first frame of a block that is unpacked
-        # The open block of every lane, [16, L] frames, and behind them room for what is unpacked.
+        self.table = np.zeros((blocks, lanes), np.int64)  # index of an unpacked block's first frame
+        # The open block of every lane, [16, L] frames, followed by the unpacked blocks.
         self.frames = np.zeros((BLOCK * lanes, *frame.shape), frame.dtype)
         self.packed_blocks = self.unpacked_blocks = self.packed_bytes = 0
         self.pack_seconds = self.unpack_seconds = 0.0
@@ -52,24 +52,24 @@ class CompressedFrames:
         return self.frames[: BLOCK * self.lanes].reshape(BLOCK, self.lanes, -1)
 
     def close(self, heads: Array, begin: int, end: int) -> None:
-        """Pack the open blocks of those of lanes [begin, end) that are complete."""
+        """Pack the open blocks of lanes [begin, end) that are complete."""
         for lane in range(begin, end):
             if heads[lane] % BLOCK == 0:
                 self.pack(int(heads[lane]) // BLOCK - 1, lane, self.open[:, lane])
 
     def pack(self, block: int, lane: int, frames: Array) -> None:
-        """Keep the frames [16, D] of this block."""
-        begun = time.monotonic()
+        """Compress the frames [16, D] of this block."""
+        started = time.monotonic()
         key = block % len(self.table) * self.lanes + lane
         before = self.blobs[key]
         packed: bytes = self.lz4.compress(np.ascontiguousarray(frames), store_size=False)
         self.blobs[key] = packed
         self.packed_bytes += len(packed) - (0 if before is None else len(before))
         self.packed_blocks += 1
-        self.pack_seconds += time.monotonic() - begun
+        self.pack_seconds += time.monotonic() - started
 
     def unpack(self, key: int) -> Array:  # [16, D]
-        """The frames of a block by its place in the ring; zeros if it never held any."""
+        """The frames of a block by its index in the ring; zeros if it was never written."""
         blob = self.blobs[key]
         shape = (BLOCK, *self.frames.shape[1:])
         if blob is None:
@@ -78,23 +78,23 @@ class CompressedFrames:
         raw: bytes = self.lz4.decompress(blob, uncompressed_size=size)
         return np.frombuffer(raw, self.frames.dtype).reshape(shape)
 
-    def show(self, rows: Array, lanes: Array, heads: Array) -> None:
-        """Unpack what is needed to look at these rows (in these lanes): until the next call the table tells where."""
-        begun = time.monotonic()
+    def unpack_rows(self, rows: Array, lanes: Array, heads: Array) -> None:
+        """Unpack the blocks of these rows (in these lanes); their table entries are valid until the next call."""
+        started = time.monotonic()
         blocks, lanes = np.broadcast_arrays(rows // BLOCK, lanes)
         closed = (rows >= 0) & (blocks < heads[lanes] // BLOCK)
         keys = np.unique(blocks[closed] % len(self.table) * self.lanes + lanes[closed])
         first = BLOCK * self.lanes
         if len(self.frames) < first + BLOCK * len(keys):
-            wider = np.empty((first + BLOCK * len(keys), *self.frames.shape[1:]), self.frames.dtype)
-            wider[:first] = self.frames[:first]
-            self.frames = wider
+            longer = np.empty((first + BLOCK * len(keys), *self.frames.shape[1:]), self.frames.dtype)
+            longer[:first] = self.frames[:first]
+            self.frames = longer
         for place, key in enumerate(keys.tolist()):
             at = first + BLOCK * place
             self.frames[at : at + BLOCK] = self.unpack(key)
         self.table.ravel()[keys] = first + BLOCK * np.arange(len(keys))
         self.unpacked_blocks += len(keys)
-        self.unpack_seconds += time.monotonic() - begun
+        self.unpack_seconds += time.monotonic() - started
 
     def read(self, begin: int, end: int, lanes: range, heads: Array) -> Array:  # [T, B, D]
         """Rows [begin, end) of these lanes."""
@@ -109,9 +109,10 @@ class CompressedFrames:
         return out
 
     def restore(self, begin: int, end: int, lanes: range, values: Array) -> None:
-        """Put rows [begin, end) of these lanes back; what lies before them in their first block is gone.
+        """Put rows [begin, end) of these lanes back; earlier rows of their first block become zeros.
 
-        A block that `end` leaves incomplete is the newest of its lane, so every call but the last must end with one.
+        A block that `end` leaves incomplete is the newest of its lane, so every call but the last must end at a block's
+        end.
         """
         for block in range(begin // BLOCK, -(-end // BLOCK)):
             low = max(begin, block * BLOCK)
@@ -124,7 +125,7 @@ class CompressedFrames:
                 else:
                     self.pack(block, lane, frames)
 
-    def saving(self) -> CompressionSavings:
+    def compression_savings(self) -> CompressionSavings:
         """The numbers so far."""
         blocks = sum(blob is not None for blob in self.blobs)
         raw = blocks * self.frames[:BLOCK].nbytes

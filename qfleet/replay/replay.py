@@ -1,11 +1,11 @@
-"""Replay: a store, a queue of ready items, and a sampler. Shapes: N items, L lanes, A actions.
+"""Replay: a store, a queue of complete items, and a sampler. Shapes: N items, L lanes, A actions.
 
 Every step is stored once. When a row arrives, the items whose windows it completes join the queue and get a serial
-number; only queued items can be drawn, so no draw can be invalid. An item leaves, with all that were queued before it,
-when the queue holds `capacity` or when a row that it needs is overwritten. Serial numbers never repeat: a late priority
-finds its item or nothing.
+number; only queued items can be drawn, so no draw can be invalid. The remover is FIFO: an item is removed, with all
+that were queued before it, when the queue holds `capacity` or when a row that it needs is overwritten. Serial numbers
+never repeat: a late priority finds its item or nothing.
 
-Lanes move by themselves: the lanes of one actor form a group, which is written, sealed and saved on its own.
+The lanes of one actor form a group, which is written, sealed and saved independently of the others.
 """
 
 from collections import deque
@@ -16,23 +16,23 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import restore_generator, saved_count, saved_numbers, saved_value
-from qfleet.replay.cuts import Cut, Fold, cut_places
+from qfleet.replay.cuts import Cut, Fold, cut_indices
 from qfleet.replay.duplicates import Duplicates
-from qfleet.replay.intake import admit, look_up, number, seal
+from qfleet.replay.intake import gather_items, queue_completed, record_serials, seal
 from qfleet.replay.samplers import Sampler, SamplerTotals
 from qfleet.replay.store import ALL, Store, ring_rows
 
-ROWS_AT_ONCE = 64  # of a rollout; longer ones come in in parts
+ROWS_PER_WRITE = 64  # of a rollout; longer ones are written in parts
 Span: TypeAlias = tuple[slice, int, int]  # a group of lanes, and rows [begin, end) of them
 
 
-def queue_items(capacity: int, lanes: int, window: int) -> int:
-    """Places of the queue: room for one part's newcomers before the oldest leave."""
-    return capacity + lanes * (window + ROWS_AT_ONCE)
+def queue_length(capacity: int, lanes: int, window: int) -> int:
+    """Length of the queue: room for the new items of one write before the oldest are removed."""
+    return capacity + lanes * (window + ROWS_PER_WRITE)
 
 
 class Replay:
-    """Remembers rollouts and cuts batches out of them."""
+    """Stores rollouts and samples batches from them."""
 
     def __init__(
         self,
@@ -59,160 +59,158 @@ class Replay:
         self.fold = fold
         rows = ring_rows(capacity, spec, lanes, cut.window)
         self.store = Store(spec, lanes, rows, values=values or actor_priority, gains=gains, pack=compress)
-        # Rows of items that are ready must not be overwritten before they were queued.
-        self.at_once = 1 if filter is not None else min(ROWS_AT_ONCE, rows - cut.window - spec.stack)
-        self.items = np.zeros(queue_items(self.capacity, lanes, cut.window), np.int64)
-        self.serials = np.full((rows, lanes), -1, np.int64)  # of the item that begins at each place
-        self.first = np.zeros(lanes, np.int64)  # where each lane's next item begins
-        self.seams = {0, lanes}  # where groups of lanes begin and end
+        # Rows of complete items must not be overwritten before these are queued.
+        self.max_write_rows = 1 if filter is not None else min(ROWS_PER_WRITE, rows - cut.window - spec.stack)
+        self.items = np.zeros(queue_length(self.capacity, lanes, cut.window), np.int64)
+        self.serials = np.full((rows, lanes), -1, np.int64)  # of the item that begins in each row
+        self.first = np.zeros(lanes, np.int64)  # row where each lane's next item begins
+        self.group_bounds = {0, lanes}  # first lanes of all groups, and the number of lanes
         self.tail = self.head = 0
-        self.used: deque[Any] = deque()  # the last two batches drawn
-        self.mirrored = False  # batches drawn have the places of observations, which a mirror knows
+        self.recent: deque[Any] = deque()  # the last two batches sampled, whose memory is reused
+        self.mirrored = False  # batches hold frame indices of a `Mirror` instead of observations
         self.filter = filter
         self.actor_priority = actor_priority
-        self.ready = 0  # items since the replay was last empty, those kept out too
+        self.items_added = 0  # since the replay was last empty, rejected copies included
 
     def __len__(self) -> int:
-        """How many items can be drawn."""
+        """The number of live items, which can be drawn."""
         return self.head - self.tail
 
     def add(self, rollout: Rollout, gain: Array | None = None, lanes: slice = ALL) -> int:
-        """Store every row in these lanes and queue what became ready; returns how many steps (not `last` rows) came in.
+        """Write rows to these lanes and queue the items they complete; returns the number of steps (not `last` rows).
 
-        `gain` [T, B] is what the world gave, where the rollout's reward holds a bonus.
+        `gain` [T, B] is the environment's reward where the rollout's includes a bonus.
         """
-        begin, end = self.group(lanes)
+        begin, end = self.add_group(lanes)
         num, width = rollout.last.shape
         if width != end - begin:
             raise ValueError(f"a rollout of {width} lanes does not fit lanes {begin} to {end}")
         steps = time = 0
         while time < num:
-            until = min(time + min(self.at_once, self.store.room(begin, end)), num)
+            until = min(time + min(self.max_write_rows, self.store.max_write_rows(begin, end)), num)
             steps += self.store.write(rollout, time, until, begin, gain)
-            self.queue(begin, end, until - time)
+            self.queue_items(begin, end, until - time)
             time = until
         return steps
 
-    def group(self, lanes: slice) -> tuple[int, int]:
-        """The first lane and the end of a group that from now on moves by itself."""
+    def add_group(self, lanes: slice) -> tuple[int, int]:
+        """Make these lanes a group; returns its first lane and its end."""
         begin, end, _ = lanes.indices(self.lanes)
-        self.seams |= {begin, end}
+        self.group_bounds |= {begin, end}
         return begin, end
 
-    def queue(self, begin: int, end: int, num: int) -> None:
-        """The items that the newest rows of these lanes completed."""
+    def queue_items(self, begin: int, end: int, num: int) -> None:
+        """Queue the items that the newest `num` rows of lanes [begin, end) completed."""
         store = self.store
         cut = self.cut
         before = self.head
         rules = (cut.window, cut.stride, cut.ends, self.spec.stack)
-        places = (self.first, self.items, self.serials)
-        self.head, gone = admit(store.last, store.heads, begin, end, num, *rules, *places, before)
-        self.settle(before, gone)
+        queue = (self.first, self.items, self.serials)
+        self.head, overwritten = queue_completed(store.last, store.heads, begin, end, num, *rules, *queue, before)
+        self.admit_items(before, overwritten)
 
-    def settle(self, before: int, gone: int) -> None:
-        """Take the newcomers from serial number `before` on in; all up to `gone` have lost a row."""
-        self.ready += self.head - before
+    def admit_items(self, before: int, overwritten: int) -> None:
+        """Register the items queued from serial number `before` on; remove old ones, and all up to `overwritten`."""
+        self.items_added += self.head - before
         if self.filter is not None and self.head > before:
-            self.head = self.filter.keep(self.store, self.fold, self.items, before, self.head)
-        number(self.items, self.serials, before, self.head)
-        self.move_to(max(self.tail, self.head - self.capacity, gone + 1))
+            self.head = self.filter.reject_copies(self.store, self.fold, self.items, before, self.head)
+        record_serials(self.items, self.serials, before, self.head)
+        self.remove_before(max(self.tail, self.head - self.capacity, overwritten + 1))
         if self.actor_priority:
-            fresh = np.arange(max(before, self.tail), self.head)
-            self.sampler.update(fresh, self.cut.priority(self.store, self.at(fresh), self.fold))
+            new = np.arange(max(before, self.tail), self.head)
+            self.sampler.update(new, self.cut.priority(self.store, self.items_at(new), self.fold))
 
     def seal(self, lanes: slice = ALL) -> int:
-        """The actor of these lanes is gone: their newest rows become final, and nothing spans what comes next.
+        """End the episodes of these lanes, whose actor is lost: their newest rows become final, no item spans the gap.
 
-        Returns how many steps that had been counted have become final rows, because their outcome is not known.
+        Returns the number of counted steps that became final rows, because their outcome is not known.
         """
-        begin, end = self.group(lanes)
+        begin, end = self.add_group(lanes)
         store = self.store
         before = self.head
-        places = (self.first, self.items)
-        self.head, turned = seal(store.last, store.heads, begin, end, self.cut.ends, *places, before)
-        self.settle(before, -1)
-        return int(turned)
+        queue = (self.first, self.items)
+        self.head, marked = seal(store.last, store.heads, begin, end, self.cut.ends, *queue, before)
+        self.admit_items(before, -1)
+        return int(marked)
 
-    def move_to(self, tail: int) -> None:
-        """Let go of the items before `tail`."""
+    def remove_before(self, tail: int) -> None:
+        """Remove the items before serial number `tail`."""
         if self.filter is not None:
-            self.filter.leave(tail - self.tail)
+            self.filter.remove_oldest(tail - self.tail)
         self.tail = tail
-        self.sampler.move(self.tail, self.head)
+        self.sampler.set_live(self.tail, self.head)
 
-    def at(self, serials: Array) -> Array:
+    def items_at(self, serials: Array) -> Array:
         """The items with these serial numbers."""
         found = np.empty(len(serials), np.int64)
-        look_up(self.items, serials, found)
+        gather_items(self.items, serials, found)
         return found
 
     def sample(self, size: int) -> Batch | Sequences | None:
-        """A batch of `size` items with replacement, or None while nothing is ready.
+        """A batch of `size` items with replacement, or None if no item is live.
 
-        It is written over the one before the last: one may be learned from while the next is drawn.
+        It reuses the memory of the batch before the last: one may be learned from while the next is sampled.
         """
         if not len(self):
             return None
         serials, weight = self.sampler.draw(size, self.rng)
-        if len(self.used) > 1 and len(self.used[0].ids) != size:
-            self.used.clear()
+        if len(self.recent) > 1 and len(self.recent[0].ids) != size:
+            self.recent.clear()
         if self.mirrored:
-            return cut_places(self.store, self.at(serials), self.fold, weight, serials)
-        over = self.used.popleft() if len(self.used) > 1 else None
-        batch = self.cut.cut(self.store, self.at(serials), self.fold, weight, serials, over)
-        self.used.append(batch)
+            return cut_indices(self.store, self.items_at(serials), self.fold, weight, serials)
+        out = self.recent.popleft() if len(self.recent) > 1 else None
+        batch = self.cut.cut(self.store, self.items_at(serials), self.fold, weight, serials, out)
+        self.recent.append(batch)
         return batch
 
-    def take(self, serials: Array, weight: Array) -> Batch | Sequences:
-        """The items with these serial numbers, as a batch of its own."""
-        return self.cut.cut(self.store, self.at(serials), self.fold, weight, serials)
+    def read_batch(self, serials: Array, weight: Array) -> Batch | Sequences:
+        """The items with these serial numbers as a batch in memory of its own."""
+        return self.cut.cut(self.store, self.items_at(serials), self.fold, weight, serials)
 
     def update(self, ids: Array, priority: Array) -> None:
-        """New priorities; those of items that have left are dropped."""
+        """Set priorities; those of items that were removed are ignored."""
         self.sampler.update(ids, priority)
 
-    def stock(self) -> SamplerTotals:
-        """What there is to draw from, right after a batch was drawn."""
-        return self.sampler.stock()
+    def totals(self) -> SamplerTotals:
+        """The population of the last sample, before any change."""
+        return self.sampler.totals()
 
     def reseed(self, rng: np.random.Generator) -> None:
-        """Draw by other random numbers from here on."""
+        """Sample with another generator from here on."""
         self.rng = rng
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
     def clear(self) -> None:
-        """Forget everything; serial numbers go on, so late priorities still find nothing."""
-        self.move_to(self.head)
-        self.ready = 0
-        self.store.heads[:] = self.first[:] = 0
-        self.store.restored += 1
+        """Remove everything; serial numbers continue, so late priorities still find nothing."""
+        self.remove_before(self.head)
+        self.items_added = 0
+        self.store.heads[:] = 0
+        self.first[:] = 0
+        self.store.num_restores += 1
         self.serials[:] = -1
 
-    def width_at(self, serial: int) -> int:
-        """How many items from this one on began in the same row of one group of lanes."""
+    def items_in_row(self, serial: int) -> int:
+        """The number of items from this one on that began in the same row of one group of lanes."""
         lane = int(self.items[serial % len(self.items)]) % self.lanes
-        return min(seam for seam in self.seams if seam > lane) - lane
-
-    def groups(self) -> list[slice]:
-        """The lanes that move together."""
-        return [slice(*pair) for pair in pairwise(sorted(self.seams))]
+        return min(bound for bound in self.group_bounds if bound > lane) - lane
 
     def spans(self) -> list[Span]:
-        """For each group of lanes the rows [begin, end) that a live or coming item needs, and always the newest one.
+        """For each group of lanes the rows [begin, end) that a live or future item needs, and always the newest one.
 
-        Whether that is final decides what sealing the lane means.
+        Whether the newest row is final decides what sealing the lane means.
         """
         heads = self.store.heads
         oldest = np.minimum(self.first, np.maximum(heads - 1, 0))
-        live = self.at(np.arange(self.tail, self.head))
+        live = self.items_at(np.arange(self.tail, self.head))
         np.minimum.at(oldest, live % self.lanes, live // self.lanes)
         oldest = np.maximum(oldest - self.spec.stack + 1, 0)
-        return [(lanes, int(oldest[lanes].min()), int(heads[lanes].max())) for lanes in self.groups()]
+        groups = [slice(*pair) for pair in pairwise(sorted(self.group_bounds))]
+        return [(lanes, int(oldest[lanes].min()), int(heads[lanes].max())) for lanes in groups]
 
     def state_dict(self) -> State:
-        """All but the rows themselves, which `store.read` gives in segments."""
+        """Everything but the rows, which `store.read` returns in segments."""
         live = np.arange(self.tail, self.head) % len(self.items)
         copies = {} if self.filter is None else {"filter": self.filter.state_dict()}
         return {
@@ -228,7 +226,7 @@ class Replay:
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Come back to that moment; the rows are restored by `store.restore`."""
+        """Restore everything but the rows, which `store.restore` restores."""
         head = saved_count(state, "head")
         tail = saved_count(state, "tail", head)
         if head - tail > self.capacity:
@@ -240,29 +238,29 @@ class Replay:
         self.head = head
         self.items[np.arange(tail, head) % len(self.items)] = items
         self.serials[:] = -1
-        number(self.items, self.serials, tail, head)
-        self.sampler.move(tail, head)
+        record_serials(self.items, self.serials, tail, head)
+        self.sampler.set_live(tail, head)
         self.sampler.load_state_dict(saved_value(state, "sampler"))
-        self.ready = len(self)
+        self.items_added = len(self)
         if self.filter is not None:
             self.filter.load_state_dict(saved_value(state, "filter"), len(self))
         restore_generator(self.rng, saved_value(state, "rng"))
 
     def load_lanes(self, state: State) -> None:
-        """How far each lane is, and which ones move together."""
+        """Restore the heads of all lanes, and their groups."""
         heads = self.store.heads
         spans = saved_spans(state, self.lanes, self.store.rows)
         first = saved_numbers(state, "first", (self.lanes,), 0, 2**53)
         for lanes, _, end in spans:
             heads[lanes] = end
-        begun = heads > 0
-        require_rows(np.minimum(first, heads - 1)[begun], heads[begun], self.store.rows)
+        written = heads > 0
+        require_rows(np.minimum(first, heads - 1)[written], heads[written], self.store.rows)
         self.first[:] = first
-        self.seams = {0, *(lanes.stop for lanes, _, _ in spans)}
+        self.group_bounds = {0, *(lanes.stop for lanes, _, _ in spans)}
 
 
 def saved_spans(state: State, lanes: int, rows: int) -> list[Span]:
-    """The groups of all lanes, and the rows [begin, end) that were saved of each, at most as many as the ring has."""
+    """All groups of lanes with their saved rows [begin, end), at most as many as the ring has."""
     found: list[Span] = []
     for lane, stop, begin, end in np.array(saved_value(state, "spans"), np.int64).reshape(-1, 4).tolist():
         if lane != (found[-1][0].stop if found else 0) or not lane < stop <= lanes:

@@ -1,4 +1,4 @@
-"""Samplers choose which live items are learned from. Items have serial numbers; the live ones are [tail, head)."""
+"""Samplers choose items by serial number; the live ones, which can be drawn, are [tail, head)."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,14 +7,14 @@ import numpy as np
 
 from qfleet.data import Array, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.replay.tree import sum_up, tree_draw, tree_fill, tree_levels, tree_set
+from qfleet.replay.tree import tree_draw, tree_fill, tree_levels, tree_set, update_sums
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerTotals:
-    """What there is to draw from: items of so much mass, drawn in proportion to their part of it.
+    """The population of a draw: the number of live items and the sum `mass` of their p^alpha.
 
-    Importance weights are (items x an item's part of the mass)^-beta, over the largest of its draw, which was `top`.
+    Importance weights are (items x p^alpha / mass)^-beta, divided by the largest of the draw, which is `top`.
     """
 
     items: int
@@ -24,10 +24,10 @@ class SamplerTotals:
 
 
 class Sampler(Protocol):
-    """Told of every item that comes and goes; draws serial numbers with their importance weights."""
+    """Draws serial numbers of live items with their importance weights."""
 
-    def move(self, tail: int, head: int) -> None:
-        """The live items are now [tail, head)."""
+    def set_live(self, tail: int, head: int) -> None:
+        """Set the range of live items to [tail, head)."""
         ...
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
@@ -35,19 +35,19 @@ class Sampler(Protocol):
         ...
 
     def update(self, serials: Array, priority: Array) -> None:
-        """New priorities; those of items that have left are dropped."""
+        """Set priorities; those of items that were removed are ignored."""
         ...
 
-    def stock(self) -> SamplerTotals:
-        """What there is to draw from, right after a draw."""
+    def totals(self) -> SamplerTotals:
+        """The population of the last draw, before any change."""
         ...
 
     def state_dict(self) -> State:
-        """What must survive a restart."""
+        """The state to be saved."""
         ...
 
     def load_state_dict(self, state: State) -> None:
-        """Take it back; `move` has been called with the same tail and head before."""
+        """Restore; `set_live` has been called with the same tail and head before."""
         ...
 
 
@@ -57,8 +57,8 @@ class Uniform:
     def __init__(self) -> None:
         self.tail = self.head = 0
 
-    def move(self, tail: int, head: int) -> None:
-        """The live items are now [tail, head)."""
+    def set_live(self, tail: int, head: int) -> None:
+        """Set the range of live items to [tail, head)."""
         self.tail = tail
         self.head = head
 
@@ -67,25 +67,25 @@ class Uniform:
         return rng.integers(self.tail, self.head, num), np.ones(num, np.float32)
 
     def update(self, serials: Array, priority: Array) -> None:
-        """Priorities mean nothing here."""
+        """Ignored."""
 
-    def stock(self) -> SamplerTotals:
-        """Every item counts the same."""
+    def totals(self) -> SamplerTotals:
+        """Every item has mass 1."""
         return SamplerTotals(self.head - self.tail, float(self.head - self.tail))
 
     def state_dict(self) -> State:
-        """Nothing of its own."""
+        """Empty."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Nothing of its own."""
+        """Nothing to restore."""
 
 
 class Prioritized:
     """Proportional prioritised replay (Schaul et al. 2016, section 3.3), on a float64 sum tree.
 
     P(i) = p_i^alpha / sum_k p_k^alpha, weight_i = (N P(i))^-beta / max_j weight_j, one draw per equal slice of the
-    total. New items get the largest priority ever seen. Beta moves with the number of draws, one per update.
+    total. New items get the largest priority ever seen. Beta is annealed by the number of draws, one per update.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class Prioritized:
 
     @property
     def leaves(self) -> Array:  # [capacity]
-        """P^alpha of the item whose serial number is congruent to the place, 0 where there is none."""
+        """p^alpha of the item whose serial number is congruent to the index, 0 where there is none."""
         return self.tree[: self.capacity]
 
     @property
     def beta(self) -> float:
-        """The exponent of the importance weights at this moment."""
+        """The current exponent of the importance weights."""
         done = min(1.0, self.draws / self.beta_updates)
         return self.beta_start + done * (self.beta_end - self.beta_start)
 
-    def move(self, tail: int, head: int) -> None:
-        """The live items are now [tail, head)."""
-        gone = min(tail, self.head) - self.tail
-        if gone:
-            tree_fill(self.tree, self.levels, self.tail, gone, self.capacity, 0.0)
+    def set_live(self, tail: int, head: int) -> None:
+        """Set the range of live items to [tail, head)."""
+        removed = min(tail, self.head) - self.tail
+        if removed:
+            tree_fill(self.tree, self.levels, self.tail, removed, self.capacity, 0.0)
         begin = max(self.head, tail)
         if head > begin:
             tree_fill(self.tree, self.levels, begin, head - begin, self.capacity, self.largest**self.alpha)
@@ -147,13 +147,13 @@ class Prioritized:
         return serials, weight
 
     def update(self, serials: Array, priority: Array) -> None:
-        """New priorities; those of items that have left are dropped."""
+        """Set priorities; those of items that were removed are ignored."""
         values = np.ascontiguousarray(priority, np.float32)
         where = (self.tree, self.levels, serials, values, self.tail, self.capacity)
         self.largest = max(self.largest, tree_set(*where, self.eps, self.alpha))
 
-    def stock(self) -> SamplerTotals:
-        """The mass is the sum of all p^alpha; the largest weight belongs to the least likely item drawn."""
+    def totals(self) -> SamplerTotals:
+        """The largest weight belongs to the least likely item drawn."""
         items = self.head - self.tail
         mass = float(self.tree[-1])
         beta = self.drawn_beta
@@ -168,13 +168,13 @@ class Prioritized:
         return {"leaves": self.leaves[live], "largest": self.largest, "draws": self.draws}
 
     def load_state_dict(self, state: State) -> None:
-        """Write the leaves back and sum them up: the inner sums come out bit-equal."""
+        """Restore the leaves and recompute the sums, which are bit-equal."""
         live = np.arange(self.tail, self.head) % self.capacity
         leaves = saved_array(state, "leaves", FLOATS, (len(live),))
         if len(leaves) and leaves.min() < 0.0:
             raise ValueError("leaves: a priority is negative")
         self.tree[:] = 0.0
         self.leaves[live] = leaves
-        sum_up(self.tree, self.levels, 0, self.capacity - 1)
+        update_sums(self.tree, self.levels, 0, self.capacity - 1)
         self.largest = float(saved_value(state, "largest"))
         self.draws = saved_count(state, "draws")

@@ -1,7 +1,7 @@
-"""A sum tree of sixteen branches, for draws in proportion to priorities. Shapes: M leaves, N draws, K levels.
+"""A sum tree with sixteen branches per node, for sampling in proportion to priorities. Shapes: M leaves, N draws.
 
-The leaves come first, then the sums of each sixteen of them, the sums of these, and at the end the sum of all. Sixteen
-numbers are two lines of a processor's cache: a million leaves are five steps away from the root, not twenty.
+The leaves come first, then the sums of each sixteen of them, the sums of these, and at the end the total. Sixteen
+numbers are two cache lines: a million leaves are five levels away from the root, not twenty.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from qfleet.data import Array
 BRANCHES = 16
 
 
-def tree_levels(leaves: int) -> Array:  # [K + 1]
+def tree_levels(leaves: int) -> Array:  # [levels + 1]
     """Where each level begins, the leaves first; the last number is the size of the whole tree."""
     begins = [0]
     size = leaves
@@ -24,7 +24,7 @@ def tree_levels(leaves: int) -> Array:  # [K + 1]
 
 @njit(cache=True)
 def branch_sum(tree: Array, begin: int) -> float:
-    """The sum of sixteen neighbours; four at a time, because an addition takes longer than the next may wait."""
+    """The sum of sixteen neighbours, by four accumulators: one alone would wait for the result of every addition."""
     a = tree[begin]
     b = tree[begin + 1]
     c = tree[begin + 2]
@@ -39,8 +39,8 @@ def branch_sum(tree: Array, begin: int) -> float:
 
 
 @njit(cache=True)
-def sum_up(tree: Array, levels: Array, first: int, last: int) -> None:
-    """Renew the sums above leaves [first, last]."""
+def update_sums(tree: Array, levels: Array, first: int, last: int) -> None:
+    """Recompute the sums above leaves [first, last]."""
     for level in range(levels.shape[0] - 2):
         first //= BRANCHES
         last //= BRANCHES
@@ -52,7 +52,7 @@ def sum_up(tree: Array, levels: Array, first: int, last: int) -> None:
 def tree_set(
     tree: Array, levels: Array, serials: Array, priority: Array, tail: int, modulus: int, eps: float, alpha: float
 ) -> float:
-    """Write (priority + eps)^alpha into the leaves of live serial numbers; the largest of these priorities + eps."""
+    """Write (priority + eps)^alpha into the leaves of live serial numbers; returns the largest priority + eps."""
     largest = 0.0
     for i in range(serials.shape[0]):
         if serials[i] >= tail:
@@ -65,7 +65,7 @@ def tree_set(
         before = -1
         for i in range(serials.shape[0]):
             node = serials[i] % modulus // reach
-            # Draws come in the order of their leaves, so that neighbours share their sums.
+            # Drawn serial numbers are in the order of their leaves, so neighbours share their sums.
             if serials[i] >= tail and node != before:
                 tree[levels[level + 1] + node] = branch_sum(tree, levels[level] + node * BRANCHES)
                 before = node
@@ -79,43 +79,42 @@ def tree_fill(tree: Array, levels: Array, first: int, num: int, modulus: int, va
         begin = first % modulus
         end = min(begin + num, modulus)
         tree[begin:end] = value
-        sum_up(tree, levels, begin, end - 1)
+        update_sums(tree, levels, begin, end - 1)
         first += end - begin
         num -= end - begin
 
 
 @njit(cache=True)
-def branch_at(tree: Array, begin: int, mark: float) -> tuple[int, float]:
-    """The branch of sixteen whose share the mark falls into, never one of zero, and how far into it."""
+def branch_at(tree: Array, begin: int, position: float) -> tuple[int, float]:
+    """The branch, never an empty one, in which a position of the cumulative sum falls, and the position within it."""
     chosen = 0
     for branch in range(BRANCHES):
-        share = tree[begin + branch]
-        if share > 0.0:
+        mass = tree[begin + branch]
+        if mass > 0.0:
             chosen = branch
-            if mark < share:
-                return chosen, mark
-            mark -= share
+            if position < mass:
+                return chosen, position
+            position -= mass
     return chosen, np.inf  # rounding led past the end: the last leaf that is not zero
 
 
 @njit(cache=True)
-def tree_find(tree: Array, levels: Array, marks: Array, leaves: Array) -> None:
-    """For each mark in [0, total) the leaf whose share of the total it falls into; the marks are used up.
+def tree_find(tree: Array, levels: Array, positions: Array, leaves: Array) -> None:
+    """Find the leaf of each position in [0, total) of the cumulative sum; overwrites the positions.
 
-    All marks go down a level before any goes down the next, and look at their branches first: memory then answers
-    many at a time.
+    All go down one level before any goes down the next, and touch their branches first: the cache misses then overlap.
     """
     leaves[:] = 0
     for level in range(levels.shape[0] - 3, -1, -1):
         begin = levels[level]
         seen = 0.0
-        for i in range(marks.shape[0]):
+        for i in range(positions.shape[0]):
             at = begin + leaves[i] * BRANCHES
             seen += tree[at] + tree[at + BRANCHES // 2]
         if seen < 0.0:
-            break  # never, but what was seen has to matter
-        for i in range(marks.shape[0]):
-            branch, marks[i] = branch_at(tree, begin + leaves[i] * BRANCHES, marks[i])
+            break  # never true; without a use of `seen` the compiler would remove the reads above
+        for i in range(positions.shape[0]):
+            branch, positions[i] = branch_at(tree, begin + leaves[i] * BRANCHES, positions[i])
             leaves[i] = leaves[i] * BRANCHES + branch
 
 
@@ -131,7 +130,7 @@ def tree_draw(
     serials: Array,
     weight: Array,
 ) -> None:
-    """One draw from each of N equal slices of the total, and (N P)^-beta over the largest of these; uses jitter up."""
+    """Draw once from each of N equal slices of the total; weights are (N P)^-beta, normalised. Overwrites `jitter`."""
     num = jitter.shape[0]
     total = tree[-1]
     largest = 0.0

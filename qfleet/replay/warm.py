@@ -1,4 +1,4 @@
-"""Compile the replay's loops once, so that nobody's first run waits for it: `python -m qfleet.replay.warm`."""
+"""Compile the replay's loops ahead of the first run, which then need not wait: `python -m qfleet.replay.warm`."""
 
 from dataclasses import replace
 
@@ -10,19 +10,19 @@ from qfleet.replay.duplicates import Duplicates
 from qfleet.replay.intake import write_column
 from qfleet.replay.replay import Replay
 from qfleet.replay.samplers import Prioritized
-from qfleet.replay.store import words_of
+from qfleet.replay.store import as_uints
 
 
 def warm(spec: Spec) -> None:
-    """Add, draw and update once with observations of this kind, as steps and as sequences."""
+    """Add, sample and update once with such observations, as steps and as sequences."""
     for cut in (StepCut(1), SequenceCut(1, 0, 1, 1)):
         warm_cut(replace(spec, masked=True), cut)
-    words = words_of(np.zeros((1, 1, *spec.obs), spec.dtype))
-    write_column(words, words, 0, 1, np.zeros(1, np.int64), 0)  # as frames that are to be packed are
+    frame = as_uints(np.zeros((1, 1, *spec.obs), spec.dtype))
+    write_column(frame, frame, 0, 1, np.zeros(1, np.int64), 0)  # how frames that will be compressed are written
 
 
 def warm_cut(spec: Spec, cut: Cut) -> None:
-    """Call every loop that this cut needs."""
+    """Call every compiled loop that this cut needs."""
     rng = np.random.default_rng(0)
     fold = Fold(1, 0.99)
     filter = Duplicates(copies=8)  # the rows are all alike

@@ -43,9 +43,9 @@ def one_lane(obs: list[float], reward: list[float], discount: list[float], last:
 def random_stream(
     rng: np.random.Generator, spec: Spec, lanes: int, num: int, end: float | Array, *, values: bool = False
 ) -> dict[str, Array]:
-    """What lanes of worlds send that end with probability `end` (one, or one per lane) per step, by death or clock.
+    """Rows of lanes whose episodes end with probability `end` (one, or one per lane) per step, terminated or truncated.
 
-    With `values`, also what their actors expected.
+    With `values`, also the actors' value estimates.
     """
     shape = (num, lanes)
     terminated, truncated = rng.random((2, *shape)) < np.asarray(end) / 2
@@ -86,7 +86,7 @@ class Episode:
 
 @dataclass
 class PlainReplay:
-    """Keeps everything for ever and says what item number i must look like."""
+    """Keeps everything, and computes what item number i must look like."""
 
     spec: Spec
     lanes: int
@@ -115,7 +115,7 @@ class PlainReplay:
             self.queue(first + i, known if episode.over else max(0, known - self.n_step + 1))
 
     def queue(self, lane: int, ready: int) -> None:
-        """The first `ready` steps of the lane's episode are items now; what is over makes room for the next."""
+        """Make the first `ready` steps of the lane's episode items; after the episode's end begin the next."""
         episode = self.episodes[lane]
         self.items += [(episode, step) for step in range(episode.taken, ready)]
         episode.taken = max(episode.taken, ready)
@@ -123,17 +123,17 @@ class PlainReplay:
             self.episodes[lane] = Episode()
 
     def seal(self, lanes: range) -> int:
-        """These lanes' episodes end with what is known; the newest step of each has no outcome. How many these are."""
-        turned = 0
+        """End these lanes' episodes; the newest step of each has no outcome. Returns their number."""
+        marked = 0
         for lane in lanes:
             episode = self.episodes[lane]
             if episode.obs:
                 for column in (episode.action, episode.reward, episode.discount):
                     column.pop()
                 episode.over = True
-                turned += 1
+                marked += 1
                 self.queue(lane, len(episode.action))
-        return turned
+        return marked
 
     def stack(self, episode: Episode, step: int) -> Array:
         """The newest frames up to a step, zeros before the episode began."""

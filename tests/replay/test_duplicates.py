@@ -1,4 +1,4 @@
-"""Copies are kept out exactly: against a plain replay that compares bytes, through the ring, saves and restores."""
+"""Copies are rejected exactly: compared with a plain replay that compares bytes, through the ring and restores."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ CASES = st.builds(
 )
 
 
-def few(case: Case) -> dict[str, Array]:
+def repetitive_stream(case: Case) -> dict[str, Array]:
     """A stream with so few different values that copies are common."""
     rng, shape = np.random.default_rng(case.seed), (case.num, case.lanes)
     terminated, truncated = rng.random((2, *shape)) < case.end / 2
@@ -99,7 +99,7 @@ class PlainFilter:
         self.keys: list[bytes] = []  # of all the plain replay's items
 
     def add(self, rows: dict[str, Array], row: int, tail: int) -> None:
-        """One row; the items before serial number `tail` had left when it came."""
+        """Add one row; the items before serial number `tail` had been removed before."""
         self.plain.add(rows, row)
         live = Counter(self.keys[number] for number in self.kept[tail:])
         for number in range(len(self.keys), len(self.plain.items)):
@@ -111,13 +111,13 @@ class PlainFilter:
             self.kept.append(number)
 
     def check(self, replay: Replay) -> None:
-        """The very same items can be drawn, and what is counted is so."""
+        """The replay holds exactly these items, and its counts are right."""
         assert replay.head == len(self.kept)
         assert replay.filter is not None
         assert (replay.filter.offered, replay.filter.kept_out) == (len(self.keys), len(self.keys) - len(self.kept))
         serials = np.arange(replay.tail, replay.head)
         if len(serials):
-            batch = replay.take(serials, np.ones(len(serials), np.float32))
+            batch = replay.read_batch(serials, np.ones(len(serials), np.float32))
             expected = [self.plain.item(number) for number in self.kept[replay.tail :]]
             for name in expected[0]:
                 assert getattr(batch, name).tobytes() == np.stack([item[name] for item in expected]).tobytes(), name
@@ -126,12 +126,12 @@ class PlainFilter:
 
 @settings(max_examples=80)
 @given(CASES)
-def test_the_same_items_as_by_comparing_bytes(case: Case) -> None:
-    rows, replay, plain = few(case), make(case), PlainFilter(case)
+def test_the_filter_accepts_the_same_items_as_comparing_bytes(case: Case) -> None:
+    rows, replay, plain = repetitive_stream(case), make(case), PlainFilter(case)
     for row in range(case.num):
         tail = replay.tail
         steps = replay.add(rollout(rows, row, row + 1))
-        assert steps == np.count_nonzero(~rows["last"][row])  # of which none is left out of the count
+        assert steps == np.count_nonzero(~rows["last"][row])  # rejected copies count as steps
         plain.add(rows, row, tail)
         if row % 16 == 0 or row + 1 == case.num:
             plain.check(replay)
@@ -143,8 +143,8 @@ def test_the_same_items_as_by_comparing_bytes(case: Case) -> None:
 
 @settings(max_examples=40)
 @given(CASES)
-def test_saved_and_restored_in_the_middle_it_goes_on_as_before(case: Case) -> None:
-    rows, replay, again = few(case), make(case), make(case)
+def test_a_restored_filter_continues_as_before(case: Case) -> None:
+    rows, replay, again = repetitive_stream(case), make(case), make(case)
     half = case.num // 2
     for row in range(half):
         replay.add(rollout(rows, row, row + 1))
@@ -173,12 +173,12 @@ def single(filter: Duplicates | None, capacity: int = 100, n: int = 1) -> Replay
 
 
 def circle(num: int, around: int = 4, reward: float = 1.0) -> Rollout:
-    """A world that goes round in circles of so many steps."""
+    """An environment that visits `around` states in a circle."""
     obs = [float(row % around) for row in range(num)]
     return one_lane(obs, [reward] * num, [1.0] * num, [False] * num)
 
 
-def test_a_world_of_four_steps_fills_four_places() -> None:
+def test_an_environment_of_four_steps_fills_four_items() -> None:
     replay = single(Duplicates())
     assert replay.add(circle(41)) == 41
     assert len(replay) == 4
@@ -187,13 +187,13 @@ def test_a_world_of_four_steps_fills_four_places() -> None:
     assert len(single(None)) == 0
 
 
-def test_so_many_copies_as_told() -> None:
+def test_the_number_of_copies_can_be_set() -> None:
     replay = single(Duplicates(copies=3))
     replay.add(circle(41))
     assert len(replay) == 12
 
 
-def test_a_copy_may_come_in_when_the_last_one_has_left() -> None:
+def test_a_copy_is_accepted_after_the_last_one_was_removed() -> None:
     replay = single(Duplicates(), capacity=3)  # the four steps never fit at once, so each leaves before it comes again
     replay.add(circle(41))
     assert replay.head == 40
@@ -208,11 +208,11 @@ def test_a_late_duplicate_after_the_ring_has_moved_on() -> None:
     assert 3 <= len(replay) <= 4
 
 
-def test_still_keeps_out_what_changed_nothing_unless_it_pays_or_ends() -> None:
+def test_still_rejects_steps_that_change_nothing_unless_rewarded_or_final() -> None:
     obs, reward = [1.0, 1.0, 1.0, 2.0, 2.0], [0.0, 0.5, 0.0, 0.0, 0.0]
     replay = single(Duplicates(copies=9, still=True))
     replay.add(one_lane(obs, reward, [1.0, 1.0, 1.0, 0.0, 1.0], [False] * 4 + [True]))
-    batch = replay.take(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
+    batch = replay.read_batch(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
     assert batch.reward.tolist() == [0.5, 0.0, 0.0]
     assert batch.discount.tolist() == pytest.approx([GAMMA, GAMMA, 0.0])  # the last of them ended the episode
 
@@ -227,14 +227,14 @@ def test_steps_that_differ_in_one_thing_are_no_copies(field: str) -> None:
     assert len(replay) == 2
 
 
-def test_where_a_step_leads_to_counts() -> None:
+def test_steps_with_different_next_observations_are_no_copies() -> None:
     replay = single(Duplicates())
     for goal in (2.0, 3.0, 2.0):
         replay.add(one_lane([1.0, goal], [1.0, 0.0], [1.0, 1.0], [False, True]))
     assert len(replay) == 2
 
 
-def test_frames_before_the_newest_count_too() -> None:
+def test_steps_with_different_older_frames_are_no_copies() -> None:
     spec, rng = Spec((1,), "uint8", (2,), stack=2), np.random.default_rng(0)
     replay = Replay(spec, 1, 50, Uniform(), rng, cut=StepCut(1), fold=Fold(1, GAMMA), filter=Duplicates())
     for frames in ([5, 1, 2], [6, 1, 2], [5, 1, 2]):
@@ -244,14 +244,14 @@ def test_frames_before_the_newest_count_too() -> None:
     assert len(replay) == 4  # 5 -> 1, 6 -> 1, and 1 -> 2 with a 5 or a 6 before it
 
 
-def test_a_cleared_replay_knows_no_copies() -> None:
+def test_a_cleared_replay_forgets_its_copies() -> None:
     replay = single(Duplicates())
     replay.add(circle(9))
     replay.clear()
-    assert len(replay) == replay.ready == 0
+    assert len(replay) == replay.items_added == 0
     replay.add(circle(9))
     assert len(replay) == 4
-    assert replay.ready == 8
+    assert replay.items_added == 8
 
 
 def test_saved_keys_that_do_not_fit_are_refused() -> None:

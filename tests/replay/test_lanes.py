@@ -1,6 +1,6 @@
-"""Lanes that move by themselves: several actors at speeds of their own, ends, deaths and restarts.
+"""Groups of lanes: several actors at different speeds, with episode ends, deaths and restarts.
 
-What an observation shows tells who made it: (lane, incarnation, episode, step), counted from 1. So every item can be
+An observation holds its origin: (lane, incarnation, episode, step), counted from 1. So every item can be
 checked against what was produced. Shapes: T rows, B lanes of one actor, L lanes in all.
 """
 
@@ -24,15 +24,15 @@ STACKED = Spec((4,), "uint8", (4,), stack=3, masked=True)
 LARGE = Spec((1100,), "uint8", (4,), stack=3)
 
 
-class Picky:
-    """A filter that turns every third item away."""
+class EveryThird:
+    """A filter that rejects every third item."""
 
-    def keep(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
+    def reject_copies(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
         kept = [item for item in items[np.arange(begin, end) % len(items)].tolist() if item % 3]
         items[np.arange(begin, begin + len(kept)) % len(items)] = kept
         return begin + len(kept)
 
-    def leave(self, num: int) -> None:
+    def remove_oldest(self, num: int) -> None:
         assert num >= 0
 
     def state_dict(self) -> State:
@@ -44,7 +44,7 @@ class Picky:
 
 @dataclass
 class Actor:
-    """A worker's lanes: rows that say where they come from. `kill` begins the next incarnation."""
+    """A worker's lanes, whose observations hold their origin. `kill` begins the next incarnation."""
 
     spec: Spec
     worker: int
@@ -66,9 +66,9 @@ class Actor:
         stream = random_stream(self.rng, self.spec, self.width, num, 0.0)
         stream["obs"][:] = 0
         for time in range(num):
-            who = self.worker * self.width + np.arange(self.width) + 1
-            shown = np.column_stack([who, np.full(self.width, self.incarnation), self.place])
-            stream["obs"].reshape(num, self.width, -1)[time, :, :4] = shown
+            lane = self.worker * self.width + np.arange(self.width) + 1
+            origins = np.column_stack([lane, np.full(self.width, self.incarnation), self.place])
+            stream["obs"].reshape(num, self.width, -1)[time, :, :4] = origins
             stream["last"][time] = self.last
             ended = (self.rng.random(self.width) < self.end) & ~self.last
             stream["discount"][time] = ~(ended & (self.rng.random(self.width) < 0.5))
@@ -99,7 +99,7 @@ class Case:
     def replay(self, cut: StepCut | SequenceCut) -> Replay:
         items = cut.items_in(self.capacity)
         sampler: Sampler = Prioritized(items) if self.prioritized else Uniform()
-        filter = Picky() if self.filtered and isinstance(cut, StepCut) else None
+        filter = EveryThird() if self.filtered and isinstance(cut, StepCut) else None
         rng, fold = np.random.default_rng(self.seed), Fold(self.n_step, GAMMA)
         return Replay(
             self.spec,
@@ -125,8 +125,8 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     workers = draw(st.integers(1, 3))
     # The first worker is often the fastest by far.
-    who = st.one_of(st.just(0), st.integers(0, workers - 1))
-    what = st.sampled_from(["", "", "", "seal", "kill", "lose", "restore"])
+    worker = st.one_of(st.just(0), st.integers(0, workers - 1))
+    event = st.sampled_from(["", "", "", "seal", "kill", "lose", "restore"])
     return Case(
         spec=draw(st.sampled_from([SMALL, STACKED, LARGE])),
         workers=workers,
@@ -134,7 +134,7 @@ def cases(draw: st.DrawFn) -> Case:
         capacity=draw(st.integers(1, 60)),
         n_step=draw(st.integers(1, 4)),
         ends=[draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])) for _ in range(workers)],
-        moves=draw(st.lists(st.tuples(who, st.integers(1, 12), what), min_size=1, max_size=40)),
+        moves=draw(st.lists(st.tuples(worker, st.integers(1, 12), event), min_size=1, max_size=40)),
         prioritized=draw(st.booleans()),
         filtered=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
@@ -142,8 +142,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-class Yard:
-    """A replay, its actors, and what it must hold."""
+class Scenario:
+    """A replay, its actors, and the items it must hold."""
 
     def __init__(self, case: Case, cut: StepCut | SequenceCut) -> None:
         self.case, self.cut, self.replay, self.actors = case, cut, case.replay(cut), case.actors()
@@ -152,22 +152,22 @@ class Yard:
         return range(worker * self.case.width, (worker + 1) * self.case.width)
 
     def play(self) -> None:
-        """Every move, and a look at everything after each."""
-        for worker, num, what in self.case.moves:
+        """Make every move, and check everything after each."""
+        for worker, num, event in self.case.moves:
             lanes, rows = self.lanes(worker), self.actors[worker].rows(num)
-            if what == "lose":  # what it did last never arrived
-                what = "kill"
+            if event == "lose":  # its last rollout never arrived
+                event = "kill"
             else:
                 part = slice(lanes.start, lanes.stop)
                 assert self.replay.add(rollout(rows), lanes=part) == np.count_nonzero(~rows["last"])
                 self.added(rows, lanes)
-            if what == "kill":
+            if event == "kill":
                 self.actors[worker].kill()
-            if what in ("kill", "seal"):
-                turned = self.sealed(lanes)
-                assert self.replay.seal(slice(lanes.start, lanes.stop)) == turned
+            if event in ("kill", "seal"):
+                marked = self.sealed(lanes)
+                assert self.replay.seal(slice(lanes.start, lanes.stop)) == marked
                 self.actors[worker].kill()
-            if what == "restore":
+            if event == "restore":
                 self.restore()
             self.check()
 
@@ -179,7 +179,7 @@ class Yard:
         self.replay = again
 
     def live(self) -> Any:
-        """All that can be drawn, and one draw, whose ids are among them."""
+        """All live items as a batch; also samples once and checks the ids."""
         replay = self.replay
         batch = replay.sample(4)
         assert (batch is None) == (len(replay) == 0)
@@ -187,11 +187,11 @@ class Yard:
             assert replay.tail <= batch.ids.min()
             assert batch.ids.max() < replay.head
             replay.update(batch.ids, np.ones(4, np.float32))
-        return replay.take(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
+        return replay.read_batch(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
 
     def places(self) -> list[tuple[int, int]]:
         """(lane, row) of every item that can be drawn."""
-        items = self.replay.at(np.arange(self.replay.tail, self.replay.head)).tolist()
+        items = self.replay.items_at(np.arange(self.replay.tail, self.replay.head)).tolist()
         return [(item % self.case.lanes, item // self.case.lanes) for item in items]
 
     def added(self, rows: dict[str, Array], lanes: range) -> None:
@@ -204,15 +204,15 @@ class Yard:
         raise AssertionError
 
 
-def shown(obs: Array, case: Case) -> Array:
-    """Who made it [..., 4], or [..., stack, 4]."""
+def origin(obs: Array, case: Case) -> Array:
+    """The origin of observations [..., 4], or [..., stack, 4]."""
     depth = (case.spec.stack,) if case.spec.stack > 1 else ()
     lead = obs.ndim - 1 - len(depth)
     found: Array = obs.reshape(*obs.shape[:lead], *depth, -1)[..., :4].astype(np.int64)
     return found
 
 
-class Steps(Yard):
+class Steps(Scenario):
     """Single steps beside a plain replay."""
 
     def __init__(self, case: Case) -> None:
@@ -245,30 +245,30 @@ class Steps(Yard):
         assert len(set(places)) == len(places) <= self.case.capacity
         if not self.case.filtered:
             assert [numbers[place] for place in places] == list(range(self.expected_tail(), len(self.plain.items)))
-        assert all(not self.lost(place) for place in places)
+        assert all(not self.overwritten(place) for place in places)
         if not places:
             return
         batch = self.live()
         assert isinstance(batch, Batch)
         batch.ids = np.array([numbers[place] for place in places])
         self.plain.assert_equal(batch)
-        self.look(batch)
+        self.check_frames(batch)
 
-    def lost(self, place: tuple[int, int]) -> bool:
-        """Is a row that it needs no longer there?"""
+    def overwritten(self, place: tuple[int, int]) -> bool:
+        """Was a row that it needs overwritten?"""
         lane, row = place
         return row - self.case.spec.stack + 1 < self.heads[lane] - self.replay.store.rows
 
     def expected_tail(self) -> int:
-        """The oldest item that must stay: all before one that has lost a row go with it."""
+        """The oldest item that must stay: an overwritten item is removed with all before it."""
         head = len(self.plain.items)
-        gone = [number for number in range(self.tail, head) if self.lost(self.place(number))]
-        self.tail = max(self.tail, head - self.case.capacity, *(number + 1 for number in gone), 0)
+        overwritten = [number for number in range(self.tail, head) if self.overwritten(self.place(number))]
+        self.tail = max(self.tail, head - self.case.capacity, *(number + 1 for number in overwritten), 0)
         return self.tail
 
-    def look(self, batch: Batch) -> None:
+    def check_frames(self, batch: Batch) -> None:
         """Nothing in an item comes from another lane, incarnation or episode; steps follow each other."""
-        now, then = shown(batch.obs, self.case), shown(batch.next_obs, self.case)
+        now, then = origin(batch.obs, self.case), origin(batch.next_obs, self.case)
         for frames, after in zip(now, then, strict=True):
             newest, target = (frames[-1], after[-1]) if frames.ndim == 2 else (frames, after)
             assert newest[:3].tolist() == target[:3].tolist()
@@ -282,11 +282,11 @@ class Steps(Yard):
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_lanes_at_different_speeds_hold_what_they_must(case: Case) -> None:
+def test_lanes_at_different_speeds_hold_the_expected_items(case: Case) -> None:
     Steps(case).play()
 
 
-class Windows(Yard):
+class Windows(Scenario):
     """Windows beside lists of all rows of each life of each lane."""
 
     def __init__(self, case: Case, cut: SequenceCut) -> None:
@@ -304,15 +304,15 @@ class Windows(Yard):
                     self.expected.append((lane, len(self.made[lane]) - 1, begin))
 
     def sealed(self, lanes: range) -> int:
-        turned = 0
+        marked = 0
         for lane in lanes:
             life = self.made[lane][-1]
             if life and not life[-1][1]:
                 life[-1] = (life[-1][0], True)
-                turned += 1
+                marked += 1
             if life:
                 self.made[lane].append([])
-        return turned
+        return marked
 
     def check(self) -> None:
         replay = self.replay
@@ -325,7 +325,7 @@ class Windows(Yard):
         for at, (lane, life, begin) in enumerate(self.expected[replay.tail : replay.head]):
             rows = self.made[lane][life][begin : begin + self.cut.window + 1]
             assert batch.last[:, at].tolist() == [last for _, last in rows]
-            frames = shown(batch.obs[:, at], self.case)
+            frames = origin(batch.obs[:, at], self.case)
             newest = frames[:, -1] if frames.ndim == 3 else frames
             assert newest.tolist() == [obs.tolist() for obs, _ in rows]
             assert len(set(newest[:, 1])) == 1  # one incarnation
@@ -339,11 +339,11 @@ class Windows(Yard):
 )  # a lane that was sealed before the checkpoint has nothing to be sealed after it
 @settings(max_examples=80, deadline=None)
 @given(cases(), st.builds(SequenceCut, st.integers(1, 3), st.integers(0, 2), st.integers(1, 4), st.integers(1, 9)))
-def test_windows_at_different_speeds_hold_what_they_must(case: Case, cut: SequenceCut) -> None:
+def test_windows_at_different_speeds_hold_the_expected_items(case: Case, cut: SequenceCut) -> None:
     Windows(case, cut).play()
 
 
-def test_lanes_in_step_queue_as_one_rollout() -> None:
+def test_groups_in_lockstep_queue_the_same_items_as_one_rollout() -> None:
     whole, parts = (Case(SMALL, 2, 2, 40, 3, [], [], False, False, 1).replay(StepCut(3)) for _ in range(2))
     rows = random_stream(np.random.default_rng(1), SMALL, 4, 60, end=0.2)
     for row in range(60):
@@ -357,7 +357,7 @@ def test_lanes_in_step_queue_as_one_rollout() -> None:
     assert [(lanes.start, lanes.stop) for lanes, _, _ in parts.spans()] == [(0, 2), (2, 4)]
 
 
-def test_a_dead_actor_only_makes_the_replay_smaller() -> None:
+def test_a_lost_actors_items_are_replaced_by_the_others_items() -> None:
     case = Case(SMALL, 2, 1, 40, 1, [0.0, 0.0], [], False, False, 1)
     replay, (lively, dead) = case.replay(StepCut(1)), case.actors()
     replay.add(rollout(dead.rows(10)), lanes=slice(1, 2))
@@ -366,7 +366,7 @@ def test_a_dead_actor_only_makes_the_replay_smaller() -> None:
     for _ in range(40):
         replay.add(rollout(lively.rows(25)), lanes=slice(0, 1))
         sizes.append(len(replay))
-    lanes = set((replay.at(np.arange(replay.tail, replay.head)) % 2).tolist())
+    lanes = set((replay.items_at(np.arange(replay.tail, replay.head)) % 2).tolist())
     assert (sizes[-1], lanes) == (40, {0})  # capacity 40 in a ring of 40 rows and as many spare ones per lane
 
 

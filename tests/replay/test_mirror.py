@@ -1,4 +1,4 @@
-"""Observations where the learner computes: the same batches as cut from the store, whatever happened to it."""
+"""Observations mirrored on the learner's device: the same batches as cut from the store, whatever happened to it."""
 
 from pathlib import Path
 from typing import Any
@@ -29,21 +29,23 @@ def random_rollout(spec: Spec, rows: int, lanes: int, rng: np.random.Generator, 
     return rollout(random_stream(rng, spec, lanes, rows, end))
 
 
-def looked_up(replay: Replay, mirror: Mirror, seed: int) -> Batch:
+def sample_by_mirror(replay: Replay, mirror: Mirror, seed: int) -> Batch:
     """A batch as a learner with a mirror sees it."""
     replay.reseed(np.random.default_rng(seed))
     replay.mirrored = True
     batch = replay.sample(16)
     replay.mirrored = False
     assert isinstance(batch, Batch)
-    mirror.follow()
-    batch.obs, batch.next_obs = (mirror.look(torch.from_numpy(each)).numpy() for each in (batch.obs, batch.next_obs))
+    mirror.copy_new_rows()
+    batch.obs, batch.next_obs = (
+        mirror.gather_stacks(torch.from_numpy(each)).numpy() for each in (batch.obs, batch.next_obs)
+    )
     return batch
 
 
 def require_same(replay: Replay, mirror: Mirror) -> None:
     for seed in range(5):
-        found = looked_up(replay, mirror, seed)
+        found = sample_by_mirror(replay, mirror, seed)
         replay.reseed(np.random.default_rng(seed))
         wanted = replay.sample(16)
         assert isinstance(wanted, Batch)
@@ -54,15 +56,15 @@ def require_same(replay: Replay, mirror: Mirror) -> None:
 
 
 @pytest.mark.parametrize("spec", [PICTURE, VECTOR], ids=["pictures", "vectors"])
-def test_batches_are_those_of_the_store(spec: Spec) -> None:
+def test_mirrored_batches_equal_those_of_the_store(spec: Spec) -> None:
     replay, rng = make(spec), np.random.default_rng(0)
     mirror = Mirror(replay.store, torch.device("cpu"))
-    for rows in (5, 1, 17, 40, 90, 2):  # the ring of some 20 rows turns more than once between two looks
+    for rows in (5, 1, 17, 40, 90, 2):  # the ring of some 20 rows turns more than once between two copies
         replay.add(random_rollout(spec, rows, LANES, rng))
         require_same(replay, mirror)
 
 
-def test_lanes_that_move_by_themselves_and_rows_that_became_others() -> None:
+def test_the_mirror_follows_groups_of_lanes_and_restored_rows() -> None:
     replay, rng = make(PICTURE), np.random.default_rng(3)
     mirror = Mirror(replay.store, torch.device("cpu"))
     replay.add(random_rollout(PICTURE, 9, 2, rng), lanes=slice(0, 2))
@@ -77,11 +79,11 @@ def test_lanes_that_move_by_themselves_and_rows_that_became_others() -> None:
     require_same(replay, mirror)
 
 
-def test_a_blank_stands_before_an_episode() -> None:
+def test_stacks_begin_with_blank_frames_at_an_episodes_start() -> None:
     replay, rng = make(PICTURE), np.random.default_rng(5)
     mirror = Mirror(replay.store, torch.device("cpu"))
     replay.add(random_rollout(PICTURE, 6, LANES, rng, end=0.0))
-    found = looked_up(replay, mirror, 0)
+    found = sample_by_mirror(replay, mirror, 0)
     first = found.ids < LANES  # the first row of every lane
     assert first.any()
     assert not found.obs[first][:, :2].any()

@@ -25,7 +25,7 @@ class Case:
     n_step: int
     end: float
     num: int
-    rows_at_once: int
+    rows_per_add: int
     prioritized: bool
     clip: bool
     seed: int
@@ -51,7 +51,7 @@ CASES = st.builds(
     n_step=st.integers(1, 5),
     end=st.sampled_from([0.0, 0.05, 0.3, 0.8, 1.0]),
     num=st.integers(1, 160),
-    rows_at_once=st.sampled_from([1, 3, 8]),
+    rows_per_add=st.sampled_from([1, 3, 8]),
     prioritized=st.booleans(),
     clip=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
@@ -96,8 +96,8 @@ def test_batches_equal_a_plain_replay_byte_for_byte(case: Case) -> None:
 def check_stream(case: Case, rows: dict[str, Array]) -> None:
     replay = make(case)
     plain = PlainReplay(case.spec, case.lanes, case.n_step, replay.fold.gamma, case.clip)
-    for begin in range(0, case.num, case.rows_at_once):
-        end = min(begin + case.rows_at_once, case.num)
+    for begin in range(0, case.num, case.rows_per_add):
+        end = min(begin + case.rows_per_add, case.num)
         assert replay.add(rollout(rows, begin, end)) == np.count_nonzero(~rows["last"][begin:end])
         for row in range(begin, end):
             plain.add(rows, row)
@@ -112,14 +112,14 @@ def check_stream(case: Case, rows: dict[str, Array]) -> None:
             replay.update(batch.ids, np.abs(batch.reward))
     live = np.arange(replay.tail, replay.head)
     if len(live):
-        batch = replay.take(live, np.ones(len(live), np.float32))
+        batch = replay.read_batch(live, np.ones(len(live), np.float32))
         assert isinstance(batch, Batch)
         plain.assert_equal(batch)
 
 
 @pytest.mark.parametrize("stack", [1, 4])
 @pytest.mark.parametrize("n_step", [2, 5])
-def test_the_ring_is_left_in_time_when_episodes_differ_most(n_step: int, stack: int) -> None:
+def test_items_are_removed_before_they_are_overwritten_when_episodes_differ_most(n_step: int, stack: int) -> None:
     # The short lane's tails are queued before steps of the long lane that began up to n rows earlier, and its many
     # final rows make the ring, not the capacity, the limit.
     spec = Spec((1100,), "uint8", (4,), stack=stack)
@@ -162,7 +162,7 @@ def test_a_late_priority_never_hits_a_reused_slot() -> None:
     replay.add(rollout(rows, 0, 5))
     early = np.arange(replay.tail, replay.head)
     replay.update(early, np.array([1.0, 2.0, 3.0, 4.0], np.float32))
-    replay.add(rollout(rows, 5, 7))  # the two oldest leave, two newcomers take their slots
+    replay.add(rollout(rows, 5, 7))  # the two oldest are removed, two new items take their slots
     before = sampler.tree.copy()
     replay.update(early[:2], np.full(2, 1e6, np.float32))
     assert np.array_equal(sampler.tree, before)
@@ -175,11 +175,11 @@ def test_a_late_priority_never_hits_a_reused_slot() -> None:
 @pytest.mark.parametrize("spec", [VECTOR, FRAMES, LARGE], ids=["vector", "frames", "large"])
 @pytest.mark.parametrize("n_step", [1, 5])
 @pytest.mark.parametrize("prioritized", [False, True], ids=["uniform", "prioritized"])
-def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, prioritized: bool) -> None:
+def test_a_restored_replay_samples_the_same(spec: Spec, n_step: int, prioritized: bool) -> None:
     case = Case(spec, 3, 40, n_step, 0.2, 120, 1, prioritized, False, seed=5)
     rows = random_stream(np.random.default_rng(4), spec, 3, 120, np.array([0.0, 0.2, 1.4]))
 
-    def go_on(replay: Replay, begin: int, end: int) -> list[Array]:
+    def add_and_sample(replay: Replay, begin: int, end: int) -> list[Array]:
         seen: list[Array] = []
         for row in range(begin, end):
             replay.add(rollout(rows, row, row + 1))
@@ -191,20 +191,20 @@ def test_a_restored_replay_draws_the_same_ever_after(spec: Spec, n_step: int, pr
         return seen
 
     first, second = make(case), make(case)
-    go_on(first, 0, 70)
+    add_and_sample(first, 0, 70)
     state = first.state_dict()
     saved = read_rows(first)
-    go_on(second, 0, 90)  # the other has a past of its own, as after a roll-back
-    expected = go_on(first, 70, 120)
+    add_and_sample(second, 0, 90)  # the other has a past of its own, as after a roll-back
+    expected = add_and_sample(first, 70, 120)
     for restored in (second, make(case)):
         restored.load_state_dict(state)
         restore_rows(restored, saved)
-        got = go_on(restored, 70, 120)
+        got = add_and_sample(restored, 70, 120)
         assert len(got) == len(expected)
         assert all(a.tobytes() == b.tobytes() for a, b in zip(got, expected, strict=True))
 
 
-def test_nothing_can_be_drawn_before_a_window_is_whole() -> None:
+def test_no_item_is_live_before_its_window_is_complete() -> None:
     replay = steps(Spec((1,), "float32", (2,)), 1, 10, Uniform(), n=3)
     stream = one_lane([0, 1, 2], [1, 1, 1], [1, 1, 1], [False] * 3)
     assert replay.add(stream) == 3
@@ -215,7 +215,7 @@ def test_rewards_are_clipped_at_the_cut_and_stored_raw() -> None:
     replay = steps(Spec((1,), "float32", (2,)), 1, 10, Uniform(), n=2, clip=True)
     replay.add(one_lane([0, 1, 2], [7, -0.5, 0], [1, 1, 1], [False] * 3))
     assert replay.store.reward[0, 0] == 7
-    batch = replay.take(np.array([0]), np.ones(1, np.float32))
+    batch = replay.read_batch(np.array([0]), np.ones(1, np.float32))
     assert batch.reward[0] == np.float32(1 - 0.99 * 0.5)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qfleet.data import Array
 from qfleet.replay import Prioritized, Uniform
-from qfleet.replay.tree import BRANCHES, sum_up, tree_find, tree_levels
+from qfleet.replay.tree import BRANCHES, tree_find, tree_levels, update_sums
 
 CHI_SQUARE_19 = 43.82  # 99.9 % quantile for 19 degrees of freedom
 
@@ -18,7 +18,7 @@ def leaves(sampler: Prioritized) -> Array:
 
 def filled(priority: list[float], **options: float) -> Prioritized:
     sampler = Prioritized(len(priority), **options)  # type: ignore[arg-type]
-    sampler.move(0, len(priority))
+    sampler.set_live(0, len(priority))
     sampler.update(np.arange(len(priority)), np.array(priority, np.float32))
     return sampler
 
@@ -67,7 +67,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 def test_uniform_draws_are_uniform_over_the_live_items() -> None:
     sampler, rng = Uniform(), np.random.default_rng(7)
-    sampler.move(100, 120)
+    sampler.set_live(100, 120)
     serials, weight = sampler.draw(100_000, rng)
     counts = np.bincount(serials - 100, minlength=20)
     assert len(counts) == 20
@@ -77,25 +77,23 @@ def test_uniform_draws_are_uniform_over_the_live_items() -> None:
 
 def test_new_items_get_the_largest_priority_ever_seen() -> None:
     sampler = Prioritized(4, alpha=0.5, eps=1e-12)
-    sampler.move(0, 2)
+    sampler.set_live(0, 2)
     assert leaves(sampler)[:2] == pytest.approx([1, 1])  # one, before anything was seen
     sampler.update(np.array([0]), np.array([9.0], np.float32))
     sampler.update(np.array([0]), np.array([0.25], np.float32))  # 9 is no longer in the buffer
-    sampler.move(0, 3)
+    sampler.set_live(0, 3)
     assert leaves(sampler)[:3] == pytest.approx([0.5, 1, 3])
-    sampler.move(3, 5)
+    sampler.set_live(3, 5)
     assert leaves(sampler) == pytest.approx([3, 0, 0, 3])  # those that left can no longer be drawn
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 50), st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1e6)), max_size=60), st.integers(0, 99))
-def test_the_root_is_the_sum_of_the_leaves_whatever_happens(
-    capacity: int, moves: list[tuple[int, float]], seed: int
-) -> None:
+def test_the_root_is_always_the_sum_of_the_leaves(capacity: int, moves: list[tuple[int, float]], seed: int) -> None:
     sampler, rng = Prioritized(capacity), np.random.default_rng(seed)
     for more, priority in moves:
         head = sampler.head + min(more, capacity)
-        sampler.move(max(sampler.tail, head - capacity), head)
+        sampler.set_live(max(sampler.tail, head - capacity), head)
         serials, weight = sampler.draw(5, rng)
         assert ((serials >= sampler.tail) & (serials < head)).all()
         assert weight.max() == 1
@@ -107,11 +105,11 @@ def test_the_root_is_the_sum_of_the_leaves_whatever_happens(
 @pytest.mark.parametrize(("tail", "head"), [(0, 5), (3, 8), (3, 5), (6, 10)])
 def test_the_tree_never_finds_an_empty_leaf(tail: int, head: int) -> None:
     sampler = Prioritized(8)
-    sampler.move(0, 8)
-    sampler.move(tail, max(8, head))
+    sampler.set_live(0, 8)
+    sampler.set_live(tail, max(8, head))
     if head < 8:
         sampler.leaves[head:] = 0.0
-        sum_up(sampler.tree, sampler.levels, 0, 7)
+        update_sums(sampler.tree, sampler.levels, 0, 7)
     total = sampler.tree[-1]
     found = np.empty(5, np.int64)
     tree_find(sampler.tree, sampler.levels, total * np.array([0.0, 0.5, 0.999999, 1.0, 1.000001]), found)
@@ -119,17 +117,17 @@ def test_the_tree_never_finds_an_empty_leaf(tail: int, head: int) -> None:
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 15, 16, 17, 256, 257, 5_000])
-def test_marks_fall_where_a_plain_sum_says(capacity: int) -> None:
+def test_positions_fall_into_the_leaf_of_the_cumulative_sum(capacity: int) -> None:
     rng = np.random.default_rng(capacity)
     sampler = Prioritized(capacity)
-    sampler.move(3 * capacity, 3 * capacity + capacity)
+    sampler.set_live(3 * capacity, 3 * capacity + capacity)
     sampler.leaves[:] = rng.random(capacity) * (rng.random(capacity) < 0.7)
     sampler.leaves[rng.integers(capacity)] = 1.0
-    sum_up(sampler.tree, sampler.levels, 0, capacity - 1)
+    update_sums(sampler.tree, sampler.levels, 0, capacity - 1)
     assert len(sampler.tree) == tree_levels(capacity)[-1] <= capacity * BRANCHES / (BRANCHES - 1) + 6 * BRANCHES
     ends = np.cumsum(sampler.leaves)
-    marks = rng.random(1_000) * ends[-1]
-    clear = np.abs(marks[:, None] - ends).min(1) > 1e-9  # rounding decides only at the very border
-    found = np.empty(len(marks), np.int64)
-    tree_find(sampler.tree, sampler.levels, marks.copy(), found)
-    assert np.array_equal(found[clear], np.searchsorted(ends, marks, "right")[clear])
+    positions = rng.random(1_000) * ends[-1]
+    clear = np.abs(positions[:, None] - ends).min(1) > 1e-9  # rounding decides only at the very border
+    found = np.empty(len(positions), np.int64)
+    tree_find(sampler.tree, sampler.levels, positions.copy(), found)
+    assert np.array_equal(found[clear], np.searchsorted(ends, positions, "right")[clear])

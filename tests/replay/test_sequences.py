@@ -1,4 +1,4 @@
-"""Windows of rows against a plain copy of the stream, what actors expected of them, and their way through a restart.
+"""Windows of rows against a plain copy of the stream, their actor priorities, and restarts.
 
 Shapes: R rows, L lanes, W rows of a window, N windows.
 """
@@ -34,7 +34,7 @@ class Case:
     cut: SequenceCut
     end: float
     num: int
-    rows_at_once: int
+    rows_per_add: int
     prioritized: bool
     clip: bool
     seed: int
@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
         cut=cut,
         end=draw(st.sampled_from([0.0, 0.05, 0.3, 0.8, 1.0])),
         num=draw(st.integers(1, 160)),
-        rows_at_once=draw(st.sampled_from([1, 3, 8])),
+        rows_per_add=draw(st.sampled_from([1, 3, 8])),
         prioritized=draw(st.booleans()),
         clip=draw(st.booleans()),
         seed=draw(st.integers(0, 2**32 - 1)),
@@ -159,8 +159,8 @@ def test_windows_equal_a_plain_copy_byte_for_byte(case: Case) -> None:
     ends = rng.choice([0.0, case.end], case.lanes)  # lanes of long episodes beside lanes of short ones
     rows = random_stream(rng, case.spec, case.lanes, case.num, ends)
     replay = case.replay()
-    for begin in range(0, case.num, case.rows_at_once):
-        end = min(begin + case.rows_at_once, case.num)
+    for begin in range(0, case.num, case.rows_per_add):
+        end = min(begin + case.rows_per_add, case.num)
         assert replay.add(rollout(rows, begin, end)) == np.count_nonzero(~rows["last"][begin:end])
         check_queue(case, replay, end)
         batch = replay.sample(5)
@@ -173,11 +173,11 @@ def test_windows_equal_a_plain_copy_byte_for_byte(case: Case) -> None:
             replay.update(batch.ids, np.abs(batch.reward).sum(0))
     if len(replay):
         live = np.arange(replay.tail, replay.head)
-        assert_equal(case, rows, replay.take(live, np.ones(len(live), np.float32)))  # type: ignore[arg-type]
+        assert_equal(case, rows, replay.read_batch(live, np.ones(len(live), np.float32)))  # type: ignore[arg-type]
 
 
 def check_queue(case: Case, replay: Replay, num: int) -> None:
-    """Every window once, as soon as it is whole; a full replay holds as many as the capacity stands for."""
+    """Every window is queued once, as soon as it is complete; a full replay holds `capacity` steps' windows."""
     whole = max(0, (num - case.cut.rows) // case.cut.stride + 1) * case.lanes
     assert replay.head == whole
     most = -(-case.capacity // case.cut.stride)
@@ -223,7 +223,7 @@ def test_windows_begin_every_stride_in_every_lane_and_wait_for_their_last_row() 
     ]
 
 
-def test_a_cleared_replay_begins_windows_anew() -> None:
+def test_a_cleared_replay_starts_windows_over() -> None:
     case = Case(VECTOR, 2, 60, SequenceCut(1, 1, 2, 3), 0.2, 40, 1, True, False, 3, 1)
     replay, rows = case.replay(), random_stream(np.random.default_rng(3), VECTOR, 2, 40, end=0.2)
     replay.add(rollout(rows, 0, 13))
@@ -250,7 +250,7 @@ def expected_error(case: Case, rows: Rows, row: int, lane: int) -> float:
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
-def test_steps_get_the_error_their_actor_expected(n: int, clip: bool) -> None:
+def test_steps_get_the_td_error_of_their_actor(n: int, clip: bool) -> None:
     case = Case(VECTOR, 2, 60, SequenceCut(n, 0, 1, 1), 0.3, 40, 1, True, clip, 5, n, values=True)
     rows = random_stream(np.random.default_rng(5), VECTOR, 2, 40, end=0.3, values=True)
     sampler = Prioritized(60)
@@ -260,20 +260,20 @@ def test_steps_get_the_error_their_actor_expected(n: int, clip: bool) -> None:
     replay.add(rollout(rows))
     assert len(replay) > 40
     for serial in range(replay.tail, replay.head):
-        item = int(replay.at(np.array([serial]))[0])
+        item = int(replay.items_at(np.array([serial]))[0])
         error = expected_error(case, rows, item // 2, item % 2)
         assert leaf(sampler, serial) == pytest.approx((error + sampler.eps) ** sampler.alpha, rel=1e-4)
     assert sampler.tree[-1] == pytest.approx(sampler.leaves.sum())
 
 
 def leaf(sampler: Prioritized, serial: int) -> float:
-    """What an item is drawn by."""
+    """An item's leaf of the sum tree."""
     return float(sampler.leaves[serial % sampler.capacity])
 
 
 @settings(max_examples=40)
 @given(cases(), st.sampled_from([0.0, 0.9, 1.0]))
-def test_windows_get_the_mixed_error_their_actor_expected(case: Case, eta: float) -> None:
+def test_windows_get_the_mixed_td_error_of_their_actor(case: Case, eta: float) -> None:
     case = replace(case, prioritized=True, values=True, cut=replace(case.cut, eta=eta))
     rows = random_stream(np.random.default_rng(case.seed), case.spec, case.lanes, case.num, case.end, values=True)
     replay = case.replay()
@@ -296,11 +296,12 @@ def test_errors_of_rescaled_values_are_measured_on_their_scale() -> None:
     stream.value = np.array([[[3.0, 99.0]], [[99.0, 24.0]]], np.float32)  # returns: of the action, and of the best
     replay.add(stream)
     # h(x) = sign(x) (sqrt(|x| + 1) - 1) + 0.001 x, of 10 + 0.5 * 24 and of 3.
-    goal, seen = 23**0.5 - 1 + 0.022, 4**0.5 - 1 + 0.003
-    assert leaf(sampler, 0) == pytest.approx(goal - seen, rel=1e-4)
+    target = 23**0.5 - 1 + 0.022
+    value = 4**0.5 - 1 + 0.003
+    assert leaf(sampler, 0) == pytest.approx(target - value, rel=1e-4)
 
 
-def test_surprising_newcomers_are_drawn_more_often() -> None:
+def test_new_items_with_large_errors_are_drawn_more_often() -> None:
     spec = Spec((1,), "float32", (2,))
     sampler = Prioritized(3, alpha=1.0)
     replay = Replay(
@@ -319,12 +320,12 @@ def test_surprising_newcomers_are_drawn_more_often() -> None:
 @pytest.mark.parametrize("spec", [VECTOR, FRAMES, LARGE], ids=["vector", "frames", "large"])
 @pytest.mark.parametrize("cut", [SequenceCut(1, 0, 4, 4), SequenceCut(3, 2, 5, 2), SequenceCut(1, 1, 2, 11)], ids=str)
 @pytest.mark.parametrize("kind", ["uniform", "prioritized", "actor"])
-def test_a_restored_replay_draws_the_same_windows_ever_after(spec: Spec, cut: SequenceCut, kind: str) -> None:
+def test_a_restored_replay_samples_the_same_windows(spec: Spec, cut: SequenceCut, kind: str) -> None:
     case = Case(spec, 3, 60, cut, 0.2, 140, 1, kind != "uniform", False, 5, cut.n, values=kind == "actor")
     ends = np.array([0.0, 0.2, 1.4])
     rows = random_stream(np.random.default_rng(4), spec, 3, 140, ends, values=case.values)
 
-    def go_on(replay: Replay, begin: int, end: int) -> list[Any]:
+    def add_and_sample(replay: Replay, begin: int, end: int) -> list[Any]:
         seen: list[Any] = []
         for row in range(begin, end):
             replay.add(rollout(rows, row, row + 1))
@@ -335,15 +336,15 @@ def test_a_restored_replay_draws_the_same_windows_ever_after(spec: Spec, cut: Se
 
     for stop in (3, 40, 85):
         first, second = case.replay(), case.replay()
-        go_on(first, 0, stop)
+        add_and_sample(first, 0, stop)
         state = first.state_dict()
         saved = read_rows(first)
-        go_on(second, 0, 90)  # the other has a past of its own, as after a roll-back
-        expected = go_on(first, stop, 140)
+        add_and_sample(second, 0, 90)  # the other has a past of its own, as after a roll-back
+        expected = add_and_sample(first, stop, 140)
         for restored in (second, case.replay()):
             restored.load_state_dict(state)
             restore_rows(restored, saved)
-            assert go_on(restored, stop, 140) == expected
+            assert add_and_sample(restored, stop, 140) == expected
 
 
 # Compiling
@@ -382,15 +383,15 @@ INNER = {
     "branch_at",
     "branch_sum",
     "copy_frame",
-    "flush",
     "fold",
     "frame_at",
+    "queue_episode_tail",
     "stack_into",
     "tree_find",
 }  # which only other loops call
 
 
-def test_warming_up_compiles_all_that_a_run_calls() -> None:
+def test_warming_up_compiles_every_loop_of_a_run() -> None:
     # In a process of its own: here other tests have compiled everything already.
     command, root = [sys.executable, "-c", WARMED], Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=root)
