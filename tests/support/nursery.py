@@ -81,6 +81,8 @@ class Nursery:
 
 def serve() -> None:
     """Answer questions until there are no more."""
+    import qfleet.api  # imports torch before the first fork
+    import qfleet.testing.toys  # noqa: F401  registers toys/...
     from qfleet.data import Spec
     from qfleet.replay.warm import warm
 

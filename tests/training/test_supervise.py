@@ -185,7 +185,7 @@ def test_work_that_is_killed_is_said_to_be_and_its_run_can_be_resumed(tmp_path: 
 
 
 def test_work_that_the_kernel_kills_for_lack_of_memory_is_said_to_be() -> None:
-    counter = "from qfleet.data import oom\ncounts = iter([3, 4])\noom.oom_kills = lambda: next(counts)"
+    counter = "from qfleet.system import oom\ncounts = iter([3, 4])\noom.oom_kills = lambda: next(counts)"
     code, _, err = run("os.kill(os.getpid(), 9)", before=counter)
     assert code == 137
     assert "error: killed by SIGKILL, by the kernel, for lack of memory" in err
