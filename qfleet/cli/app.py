@@ -1,11 +1,11 @@
-"""All verbs in one place. Importing this imports neither torch nor numpy: verbs fetch what they need when they run."""
+"""The command-line app with all verbs. Importing it imports neither torch nor numpy: verbs import what they need."""
 
 from importlib.metadata import PackageNotFoundError, version
 
 from cyclopts import App, Parameter
 
 from qfleet.cli import compare, completion, doctor, env, plan, results, runs, sync, training
-from qfleet.cli.chapters import ABOUT, LOOK, PREPARE, TRAIN
+from qfleet.cli.arguments import ABOUT, LOOK, PREPARE, TRAIN
 
 
 def installed_version() -> str:

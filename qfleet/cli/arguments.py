@@ -1,13 +1,15 @@
-"""What is typed after a verb: `path=value` tokens, numbers, and the parser's complaints as errors of ours."""
+"""Command-line arguments: `path=value` settings, numbers, sections of the help, parser errors as our own errors."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from cyclopts import (
     CoercionError,
     CycloptsError,
+    Group,
     MissingArgumentError,
+    Parameter,
     RepeatArgumentError,
     UnknownCommandError,
     UnknownOptionError,
@@ -21,32 +23,49 @@ from qfleet.plan.paths import index, nearest, nearest_path, parse
 from qfleet.plan.schema import OwnTorso
 from qfleet.plan.validate.case import COMMAND_LINE
 
+# The sections of `qfleet --help`.
+TRAIN = Group("Train", sort_key=1)
+LOOK = Group("Look", sort_key=2)
+PREPARE = Group("Prepare", sort_key=3)
+ABOUT = Group("About", sort_key=4)
+COMMANDS = Group("Commands", sort_key=1)
+# Arguments that several verbs take.
+PlanArguments = Annotated[
+    str,
+    Parameter(
+        name="ENV",
+        help="Environment id or plan file (.toml), then any settings path=value (see: qfleet plan show ENV).",
+    ),
+]
+Preset = Annotated[str | None, Parameter(help="Named preset over the environment's defaults (see: qfleet presets).")]
+PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command line wins over it.")]
+
 SETTING = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 
 
-def split_words(words: Sequence[str]) -> tuple[str | None, list[tuple[str, str, str]]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[str, str, str]]]:
     """The environment, if one is named, and the `path=value` settings, in any order."""
     env_id = None
     settings = []
-    for word in words:
-        if match := SETTING.fullmatch(word):
+    for token in arguments:
+        if match := SETTING.fullmatch(token):
             settings.append((match[1], match[2], COMMAND_LINE))
         elif env_id is None:
-            env_id = word
+            env_id = token
         else:
             raise UsageError(
-                f"unexpected word {word!r} after {env_id}",
-                "What follows the environment is a setting, written path=value without spaces.",
-                f"Did you mean {near}=VALUE?" if (near := nearest_path(word)) else "Write for example algo.n_step=3",
+                f"unexpected argument {token!r} after {env_id}",
+                "After the environment come settings, written path=value without spaces.",
+                f"Did you mean {near}=VALUE?" if (near := nearest_path(token)) else "Write for example algo.n_step=3",
             )
     return env_id, settings
 
 
-def compose_words(
-    words: Sequence[str], preset: str | None, plan: str | None, flags: dict[str, str | None] | None = None
+def compose_arguments(
+    arguments: Sequence[str], preset: str | None, plan: str | None, flags: dict[str, str | None] | None = None
 ) -> Composed:
     """The plan a command asks for; `flags` are options that stand for a plan path."""
-    env_id, settings = split_words(words)
+    env_id, settings = split_arguments(arguments)
     settings += [(path, value, COMMAND_LINE) for path, value in (flags or {}).items() if value is not None]
     if env_id is not None and env_id.endswith(".toml") and plan is None:
         env_id, plan = None, env_id
@@ -60,8 +79,8 @@ def compose_words(
     return composed
 
 
-def whole(option: str, text: str | None, least: int = 1, example: int = 100) -> int | None:
-    """The whole number given to an option, 1 or more unless 0 is allowed."""
+def parse_count(option: str, text: str | None, least: int = 1, example: int = 100) -> int | None:
+    """The integer given to an option: at least 1, or at least 0 with `least=0`."""
     if text is None:
         return None
     try:
@@ -74,7 +93,7 @@ def whole(option: str, text: str | None, least: int = 1, example: int = 100) -> 
         ) from error
 
 
-def refuse_both(json: bool, quiet: bool) -> None:
+def refuse_json_with_quiet(json: bool, quiet: bool) -> None:
     """`--json` and `--quiet` contradict each other."""
     if json and quiet:
         raise UsageError(
@@ -84,11 +103,11 @@ def refuse_both(json: bool, quiet: bool) -> None:
         )
 
 
-# --- the parser's complaints ---
+# --- errors of the parser ---
 
 
 def translate(error: CycloptsError) -> UsageError:
-    """The parser's complaint in our three sentences."""
+    """A parser error as a UsageError with what, why and fix."""
     verb = " ".join(("qfleet", *(error.command_chain or ())))
     match error:
         case UnknownOptionError():
@@ -116,40 +135,40 @@ def _commands(app: Any) -> list[str]:
     return [name for name in app if not name.startswith("-")] if app is not None else []
 
 
-def _unknown_command(word: str, names: list[str], verb: str) -> UsageError:
-    if word.startswith("-"):
-        near = nearest(word, ["--help", "--version", "--install-completion", "--debug"])
+def _unknown_command(token: str, names: list[str], verb: str) -> UsageError:
+    if token.startswith("-"):
+        near = nearest(token, ["--help", "--version", "--install-completion", "--debug"])
         fix = f"Did you mean {near}?" if near else f"See {verb} --help"
-        return UsageError(f"unknown option {word}", f"{verb} has --help, --version, --install-completion.", fix)
-    near = nearest(word, names)
+        return UsageError(f"unknown option {token}", f"{verb} has --help, --version, --install-completion.", fix)
+    near = nearest(token, names)
     fix = f"Did you mean {verb} {near}?" if near else f"See {verb} --help"
-    return UsageError(f"unknown command {word}", f"{verb} has {', '.join(names)}.", fix)
+    return UsageError(f"unknown command {token}", f"{verb} has {', '.join(names)}.", fix)
 
 
 def _unexpected(error: UnusedCliTokensError, verb: str) -> UsageError:
-    word = (error.unused_tokens or [""])[0]
+    token = (error.unused_tokens or [""])[0]
     if names := _commands(error.app):
-        return _unknown_command(word, names, verb)
+        return _unknown_command(token, names, verb)
     return UsageError(
-        f"unexpected word {word!r}", f"{verb} has all the words it can take.", f"Leave it out; see {verb} --help"
+        f"unexpected argument {token!r}", f"{verb} takes no more arguments.", f"Leave it out; see {verb} --help"
     )
 
 
 def _unknown_option(error: UnknownOptionError, verb: str) -> UsageError:
-    word = (error.token.keyword or error.token.value).split("=")[0]
+    token = (error.token.keyword or error.token.value).split("=")[0]
     names = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-    path = word.lstrip("-").replace("-", "_")
-    near = nearest(word, names)
-    if path in index().paths() and word not in names:
+    path = token.lstrip("-").replace("-", "_")
+    near = nearest(token, names)
+    if path in index().paths() and token not in names:
         fix = f"Settings of the plan have no dashes: {path}=VALUE"
     else:
         fix = f"Did you mean {near}?" if near else f"See {verb} --help"
     why = f"{verb} has {', '.join(names)}." if names else f"{verb} has no options."
-    return UsageError(f"unknown option {word}", why, fix)
+    return UsageError(f"unknown option {token}", why, fix)
 
 
 def _missing(error: MissingArgumentError, verb: str) -> UsageError:
-    name = error.keyword or (error.argument.name if error.argument else "a word")
+    name = error.keyword or (error.argument.name if error.argument else "an argument")
     if name.startswith("-"):
         return UsageError(f"{name} needs a value", f"Nothing follows {name}.", f"See {verb} --help")
-    return UsageError(f"{verb} needs {name}", f"{name} says what to work on, and it is missing.", f"See {verb} --help")
+    return UsageError(f"{verb} needs {name}", f"The argument {name} is missing.", f"See {verb} --help")

@@ -1,4 +1,4 @@
-"""`qfleet compare`: what groups and runs scored, how sure that is, and which is better."""
+"""`qfleet compare`: scores of groups and runs with confidence intervals, and the probability that one is better."""
 
 import math
 from contextlib import suppress
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from qfleet.cli.say import say, say_columns, say_json
+from qfleet.cli.output import echo, echo_json, echo_table
 from qfleet.cli.training import Out
 from qfleet.errors import UsageError
 
@@ -34,21 +34,19 @@ def compare(
 ) -> int:
     """Compare groups or runs: scores, aggregates with 95 % intervals, and how likely one beats another."""
     if not sides:
-        raise UsageError(
-            "qfleet compare needs SIDE", "SIDE says what to look at, and it is missing.", "Try: qfleet compare latest"
-        )
-    found = _compared(sides, out, normalize, _number("--threshold", threshold))
+        raise UsageError("qfleet compare needs SIDE", "The argument SIDE is missing.", "Try: qfleet compare latest")
+    found = _compare_sides(sides, out, normalize, _number("--threshold", threshold))
     picture = draw(found, Path(file)) if file is not None else draw_group(found)
     if json:
-        say_json({**found.as_dict(), "picture": None if picture is None else str(picture)})
+        echo_json({**found.as_dict(), "picture": None if picture is None else str(picture)})
         return 0
-    say_comparison(found)
+    echo_comparison(found)
     if picture is not None:
-        say("", f"plot   {picture}")
+        echo("", f"plot   {picture}")
     return 0
 
 
-def _compared(sides: tuple[str, ...], out: str, normalize: str | None, threshold: float | None) -> "Comparison":
+def _compare_sides(sides: tuple[str, ...], out: str, normalize: str | None, threshold: float | None) -> "Comparison":
     from qfleet.watch.compare import compare as compared
     from qfleet.watch.compare import read_bounds
 
@@ -57,28 +55,28 @@ def _compared(sides: tuple[str, ...], out: str, normalize: str | None, threshold
 
 
 def report(group: Path, *, json: bool, quiet: bool) -> None:
-    """The table and the picture of a group that has just ended; one that has no score yet has neither."""
+    """Print the table and draw the plot of a group that has just ended, if any member has a score."""
     if quiet or json:
         return
     from qfleet.watch.compare import compare as compared
 
-    with suppress(UsageError):  # no member came to its end, which the lines before have said
+    with suppress(UsageError):  # no member was scored: the lines above already show why
         found = compared(group)
-        say()
-        say_comparison(found)
+        echo()
+        echo_comparison(found)
         if picture := draw_group(found):
-            say("", f"plot   {picture}")
+            echo("", f"plot   {picture}")
 
 
 def draw(found: "Comparison", file: Path) -> Path:
-    """Return over steps of every side."""
+    """Plot return over steps of every side."""
     from qfleet.watch.plot import plot_sides
 
     return plot_sides({side.name: [run.path for run in side.runs] for side in found.sides}, file)
 
 
 def draw_group(found: "Comparison") -> Path | None:
-    """The picture of one group, in its folder; nothing where it cannot be drawn, for nobody asked for it."""
+    """Plot a single group into its folder; failing to draw prints a note only, because no plot was requested."""
     from qfleet.watch.run_directory import is_group
 
     folder = found.sides[0].runs[0].path.parent
@@ -87,45 +85,41 @@ def draw_group(found: "Comparison") -> Path | None:
     try:
         return draw(found, folder / "plot.png")
     except UsageError as error:
-        say(f"note: no plot: {error.what}", to_stderr=True)
+        echo(f"note: no plot: {error.what}", to_stderr=True)
         return None
 
 
-def say_comparison(found: "Comparison") -> None:
-    """Runs, aggregates, probabilities of improvement, notes."""
+def echo_comparison(found: "Comparison") -> None:
+    """Print runs, aggregates, probabilities of improvement and notes."""
     several = len(found.envs) > 1
-    runs = [
-        (run.name, *([run.env] if several else []), run.seed, _shown(run.score, run.low, run.high))
+    rows = [
+        (run.name, *([run.env] if several else []), run.seed, _with_interval(run.score, run.low, run.high))
         for side in found.sides
         for run in side.runs
     ]
-    say_columns(runs, ("run", *(["environment"] if several else []), "seed", "score [95 % of its episodes]"))
-    say()
+    echo_table(rows, ("run", *(["environment"] if several else []), "seed", "score [95 % of its episodes]"))
+    echo()
     names = list(found.aggregates[found.sides[0].name])
-    say_columns(
+    echo_table(
         [
-            (side.name, len(side.runs), *(_estimate(found.aggregates[side.name][name]) for name in names))
+            (side.name, len(side.runs), *(_with_interval(*found.aggregates[side.name][name]) for name in names))
             for side in found.sides
         ],
         (", ".join(found.envs), "runs", *(TITLES[name] for name in names)),
     )
     if found.improvements:
-        say()
+        echo()
     for (a, b), value in found.improvements.items():
-        say(f"P({a} > {b}) = {_probability(value)}")
+        echo(f"P({a} > {b}) = {_probability(value)}")
     for note in found.notes:
-        say(f"note: {note}")
-
-
-def _estimate(value: "Estimate") -> str:
-    return _shown(*value)
+        echo(f"note: {note}")
 
 
 def _probability(value: "Estimate") -> str:
     return f"{value.value:.2f}" + ("" if value.low is None else f" [{value.low:.2f}, {value.high:.2f}]")
 
 
-def _shown(value: float, low: float | None, high: float | None) -> str:
+def _with_interval(value: float, low: float | None, high: float | None) -> str:
     from qfleet.watch.text import number
 
     return f"{number(value)} [{number(low)}, {number(high)}]" if low is not None else number(value)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, get_args
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.chapters import ABOUT, COMMANDS
-from qfleet.cli.say import say
+from qfleet.cli.arguments import ABOUT, COMMANDS
+from qfleet.cli.output import echo
 from qfleet.errors import StorageError, UsageError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -37,7 +37,7 @@ def install(
         raise StorageError(
             f"cannot write {error.filename}", f"The system says: {error.strerror}.", "Choose a place with --file."
         ) from error
-    say(f"Completion for {chosen} is in {path}. Open a new shell to use it.")
+    echo(f"Completion for {chosen} is in {path}. Open a new shell to use it.")
     return 0
 
 

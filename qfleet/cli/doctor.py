@@ -1,4 +1,4 @@
-"""`qfleet doctor`: is this machine ready?"""
+"""`qfleet doctor`: check that this machine can train."""
 
 import os
 import platform
@@ -12,11 +12,11 @@ from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from qfleet.cli.say import say, say_columns, say_json, size
+from qfleet.cli.output import echo, echo_json, echo_table, size
 from qfleet.cli.training import Out
 
 NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
-# Of each extra the module, and the package that it comes in.
+# Each extra's module and the package that provides it.
 EXTRAS = {
     "atari": ("ale_py", "ale-py"),
     "box2d": ("Box2D", "box2d"),
@@ -33,7 +33,7 @@ LEAST_FREE_BYTES = 1_000_000_000
 
 
 class DoctorFinding(NamedTuple):
-    """One thing looked at; `code` is the exit code it asks for when it is not as it should be."""
+    """One check; `code` is the exit code if it fails."""
 
     name: str
     ok: bool
@@ -42,15 +42,15 @@ class DoctorFinding(NamedTuple):
 
 
 def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False) -> int:
-    """Look at versions, devices, memory, disk and extras. Exit code 0 when all is well."""
+    """Check versions, devices, memory, disk and extras. Exit code 0 if every check passes."""
     findings = [_python(), *map(_package, NEEDED), *_torch(), _cores(), _memory(), *_disk(Path(out)), *_extras()]
     if json:
-        say_json([finding._asdict() for finding in findings])
+        echo_json([finding._asdict() for finding in findings])
     else:
-        say_columns((each.name, "ok" if each.ok else "PROBLEM", each.detail) for each in findings)
+        echo_table((each.name, "ok" if each.ok else "PROBLEM", each.detail) for each in findings)
     bad = [each for each in findings if not each.ok]
     if bad and not json:
-        say("", f"{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
+        echo("", f"{len(bad)} problem{'s' * (len(bad) != 1)}: {', '.join(each.name for each in bad)}")
     return max((each.code for each in bad), default=0)
 
 
@@ -121,6 +121,6 @@ def _installed(extra: str, module: str, package: str) -> str:
         found = version(package)
     except PackageNotFoundError:
         found = "of unknown version"
-    # mpi4py is not imported here: that would begin MPI.
+    # mpi4py is not imported here: that would initialise MPI.
     missing = extra == "mpi" and shutil.which("mpirun") is None
     return f"{package} {found}" + (", but no mpirun: install an MPI of the system" if missing else "")

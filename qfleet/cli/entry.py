@@ -1,4 +1,4 @@
-"""From words to an exit code. Every error comes out in three sentences; tracebacks only with `--debug`."""
+"""Run one command and return its exit code. Errors print as what, why and fix; tracebacks only with `--debug`."""
 
 import errno
 import os
@@ -11,103 +11,103 @@ from functools import partial
 from cyclopts import CycloptsError
 
 from qfleet import heartbeat
-from qfleet.cli.guard import watched
-from qfleet.cli.say import invocation, say, say_error, supervising
+from qfleet.cli.guard import run_env_code
+from qfleet.cli.output import echo, echo_error, invocation, supervising
 from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
 
 INTERRUPTED = 130
-BROKEN_PIPE = 141  # what the shell reports for any program whose reader went away
-DISK_SAYS_NO = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
+BROKEN_PIPE = 141  # as the shell reports a program ended by SIGPIPE
+STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and answer with its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command and return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
-        heartbeat.attach_given()
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    token = invocation.set(tuple(words))
-    # Tests and other programs that call this have processes of their own to look after.
-    alone = supervising.set(argv is None and not debug)
+        heartbeat.attach_from_environment()
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    invocation_token = invocation.set(tuple(arguments))
+    # Tests and other programs that call main() may have child processes, which supervision must not adopt.
+    supervising_token = supervising.set(argv is None and not debug)
     try:
-        whole = words[:1] in (["eval"], ["record"]) or words[:2] == ["env", "check"]
-        work = partial(answer, partial(_run, words), debug)
-        code = watched(work) if whole else work()
+        runs_env_code = arguments[:1] in (["eval"], ["record"]) or arguments[:2] == ["env", "check"]
+        work = partial(exit_code_of, partial(_run, arguments), debug)
+        code = run_env_code(work) if runs_env_code else work()
         if argv is None:
-            heartbeat.end(code)
+            heartbeat.set_exit_code(code)
         return code
     finally:
-        supervising.reset(alone)
-        invocation.reset(token)
+        supervising.reset(supervising_token)
+        invocation.reset(invocation_token)
 
 
-def answer(work: Callable[[], int], debug: bool = False) -> int:
-    """The exit code of some work, with its errors told."""
+def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
+    """Call `work`, print any error, and return the exit code."""
     try:
         return work()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _silence()
+        _discard_stdout()
         return BROKEN_PIPE
     except Exception as error:
-        return _fail(error, debug)
-    except SystemExit as error:  # of the code that a command runs: nothing of ours leaves so before it is done
-        return _fail(error, debug) if type(error) is SystemExit else int(error.code or 0)
+        return _report_error(error, debug)
+    except SystemExit as error:  # raised by user code: qfleet itself never raises plain SystemExit
+        return _report_error(error, debug) if type(error) is SystemExit else int(error.code or 0)
 
 
-def _run(words: list[str]) -> int:
+def _run(arguments: list[str]) -> int:
     from qfleet.cli.app import app
     from qfleet.cli.arguments import translate
 
     try:
-        code = app(words)
+        code = app(arguments)
     except CycloptsError as error:
         raise translate(error) from error
     sys.stdout.flush()
     return code if isinstance(code, int) else 0
 
 
-def _fail(error: BaseException, debug: bool) -> int:
+def _report_error(error: BaseException, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
-    shown = _for_user(error)
+    shown = _as_qfleet_error(error)
     try:
-        say_error(shown)
-        _say_frames(shown)
+        echo_error(shown)
+        _echo_frames(shown)
     except BrokenPipeError:
-        _silence()
+        _discard_stdout()
     return shown.exit_code
 
 
-def _say_frames(error: QfleetError) -> None:
-    """The lines of the user's own code that an environment's error came from, and the file with all of them."""
+def _echo_frames(error: QfleetError) -> None:
+    """Print the lines of user code that an environment's error came from, and the path of the full traceback."""
     if not isinstance(error, EnvError) or error.__cause__ is None:
         return
-    from qfleet.frames import own_frames, text_of
+    from qfleet.frames import traceback_text, user_frames
 
-    frames = own_frames(text_of(error.__cause__))
+    frames = user_frames(traceback_text(error.__cause__))
     for frame in frames:
-        say(f"   at: {frame}{f': {frame.source}' if frame.source else ''}", to_stderr=True)
+        echo(f"   at: {frame}{f': {frame.source}' if frame.source else ''}", to_stderr=True)
     if frames:
-        say(f"  log: {error.log or _write_log(error, 'env')}", to_stderr=True)
+        echo(f"  log: {error.log or _write_log(error, 'env')}", to_stderr=True)
 
 
-def _for_user(error: BaseException) -> QfleetError:
+def _as_qfleet_error(error: BaseException) -> QfleetError:
     if isinstance(error, QfleetError):
         return error
-    if isinstance(error, OSError) and error.errno in DISK_SAYS_NO:
+    if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
         where = f" {error.filename}" if error.filename else ""
         return StorageError(
             f"the system refused a file operation{where}: {error.strerror}",
-            "The disk is full, failing or not yours to write.",
+            "The disk is full or failing, or permission is missing.",
             "Check free space and permissions: qfleet doctor",
         )
     if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":
         return UsageError(
             f"the folder for temporary files has too long a name: {tempfile.gettempdir()}",
-            "Processes of a run meet at a socket in it, and the name of a socket has 107 characters at most.",
+            "Processes of a run connect through a socket in it, and a socket's path has at most 107 characters.",
             "Name a shorter one: export TMPDIR=/tmp",
         )
     return QfleetError(
@@ -117,15 +117,15 @@ def _for_user(error: BaseException) -> QfleetError:
     )
 
 
-def _write_log(error: BaseException, what: str = "bug") -> str:
+def _write_log(error: BaseException, kind: str = "bug") -> str:
     try:
-        with tempfile.NamedTemporaryFile("w", prefix=f"qfleet-{what}-", suffix=".log", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", prefix=f"qfleet-{kind}-", suffix=".log", delete=False) as file:
             traceback.print_exception(error, file=file)
             return file.name
     except OSError:
         return "the output of --debug"
 
 
-def _silence() -> None:
-    # Python flushes standard output once more at exit; without this that flush would complain again.
+def _discard_stdout() -> None:
+    # Python flushes standard output again at exit; without this, that flush would raise once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,12 +1,11 @@
-"""`qfleet env check`: does an environment keep its promises, and how fast is it?"""
+"""`qfleet env check`: check an environment's contract and measure its speed."""
 
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.arguments import compose_words
-from qfleet.cli.chapters import COMMANDS, PREPARE
-from qfleet.cli.say import say_columns, say_json
+from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments
+from qfleet.cli.output import echo_json, echo_table
 from qfleet.errors import EnvError
 
 app = App(
@@ -19,24 +18,24 @@ app = App(
 
 
 def check(
-    *words: Annotated[str, Parameter(name="ENV", help="Environment id, then any settings env.PATH=value.")],
+    *arguments: Annotated[str, Parameter(name="ENV", help="Environment id, then any settings env.PATH=value.")],
     json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
 ) -> int:
     """Check an environment: spaces, contract, determinism, exact re-driving, speed."""
-    env = compose_words(words, None, None).plan.env
+    env = compose_arguments(arguments, None, None).plan.env
     from qfleet.envs import check_env
 
     found = check_env(env)
     if json:
-        say_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in found])
+        echo_json([{"check": name, "ok": ok, "detail": detail} for name, ok, detail in found])
     else:
-        say_columns([(name, "ok" if ok else "FAILED", detail) for name, ok, detail in found])
+        echo_table([(name, "ok" if ok else "FAILED", detail) for name, ok, detail in found])
     failed = [name for name, ok, _ in found if not ok]
     if failed:
         raise EnvError(
             f"{env.id} fails {', '.join(failed)}",
             "Training on it would be wrong, inexact or impossible.",
-            "Mend the environment; the lines above say what was seen.",
+            "Fix the environment; the lines above show what was observed.",
         )
     return 0
 

@@ -1,6 +1,6 @@
-"""A guard over the process that learns: when it is killed, its run goes on from the last commit.
+"""Supervise the training process: when a signal kills it, resume the run from its last checkpoint.
 
-Only where actors live in processes of their own; a run in one thread is one process, and whoever kills that means it.
+Only where actors have their own processes; a run in one thread is one process, and killing that is deliberate.
 """
 
 import os
@@ -14,27 +14,20 @@ from qfleet import heartbeat
 from qfleet.cli.output import echo, supervising
 from qfleet.plan.schema import InlineRuntime, Plan, ProcessesRuntime
 from qfleet.system.descendants import adopt_orphans, descendants, end_descendants
-from qfleet.training.process.supervise import (
-    ExitVerdict,
-    SupervisedProcess,
-    drain,
-    forwarding,
-    report,
-    stopping,
-    supervised,
-    wait,
-)
+from qfleet.training.process.forward_signals import forward_ctrl_z, forward_stop_signals
+from qfleet.training.process.supervise import report, run_supervised, wait_for_exit
+from qfleet.training.process.supervised_process import ExitVerdict, SupervisedProcess
 
-GUARDED = "QFLEET_GUARDED"  # set for the process under guard
-START = "from qfleet.cli import main; sys.exit(main())"
+GUARDED = "QFLEET_GUARDED"  # set for the supervised child: the process id of its supervisor
+CHILD_CODE = "from qfleet.cli import main; sys.exit(main())"
 RESTARTS = 5  # in ten minutes
 
 
 def needs_restarts(plan: Plan) -> bool:
-    """Is this run to be guarded, and by us? The process under guard ends with its guard, after saving."""
+    """Should this process supervise the run in a child? In that child: no, and it saves and ends with its parent."""
     if GUARDED not in os.environ:
         return isinstance(plan.runtime, ProcessesRuntime)
-    from qfleet.system.child_process import die_with_parent  # most commands need none of that room
+    from qfleet.system.child_process import die_with_parent  # most commands need nothing of qfleet.system
 
     die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
     return False
@@ -42,18 +35,17 @@ def needs_restarts(plan: Plan) -> bool:
 
 def steps_in_this_process(plan: Plan) -> bool:
     """Are the environments of this run stepped in this process?"""
-    return (
-        isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
-    )  # MPI knows the processes it started
+    # With MPI every rank is a process that MPI started: it must not be replaced by a fork.
+    return isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
 
 
-def run_supervised(work: Callable[[], int]) -> int:
-    """Do work that runs environments: where this is a command of its own, in a fork that is supervised."""
+def run_env_code(work: Callable[[], int]) -> int:
+    """Do work that runs environment code: in a supervised fork if this process is a command of its own."""
     if not supervising.get() or GUARDED in os.environ:
         return work()
     from qfleet.cli.entry import exit_code_of
 
-    return supervised(lambda: exit_code_of(work))
+    return run_supervised(lambda: exit_code_of(work))
 
 
 def run_with_restarts(
@@ -64,9 +56,9 @@ def run_with_restarts(
     to_stderr: bool = False,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Run the command `arguments` in a process of its own; `resume_arguments` makes the command that goes on with its run."""
+    """Run a command in a child; when a signal kills it, run the command `resume_arguments` makes for its run."""
     from qfleet.system.oom import oom_kills
-    from qfleet.system.restart_budget import RestartBudget  # most commands need none of that room
+    from qfleet.system.restart_budget import RestartBudget  # most commands need nothing of qfleet.system
 
     if supervising.get():
         adopt_orphans()
@@ -75,10 +67,10 @@ def run_with_restarts(
     while True:
         before = run_owners(Path(out))
         killed = oom_kills()
-        code, pid, asked = run_child(command)
+        code, pid, stop_requested = run_child(command)
         if code >= 0:
             return code
-        folder = None if asked else run_of_process(pid, Path(out), before)
+        folder = None if stop_requested else run_of_process(pid, Path(out), before)
         name = signal.Signals(-code).name
         if -code == signal.SIGKILL and oom_kills() > killed:
             name = f"{name}, by the kernel, for lack of memory (a smaller replay.capacity needs less)"
@@ -90,9 +82,9 @@ def run_with_restarts(
 
 
 def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
-    """Run a command line of ours: its exit code (minus the signal that ended it), its process id, was it asked to end?
+    """Run a qfleet command: exit code (minus the signal that ended it), process id, whether it was asked to end.
 
-    The child has a process group of its own, so that Ctrl-C reaches it through us alone, and once.
+    The child has its own process group, so that Ctrl-C reaches it once, through this process.
     """
     from qfleet.system.child_process import python_command
 
@@ -100,42 +92,46 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
     page = heartbeat.new_page_file()
     crash_log = heartbeat.unnamed_file()
     ours, theirs = os.pipe()
-    given = (page, theirs, crash_log)
-    known = {**os.environ, GUARDED: str(os.getpid()), heartbeat.DESCRIPTORS_VARIABLE: ",".join(map(str, given))}
-    arguments = python_command(START, *command)
-    not_ours = descendants(os.getpid())
-    process = subprocess.Popen(arguments, env=known, process_group=0, pass_fds=given)  # noqa: S603  our own program
+    descriptors = (page, theirs, crash_log)
+    environment = {
+        **os.environ,
+        GUARDED: str(os.getpid()),
+        heartbeat.DESCRIPTORS_VARIABLE: ",".join(map(str, descriptors)),
+    }
+    arguments = python_command(CHILD_CODE, *command)
+    other_processes = descendants(os.getpid())
+    process = subprocess.Popen(arguments, env=environment, process_group=0, pass_fds=descriptors)  # noqa: S603  our own program
     os.close(theirs)
     child = SupervisedProcess(process.pid, heartbeat.Heartbeat(page), ours, crash_log, adopts=supervising.get())
     os.close(page)
-    with forwarding(child, child.heartbeat) as asked, stopping(lambda: [child.pid]):
-        verdict = wait(child, asked)
+    with forward_stop_signals(child, child.heartbeat) as stop_signals, forward_ctrl_z(lambda: [child.pid]):
+        verdict = wait_for_exit(child, stop_signals)
     process.returncode = child.code()
     if supervising.get():
-        end_descendants(keep=not_ours)
-    return _exit_code_of(child, verdict), child.pid, bool(asked)
+        end_descendants(keep=other_processes)
+    return _exit_code_of(child, verdict), child.pid, bool(stop_signals)
 
 
 def _exit_code_of(child: SupervisedProcess, verdict: ExitVerdict | None) -> int:
-    """Its exit code, once nothing of it is left and it was told how it ended, if it did not tell so itself."""
-    drain(child)
+    """The child's exit code after draining its output; its verdict is reported, unless the run will be resumed."""
+    child.drain_output()
     if verdict is None:
         return child.code()
     folder = child.heartbeat.run_info().get("folder")
     if child.code() < 0 and not child.killed_by_us and folder is not None:
         echo(f"warning: {verdict.what}", to_stderr=True)
-        return child.code()  # it goes on from its last commit
+        return child.code()  # the run is resumed from its last checkpoint
     report(verdict, folder)
     return verdict.code
 
 
 def run_owners(out: Path) -> dict[Path, int | None]:
-    """The process that each run folder says it belongs to."""
+    """The process id in each run folder's status.json."""
     from qfleet.watch.run_files import read_json
 
     return {status.parent: read_json(status).get("pid") for status in out.glob("*/status.json")}
 
 
 def run_of_process(pid: int, out: Path, before: dict[Path, int | None]) -> Path | None:
-    """The run folder that a process said was its own; ids come again, so what was said before does not count."""
+    """The run folder that a process took over since `before`; process ids are reused, so older entries do not count."""
     return next((run for run, owner in run_owners(out).items() if owner == pid and before.get(run) != pid), None)

@@ -1,8 +1,8 @@
-"""`--profile`: what a run tells of its time when it has ended."""
+"""`--profile`: where a run's time went, printed and saved when it has ended."""
 
 from typing import TYPE_CHECKING
 
-from qfleet.cli.say import say
+from qfleet.cli.output import echo
 from qfleet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from qfleet.watch.trace import Trace
 
 
-def refuse_profile(asked: bool, why: str) -> None:
-    """One run has a profile, a group has none."""
-    if asked:
+def refuse_profile(profile: bool, why: str) -> None:
+    """Raise if a profile of several runs is requested."""
+    if profile:
         raise UsageError("--profile looks at one run", why, "Leave --profile out, or train one run with it.")
 
 
-def make_traces(asked: bool, plan: "Plan") -> "list[Trace]":
-    """The callback that looks at functions, if somebody wants to see them; on Ray this process only watches."""
+def make_traces(profile: bool, plan: "Plan") -> "list[Trace]":
+    """The callback that profiles functions, if requested; none on Ray, where another process trains."""
     from qfleet.watch.trace import Trace
 
-    return [Trace()] if asked and plan.runtime.__struct_config__.tag != "ray" else []
+    return [Trace()] if profile and plan.runtime.__struct_config__.tag != "ray" else []
 
 
-def keep_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) -> None:
-    """The table to the screen, and all of it into the run's folder; functions too, if they were looked at."""
+def save_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) -> None:
+    """Print the profile, and write it and the profiled functions into the run's folder."""
     from qfleet.watch import write_file, write_json
     from qfleet.watch.bottleneck import profile_lines
 
@@ -37,4 +37,4 @@ def keep_profile(run: "Run", traces: "list[Trace]", *, json: bool, quiet: bool) 
         write_file(functions, trace.text().encode())
         lines.append(f"functions  {functions}")
     for line in [] if quiet else lines:
-        say(line, to_stderr=json)
+        echo(line, to_stderr=json)

@@ -1,12 +1,12 @@
-"""`qfleet eval`, `record`, `plot` and `verify`: looking at what a run has learned and kept."""
+"""`qfleet eval`, `record`, `plot` and `verify`: evaluate, film, plot and check a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from qfleet.cli.arguments import whole
-from qfleet.cli.say import say, say_columns, say_json, say_warnings
+from qfleet.cli.arguments import parse_count
+from qfleet.cli.output import echo, echo_json, echo_table, echo_warnings
 from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
 
@@ -32,26 +32,26 @@ def evaluate(
     trust_env: TrustEnv = False,
     json: Annotated[bool, Parameter(help="Print the result as JSON.", show_default=False)] = False,
 ) -> int:
-    """Judge the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
+    """Evaluate the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
     weights = _weights(which)
-    num = whole("--episodes", episodes) or 100
-    other = whole("--seed", seed, 0)
+    num = parse_count("--episodes", episodes) or 100
+    other = parse_count("--seed", seed, 0)
     from qfleet.api import load
     from qfleet.watch import find_run
 
-    with say_warnings():
+    with echo_warnings():
         loaded = load(find_run(run, out), which=weights, trust_env=trust_env)
         row = loaded.evaluate(episodes=num, seed=other)
     if json:
-        say_json(row)
+        echo_json(row)
         return 0
-    say(f"mean {row['mean']:.2f}, 95 % interval {row['low']:.2f} to {row['high']:.2f}")
-    say(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, greedy")
+    echo(f"mean {row['mean']:.2f}, 95 % interval {row['low']:.2f} to {row['high']:.2f}")
+    echo(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, greedy")
     if row["cut_episodes"]:
-        say(
+        echo(
             f"cut: {row['cut_episodes']} episodes had not ended after eval.max_steps={loaded.plan.eval.max_steps} steps"
         )
-    say(f"{_whose(loaded)}, seed {row['seed']}")
+    echo(f"{_weights_text(loaded)}, seed {row['seed']}")
     return 0
 
 
@@ -69,22 +69,22 @@ def record(
 ) -> int:
     """Film the greedy policy."""
     weights = _weights(which)
-    num = whole("--episodes", episodes) or 1
+    num = parse_count("--episodes", episodes) or 1
     from qfleet.api import load
     from qfleet.watch import find_run
 
     path = find_run(run, out)
-    with say_warnings():
+    with echo_warnings():
         loaded = load(path, which=weights, trust_env=trust_env)
         name = weights if loaded.weights is None else loaded.weights.which
         film = loaded.record(Path(file) if file is not None else path / "videos" / f"{name}.mp4", episodes=num)
-    say(_whose(loaded), to_stderr=True)
-    say(str(film))
+    echo(_weights_text(loaded), to_stderr=True)
+    echo(str(film))
     return 0
 
 
-def _whose(run: "Run") -> str:
-    """Which checkpoint's weights were looked at."""
+def _weights_text(run: "Run") -> str:
+    """Which checkpoint's weights were used."""
     if run.weights is None:
         return "weights of the run itself"
     return f"{run.weights.text(run.plan)}, checkpoint {run.weights.checkpoint.path.name}"
@@ -99,26 +99,24 @@ def plot(
 ) -> int:
     """Draw return with its interval, loss and speed as a PNG."""
     if not runs:
-        raise UsageError(
-            "qfleet plot needs RUN", "RUN says what to draw, and it is missing.", "Try: qfleet plot latest"
-        )
+        raise UsageError("qfleet plot needs RUN", "The argument RUN is missing.", "Try: qfleet plot latest")
     from qfleet.watch import plot_runs
-    from qfleet.watch.run_directory import find_entry
+    from qfleet.watch.run_directory import find_run_or_group
 
-    entries = [find_entry(run, out) for run in runs]
+    entries = [find_run_or_group(run, out) for run in runs]
     target = Path(file) if file is not None else (entries[0] if len(entries) == 1 else Path(out)) / "plot.png"
-    say(str(plot_runs([path for entry in entries for path in _drawn(entry)], target)))
+    echo(str(plot_runs([path for entry in entries for path in _runs_with_rows(entry)], target)))
     return 0
 
 
-def _drawn(entry: Path) -> list[Path]:
-    """What to draw of a run or a group, of whose members some may have no row yet."""
+def _runs_with_rows(entry: Path) -> list[Path]:
+    """The run itself, or those members of a group that have written a row."""
     from qfleet.watch import read_rows
-    from qfleet.watch.run_directory import is_group, runs_of
+    from qfleet.watch.run_directory import is_group, runs_in
 
     if not is_group(entry):
         return [entry]
-    found = [path for path in runs_of(entry) if read_rows(path / "metrics.jsonl")]
+    found = [path for path in runs_in(entry) if read_rows(path / "metrics.jsonl")]
     if not found:
         raise UsageError(
             f"the group {entry} has nothing to plot yet",
@@ -130,28 +128,28 @@ def _drawn(entry: Path) -> list[Path]:
 
 def verify(run: GroupName, /, *, out: Out = "runs") -> int:
     """Check every file of every checkpoint against its recorded size and hash; changes nothing."""
-    from qfleet.watch.run_directory import find_entry, runs_of
+    from qfleet.watch.run_directory import find_run_or_group, runs_in
 
-    entry = find_entry(run, out)
-    paths = runs_of(entry)
+    entry = find_run_or_group(run, out)
+    paths = runs_in(entry)
     if not paths:
         raise NoCheckpointError(f"{entry} has no checkpoint", "None of its runs has begun.", f"qfleet resume {entry}")
-    errors = [error for path in paths if (error := _verified(path, alone=paths == [entry])) is not None]
+    errors = [error for path in paths if (error := _verify_run(path, alone=paths == [entry])) is not None]
     if errors:
         raise _worst(errors, len(paths))
     return 0
 
 
-def _verified(path: Path, *, alone: bool) -> QfleetError | None:
-    """Look at the checkpoints of one run, say how they are, and answer with what is wrong."""
+def _verify_run(path: Path, *, alone: bool) -> QfleetError | None:
+    """Check and print the checkpoints of one run; returns the error, if any."""
     from qfleet.save import verify_run
 
     found = [(name, "ok" if ok else "damaged", detail) for name, ok, detail in verify_run(path)]
     if not alone:
-        say(f"{path}")
+        echo(f"{path}")
     if not found:
         return NoCheckpointError(f"{path} has no checkpoint", "None was written yet.", "Let it train for longer.")
-    say_columns(found, ("checkpoint", "state", "detail"))
+    echo_table(found, ("checkpoint", "state", "detail"))
     damaged = [name for name, state, _ in found if state != "ok"]
     if len(damaged) == len(found):
         return NoCheckpointError(
@@ -169,7 +167,7 @@ def _verified(path: Path, *, alone: bool) -> QfleetError | None:
 
 
 def _worst(errors: list[QfleetError], num: int) -> QfleetError:
-    """One run's error as it is; those of several as one, with the exit code of the worst."""
+    """A single error as it is; several merged into one, with the highest exit code."""
     if num == 1 or len(errors) == 1:
         return errors[0]
     worst = max(errors, key=lambda error: error.exit_code)

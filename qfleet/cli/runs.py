@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from qfleet.cli.chapters import COMMANDS, LOOK
-from qfleet.cli.say import say, say_columns, say_json, size
+from qfleet.cli.arguments import COMMANDS, LOOK
+from qfleet.cli.output import echo, echo_json, echo_table, size
 from qfleet.cli.training import GroupName, Out
 from qfleet.errors import UsageError
-from qfleet.plan.draft import show as shown
+from qfleet.plan.draft import format_value
 
 app = App(
     name="runs",
@@ -29,31 +29,31 @@ def list_all(*, out: Out = "runs", json: Json = False) -> int:
 
     found = list_runs(out)
     if json:
-        say_json(found)
+        echo_json(found)
     elif not found:
-        say(f"There is no run in {out} yet. Start one: qfleet train CartPole-v1")
+        echo(f"There is no run in {out} yet. Start one: qfleet train CartPole-v1")
     else:
-        say_columns([_row(each) for each in found], ("run", "environment", "state", "steps", "best", "score", "age"))
+        echo_table([_row(each) for each in found], ("run", "environment", "state", "steps", "best", "score", "age"))
     return 0
 
 
 def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
     """Show one run, or every run of a group: state, scores, checkpoints, size."""
     from qfleet.watch import show_run
-    from qfleet.watch.run_directory import find_entry, is_group
+    from qfleet.watch.run_directory import find_run_or_group, is_group
 
-    entry = find_entry(run, out)
+    entry = find_run_or_group(run, out)
     if is_group(entry):
         return _show_group(entry, json)
     found = show_run(entry)
     if json:
-        say_json(found)
+        echo_json(found)
         return 0
     keys = ("name", "path", "env", "state", "steps", "best", "score")
     status = found.get("status") or {}
-    say_columns(
-        [(key, shown(found[key])) for key in keys if found.get(key) is not None]
-        + [(key, shown(status[key])) for key in ("reason", "exit_code", "resume") if status.get(key) is not None]
+    echo_table(
+        [(key, format_value(found[key])) for key in keys if found.get(key) is not None]
+        + [(key, format_value(status[key])) for key in ("reason", "exit_code", "resume") if status.get(key) is not None]
         + [("checkpoints", ", ".join(found["checkpoints"]) or "none"), ("size", size(found["bytes"]))]
     )
     return 0
@@ -69,12 +69,12 @@ def _show_group(group: Path, json: bool) -> int:
     about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code")}
     about |= {"resume": resume_command(group)}  # where it is now
     if json:
-        say_json({**about, "runs": runs})
+        echo_json({**about, "runs": runs})
         return 0
-    say_columns([(key, shown(value)) for key, value in about.items() if value is not None])
-    say()
+    echo_table([(key, format_value(value)) for key, value in about.items() if value is not None])
+    echo()
     rows = [(*_cells(run), len(run["checkpoints"]), size(run["bytes"])) for run in runs]
-    say_columns(rows, ("run", "environment", "state", "steps", "best", "score", "checkpoints", "size"))
+    echo_table(rows, ("run", "environment", "state", "steps", "best", "score", "checkpoints", "size"))
     return 0
 
 
@@ -93,11 +93,14 @@ def diff(
     b = find_run(second, out)
     found = diff_runs(a, b)
     if json:
-        say_json([{"path": path, "a": left, "b": right} for path, left, right in found])
+        echo_json([{"path": path, "a": left, "b": right} for path, left, right in found])
     elif not found:
-        say(f"{a.name} and {b.name} have equal plans.")
+        echo(f"{a.name} and {b.name} have equal plans.")
     else:
-        say_columns([(path, shown(left), shown(right)) for path, left, right in found], ("setting", a.name, b.name))
+        echo_table(
+            [(path, format_value(left), format_value(right)) for path, left, right in found],
+            ("setting", a.name, b.name),
+        )
     return 0
 
 
@@ -108,31 +111,33 @@ def remove(
 ) -> int:
     """Delete runs or whole groups, and all their checkpoints, after asking."""
     if not runs:
-        raise UsageError("qfleet runs rm needs RUN", "RUN says what to delete, and it is missing.", "See: qfleet runs")
+        raise UsageError("qfleet runs rm needs RUN", "The argument RUN is missing.", "See: qfleet runs")
     from qfleet.watch import remove_run
-    from qfleet.watch.run_directory import find_entry, is_group, remove_group
+    from qfleet.watch.run_directory import find_run_or_group, is_group, remove_group
 
-    paths = [find_entry(run, out) for run in runs]
+    paths = [find_run_or_group(run, out) for run in runs]
     if not yes:
-        _ask(", ".join(map(_described, paths)))
+        _confirm(", ".join(map(_path_text, paths)))
     for path in paths:
         (remove_group if is_group(path) else remove_run)(path)
-        say(f"removed {path}")
+        echo(f"removed {path}")
     return 0
 
 
-def _described(path: Path) -> str:
+def _path_text(path: Path) -> str:
     from qfleet.watch.run_directory import is_group, member_dirs
 
     return f"{path} (a group of {len(member_dirs(path))} runs)" if is_group(path) else str(path)
 
 
-def _ask(what: str) -> None:
+def _confirm(names: str) -> None:
     if not sys.stdin.isatty():
         raise UsageError(
-            f"{what} would be deleted", "There is nobody to ask: standard input is no terminal.", "Add --yes to delete."
+            f"{names} would be deleted",
+            "Standard input is no terminal, so it cannot be confirmed.",
+            "Add --yes to delete.",
         )
-    if input(f"Delete {what}? Type yes: ").strip() != "yes":
+    if input(f"Delete {names}? Type yes: ").strip() != "yes":
         raise UsageError("nothing was deleted", "The answer was not yes.", "Type yes, or give --yes.")
 
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from qfleet.cli.arguments import compose_words, refuse_both, whole
-from qfleet.cli.guard import guarded, needs_guard, runs_here, watched
+from qfleet.cli.arguments import PlanArguments, PlanFile, Preset, compose_arguments, parse_count, refuse_json_with_quiet
+from qfleet.cli.guard import needs_restarts, run_env_code, run_with_restarts, steps_in_this_process
+from qfleet.cli.output import echo, echo_json, echo_table, invocation, size
 from qfleet.cli.plan import origin_rows
-from qfleet.cli.profile import keep_profile, make_traces, refuse_profile
-from qfleet.cli.say import invocation, say, say_columns, say_json, size
+from qfleet.cli.profile import make_traces, refuse_profile, save_profile
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
-from qfleet.plan.draft import show
+from qfleet.plan.draft import format_value
 from qfleet.plan.local_paths import local_path
-from qfleet.plan.naming import algorithm_name, algorithm_words
+from qfleet.plan.naming import algorithm_description, algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.plan.secrets import hidden_settings
+from qfleet.plan.secrets import redacted_settings
 from qfleet.plan.validate.case import COMMAND_LINE
 
 if TYPE_CHECKING:
@@ -27,11 +27,7 @@ if TYPE_CHECKING:
     from qfleet.sweep import Group
     from qfleet.watch.trace import Trace
 
-Words = Annotated[
-    str, Parameter(name="ENV", help="Environment id, then any settings path=value (see: qfleet plan show ENV).")
-]
-Preset = Annotated[str | None, Parameter(help="Named preset over the environment's defaults (see: qfleet presets).")]
-PlanFile = Annotated[str | None, Parameter(help="Plan file (TOML); the command line wins over it.")]
+
 Out = Annotated[
     str,
     Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value)),
@@ -40,7 +36,7 @@ Json = Annotated[bool, Parameter(help="Print every row as a JSON line.", show_de
 Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=False)]
 Profile = Annotated[
     bool,
-    Parameter(help="Tell where the time went, and keep it as profile.json and profile.txt.", show_default=False),
+    Parameter(help="Print where the time went, and save it as profile.json and profile.txt.", show_default=False),
 ]
 TrustEnv = Annotated[
     bool, Parameter(help="Run the environment code this run names, though another user made it.", show_default=False)
@@ -61,7 +57,7 @@ GroupName = Annotated[
 
 
 def train(
-    *words: Words,
+    *arguments: PlanArguments,
     preset: Preset = None,
     steps: Annotated[str | None, Parameter(help="Environment steps to train for (until.steps).", metavar="N")] = None,
     seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
@@ -83,26 +79,26 @@ def train(
     ] = False,
 ) -> int:
     """Train an agent. Ctrl-C saves and leaves; `qfleet resume latest` goes on."""
-    refuse_both(json, quiet)
+    refuse_json_with_quiet(json, quiet)
     num, at_once = _group_size(seeds, jobs)
-    composed = compose_words(words, preset, plan, {"until.steps": steps, "seed": seed})
+    composed = compose_arguments(arguments, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return watched(lambda: _show_only(composed, json, num, at_once, out=out, name=name, weights_from=from_))
+        return run_env_code(lambda: _dry_run(composed, json, num, at_once, out=out, name=name, weights_from=from_))
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
-    elif needs_guard(composed.plan):
-        how = {"--json": json, "--quiet": quiet, "--profile": profile}
-        return guarded(invocation.get(), out, lambda folder: _go_on(folder, out, how), to_stderr=json)
-    _introduce(composed, json, quiet)
+    elif needs_restarts(composed.plan):
+        again = partial(_resume_arguments, out=out, flags={"json": json, "quiet": quiet, "profile": profile})
+        return run_with_restarts(invocation.get(), out, again, to_stderr=json)
+    _print_summary(composed, json, quiet)
     if num is not None:
-        return watched(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
+        return run_env_code(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
     run = partial(_train_run, composed, out, name, from_, json=json, quiet=quiet, profile=profile)
-    return watched(run) if runs_here(composed.plan) else run()
+    return run_env_code(run) if steps_in_this_process(composed.plan) else run()
 
 
-def _go_on(run: Path, out: str, how: dict[str, bool]) -> list[str]:
-    """The words that go on with a run whose process was killed."""
-    return ["resume", str(run), "--out", out, *(word for word, asked in how.items() if asked)]
+def _resume_arguments(run: Path, out: str, flags: dict[str, bool]) -> list[str]:
+    """The command that resumes a run whose process was killed."""
+    return ["resume", str(run), "--out", out, *(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)]
 
 
 def _train_run(
@@ -121,7 +117,7 @@ def _train_run(
         command=["qfleet", *invocation.get()],
         callbacks=traces,
     )
-    return _farewell(run, json, quiet, traces if profile else None)
+    return _print_next_commands(run, json, quiet, traces if profile else None)
 
 
 def _name(composed: Composed, name: str | None) -> str:
@@ -151,56 +147,45 @@ def resume(
     profile: Profile = False,
 ) -> int:
     """Go on with a run exactly where its last checkpoint stands, or with the members of a group that have not ended."""
-    refuse_both(json, quiet)
-    until = whole("--steps", steps)
-    at_once = whole("--jobs", jobs, example=2)
-    from qfleet.watch.run_directory import find_entry, is_group
+    refuse_json_with_quiet(json, quiet)
+    until = parse_count("--steps", steps)
+    at_once = parse_count("--jobs", jobs, example=2)
+    from qfleet.watch.run_directory import find_run_or_group, is_group
 
-    path = find_entry(run, out)
+    path = find_run_or_group(run, out)
+    flags = {"json": json, "quiet": quiet, "strict": strict, "trust_env": trust_env, "trust_run": trust_run}
     if is_group(path):
         refuse_profile(profile, f"{path} is a group of several.")
-        trust = {"trust_env": trust_env, "trust_run": trust_run}
-        return watched(partial(_resume_group, path, until, at_once, **trust, strict=strict, json=json, quiet=quiet))
+        return run_env_code(partial(_resume_group, path, until, at_once, **flags))
     _refuse_jobs(at_once, f"{path} is one run.")
-    if needs_guard(plan := read_plan(path / "run.toml")):
-        how = {"--json": json, "--quiet": quiet, "--profile": profile, "--strict": strict}
-        how |= {"--trust-env": trust_env, "--trust-run": trust_run}
-        return guarded(invocation.get(), str(path.parent), lambda folder: _go_on(folder, out, how), to_stderr=json)
-    go_on = {"json": json, "quiet": quiet, "profile": profile, "strict": strict}
-    go_on |= {"trust_env": trust_env, "trust_run": trust_run}
-    work = partial(_resume_run, path, plan, until, **go_on)
-    return watched(work) if runs_here(plan) else work()
+    flags["profile"] = profile
+    plan = read_plan(path / "run.toml")
+    if needs_restarts(plan):
+        again = partial(_resume_arguments, out=out, flags=flags)
+        return run_with_restarts(invocation.get(), str(path.parent), again, to_stderr=json)
+    work = partial(_resume_run, path, plan, until, **flags)
+    return run_env_code(work) if steps_in_this_process(plan) else work()
 
 
 def _resume_run(
-    path: Path,
-    plan: Plan,
-    until: int | None,
-    *,
-    json: bool,
-    quiet: bool,
-    profile: bool,
-    trust_env: bool,
-    trust_run: bool,
-    strict: bool,
+    path: Path, plan: Plan, until: int | None, *, json: bool, quiet: bool, profile: bool, **checks: Any
 ) -> int:
     from qfleet.api import resume as start
     from qfleet.watch import auto_mode, make_watcher
 
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
     traces = make_traces(profile, plan)
-    more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
-    found = start(path, steps=until, watcher=watcher, callbacks=traces, **more)
-    return _farewell(found, json, quiet, traces if profile else None)
+    run = start(path, steps=until, watcher=watcher, callbacks=traces, **checks)
+    return _print_next_commands(run, json, quiet, traces if profile else None)
 
 
 # --- groups ---
 
 
 def _group_size(seeds: str | None, jobs: str | None) -> tuple[int | None, int | None]:
-    """How many members, and how many of them at once."""
-    num = whole("--seeds", seeds, example=5)
-    at_once = whole("--jobs", jobs, example=2)
+    """How many members to train, and how many at once."""
+    num = parse_count("--seeds", seeds, example=5)
+    at_once = parse_count("--jobs", jobs, example=2)
     if num is None:
         _refuse_jobs(at_once, "Without --seeds there is one run.")
     return num, at_once
@@ -236,32 +221,21 @@ def _train_group(
         watcher=make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         command=["qfleet", *invocation.get()],
     )
-    return _report(group, json, quiet)
+    return _report_group(group, json, quiet)
 
 
-def _resume_group(
-    path: Path,
-    steps: int | None,
-    jobs: int | None,
-    *,
-    trust_env: bool,
-    trust_run: bool,
-    strict: bool,
-    json: bool,
-    quiet: bool,
-) -> int:
+def _resume_group(path: Path, steps: int | None, jobs: int | None, *, json: bool, quiet: bool, **checks: Any) -> int:
     from qfleet.sweep import resume_group
     from qfleet.watch import auto_mode
     from qfleet.watch.sweep_console import make_group_watcher
 
     watcher = make_group_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    more: dict[str, Any] = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
-    group = resume_group(path, steps=steps, jobs=jobs, watcher=watcher, **more)
-    return _report(group, json, quiet)
+    group = resume_group(path, steps=steps, jobs=jobs, watcher=watcher, **checks)
+    return _report_group(group, json, quiet)
 
 
-def _report(group: "Group", json: bool, quiet: bool) -> int:
-    """The table of a group that has ended, its state, and what to do next."""
+def _report_group(group: "Group", json: bool, quiet: bool) -> int:
+    """Print the table of a group that has ended, its state, and the next command; returns its exit code."""
     from qfleet.cli.compare import report
     from qfleet.watch import program
 
@@ -269,57 +243,57 @@ def _report(group: "Group", json: bool, quiet: bool) -> int:
     if not quiet:
         status = group.status
         where = shlex.quote(str(group.path))
-        say(f"group  {group.path}: {status['reason']}", to_stderr=json)
+        echo(f"group  {group.path}: {status['reason']}", to_stderr=json)
         next_ = status["resume"] if group.exit_code else f"{program()} compare {where} OTHER"
-        say(f"next   {next_}", to_stderr=json)
+        echo(f"next   {next_}", to_stderr=json)
     return group.exit_code
 
 
 def summary(composed: Composed) -> str:
-    """One line that says what is trained, and which layers its plan is made of."""
+    """One line: the environment, the algorithm, and the layers the plan is made of."""
     plan = composed.plan
     own = [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
     parts = [f"preset {composed.preset}"] if composed.preset else []
     parts += [composed.file] if composed.file else []
-    values = hidden_settings(flatten(plan))
-    parts += [f"{path}={show(values[path])}" for path in own if path != "env.id"]
+    values = redacted_settings(flatten(plan))
+    parts += [f"{path}={format_value(values[path])}" for path in own if path != "env.id"]
     tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
     layers = ", ".join([tuned or f"{composed.defaults} defaults", *parts])
-    return f"{plan.env.id}: {algorithm_words(plan)}; {layers}"
+    return f"{plan.env.id}: {algorithm_description(plan)}; {layers}"
 
 
-def _introduce(composed: Composed, json: bool, quiet: bool) -> None:
-    if quiet or _is_beside(composed):
+def _print_summary(composed: Composed, json: bool, quiet: bool) -> None:
+    if quiet or _is_later_mpi_rank(composed):
         return
-    say(summary(composed), to_stderr=json)
+    echo(summary(composed), to_stderr=json)
     for note in composed.notes:
-        say(f"note: {note}", to_stderr=json)
+        echo(f"note: {note}", to_stderr=json)
 
 
-def _is_beside(composed: Composed) -> bool:
-    """Is this one of several processes that MPI has started, and not the first? Then the first one speaks."""
+def _is_later_mpi_rank(composed: Composed) -> bool:
+    """Is this an MPI process other than rank 0, which alone prints?"""
     if composed.plan.learners.backend != "mpi":
         return False
-    from qfleet.distributed.mpi import is_first
+    from qfleet.distributed.mpi import is_driver_rank
 
-    return not is_first(composed.plan)
+    return not is_driver_rank(composed.plan)
 
 
-def _farewell(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:
+def _print_next_commands(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:
     if traces is not None:  # a profile was asked for
-        keep_profile(run, traces, json=json, quiet=quiet)
+        save_profile(run, traces, json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program
 
         where = shlex.quote(str(run.path))
-        say(f"run    {Path(run.path)}", to_stderr=json)
-        say(f"next   {program()} plot {where}", to_stderr=json)
+        echo(f"run    {Path(run.path)}", to_stderr=json)
+        echo(f"next   {program()} plot {where}", to_stderr=json)
         if run.exit_code == 0:
-            say(f"       {program()} eval {where}", to_stderr=json)
+            echo(f"       {program()} eval {where}", to_stderr=json)
     return int(run.exit_code)
 
 
-def _show_only(
+def _dry_run(
     composed: Composed,
     json: bool,
     members: int | None,
@@ -337,19 +311,19 @@ def _show_only(
         needs |= {"members": members, "at_once": find_room(composed.plan, members, jobs).jobs}
     if json:
         rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
-        say_json({"plan": rows, "notes": composed.notes, "needs": needs})
+        echo_json({"plan": rows, "notes": composed.notes, "needs": needs})
         return 0
-    say(summary(composed), "")
-    say_columns((path, show(value), origin) for path, value, origin in origin_rows(composed))
-    say()
+    echo(summary(composed), "")
+    echo_table((path, format_value(value), origin) for path, value, origin in origin_rows(composed))
+    echo()
     ratio = float(updates_per_step(composed.plan))
     pace = f"{ratio:g} per step" if ratio >= 1 else f"one per {1 / ratio:g} steps"
-    say_columns(
+    echo_table(
         [("updates", f"at most {total_updates(composed.plan)}, {pace}")]
         + [(key.removesuffix("_bytes"), size(value)) for key, value in needs.items() if key.endswith("_bytes")]
         + ([("members", f"{members}, {needs['at_once']} at once; each needs the above")] if members else [])
     )
     for note in composed.notes:
-        say(f"note: {note}")
-    say("", "Nothing was run: --dry-run.")
+        echo(f"note: {note}")
+    echo("", "Nothing was run: --dry-run.")
     return 0

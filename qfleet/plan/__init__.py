@@ -1,10 +1,10 @@
 """The whole run as frozen data."""
 
-from qfleet.plan.changes import Switch, changed, switches
+from qfleet.plan.changes import SyncSwitch, sync_switches, with_settings
 from qfleet.plan.compose import Composed, compose, make_plan, names_code
 from qfleet.plan.derived import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.paths import flatten
-from qfleet.plan.presets.environments import Described, algorithm_presets, defaults_for, describe, environment_presets
+from qfleet.plan.presets.environments import PresetInfo, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
 from qfleet.plan.toml import diff, plan_hash, read_plan, read_tables_in, read_toml, schema, to_toml, write_plan
 from qfleet.plan.trusted import trusted_settings
@@ -12,11 +12,10 @@ from qfleet.plan.validate.check import check
 
 __all__ = [
     "Composed",
-    "Described",
+    "PresetInfo",
     "Plan",
-    "Switch",
+    "SyncSwitch",
     "algorithm_presets",
-    "changed",
     "check",
     "compose",
     "defaults_for",
@@ -32,10 +31,11 @@ __all__ = [
     "read_tables_in",
     "read_toml",
     "schema",
-    "switches",
+    "sync_switches",
     "to_toml",
     "total_updates",
     "trusted_settings",
     "updates_per_step",
+    "with_settings",
     "write_plan",
 ]

@@ -1,19 +1,13 @@
-"""Amounts that follow from several settings of a plan."""
+"""Quantities derived from several settings of a plan."""
 
 import math
 from fractions import Fraction
 
-from qfleet.plan.schema import (
-    Algo,
-    ExponentialAnneal,
-    FreshReplay,
-    Plan,
-    SequencesView,
-)
+from qfleet.plan.schema import Algo, ExponentialAnneal, FreshReplay, Plan, SequencesView
 
 
 def updates_per_step(plan: Plan) -> Fraction:
-    """How many updates are made per environment step, exactly."""
+    """Updates per environment step, as an exact fraction."""
     if isinstance(plan.replay, FreshReplay):
         return Fraction(plan.replay.epochs * plan.replay.minibatches, plan.replay.rows * plan.env.num)
     return Fraction(str(plan.replay.samples_per_insert)) / (plan.algo.batch_size * item_steps(plan))
@@ -25,16 +19,16 @@ def largest_n_step(algo: Algo) -> int:
 
 
 def item_steps(plan: Plan) -> int:
-    """How many steps of a replayed item are learned from."""
+    """Steps that one sampled item contributes to the loss."""
     return plan.algo.view.length if isinstance(plan.algo.view, SequencesView) else 1
 
 
 def item_stride(plan: Plan) -> int:
-    """How many steps a replayed item takes up."""
+    """Steps between the beginnings of two items in the replay."""
     return plan.algo.view.stride if isinstance(plan.algo.view, SequencesView) else 1
 
 
 def total_updates(plan: Plan) -> int:
-    """How many updates the whole run makes if no other end comes first."""
+    """Updates of the whole run, if it ends by `until.steps`."""
     start = 0 if isinstance(plan.replay, FreshReplay) else plan.algo.learn_start_steps
     return math.floor(updates_per_step(plan) * max(0, plan.until.steps - start))

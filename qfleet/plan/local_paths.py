@@ -1,16 +1,16 @@
-"""Where files are kept: on this machine's own disks."""
+"""Paths on this machine; addresses of remote storage are refused."""
 
 import re
 from pathlib import Path
 
 from qfleet.errors import UsageError
 
-# s3://bucket/runs; a Path has made s3:/bucket/runs of it. One letter is a drive.
+# s3://bucket/runs, which Path turns into s3:/bucket/runs. A single letter is a Windows drive.
 REMOTE = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")
 
 
 def local_path(path: str | Path) -> Path:
-    """A path of this machine; an address such as s3://bucket/runs is refused, for no folder is made of it."""
+    """A path on this machine; UsageError for an address such as s3://bucket/runs."""
     found = REMOTE.match(str(path))
     if found is None:
         return Path(path)

@@ -1,4 +1,4 @@
-"""What a plan is, in a name and in words: read from the plan itself, whoever made it and whatever was changed."""
+"""The name and description of a plan's algorithm, derived from the plan itself, not from how it was made."""
 
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets import environments
@@ -14,7 +14,7 @@ from qfleet.plan.schema import (
     QuantileHead,
 )
 
-# The settings that make one algorithm another, as plain DQN has them; the rest are numbers.
+# The settings that distinguish algorithms, with the values of plain DQN; all others are numbers.
 PLAIN = {
     "algo.rule.type": "max",
     "algo.n_step": 1,
@@ -30,26 +30,26 @@ PLAIN = {
 HEADS = {CategoricalHead: "C51", QuantileHead: "QR-DQN", ImplicitHead: "IQN"}
 
 
-def algorithm_name(plan: Plan, asked: str | None = None) -> str:
-    """The algorithm in a run's name: the preset that was asked for, another whose numbers it has, or its parts."""
-    known = [name for name in environments.algorithm_presets() if is_like(plan, name)]
-    if asked in known:
-        return asked
-    found = [name for name in known if has_numbers_of(plan, name)]
+def algorithm_name(plan: Plan, preset: str | None = None) -> str:
+    """The algorithm in a run's name: the given preset if it fits, another whose numbers it has, or its parts."""
+    known = [name for name in environments.algorithm_presets() if is_same_algorithm(plan, name)]
+    if preset in known:
+        return preset
+    found = [name for name in known if has_settings_of(plan, name)]
     if found:
         return max(found, key=lambda name: len(environments.settings_of(name, plan.env.id)))
-    return "-".join(name for name, _ in parts_of(plan) if name) or "dqn"
+    return "-".join(name for name, _ in algorithm_parts(plan) if name) or "dqn"
 
 
-def algorithm_words(plan: Plan) -> str:
-    """The algorithm in words: Double DQN, 5-step returns."""
-    (_, rule), *rest = parts_of(plan)
+def algorithm_description(plan: Plan) -> str:
+    """The algorithm as text: Double DQN, 5-step returns."""
+    (_, rule), *rest = algorithm_parts(plan)
     kind = "PQN" if isinstance(plan.replay, FreshReplay) else HEADS.get(type(plan.net.head), "DQN")
-    return ", ".join([f"{rule} {kind}".strip(), *(words for _, words in rest if words)])
+    return ", ".join([f"{rule} {kind}".strip(), *(text for _, text in rest if text)])
 
 
-def parts_of(plan: Plan) -> list[tuple[str, str]]:
-    """What differs from plain DQN, each as part of a name and in words; the rule first, empty for the plain one."""
+def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
+    """Differences from plain DQN, each as (part of a name, text); the rule comes first, empty for the plain one."""
     net = plan.net
     replay = plan.replay
     steps = plan.algo.n_step
@@ -71,8 +71,8 @@ def parts_of(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def is_like(plan: Plan, preset: str) -> bool:
-    """Is the plan this preset's algorithm, whatever its numbers?"""
+def is_same_algorithm(plan: Plan, preset: str) -> bool:
+    """Does the plan have the preset's algorithm, regardless of its numbers?"""
     flat = PLAIN | flatten(plan)
     if isinstance(plan.replay, FreshReplay):
         flat["algo.n_step"] = 1  # has no effect there
@@ -80,8 +80,8 @@ def is_like(plan: Plan, preset: str) -> bool:
     return all(flat[path] == settings[path] for path in PLAIN)
 
 
-def has_numbers_of(plan: Plan, preset: str) -> bool:
-    """Does the plan have all that a preset sets, and does that say more than which algorithm it is?"""
+def has_settings_of(plan: Plan, preset: str) -> bool:
+    """Does the plan have every setting of the preset, which sets numbers too and not only the algorithm?"""
     flat = flatten(plan)
     settings = environments.settings_of(preset, plan.env.id)
     return not settings.keys() <= PLAIN.keys() and all(flat.get(path) == value for path, value in settings.items())

@@ -1,4 +1,4 @@
-"""What every piece of a plan is made of."""
+"""Base struct and number types of the plan's sections."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 Positive = Annotated[int, Meta(ge=1)]
 Count = Annotated[int, Meta(ge=0)]
-# Of what is made at once, before anything else could refuse it: a plan may come from a stranger.
+# Upper limits, because a plan may come from a stranger and these are allocated before any other check.
 Threads = Annotated[int, Meta(ge=1, le=1_024)]
 Workers = Annotated[int, Meta(ge=1, le=10_000)]
 Environments = Annotated[int, Meta(ge=1, le=100_000)]
@@ -18,4 +18,4 @@ Scalar = bool | int | float | str
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a plan: immutable, and strict about its keys."""
+    """A section of a plan: immutable; unknown keys are errors."""

@@ -1,4 +1,4 @@
-"""Every setting of a plan by its dotted path: which variant owns it, what it accepts, how text becomes a value."""
+"""Every setting of a plan by its dotted path: the variant that has it, its accepted values, parsing text."""
 
 import difflib
 import math
@@ -17,8 +17,8 @@ from qfleet.plan.schema import Env, Plan
 NONE = "none"
 LARGEST_INT = 2**63 - 1  # TOML and NumPy both stop here
 
-# What people who come from other libraries type first.
-FOREIGN = {
+# Names of settings in other libraries.
+OTHER_LIBRARIES = {
     "lr": "optim.learning_rate",
     "gamma": "algo.discount",
     "tau": "algo.target.tau",
@@ -42,8 +42,8 @@ FOREIGN = {
 }
 
 
-class Limit(ValueError):
-    """A value outside what any setting of its type may hold; the text fits after "must be a number"."""
+class OutOfRange(ValueError):
+    """A value outside the range of every setting of its type; the text fits after "must be a number"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,26 +179,26 @@ def _is_absent(path: str, value: object) -> bool:
     return path.endswith(".type") and section in index().choices and index().choices[section].optional and value == NONE
 
 
-# --- what a setting accepts, in words ---
+# --- accepted values as text ---
 
 
-def expected(hint: Any) -> str:
-    """What a setting accepts, as words that fit after "must be"."""
-    return _words(kinds.type_info(hint))
+def accepted_values(hint: Any) -> str:
+    """The values that a setting accepts, as text that fits after "must be"."""
+    return _describe_type(kinds.type_info(hint))
 
 
-def _words(kind: kinds.Type) -> str:
+def _describe_type(kind: kinds.Type) -> str:
     match kind:
         case kinds.UnionType(types=types):
             return " or ".join(
-                _words(each) for each in sorted(types, key=lambda each: isinstance(each, kinds.NoneType))
+                _describe_type(each) for each in sorted(types, key=lambda each: isinstance(each, kinds.NoneType))
             )
         case kinds.IntType() | kinds.FloatType():
             return ("an integer" if isinstance(kind, kinds.IntType) else "a number") + _range(kind)
         case kinds.LiteralType(values=values):
             return "one of " + ", ".join(map(str, values))
         case kinds.VarTupleType(item_type=item):
-            return f"a list ({_words(item)} each), such as [128, 128]"
+            return f"a list ({_describe_type(item)} each), such as [128, 128]"
         case kinds.BoolType():
             return "true or false"
         case kinds.NoneType():
@@ -212,7 +212,7 @@ def _range(kind: kinds.IntType | kinds.FloatType) -> str:
     if kind.ge is not None and kind.le is not None:
         return f" from {_bound(kind.ge)} to {_bound(kind.le)}"
     limits = ((" of at least", kind.ge), (" above", kind.gt), (" at most", kind.le), (" below", kind.lt))
-    return " and".join(f"{words} {limit:g}" for words, limit in limits if limit is not None)
+    return " and".join(f"{relation} {limit:g}" for relation, limit in limits if limit is not None)
 
 
 def _bound(limit: float) -> str:
@@ -227,23 +227,23 @@ def convert(value: object, hint: Any) -> Any:
     if isinstance(value, str) and value.lower() == NONE and _takes_none(hint):
         return None
     if isinstance(value, float) and not math.isfinite(value):
-        raise Limit(", and finite")
+        raise OutOfRange(", and finite")
     if isinstance(value, float) and value.is_integer() and isinstance(kinds.type_info(hint), kinds.IntType):
         value = int(value)
     if any(isinstance(number, int) and abs(number) > LARGEST_INT for number in _numbers(value)):
-        raise Limit(", and at most 2^63 - 1")
+        raise OutOfRange(", and at most 2^63 - 1")
     return msgspec.convert(value, hint)
 
 
 def parse(text: str, hint: Any) -> Any:
-    """The value a text stands for, by the type of the setting; ValueError when it does not fit."""
+    """Text parsed as a value of the setting's type; ValueError when it does not fit."""
     if text.lower() == NONE and _takes_none(hint):
         return None
     return convert(_read(text.strip(), kinds.type_info(hint)), hint)
 
 
 def parse_scalar(text: str) -> Scalar:
-    """The value of a setting whose type is unknown: a number or true/false if it looks like one, else text."""
+    """Text of a setting of unknown type: a number or true/false if it can be parsed as one, else text."""
     for kind in (kinds.IntType(), kinds.FloatType(), kinds.BoolType()):
         try:
             value: Scalar = _read(text, kind)
@@ -309,7 +309,7 @@ def _depth(path: str) -> int:
 
 
 def nearest_path(path: str) -> str | None:
-    """The plan path the user most likely meant: by its last word, by another library's name, or by spelling."""
+    """The plan path the user most likely meant: by its last name, by another library's name, or by spelling."""
     paths = index().paths()
     last = path.rsplit(".", 1)[-1].lower()
     ending = [each for each in paths if each.rsplit(".", 1)[-1] == last]
@@ -317,11 +317,11 @@ def nearest_path(path: str) -> str | None:
     same = [each for each in ending if _depth(each) == min(map(_depth, ending))]
     if len(same) == 1 or (same and "." not in path and last != "type"):
         return same[0]
-    if last in FOREIGN:
-        return FOREIGN[last]
+    if last in OTHER_LIBRARIES:
+        return OTHER_LIBRARIES[last]
     if near := nearest(path, paths):
         return near
     ends = {each.rsplit(".", 1)[-1]: each for each in reversed(paths) if not each.endswith(".type")}
-    # Last words are short and many: something similar is found for anything, so they must be very similar.
+    # Last names are short and many: a low cutoff would find a match for any input.
     end = nearest(last, list(ends), cutoff=0.76)
     return ends[end] if end else None

@@ -1,7 +1,7 @@
-"""The whole run as frozen data. Every room reads it, no room changes it.
+"""The whole run as frozen data, which every package reads and none changes.
 
 Variants are tagged unions: `type` chooses the variant, the other keys are its settings. `None` means "chosen
-for you": by the environment's spaces or by the machine; what was chosen is written into the run's `run.toml`.
+automatically": by the environment's spaces or by the machine; the choice is written into the run's `run.toml`.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ from qfleet.plan.sync_schema import AllreduceSync, Learners, Sync
 
 
 class Env(Section):
-    """The world: which one, how many copies, and how it is adapted.
+    """The environment: its id, how many copies run in parallel, and how it is adapted.
 
-    With `workers` the copies are stepped in so many processes of their own, for worlds that are slow or unsafe: one
-    that raises, dies or answers later than `step_timeout_seconds` is made again, `rebuilds` times in ten minutes, and a
-    process that holds more than `worker_memory_gib` is replaced. Without workers a command ends when one call of the
-    environment takes four times `step_timeout_seconds`. An observation outside the bounds of its own space is an error,
-    unless `check_bounds` is false.
+    With `workers` > 0 the copies are stepped in that many processes, for environments that are slow or unsafe: one that
+    raises, dies or exceeds `step_timeout_seconds` is rebuilt, `rebuilds` times in ten minutes, and a process that holds
+    more than `worker_memory_gib` is replaced. Without workers a command ends when one call of the environment takes
+    four times `step_timeout_seconds`. An observation outside the bounds of its own space is an error, unless
+    `check_bounds` is false.
 
     `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
     variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
@@ -121,7 +121,7 @@ class LadderEpsilon(Section, tag="ladder"):
 
 
 class SoftmaxExplore(Section, tag="softmax"):
-    """Actions are drawn with probability ~ exp(value / temperature); `end` is what it falls to over `steps` steps."""
+    """Actions are drawn with probability ~ exp(value / temperature), which falls to `end` over `steps` steps."""
 
     temperature: Rate = 1.0
     end: Rate | None = None
@@ -133,7 +133,7 @@ class OwnExplore(Section, tag="own"):
 
 
 class NoBonus(Section, tag="off"):
-    """Rewards are the world's alone."""
+    """Only the environment's own rewards."""
 
 
 class CountBonus(Section, tag="count"):
@@ -150,7 +150,7 @@ class CountBonus(Section, tag="count"):
 
 
 class CopyTarget(Section, tag="copy"):
-    """The target network becomes a copy of the online network every so many updates."""
+    """The target network becomes a copy of the online network every `every_updates` updates."""
 
     every_updates: Positive = 250
 
@@ -166,9 +166,9 @@ class NoReset(Section, tag="off"):
 
 
 class PeriodicReset(Section, tag="periodic"):
-    """Every so many updates the head begins anew and the torso moves towards fresh weights (Schwarzer et al. 2023).
+    """Every `every_updates` the head is reset and the torso moves towards fresh weights (Schwarzer et al. 2023).
 
-    The torso keeps the share `keep` of what it was (shrink and perturb): 1 leaves it alone, 0 begins anew as well.
+    The torso keeps the share `keep` of its weights (shrink and perturb): 1 leaves it alone, 0 resets it as well.
     """
 
     every_updates: Positive = 40_000
@@ -180,7 +180,7 @@ class NoAnneal(Section, tag="off"):
 
 
 class ExponentialAnneal(Section, tag="exponential"):
-    """From these `n_step` and `discount` to `algo`'s own over so many updates, again after each reset (BBF, 2023)."""
+    """From these `n_step` and `discount` to `algo`'s own over `updates`, again after each reset (BBF, 2023)."""
 
     n_step: Annotated[int, Meta(ge=1, le=100)] = 10
     discount: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.97
@@ -209,7 +209,7 @@ class Algo(Section):
 
 
 class Optimizer(Section):
-    """What every optimiser has.
+    """Settings of every optimiser.
 
     The learning rate rises in a straight line over the first `warm_updates`, and falls to zero over `decay_updates`.
     With a `base_batch` it is meant for batches of that size: for others it grows with their size (`scaling=linear`,
@@ -239,7 +239,7 @@ class Radam(Optimizer, tag="radam"):
 
 
 class Rmsprop(Optimizer, tag="rmsprop"):
-    """RMSProp, centred as in the Nature paper unless told otherwise."""
+    """RMSProp, by default centred as in the Nature paper."""
 
     learning_rate: Rate = 2.5e-4
     eps: Rate = 1e-5
@@ -267,9 +267,9 @@ class NatureTorso(Section, tag="nature"):
 
 
 class ConvTorso(Section, tag="conv"):
-    """Convolutions of your own choosing, one number of each list per layer, and a fully connected layer of `width`.
+    """Convolutions, one number of each list per layer, and a fully connected layer of `width`.
 
-    What is left out fits pictures of 42x42.
+    The defaults fit pictures of 42x42.
     """
 
     channels: Annotated[tuple[Width, ...], Meta(max_length=100)] = (16, 32, 32)
@@ -395,9 +395,9 @@ class DuplicatesFilter(Section, tag="duplicates"):
 
 
 class BufferReplay(Section, tag="buffer"):
-    """What is remembered and how often it is learned from; `compress` keeps frames in lossless blocks (lz4).
+    """A replay buffer and how often its steps are sampled; `compress` keeps frames in lossless blocks (lz4).
 
-    `on_device` keeps a copy of all observations where the learner computes, and batches are stacked there.
+    `on_device` keeps a copy of all observations on the learner's device, and batches are stacked there.
     """
 
     capacity: Positive = 100_000
@@ -421,17 +421,17 @@ class FreshReplay(Section, tag="fresh"):
 
 
 class Actors(Section):
-    """Who acts: so many actors, each with `envs` of the environments (`env.num` in all)."""
+    """The actors: `num` of them, each with `envs` of the environments (`env.num` in all)."""
 
     num: Workers = 1
     envs: Environments | None = None
 
 
 class InlineRuntime(Section, tag="inline"):
-    """Everything in one thread, turned by hand: deterministic and easy to debug.
+    """Everything in one thread: deterministic and easy to debug.
 
-    `compile` makes the whole update one compiled piece, `precision` is what networks multiply in while they learn; both
-    are chosen by measurement where they are left open.
+    `compile` compiles the whole update, `precision` is the dtype of matrix products in updates; left out, both are
+    chosen by measurement.
     """
 
     device: str | None = None
@@ -441,11 +441,11 @@ class InlineRuntime(Section, tag="inline"):
 
 
 class ProcessesRuntime(Section, tag="processes"):
-    """Actors in processes of their own, joined by shared memory; learning goes on while they act.
+    """Actors in processes of their own, connected by shared memory; learning goes on while they act.
 
-    A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor that does
-    not move on for `hung_seconds` is replaced, `restarts` times in ten minutes. With `compress` observations travel in
-    lossless lz4. With `replay_process` the replay has a process of its own too, and batches are cut there while the
+    A rollout has `chunk_rows` steps of every environment of one actor, and `slots` of them may wait. An actor without
+    progress for `hung_seconds` is replaced, `restarts` times in ten minutes. With `compress` observations are sent in
+    lossless lz4. With `replay_process` the replay has a process of its own too, and batches are sampled there while the
     learner updates. Actions are chosen in every actor (`inference=local`) or in one for all (`central`: `actors.num`
     processes then only step environments), on `inference_device`.
     """
@@ -467,10 +467,9 @@ class ProcessesRuntime(Section, tag="processes"):
 class RayRuntime(Section, tag="ray"):
     """Actors, the learner, and if `replay_process` the replay, as processes of a Ray cluster.
 
-    Without an `address` a Ray of our own is started for the time of the run, for this machine alone and with
-    `store_bytes` for objects. The cluster at an `address` (host:port) needs a token, unless `allow_no_token`. The
-    learner runs on the node of whoever calls, actors and a replay of its own process on any. Rollouts, compression on
-    the way and restarts are as with `processes`.
+    Without an `address` a private Ray is started for the run, on this machine only and with `store_bytes` for objects.
+    The cluster at an `address` (host:port) needs a token, unless `allow_no_token`. The learner runs on the node of the
+    calling process, actors and the replay process on any. Rollouts, compression and restarts are as with `processes`.
     """
 
     address: str | None = None
@@ -502,12 +501,12 @@ class Save(Section):
 
 
 class Eval(Section):
-    """How the greedy policy is judged: validation episodes steer, test episodes report; 0 episodes: not at all."""
+    """How the greedy policy is evaluated: validation episodes steer the run, test episodes are reported; 0: none."""
 
     every_steps: Positive = 5_000
     episodes: Count = 20
     test_episodes: Count = 100
-    # An episode that has not ended by then is cut and counted: a policy that never dies must not be judged for ever.
+    # A longer episode is cut and counted: with a policy that never dies an evaluation would not end.
     max_steps: Positive = 27_000
 
 
@@ -539,7 +538,7 @@ class GrowingBatch(Section, tag="grow"):
 
 
 class Steer(Section):
-    """What validation scores change; the run also ends after `stop_patience` evaluations without a better one."""
+    """Settings that validation scores change; the run ends after `stop_patience` evaluations without a better one."""
 
     learning_rate: SteadyRate | PlateauRate = SteadyRate()
     batch: SteadyBatch | GrowingBatch = SteadyBatch()
@@ -559,7 +558,7 @@ class Population(Section):
 
 
 class Until(Section):
-    """When the run is done: after so many steps, so many seconds, or a validated score."""
+    """When the run ends: after a number of steps, of seconds, or at a validation score."""
 
     steps: Positive = 100_000
     seconds: Rate | None = None
@@ -567,9 +566,9 @@ class Until(Section):
 
 
 class Log(Section):
-    """How often a progress row is written, in environment steps (so that rows are repeatable), and where else to.
+    """How often a progress row is written, in environment steps (so that rows are deterministic), and where else to.
 
-    `history` also writes down every operation of a run with several actors, for an audit of its promises.
+    `history` also records every operation of a run with several actors, so that its guarantees can be audited.
     """
 
     every_steps: Positive = 1_000

@@ -1,4 +1,4 @@
-"""Several learners in a plan: how many, how they agree, and what they send each other."""
+"""Several learners in a plan: how many, how they synchronise, and what they send each other."""
 
 from typing import Annotated, Literal
 
@@ -8,14 +8,14 @@ from qfleet.plan.part import Count, Fraction, Positive, Rate, Section
 
 
 class Learners(Section):
-    """Who learns: so many learners, each with its share of every batch (`algo.batch_size` in all).
+    """The learners: `num` of them, each with its share of every batch (`algo.batch_size` in all).
 
-    They reach each other by shared memory, or through sockets (`backend=gloo`, and on Ray in any case); with `nccl`
-    each has an accelerator of its own, with `mpi` they are the processes that mpirun has started. One that does not
-    answer for `timeout_seconds`, or is gone, is replaced, `restarts` times in ten minutes; the others go on without it.
-    With `balance` shares follow the learners' speed, which no seed decides. With `bundles` every learner also acts and
-    remembers: an equal part of the environments, the replay and the batch is its own (Gorila, Nair et al. 2015).
-    `schedule` changes how they agree after so many updates: ["5000 sync.type=local", "9000 sync.type=allreduce"].
+    They communicate through shared memory, or through sockets (`backend=gloo`, and always on Ray); with `nccl` each has
+    its own accelerator, with `mpi` they are the processes that mpirun has started. A learner that is lost, or does not
+    reply for `timeout_seconds`, is replaced, `restarts` times in ten minutes; the others go on without it. With
+    `balance` shares follow the learners' measured speed, so the run is not deterministic. With `bundles` every learner
+    is an actor-learner: it has an equal part of the environments, the replay and the batch (Gorila, Nair et al. 2015).
+    `schedule` changes `sync` at given updates: ["5000 sync.type=local", "9000 sync.type=allreduce"].
     """
 
     num: Annotated[int, Meta(ge=1, le=1_000)] = 1
@@ -74,16 +74,15 @@ Codec = NoCodec | Fp16Codec | Bf16Codec | Int8Codec | SignCodec | TernaryCodec |
 
 
 def is_coarse(codec: Codec) -> bool:
-    """Does it leave so much out that an optimiser which divides by the size of gradients is misled?"""
+    """Does it drop so much that an optimiser which divides by the size of gradients is misled?"""
     return not isinstance(codec, NoCodec | Fp16Codec | Bf16Codec) and codec != TopKCodec(share=1.0)
 
 
 class Coded(Section):
-    """What is sent through a codec.
+    """A strategy whose messages pass through a codec.
 
     The first `warm_rounds` means are exact. Every `check_every_rounds` (0: never) the mean is compared with the exact
-    one; below a cosine of `least_cosine`, or if that is left open of what its codec should reach, nothing is
-    compressed any more.
+    one; if their cosine is below `least_cosine` (by default a bound for the codec), compression is turned off.
     """
 
     codec: Codec = NoCodec()
@@ -92,7 +91,7 @@ class Coded(Section):
     least_cosine: Annotated[float, Meta(ge=-1.0, le=1.0)] | None = None
 
 
-# What a codec that works stays well above, with what feedback keeps back in its way (tests/sync/test_codecs.py).
+# A working codec stays well above these cosines, error feedback included (tests/sync/test_codecs.py).
 LEAST_COSINES: dict[type[Codec], float] = {
     Fp16Codec: 0.9,
     Bf16Codec: 0.9,
@@ -105,20 +104,20 @@ LEAST_COSINES: dict[type[Codec], float] = {
 
 
 def least_cosine_of(sync: Coded) -> float:
-    """Below which its codec is given up."""
+    """The cosine with the exact mean below which the codec is turned off."""
     return LEAST_COSINES.get(type(sync.codec), -1.0) if sync.least_cosine is None else sync.least_cosine
 
 
 class SoloSync(Section, tag="solo"):
-    """There is one learner, and nobody to agree with."""
+    """No synchronisation: there is one learner."""
 
 
 class AllreduceSync(Coded, tag="allreduce"):
     """All gradients are averaged (`reduce=mean`) or added up before every step: one learner with the whole batch.
 
-    Through sockets and without a codec they go in buckets of `bucket_bytes`, each as soon as it is computed. With
-    `send=steps` everybody's optimiser makes its step first, and steps are averaged (Chen et al. 2022); left open,
-    coarse codecs are given steps, all others gradients.
+    Through sockets and without a codec they are sent in buckets of `bucket_bytes`, each as soon as it is computed. With
+    `send=steps` every learner's optimiser steps first, and the steps are averaged (Chen et al. 2022); by default
+    coarse codecs send steps, all others gradients.
     """
 
     reduce: Literal["mean", "sum"] = "mean"
@@ -140,9 +139,9 @@ class Sharded(Coded):
 class ServerSync(Sharded, tag="server"):
     """A parameter server.
 
-    With `max_staleness=0` a step is made of everybody's gradient, or of all but the slowest `spare`. With s every
+    With `max_staleness=0` each step uses the gradients of all learners, or of all but the slowest `spare`. With s every
     gradient is a step of its own, and one computed from weights more than s steps old is refused and computed again;
-    with `none` none is.
+    with `none` none is refused.
     """
 
     max_staleness: Count | None = 0
@@ -150,10 +149,10 @@ class ServerSync(Sharded, tag="server"):
 
 
 class WindowSync(Sharded, tag="window"):
-    """A parameter server that makes one step of what arrived, every `num_gradients` or `window_seconds`.
+    """A parameter server that makes one step of the gradients it received, every `num_gradients` or `window_seconds`.
 
-    With both, of whichever comes first; with `num_gradients=none`, of all that came in time. A gradient from weights
-    more than `max_staleness` steps old is refused and computed again.
+    With both, whichever comes first; with `num_gradients=none`, by time alone. A gradient from weights more than
+    `max_staleness` steps old is refused and computed again.
     """
 
     num_gradients: Positive | None = 2
@@ -164,7 +163,8 @@ class WindowSync(Sharded, tag="window"):
 class LocalSync(Coded, tag="local"):
     """Local SGD: every learner steps by itself, and every `every_updates` weights and moments are averaged.
 
-    With an `outer_rate` the way made is a gradient for Nesterov's momentum (DiLoCo, Douillard et al. 2023).
+    With an `outer_rate` the change since the last average is a gradient for Nesterov momentum (DiLoCo, Douillard et al.
+    2023).
     """
 
     every_updates: Positive = 8
@@ -191,7 +191,7 @@ class GossipSync(Section, tag="gossip"):
 
 
 def sends_steps(sync: AllreduceSync) -> bool:
-    """What is averaged: the optimisers' steps, or gradients?"""
+    """Are the optimisers' steps averaged, rather than gradients?"""
     return is_coarse(sync.codec) if sync.send is None else sync.send == "steps"
 
 

@@ -4,7 +4,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -23,13 +23,11 @@ HEADER = """\
 
 
 def read_toml(file: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file; every way this can fail is an error the user can act on."""
+    """The tables of a TOML file; every failure is a UsageError."""
     path = Path(file)
     try:
         if not path.is_file():
-            raise UsageError(
-                f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given."
-            )
+            raise _missing(file)
         with path.open("rb") as stream:
             data = stream.read(LARGEST_FILE_BYTES + 1)
     except OSError as error:
@@ -41,22 +39,24 @@ def read_toml(file: str | Path) -> dict[str, Any]:
     return _parse(data, file)
 
 
+def _missing(file: str | Path) -> UsageError:
+    return UsageError(f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given.")
+
+
 def _too_large(file: str | Path) -> UsageError:
-    what = f"{file} is larger than 1 MB"
-    return UsageError(what, "A plan has a few kilobytes; this is something else.", "Check the path given.")
+    why = "A plan has a few kilobytes; this is something else."
+    return UsageError(f"{file} is larger than 1 MB", why, "Check the path given.")
 
 
 def read_tables_in(folder: Path, name: str) -> dict[str, Any]:
-    """The tables of a TOML file inside a run's folder, which may come from a stranger: no link is followed."""
+    """The tables of a TOML file in a run's folder, without following links: the folder may come from a stranger."""
     file = folder / name
     try:
         return _parse(read_inside(folder, name, LARGEST_FILE_BYTES), file)
     except TooLarge:
         raise _too_large(file) from None
     except FileNotFoundError:
-        raise UsageError(
-            f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given."
-        ) from None
+        raise _missing(file) from None
     except OSError as error:
         raise UsageError(
             f"cannot read {file}",
@@ -87,7 +87,7 @@ def _parse(data: bytes, file: str | Path) -> dict[str, Any]:
 
 
 def _is_deep(tables: dict[str, Any]) -> bool:
-    """Are there more tables within each other than any plan has? Looked at without recursion."""
+    """Are tables nested deeper than in any plan? Checked without recursion."""
     level: list[Any] = [tables]
     for _ in range(DEEPEST_TABLES):
         level = [value for table in level for value in table.values() if isinstance(value, dict)]
@@ -95,12 +95,9 @@ def _is_deep(tables: dict[str, Any]) -> bool:
 
 
 def read_plan(file: Path) -> Plan:
-    """A complete plan as `write_plan` wrote it into a run's folder.
-
-    Whether to trust what it names (code, places) is up to the caller.
-    """
+    """A complete plan that `write_plan` wrote into a run's folder; the caller decides whether to trust it."""
     draft = Draft()
-    draft.lay(entries_of(read_tables_in(file.parent, file.name), str(file)))
+    draft.apply_layer(entries_of(read_tables_in(file.parent, file.name), str(file)))
     if not draft.values["env.id"]:
         raise UsageError(
             f"{file} names no environment", "A complete plan has env.id.", 'Add below [env]: id = "CartPole-v1"'
@@ -109,28 +106,27 @@ def read_plan(file: Path) -> Plan:
 
 
 def to_toml(plan: Plan) -> str:
-    """The plan as TOML that reads back equal; what is None is written as "none", for TOML has no null."""
+    """The plan as TOML that reads back equal; None is written as "none", because TOML has no null."""
     import tomli_w
 
-    return HEADER + "\n" + tomli_w.dumps(plain(plan))
+    return HEADER + "\n" + tomli_w.dumps(to_tables(plan))
 
 
-def plain(plan: Plan) -> dict[str, Any]:
+def to_tables(plan: Plan) -> dict[str, Any]:
     """The plan as tables of plain values, with "none" for None."""
-    tables: dict[str, Any] = _plain(msgspec.to_builtins(plan))
-    return tables
+    return cast(dict[str, Any], _none_to_text(msgspec.to_builtins(plan)))
 
 
-def _plain(value: Any) -> Any:
+def _none_to_text(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _none_to_text(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_none_to_text(each) for each in value]
     return paths.NONE if value is None else value
 
 
 def write_plan(plan: Plan, file: Path, mode: int = 0o666) -> None:
-    """Write the plan whole or not at all."""
+    """Write the plan atomically."""
     try:
         replace_inside(file.parent, file.name, to_toml(plan).encode(), mode)
     except OSError as error:
@@ -145,8 +141,7 @@ def schema() -> dict[str, Any]:
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     for name in ("Plan", "Env"):
         made["$defs"][name].pop("required", None)  # the environment may come from the command line
-    fitted: dict[str, Any] = _for_toml(made)
-    return fitted
+    return cast(dict[str, Any], _for_toml(made))
 
 
 def _for_toml(part: Any) -> Any:
@@ -163,7 +158,7 @@ def plan_hash(plan: Plan) -> str:
 
 
 def diff(a: Plan, b: Plan) -> list[tuple[str, Any, Any]]:
-    """The settings in which two plans differ, as (path, in a, in b); None where a plan does not have it."""
+    """Settings that differ between two plans, as (path, in a, in b); None where a plan does not have one."""
     left = paths.flatten(a)
     right = paths.flatten(b)
     keys = list(left) + [path for path in right if path not in left]

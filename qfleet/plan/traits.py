@@ -1,23 +1,28 @@
-"""Questions about a plan that several rules ask."""
+"""Properties of a plan that several rules check."""
 
 from qfleet.plan.schema import FreshReplay, Plan, ScalarHead
 
 
-def is_fresh(plan: Plan) -> bool:
-    """Does it learn from fresh experience only?"""
+def uses_fresh_replay(plan: Plan) -> bool:
+    """Does the plan learn from fresh experience only?"""
     return isinstance(plan.replay, FreshReplay)
 
 
-def is_distribution(plan: Plan) -> bool:
-    """Does its head describe a distribution?"""
+def is_distributional(plan: Plan) -> bool:
+    """Does the plan's head describe a distribution of returns?"""
     return not isinstance(plan.net.head, ScalarHead)
 
 
-def is_alone(plan: Plan) -> bool:
-    """Is there one member, not a population?"""
+def has_one_member(plan: Plan) -> bool:
+    """Is there a single member, not a population?"""
     return plan.population.num == 1
 
 
-def is_together(plan: Plan) -> bool:
+def has_several_learners(plan: Plan) -> bool:
     """Are there several learners?"""
     return plan.learners.num > 1
+
+
+def has_one_learner(plan: Plan) -> bool:
+    """Is there a single learner?"""
+    return plan.learners.num == 1

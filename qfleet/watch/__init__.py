@@ -1,9 +1,9 @@
-"""Looking at runs: rows and events, what the terminal shows, run directories, curves."""
+"""Observing runs: rows and events, watchers for the terminal, run directories, statistics and plots."""
 
-from qfleet.watch.bottleneck import profile_of, rounded, shares_of, since, with_other
+from qfleet.watch.bottleneck import profile_of, rounded, shares_of, times_between, with_other
 from qfleet.watch.card import write_card
 from qfleet.watch.console import Mode, Watcher, auto_mode, make_watcher
-from qfleet.watch.energy import Meter
+from qfleet.watch.energy import EnergyMeter
 from qfleet.watch.plot import plot_runs
 from qfleet.watch.provenance import cores, program, provenance
 from qfleet.watch.run_directory import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
@@ -23,8 +23,8 @@ from qfleet.watch.tensorboard import TensorBoardWriter
 
 __all__ = [
     "CLOCK_FIELDS",
+    "EnergyMeter",
     "EventLog",
-    "Meter",
     "Mode",
     "RowLog",
     "TensorBoardWriter",
@@ -48,8 +48,8 @@ __all__ = [
     "run_state",
     "shares_of",
     "show_run",
-    "since",
     "summarize",
+    "times_between",
     "with_other",
     "without_clock",
     "write_card",

@@ -1,4 +1,4 @@
-"""Where the time of a run went: shares, the bottleneck by name, how much faster it could be, and what to change."""
+"""Where the time of a run went: shares by stage, the bottleneck, the possible speed-up, and advice."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, PrioritizedSampler
 from qfleet.plan.validate.placement import num_senders
 from qfleet.system.timers import STAGES
-from qfleet.watch.text import number, saving_lines
+from qfleet.watch.text import compression_lines, number
 
-# What limits a run, by what its time goes into. `actor`: the learner waits for them.
+# The stages of each possible bottleneck. `actor`: the learner waits for them.
 CAUSES = {
     "learner": ("update", "sync"),
     "replay": ("insert", "sample"),
@@ -22,7 +22,7 @@ CAUSES = {
 }
 LEARNING = ("insert", "sample", "update", "sync")
 BUSY = ("env", "infer", "sync")  # an actor's stages, but for `wait`
-WORK = tuple(stage for stage in STAGES if stage != "idle")  # the learner's; `other` may be waiting for all we know
+WORK = tuple(stage for stage in STAGES if stage != "idle")  # the learner's; `other` may include waiting
 NANO = 1e9
 
 Times = Mapping[str, int]  # nanoseconds by stage, and `wall`
@@ -30,9 +30,9 @@ Shares = Mapping[str, float]
 
 
 class Diagnosis(NamedTuple):
-    """What takes the largest share of the time, and what it would bring to do something about it.
+    """The cause that takes the largest share of the time, and the most that removing it would gain.
 
-    `ceiling`: so many times as fast at most, if only that were left (learner), or if that cost nothing (all others).
+    `ceiling`: the largest speed-up, if only that cause were left (learner), or if it cost nothing (all others).
     """
 
     bottleneck: str
@@ -46,25 +46,25 @@ class Diagnosis(NamedTuple):
         return f"{self.bottleneck}-bound: {self.advice}"
 
 
-def since(now: Times, before: Times) -> dict[str, int]:
-    """What was added between two readings."""
+def times_between(now: Times, before: Times) -> dict[str, int]:
+    """Times added between two readings."""
     return {stage: spent - before.get(stage, 0) for stage, spent in now.items()}
 
 
 def with_other(times: Times) -> dict[str, int]:
-    """Every stage, and `other`: what no lap covers."""
+    """Times of every stage, and `other`: the time that no stage covers."""
     laps = {stage: times[stage] for stage in STAGES}
     return {**laps, "other": max(0, times["wall"] - sum(laps.values()))}
 
 
 def shares_of(times: Times) -> dict[str, float]:
-    """Each one's part of the whole."""
+    """Each stage's share of the total."""
     whole = sum(times.values())
     return {stage: spent / whole if whole else 0.0 for stage, spent in times.items()}
 
 
 def diagnose(shares: Shares, plan: Plan, actors: Shares, cores: int = 2) -> Diagnosis:
-    """The bottleneck. `shares` are of the learner's process, `actors` of those elsewhere, if there are any."""
+    """Find the bottleneck from the shares of the learner's process and of the actors' processes, if there are any."""
     causes = {cause: sum(shares.get(stage, 0.0) for stage in stages) for cause, stages in CAUSES.items()}
     cause = max(causes, key=lambda name: causes[name])
     share = causes[cause]
@@ -78,12 +78,12 @@ def times_as_fast(factor: float) -> str:
     return f"{factor:.0f}x" if factor >= 10 else f"{factor:.2g}x" if factor >= 2 else f"{factor:.2f}x"
 
 
-# What to say of each cause; {share} and {ceiling} are filled in.
+# The advice for each cause; {share} and {ceiling} are filled in.
 
 
 def _learner(plan: Plan, actors: Shares, cores: int) -> str:
     knobs = "replay.epochs, replay.minibatches" if isinstance(plan.replay, FreshReplay) else "replay.samples_per_insert"
-    waits = f" (those there are waited {actors['wait']:.0%} of the time)" if actors else ""
+    waits = f" (the present ones waited {actors['wait']:.0%} of the time)" if actors else ""
     return (
         "updates take {share} of the time; at most {ceiling} as fast if everything else were free; more actors will "
         f"not help{waits}; fewer or smaller updates would: {knobs}, algo.batch_size, net.*"
@@ -106,10 +106,10 @@ def _world(plan: Plan, actors: Shares, cores: int) -> str:
 
 
 def _elsewhere(plan: Plan, cores: int) -> str:
-    """Where environments could be stepped besides."""
+    """Settings that would step environments in parallel."""
     envs = plan.env.num
     tries = []
-    if atari(plan.env.id):
+    if steps_natively(plan.env.id):
         if (plan.runtime.threads or 1) < cores:
             tries.append(f"runtime.threads={cores}")
     elif envs > 1 and not plan.env.id.startswith("CartPole-v") and plan.env.workers < min(cores, envs):
@@ -124,21 +124,21 @@ def _elsewhere(plan: Plan, cores: int) -> str:
     )
 
 
-def atari(env_id: str) -> bool:
-    """Are all copies stepped by native threads?"""
+def steps_natively(env_id: str) -> bool:
+    """Does native code step all copies of the environment in threads?"""
     return env_id.startswith("ALE/") or "NoFrameskip" in env_id
 
 
 def _policy(plan: Plan, actors: Shares, cores: int) -> str:
     return (
         "choosing actions takes {share} of the time; at most {ceiling} as fast without it: environments side by side "
-        f"share one look at the network, so try env.num={2 * plan.env.num}"
+        f"share one forward pass, so try env.num={2 * plan.env.num}"
     )
 
 
 def _actor(plan: Plan, actors: Shares, cores: int) -> str:
     busy = max(BUSY, key=lambda stage: actors.get(stage, 0.0))
-    where = f" (who spend {actors[busy]:.0%} of theirs on {busy})" if actors.get(busy) else ""
+    where = f" (which spend {actors[busy]:.0%} of theirs on {busy})" if actors.get(busy) else ""
     num = plan.actors.num
     more = "more actors help, up to about {ceiling}" if num < cores else f"there are {num} on {cores} cores already"
     return "the learner waited {share} of the time for the actors" + f"{where}: {more}"
@@ -155,7 +155,7 @@ def _eval(plan: Plan, actors: Shares, cores: int) -> str:
 
 
 def _compile(plan: Plan, actors: Shares, cores: int) -> str:
-    return "compiling for this machine took {share} of the time: it is kept, so later runs do without"
+    return "compiling for this machine took {share} of the time: the result is cached for later runs"
 
 
 def _overhead(plan: Plan, actors: Shares, cores: int) -> str:
@@ -175,7 +175,7 @@ ADVICE: dict[str, Callable[[Plan, Shares, int], str]] = {
 }
 
 
-# The profile of a run, as status.json and profile.json have it
+# The profile of a run, as in status.json and profile.json
 
 
 def profile_of(
@@ -189,11 +189,11 @@ def profile_of(
     joules: float | None = None,
     savings: Mapping[str, Mapping[str, float]] | None = None,
 ) -> dict[str, Any]:
-    """Seconds and shares by stage and what they mean. `env_steps` and `updates` were made in that time."""
+    """Seconds and shares by stage, and the diagnosis. `env_steps` and `updates` were made in that time."""
     spent = with_other(times)
     shares = shares_of(spent)
-    theirs = shares_of(actors)
-    found = diagnose(shares, plan, theirs, cores)
+    actor_shares = shares_of(actors)
+    found = diagnose(shares, plan, actor_shares, cores)
     profile: dict[str, Any] = {
         "wall_seconds": round(times["wall"] / NANO, 3),
         "env_steps": env_steps,
@@ -207,16 +207,16 @@ def profile_of(
         "advice": found.advice,
     }
     if actors:
-        profile |= {"actors": num_senders(plan), "actor_shares": rounded(theirs)}
-        profile |= {"actors_busy": round(sum(theirs[stage] for stage in BUSY), 4)}
-        profile |= side_by_side(times, actors, 1 + num_senders(plan))
+        profile |= {"actors": num_senders(plan), "actor_shares": rounded(actor_shares)}
+        profile |= {"actors_busy": round(sum(actor_shares[stage] for stage in BUSY), 4)}
+        profile |= parallel_speed(times, actors, 1 + num_senders(plan))
     if joules is not None:
         profile |= {"joules": round(joules, 1), "joules_per_million_steps": round(joules / max(1, env_steps) * 1e6, 1)}
     return {**profile, "compression": savings} if savings else profile
 
 
-def side_by_side(times: Times, actors: Times, processes: int) -> dict[str, float]:
-    """Seconds of work in all processes, how many times the wall clock's that is, and the same per process."""
+def parallel_speed(times: Times, actors: Times, processes: int) -> dict[str, float]:
+    """Seconds of work in all processes, the speed-up over one process, and the efficiency per process."""
     work = sum(times[stage] for stage in WORK) + sum(actors[stage] for stage in BUSY)
     speed_up = work / max(1, times["wall"])
     return {
@@ -228,12 +228,12 @@ def side_by_side(times: Times, actors: Times, processes: int) -> dict[str, float
 
 
 def rounded(shares: Shares) -> dict[str, float]:
-    """Three digits after the point are enough."""
+    """Shares rounded to three digits."""
     return {stage: round(share, 3) for stage, share in shares.items()}
 
 
 def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """The whole table: stage, seconds, share of the time, and what a step and an update cost."""
+    """The table of stages as lines: seconds, share of the time, cost per step and per update."""
     steps = profile["env_steps"]
     updates = profile["updates"]
     lines = [f"{'stage':<8}{'seconds':>10}{'share':>8}{'per step':>12}{'per update':>12}"]
@@ -243,22 +243,22 @@ def profile_lines(profile: Mapping[str, Any]) -> list[str]:
     if "actors" in profile:
         parts = ", ".join(f"{stage} {share:.0%}" for stage, share in profile["actor_shares"].items())
         lines += [f"actors: {parts}", parallel_line(profile)]
-    lines += [f"compressed {text}" for text in saving_lines(profile)]
+    lines += [f"compressed {text}" for text in compression_lines(profile)]
     return [*lines, energy_line(profile), f"{profile['bottleneck']}-bound: {profile['advice']}"]
 
 
 def parallel_line(profile: Mapping[str, Any]) -> str:
-    """What it brings that learner and actors work side by side."""
+    """The speed-up from running learner and actors in parallel."""
     work = profile["work_seconds"]
     wall = profile["wall_seconds"]
     return (
-        f"speed-up {profile['speed_up']:.2f}x: {work:.2f} s of work, one after the other, in {wall:.2f} s; "
+        f"speed-up {profile['speed_up']:.2f}x: {work:.2f} s of sequential work in {wall:.2f} s; "
         f"parallel efficiency {profile['parallel_efficiency']:.0%}, with {profile['processes']} processes"
     )
 
 
 def energy_line(profile: Mapping[str, Any]) -> str:
-    """What the processors used, all programs of the machine included."""
+    """Energy of the processors, all programs of the machine included."""
     if "joules" not in profile:
         return "no energy counters"
     per_million = number(profile["joules_per_million_steps"])

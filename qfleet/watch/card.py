@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.escape import escaped
-from qfleet.watch.run_directory import dotted, show_run
+from qfleet.watch.run_directory import flatten_tables, show_run
 from qfleet.watch.run_files import write_file
 from qfleet.watch.text import number, time_line
 
@@ -31,7 +31,7 @@ def write_card(run_dir: Path | str) -> Path:
     """Write card.md into the run directory: score, plan, versions, commands."""
     path = Path(run_dir)
     run = show_run(path)
-    plan = dotted(run["plan"])
+    plan = flatten_tables(run["plan"])
     sections = [
         f"# {_cell(run['name'])}\n\n{_cell(run['env'])}, {_cell(run['state'])} after {number(run['steps'])} steps.",
         "## Score\n\n" + _scores(run),
@@ -61,14 +61,14 @@ def _scores(run: Mapping[str, Any]) -> str:
 
 
 def _chosen(run: Mapping[str, Any]) -> str:
-    """How many validations the best was chosen from: the more, the luckier it may be."""
+    """How many validations the best was chosen from: the more, the larger the selection bias."""
     count = run["status"].get("best_of")
-    told = isinstance(count, int) and count > 0 and run["best_row"]
-    return f" Best of {number(count)} validations; what is tested is the best one." if told else ""
+    known = isinstance(count, int) and count > 0 and run["best_row"]
+    return f" Best of {number(count)} validations; the best one is tested." if known else ""
 
 
 def _not_exact(run: Mapping[str, Any]) -> list[str]:
-    """Why the plan and its seed do not decide this run, if so."""
+    """The section of reasons why plan and seed do not reproduce this run, if any."""
     reasons = run["status"].get("not_exact")
     if not isinstance(reasons, list) or not reasons:
         return []

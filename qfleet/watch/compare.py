@@ -1,4 +1,4 @@
-"""Sides by side: what several runs or groups scored, how sure that is, and which side is better.
+"""Compare runs or groups: their scores, confidence intervals, and the probability that one side is better.
 
 A side is a group, a run, or several of them. Its scores are those on test episodes, one per run, as [runs, envs].
 """
@@ -15,7 +15,7 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.plan import read_toml
-from qfleet.watch.run_directory import GROUP_FILE, find_entry, is_group, is_run, label, read_tables, runs_of
+from qfleet.watch.run_directory import GROUP_FILE, find_run_or_group, is_group, is_run, read_tables, run_label, runs_in
 from qfleet.watch.run_files import read_json
 from qfleet.watch.statistics import (
     Estimate,
@@ -32,7 +32,7 @@ from qfleet.watch.statistics import (
 Bounds = Mapping[str, tuple[float, float]]  # env id -> the scores that become 0 and 1
 
 
-class Scored(NamedTuple):
+class ScoredRun(NamedTuple):
     """One run and its score on test episodes: the mean, and the 95 % interval of that mean over its episodes."""
 
     name: str
@@ -42,15 +42,15 @@ class Scored(NamedTuple):
     score: float
     low: float | None
     high: float | None
-    of_best: bool = True  # False: its best checkpoint could not be read, and the last weights were judged
+    of_best: bool = True  # False: its best checkpoint could not be read, and the last weights were tested
 
 
 @dataclass(frozen=True)
 class Side:
-    """What is compared: its runs, and members of its groups that have no score yet."""
+    """One side of a comparison: its runs, and members of its groups that have no score yet."""
 
     name: str
-    runs: tuple[Scored, ...]
+    runs: tuple[ScoredRun, ...]
     missing: tuple[str, ...] = ()
 
     @property
@@ -59,7 +59,7 @@ class Side:
         return tuple(sorted({run.env for run in self.runs}))
 
     def scores(self, bounds: Bounds | None = None) -> Array:
-        """Scores [runs, envs], raw or between bounds."""
+        """Scores [runs, envs], raw or normalised by the bounds."""
         columns = [[run.score for run in self.runs if run.env == env] for env in self.envs]
         raw = np.array(columns, dtype=np.float64).T
         if bounds is None:
@@ -70,7 +70,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Aggregates of each side with their intervals, and for each pair how likely the first beats the second."""
+    """Aggregates of each side with intervals, and for each pair the probability that the first beats the second."""
 
     sides: tuple[Side, ...]
     normalized: bool
@@ -85,7 +85,7 @@ class Comparison:
         return self.sides[0].envs
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The comparison as JSON data."""
         return {
             "envs": list(self.envs),
             "normalized": self.normalized,
@@ -112,7 +112,7 @@ def compare(
     seed: int = 0,
 ) -> Comparison:
     """Compare sides, each a group, a run, or a comma-separated list of them; `seed` draws the resamples."""
-    sides = tuple(gather(name, out) for name in names)
+    sides = tuple(read_side(name, out) for name in names)
     _check(sides, normalize)
     scores = {side.name: side.scores(normalize) for side in sides}
     statistics = _statistics(len(sides[0].envs), threshold)
@@ -121,7 +121,7 @@ def compare(
         normalize is not None,
         threshold,
         {
-            name: {what: estimate(how, values, seed=seed) for what, how in statistics.items()}
+            name: {title: estimate(statistic, values, seed=seed) for title, statistic in statistics.items()}
             for name, values in scores.items()
         },
         {
@@ -133,7 +133,7 @@ def compare(
 
 
 def _statistics(num_envs: int, threshold: float | None) -> dict[str, Statistic]:
-    # The median of environments' means is the field's custom; with one environment it would be the mean once more.
+    # The median of environments' means is customary; with one environment it would equal the mean.
     found: dict[str, Statistic] = {"mean": mean, "median": median if num_envs > 1 else median_run, "iqm": iqm}
     if threshold is not None:
         gap: Callable[[Array], Array] = lambda scores: optimality_gap(scores, threshold)  # noqa: E731
@@ -144,7 +144,7 @@ def _statistics(num_envs: int, threshold: float | None) -> dict[str, Statistic]:
 # --- sides ---
 
 
-def gather(name: str | Path, out: Path | str = "runs") -> Side:
+def read_side(name: str | Path, out: Path | str = "runs") -> Side:
     """The runs of a side with their scores."""
     entries = _entries(str(name), out)
     if not entries:
@@ -153,26 +153,26 @@ def gather(name: str | Path, out: Path | str = "runs") -> Side:
             "a side is a group, a run, or several of them with commas between",
             "list them with: qfleet runs",
         )
-    runs: list[Scored] = []
+    runs: list[ScoredRun] = []
     missing: list[str] = []
     for entry in entries:
-        scored = [_scored(path) for path in runs_of(entry)]
+        scored = [_scored(path) for path in runs_in(entry)]
         runs += [each for each in scored if each is not None]
         missing += _missing(entry, {each.name for each in scored if each is not None})
         if not any(scored):
             raise _without_score(entry)
-    _refuse_twice(runs)
-    return Side(",".join(label(entry) for entry in entries), tuple(runs), tuple(missing))
+    _refuse_duplicates(runs)
+    return Side(",".join(run_label(entry) for entry in entries), tuple(runs), tuple(missing))
 
 
 def _entries(name: str, out: Path | str) -> list[Path]:
-    """What a side names; a path may hold commas of its own."""
+    """The runs and groups of a side; a path may contain commas."""
     if is_run(Path(name)) or is_group(Path(name)):
         return [Path(name)]
-    return [find_entry(word.strip(), out) for word in name.split(",") if word.strip()]
+    return [find_run_or_group(part.strip(), out) for part in name.split(",") if part.strip()]
 
 
-def _scored(path: Path) -> Scored | None:
+def _scored(path: Path) -> ScoredRun | None:
     status = read_json(path / "status.json")
     score = status.get("score")
     plan = read_tables(path)
@@ -183,7 +183,7 @@ def _scored(path: Path) -> Scored | None:
     if mean is None:
         return None
     of_best = score.get("which") != "latest" or status.get("best") is None
-    return Scored(label(path), path, str(env.get("id")), int(plan.get("seed", 0)), mean, low, high, of_best)
+    return ScoredRun(run_label(path), path, str(env.get("id")), int(plan.get("seed", 0)), mean, low, high, of_best)
 
 
 def _finite(value: Any) -> float | None:
@@ -191,14 +191,14 @@ def _finite(value: Any) -> float | None:
 
 
 def _missing(entry: Path, scored: set[str]) -> list[str]:
-    """Members of a group, begun or not, that have no score."""
+    """Members of a group, started or not, that have no score."""
     members = read_json(entry / GROUP_FILE).get("members")
     names = [f"{entry.name}/{each.get('name')}" for each in members or () if isinstance(each, Mapping)]
     return [name for name in names if name not in scored]
 
 
 def _without_score(entry: Path) -> UsageError:
-    what = f"no member of {label(entry)} has a score" if is_group(entry) else f"{label(entry)} has no score"
+    what = f"no member of {run_label(entry)} has a score" if is_group(entry) else f"{run_label(entry)} has no score"
     return UsageError(
         what,
         "a run is scored on test episodes when it has reached its end, unless eval.test_episodes is 0",
@@ -206,19 +206,19 @@ def _without_score(entry: Path) -> UsageError:
     )
 
 
-def _refuse_twice(runs: Sequence[Scored]) -> None:
+def _refuse_duplicates(runs: Sequence[ScoredRun]) -> None:
     seen: set[Path] = set()
     for run in runs:
         if (where := run.path.resolve()) in seen:
             raise UsageError(
                 f"{run.name} is on one side twice",
-                "counted twice it would look like two runs that agree",
+                "counted twice it would look like two runs with equal scores",
                 "name it once",
             )
         seen.add(where)
 
 
-# --- what can be compared ---
+# --- checks ---
 
 
 def _check(sides: tuple[Side, ...], bounds: Bounds | None) -> None:
@@ -250,7 +250,7 @@ def _same_counts(side: Side) -> None:
     counts = {env: sum(run.env == env for run in side.runs) for env in side.envs}
     if len(set(counts.values())) > 1:
         raise UsageError(
-            f"{side.name} has not as many scored runs in each environment",
+            f"{side.name} does not have the same number of scored runs in each environment",
             ", ".join(f"{env} has {count}" for env, count in counts.items()),
             "name as many runs of each, with commas between",
         )
@@ -276,7 +276,7 @@ def read_bounds(file: str | Path) -> dict[str, tuple[float, float]]:
     """Bounds from a TOML file: a table per environment with `low` and `high`."""
     if not Path(file).is_file():
         raise UsageError(
-            f"there is no file {file}", "it would say which scores become 0 and 1", "check the path after --normalize"
+            f"there is no file {file}", "it sets which scores become 0 and 1", "check the path after --normalize"
         )
     found = {}
     for env, table in read_toml(file).items():
@@ -300,19 +300,19 @@ def _notes(sides: tuple[Side, ...]) -> list[str]:
         if not run.of_best
     ]
     notes += [
-        f"{' and '.join(names)} share {run}: P says less than it seems, for a run never beats itself"
+        f"{' and '.join(names)} share {run}: P is closer to 0.5 than it should be, because a run never beats itself"
         for run, names in _shared(sides).items()
     ]
     alone = [side.name for side in sides if len(side.runs) == len(side.envs)]
     if alone:
         notes.append(
-            f"no interval for {', '.join(alone)}: one seed does not tell how another would do; train more with --seeds"
+            f"no interval for {', '.join(alone)}: one seed does not show the spread of others; train more with --seeds"
         )
     return notes
 
 
 def _shared(sides: tuple[Side, ...]) -> dict[str, list[str]]:
-    """Runs that stand on more than one side, and the names of those sides."""
+    """Runs that are on more than one side, and the names of those sides."""
     found: dict[Path, tuple[str, list[str]]] = {}
     for side in sides:
         for run in side.runs:

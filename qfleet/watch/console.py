@@ -1,4 +1,4 @@
-"""What a person or a program sees while a run goes on. A watcher never raises into training."""
+"""Watchers: what a person or a program sees while a run goes on. A watcher never raises into training."""
 
 import os
 import sys
@@ -10,22 +10,23 @@ from typing import IO, Any, Literal, Protocol
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
 from qfleet.watch.run_files import json_line
-from qfleet.watch.safe_stream import SafeStream, simplify
-from qfleet.watch.text import end_lines, evaluation_line, machine, progress_line, remark_line, time_line
+from qfleet.watch.text import device_text, end_lines, evaluation_line, progress_line, remark_line, time_line
 
 Mode = Literal["live", "plain", "json", "quiet"]
 Clock = Callable[[], float]
 
 PLAIN_EVERY_SECONDS = 30.0
+STANDARD_DESCRIPTORS = (1, 2)
+_ASCII = str.maketrans({"·": "|", "…": "...", "–": "-", "█": "#", "░": ".", "±": "+/-"})
 
 
 class Watcher(Protocol):
-    """Sees a run. `every_seconds` is how often `live` is worth calling; more often does no harm."""
+    """Shows a run. `live` should be called every `every_seconds`; more often does no harm."""
 
     every_seconds: float
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """The run begins: run, env, algorithm, device, threads, notes."""
+        """The run begins; `info` has run, env, algorithm, device, threads, notes."""
         ...
 
     def row(self, row: Mapping[str, Any]) -> None:
@@ -33,142 +34,223 @@ class Watcher(Protocol):
         ...
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """How things stand at this moment."""
+        """The current state of the run."""
         ...
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """The run has ended: the contents of status.json, and the score if there is one."""
+        """The run has ended; `status` is the contents of status.json."""
         ...
 
 
-class Lines:
-    """Writes lines of text to a stream, cleaned and in characters it knows."""
+def to_ascii(text: str) -> str:
+    """The text in ASCII."""
+    return text.translate(_ASCII)
+
+
+class SafeStream:
+    """A text stream that never raises. Once its reader has closed it, `broken` is set and output is discarded."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.broken = False
+
+    @property
+    def encoding(self) -> str:
+        """The stream's character encoding."""
+        return getattr(self._file, "encoding", None) or "utf-8"
+
+    @property
+    def ascii_only(self) -> bool:
+        """Can the stream encode ASCII only?"""
+        return not self.encoding.lower().replace("_", "-").startswith("utf")
+
+    def write(self, text: str) -> int:
+        """Write, or discard if the stream is broken."""
+        if self.broken:
+            return len(text)
+        try:
+            self._file.write(self._encodable(text))
+        except (OSError, ValueError):
+            self._mark_broken()
+        return len(text)
+
+    def _encodable(self, text: str) -> str:
+        """The text in characters that the stream can encode."""
+        try:
+            text.encode(self.encoding)
+        except UnicodeEncodeError:
+            return to_ascii(text).encode(self.encoding, "replace").decode(self.encoding)
+        return text
+
+    def flush(self) -> None:
+        """Flush, or mark the stream as broken."""
+        if self.broken:
+            return
+        try:
+            self._file.flush()
+        except (OSError, ValueError):
+            self._mark_broken()
+
+    def write_line(self, text: str) -> None:
+        """Write one line and flush it."""
+        self.write(text + "\n")
+        self.flush()
+
+    def isatty(self) -> bool:
+        """Is the stream a terminal?"""
+        try:
+            return self._file.isatty()
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def fileno(self) -> int:
+        """The file descriptor, by which rich asks for the terminal's size."""
+        return self._file.fileno()
+
+    def _mark_broken(self) -> None:
+        self.broken = True
+        try:
+            if self._file.fileno() in STANDARD_DESCRIPTORS:
+                _redirect_to_devnull(self._file.fileno())
+        except (OSError, ValueError, AttributeError):
+            return
+
+
+def _redirect_to_devnull(descriptor: int) -> None:
+    """Redirect a broken standard stream: else Python's flush at exit prints an error."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+class LineWriter:
+    """Writes lines of text to a stream, without control characters and in its encoding."""
 
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
 
-    def say(self, text: str) -> None:
-        """One line."""
+    def write_line(self, text: str) -> None:
+        """Write one line."""
         text = escaped(text)
-        self._stream.line(simplify(text) if self._stream.simple else text)
+        self._stream.write_line(to_ascii(text) if self._stream.ascii_only else text)
 
 
-class Warnings:
-    """Passes each warning on once."""
+class NewWarnings:
+    """Forwards each warning once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._said = set[str]()
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._seen = set[str]()
 
-    def hear(self, snapshot: Mapping[str, Any]) -> None:
-        """Pass on those that are new."""
+    def forward(self, snapshot: Mapping[str, Any]) -> None:
+        """Forward the new warnings of a snapshot."""
         for warning in snapshot.get("warnings") or ():
-            if warning not in self._said:
-                self._said.add(warning)
-                self._say(warning)
+            if warning not in self._seen:
+                self._seen.add(warning)
+                self._warn(warning)
 
 
-def say_aside(warning: str) -> None:
-    """A warning beside rows that a program reads: on standard error."""
-    Lines(SafeStream(sys.stderr)).say(f"warning: {warning}")
+def warn_on_stderr(warning: str) -> None:
+    """Write a warning to standard error, so that it does not mix with rows for a program."""
+    LineWriter(SafeStream(sys.stderr)).write_line(f"warning: {warning}")
 
 
 class PlainWatcher:
-    """One line every 30 seconds, one for each evaluation, for each change made on the way and each new warning."""
+    """One line every 30 seconds, and one for each evaluation, change of settings and new warning."""
 
     def __init__(self, stream: SafeStream, clock: Clock = time.monotonic) -> None:
         self.every_seconds = PLAIN_EVERY_SECONDS
-        self._lines = Lines(stream)
+        self._lines = LineWriter(stream)
         self._clock = clock
         self._next = clock() + self.every_seconds
-        self._warnings = Warnings(lambda warning: self._lines.say(f"warning: {warning}"))
+        self._warnings = NewWarnings(lambda warning: self._lines.write_line(f"warning: {warning}"))
 
     def note(self, text: str) -> None:
-        """Say what takes a while before a run begins."""
-        self._lines.say(text)
+        """Print what takes a while before a run begins."""
+        self._lines.write_line(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Say what runs, where and how."""
-        parts = (info.get("env"), info.get("algorithm"), machine(info), info.get("run"))
-        self._lines.say(" · ".join(str(part) for part in parts if part))
+        """Print the environment, the algorithm, the device and the run."""
+        parts = (info.get("env"), info.get("algorithm"), device_text(info), info.get("run"))
+        self._lines.write_line(" · ".join(str(part) for part in parts if part))
         for note in info.get("notes") or ():
-            self._lines.say(f"note: {note}")
+            self._lines.write_line(f"note: {note}")
         self._next = self._clock() + self.every_seconds
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Show an evaluation, and what a row says in words; the others are shown by `live`."""
+        """Print evaluations and rows with a text; `live` shows the others."""
         if row.get("kind") == "eval":
-            self._lines.say(evaluation_line(row))
+            self._lines.write_line(evaluation_line(row))
         elif row.get("text"):
-            self._lines.say(remark_line(row))
+            self._lines.write_line(remark_line(row))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """A line, if the last one is 30 seconds old; a warning at once, and once."""
-        self._warnings.hear(snapshot)
+        """Print new warnings, and a progress line if the last one is 30 seconds old."""
+        self._warnings.forward(snapshot)
         if self._clock() >= self._next:
             self._next = self._clock() + self.every_seconds
-            self._lines.say(progress_line(snapshot))
+            self._lines.write_line(progress_line(snapshot))
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """Say how it ended and where the time went."""
+        """Print how the run ended and where the time went."""
         for line in end_lines(status):
-            self._lines.say(line)
+            self._lines.write_line(line)
         if status.get("profile"):
-            self._lines.say(f"time: {time_line(status['profile'])}")
+            self._lines.write_line(f"time: {time_line(status['profile'])}")
 
 
 class JsonWatcher:
-    """Every row as a line of JSON, and nothing else; warnings go elsewhere."""
+    """Every row as a line of JSON, and nothing else; warnings go to `warn`."""
 
-    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
+    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = warn_on_stderr) -> None:
         self.every_seconds = float("inf")
         self._stream = stream
-        self._warnings = Warnings(warn)
+        self._warnings = NewWarnings(warn)
 
     def note(self, text: str) -> None:
-        """What takes a while before a run begins, beside the rows."""
-        Lines(SafeStream(sys.stderr)).say(text)
+        """Print what takes a while before a run begins, on standard error."""
+        LineWriter(SafeStream(sys.stderr)).write_line(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Rows only."""
+        """Nothing."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """The row as it stands in metrics.jsonl."""
-        self._stream.line(json_line(row))
+        """Print the row as in metrics.jsonl."""
+        self._stream.write_line(json_line(row))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """Rows only; but damage is not kept silent."""
-        self._warnings.hear(snapshot)
+        """Forward new warnings."""
+        self._warnings.forward(snapshot)
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """The last row, kind "end", has said it."""
+        """Nothing: the last row, of kind "end", has the result."""
 
 
 class QuietWatcher:
-    """Only how it ended; warnings go elsewhere."""
+    """Only how the run ended; warnings go to `warn`."""
 
-    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = say_aside) -> None:
+    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = warn_on_stderr) -> None:
         self.every_seconds = float("inf")
-        self._lines = Lines(stream)
-        self._warnings = Warnings(warn)
+        self._lines = LineWriter(stream)
+        self._warnings = NewWarnings(warn)
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """Nothing yet; but damage is not kept silent."""
-        self._warnings.hear(snapshot)
+        """Forward new warnings."""
+        self._warnings.forward(snapshot)
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """One line."""
-        self._lines.say(" · ".join(end_lines(status)))
+        """Print how the run ended, in one line."""
+        self._lines.write_line(" · ".join(end_lines(status)))
 
 
 def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = time.monotonic) -> Watcher:
-    """The watcher for a mode; the stream is standard output unless given. Quiet or JSON, warnings go to stderr."""
+    """The watcher for a mode, by default on standard output; warnings of quiet and JSON modes go to stderr."""
     out = SafeStream(stream if stream is not None else sys.stdout)
     if mode == "plain":
         return PlainWatcher(out, clock)

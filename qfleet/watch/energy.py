@@ -1,23 +1,23 @@
-"""Energy counters of the processors, where the machine has them and lets us read them (Intel and AMD RAPL on Linux)."""
+"""Energy counters of the processors, where they exist and are readable (Intel and AMD RAPL on Linux)."""
 
 from pathlib import Path
 
 COUNTERS = Path("/sys/class/powercap")
 
 
-class Meter:
-    """Joules that all processors have used since it was made. Look at it now and then: counters wrap around."""
+class EnergyMeter:
+    """Joules that all processors have used since it was made. Read it regularly: counters wrap around."""
 
     def __init__(self, folder: Path = COUNTERS) -> None:
         self.used = 0  # microjoules
-        # Whole packages only: core, uncore and dram are parts, and psys holds all of them once more.
+        # Whole packages only: core, uncore and dram are parts of them, and psys is the sum of all.
         zones = sorted(folder.glob("intel-rapl:*"))
         packages = [zone for zone in zones if text_in(zone / "name").startswith("package")]
         found = {zone: read(zone / "energy_uj") for zone in packages}
         self.last = {zone: value for zone, value in found.items() if value is not None}
 
     def joules(self) -> float | None:
-        """So far; None without counters."""
+        """Joules so far; None without counters."""
         for zone, before in self.last.items():
             now = read(zone / "energy_uj")
             if now is None:
@@ -29,7 +29,7 @@ class Meter:
 
 
 def text_in(path: Path) -> str:
-    """A short text file; empty if it cannot be read: counters are often for the superuser alone."""
+    """The text of a short file; empty if it cannot be read: often only the superuser may read counters."""
     try:
         return path.read_text("ascii").strip()
     except (OSError, ValueError):
@@ -37,6 +37,6 @@ def text_in(path: Path) -> str:
 
 
 def read(path: Path) -> int | None:
-    """A number in a file, if there is one."""
+    """The integer in a file, if there is one."""
     text = text_in(path)
     return int(text) if text.isdigit() else None

@@ -1,4 +1,4 @@
-"""The live screen: one calm panel, redrawn twice a second by the training loop itself (no thread)."""
+"""The live screen: one panel, redrawn twice a second by the training loop itself (no thread)."""
 
 import math
 import textwrap
@@ -16,14 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from qfleet.escape import escaped
-from qfleet.watch.console import Warnings
-from qfleet.watch.safe_stream import SafeStream, simplify
+from qfleet.watch.console import NewWarnings, SafeStream, to_ascii
 from qfleet.watch.text import (
+    ASCII_RAMP,
     RAMP,
-    SIMPLE_RAMP,
+    device_text,
     duration,
     end_lines,
-    machine,
     number,
     remark_line,
     seconds_left,
@@ -33,7 +32,7 @@ from qfleet.watch.text import (
 )
 
 REDRAW_EVERY_SECONDS = 0.5
-WIDEST = 108  # wider lines are hard to follow with the eye
+WIDEST = 108  # wider lines are hard to read
 MOST_POINTS = 2048
 MOST_WARNINGS = 3
 QUIET = "bright_black"
@@ -43,7 +42,7 @@ ALARM = "yellow"
 
 
 class Trend:
-    """The course of one number over the whole run, thinned by pairs when it grows long."""
+    """One number over the whole run; when it grows long, pairs of values are averaged."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -52,7 +51,7 @@ class Trend:
         self._count = 0
 
     def add(self, value: float | None) -> None:
-        """One more value; what is missing is passed over."""
+        """Add a value; None and NaN are skipped."""
         if value is None or value != value:
             return
         self._sum = self._sum + float(value)
@@ -68,7 +67,7 @@ class Trend:
 
 
 class Screen:
-    """What the panel shows; a rich renderable that fits the console it is drawn on."""
+    """The contents of the panel; a rich renderable that fits its console."""
 
     def __init__(self) -> None:
         self.info: Mapping[str, Any] = {}
@@ -79,8 +78,8 @@ class Screen:
         self.evaluation: Mapping[str, Any] | None = None
         self.ended = False
 
-    def see(self, row: Mapping[str, Any]) -> None:
-        """Remember what the trends and the evaluation line need from a row."""
+    def add_row(self, row: Mapping[str, Any]) -> None:
+        """Take from a row what the trends and the evaluation line show."""
         if row.get("kind") == "progress":
             self.returns.add(row.get("return_mean"))
             self.losses.add(row.get("loss"))
@@ -103,90 +102,91 @@ class Screen:
             width=width,
         )
         if not self.ended:
-            # The cursor rests on a line of its own: what a terminal or a signal writes there moves nothing.
+            # The cursor rests on a line of its own, so that output of a terminal or signal moves nothing.
             yield _text(str(self.snapshot.get("leaving") or ""), options.ascii_only, ALARM)
 
-    def _blocks(self, width: int, roomy: bool, simple: bool) -> list[RenderableType]:
-        blocks = [self._bar(simple), self._learning(width, simple), self._machine(width, roomy, simple)]
+    def _blocks(self, width: int, roomy: bool, ascii_only: bool) -> list[RenderableType]:
+        blocks = [self._bar(ascii_only), self._learning(width, ascii_only), self._machine(width, roomy, ascii_only)]
         warnings = list(self.snapshot.get("warnings") or ())[-MOST_WARNINGS:]
         if warnings:
-            blocks.append(Group(*(_text(f"! {warning}", simple, ALARM) for warning in warnings)))
+            blocks.append(Group(*(_text(f"! {warning}", ascii_only, ALARM) for warning in warnings)))
         return blocks
 
-    def _title(self, simple: bool, width: int) -> Text:
+    def _title(self, ascii_only: bool, width: int) -> Text:
         what = " · ".join(str(self.info[key]) for key in ("env", "algorithm") if self.info.get(key))
-        title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, simple, f"{STRONG} default"))
+        title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, ascii_only, f"{STRONG} default"))
         run = str(self.info.get("run") or "")
         if run and len(title) + len(run) + 9 <= width:
-            title.append_text(_text(f" · {run}", simple, QUIET))
+            title.append_text(_text(f" · {run}", ascii_only, QUIET))
         return title
 
-    def _bar(self, simple: bool) -> RenderableType:
+    def _bar(self, ascii_only: bool) -> RenderableType:
         done = self.snapshot.get("env_steps") or 0
         until = self.snapshot.get("until_steps")
         grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
         grid.add_column(ratio=1)
         grid.add_column(justify="right", no_wrap=True)
         steps = f"{number(done)} / {number(until)} steps" if until else f"{number(done)} steps"
-        words = _text(f"{share(done, until):4.0%}  {steps}", simple)
+        label = _text(f"{share(done, until):4.0%}  {steps}", ascii_only)
         grid.add_row(
-            ProgressBar(total=until or 1, completed=done, complete_style=ACCENT, finished_style="green"), words
+            ProgressBar(total=until or 1, completed=done, complete_style=ACCENT, finished_style="green"), label
         )
         return grid
 
-    def _learning(self, width: int, simple: bool) -> Table:
-        shot = self.snapshot
-        grid = _facts()
-        ramp = SIMPLE_RAMP if simple else RAMP
+    def _learning(self, width: int, ascii_only: bool) -> Table:
+        snapshot = self.snapshot
+        grid = _three_columns()
+        ramp = ASCII_RAMP if ascii_only else RAMP
         room = max(8, width - 24)
-        course = Text(sparkline(self.returns.values, room, ramp), style=ACCENT)
-        grid.add_row("return", _text(number(shot.get("return_mean")), simple, STRONG), course)
+        curve = Text(sparkline(self.returns.values, room, ramp), style=ACCENT)
+        grid.add_row("return", _text(number(snapshot.get("return_mean")), ascii_only, STRONG), curve)
         fall = [math.log10(max(loss, 1e-12)) for loss in self.losses.values]
-        grid.add_row("loss", _text(number(shot.get("loss")), simple), Text(sparkline(fall, room, ramp), QUIET))
-        row = self.evaluation or shot.get("eval")
+        grid.add_row("loss", _text(number(snapshot.get("loss")), ascii_only), Text(sparkline(fall, room, ramp), QUIET))
+        row = self.evaluation or snapshot.get("eval")
         if row:
-            grid.add_row("evaluation", _text(number(row.get("mean")), simple, STRONG), _judged(row, room, simple))
+            mean = _text(number(row.get("mean")), ascii_only, STRONG)
+            grid.add_row("evaluation", mean, _evaluation_text(row, room, ascii_only))
         else:
-            grid.add_row("evaluation", _text("–", simple), _text("none yet", simple, QUIET))
-        if shot.get("best") is not None:
+            grid.add_row("evaluation", _text("–", ascii_only), _text("none yet", ascii_only, QUIET))
+        if snapshot.get("best") is not None:
             scores = Text(sparkline(self.scores.values, room, ramp), style="green")
-            grid.add_row("best", _text(number(_score(shot["best"])), simple, "bold green"), scores)
+            grid.add_row("best", _text(number(_score(snapshot["best"])), ascii_only, "bold green"), scores)
         return grid
 
-    def _machine(self, width: int, roomy: bool, simple: bool) -> Table:
+    def _machine(self, width: int, roomy: bool, ascii_only: bool) -> Table:
         facts = self._state()
         pairs = list(zip(facts[::2], facts[1::2], strict=True))
         least = sum(max(len(each[side][part]) for each in pairs) for side in (0, 1) for part in (0, 1)) + 6
         wide = width >= 70
         grid = Table.grid(padding=(0, 2, 0, 0))
-        if least > width and roomy:  # one below the other: values are never cut to save lines that are there
+        if least > width and roomy:  # one column, so that no value is truncated
             pairs = [(fact, ("", "")) for fact in facts]
         for column in range(2):
             grid.add_column(style=QUIET, no_wrap=True, min_width=10 if wide else 0)
             grid.add_column(no_wrap=True, min_width=22 if wide and column == 0 else 0)
         for (a, b), (c, d) in pairs:
-            grid.add_row(a, _text(b, simple), _text(c, simple), _text(d, simple))
+            grid.add_row(a, _text(b, ascii_only), _text(c, ascii_only), _text(d, ascii_only))
         return grid
 
     def _state(self) -> list[tuple[str, str]]:
-        """How fast it goes, how long it takes and how it stands: names and values, in the order of two columns."""
-        shot = self.snapshot
+        """Speed, time and state as names and values, filling two columns row by row."""
+        snapshot = self.snapshot
         room = self.snapshot.get("replay_capacity")
         return [
-            ("speed", f"{_whole(shot.get('steps_per_second'))} steps/s"),
-            ("epsilon", number(shot.get("epsilon"))),
-            ("", f"{_whole(shot.get('updates_per_second'))} updates/s"),
-            ("replay", f"{share(shot.get('replay_size'), room):.0%} of {number(room)}"),
-            ("elapsed", duration(shot.get("seconds"))),
-            ("checkpoint", _ago(shot.get("checkpoint_age_seconds"))),
-            ("left", f"about {duration(seconds_left(shot))}"),
-            ("device", machine(self.info)),
-            ("learner", _gate(shot)),
-            ("lag · age", _ages(shot)),
+            ("speed", f"{_integer(snapshot.get('steps_per_second'))} steps/s"),
+            ("epsilon", number(snapshot.get("epsilon"))),
+            ("", f"{_integer(snapshot.get('updates_per_second'))} updates/s"),
+            ("replay", f"{share(snapshot.get('replay_size'), room):.0%} of {number(room)}"),
+            ("elapsed", duration(snapshot.get("seconds"))),
+            ("checkpoint", _ago(snapshot.get("checkpoint_age_seconds"))),
+            ("left", f"about {duration(seconds_left(snapshot))}"),
+            ("device", device_text(self.info)),
+            ("learner", _learner_text(snapshot)),
+            ("lag · age", _ages(snapshot)),
         ]
 
 
-def _facts() -> Table:
+def _three_columns() -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style=QUIET, no_wrap=True, min_width=10)
     grid.add_column(no_wrap=True, min_width=8)
@@ -194,19 +194,19 @@ def _facts() -> Table:
     return grid
 
 
-def _judged(row: Mapping[str, Any], room: int, simple: bool) -> Text:
+def _evaluation_text(row: Mapping[str, Any], room: int, ascii_only: bool) -> Text:
     between = f"[{number(row.get('low'))}, {number(row.get('high'))}]"
     where = f"at {number(row.get('env_steps'))} steps"
     full = f"95 % {between} · {number(row.get('episodes'))} episodes {where}"
     fitting = [text for text in (full, f"95 % {between} {where}", f"{between} {where}") if len(text) <= room]
-    return _text(fitting[0] if fitting else between, simple)
+    return _text(fitting[0] if fitting else between, ascii_only)
 
 
 def _score(best: Any) -> Any:
     return best.get("mean") if isinstance(best, Mapping) else best
 
 
-def _whole(value: float | None) -> str:
+def _integer(value: float | None) -> str:
     return number(value if value is None else round(value))
 
 
@@ -214,20 +214,20 @@ def _ago(seconds: float | None) -> str:
     return "none yet" if seconds is None else f"{duration(seconds)} ago"
 
 
-def _gate(shot: Mapping[str, Any]) -> str:
-    """What the learner does, and with how many actors if there could be several."""
-    actors = str(shot.get("actors") or "")
-    return str(shot.get("gate") or "–") + (f", {actors} actors" if actors not in ("", "1/1") else "")
+def _learner_text(snapshot: Mapping[str, Any]) -> str:
+    """What the learner is doing, and the number of actors if there are several."""
+    actors = str(snapshot.get("actors") or "")
+    return str(snapshot.get("gate") or "–") + (f", {actors} actors" if actors not in ("", "1/1") else "")
 
 
-def _ages(shot: Mapping[str, Any]) -> str:
-    """How many updates old the policy is that acts, and how many steps old the experience that is learned from."""
-    return f"{number(shot.get('policy_lag'))} · {_whole(shot.get('replay_age'))}"
+def _ages(snapshot: Mapping[str, Any]) -> str:
+    """The age of the acting policy in updates, and of sampled experience in steps."""
+    return f"{number(snapshot.get('policy_lag'))} · {_integer(snapshot.get('replay_age'))}"
 
 
-def _text(text: str, simple: bool, style: str = "") -> Text:
+def _text(text: str, ascii_only: bool, style: str = "") -> Text:
     text = escaped(text)
-    return Text(simplify(text) if simple else text, style=style, overflow="ellipsis", no_wrap=True)
+    return Text(to_ascii(text) if ascii_only else text, style=style, overflow="ellipsis", no_wrap=True)
 
 
 def _spaced(blocks: list[RenderableType], roomy: bool) -> list[RenderableType]:
@@ -237,7 +237,7 @@ def _spaced(blocks: list[RenderableType], roomy: bool) -> list[RenderableType]:
 
 
 class LiveWatcher:
-    """Redraws the screen in place and leaves the last one standing."""
+    """Redraws the screen in place; the last one stays."""
 
     draws_in_place = True
 
@@ -250,29 +250,29 @@ class LiveWatcher:
         self._next = 0.0
         self._console = console or Console(file=cast(IO[str], stream), highlight=False, emoji=False, markup=False)
         self._live: Live | None = None
-        self._above = Warnings(lambda warning: self._say(f"! {warning}", ALARM))
+        self._scrolled_warnings = NewWarnings(lambda warning: self._print(f"! {warning}", ALARM))
 
     def note(self, text: str) -> None:
-        """Say what takes a while before a run begins."""
-        self._say(text, QUIET)
+        """Print what takes a while before a run begins."""
+        self._print(text, QUIET)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Print the notes, then open the screen."""
         self.screen.info = info
         for note in info.get("notes") or ():
-            self._say(str(note), QUIET)
+            self._print(str(note), QUIET)
         self._live = Live(self.screen, console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start(refresh=True)
-        # A killed run could not give the cursor back, so it is never taken.
+        # Never hide the cursor: a killed run could not show it again.
         self._console.show_cursor(True)
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Keep what the screen needs; an evaluation is shown with the next redraw."""
-        self.screen.see(row)
+        """Add the row to the screen; an evaluation is shown at the next redraw."""
+        self.screen.add_row(row)
         if row.get("kind") == "eval":
             self._next = 0.0
         elif row.get("text"):
-            self._say(remark_line(row), QUIET)  # stays above the screen
+            self._print(remark_line(row), QUIET)  # stays above the screen
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """Redraw, if the last drawing is half a second old."""
@@ -280,13 +280,13 @@ class LiveWatcher:
         if self._live is None or (now < self._next and not snapshot.get("leaving")):
             return
         self._next = now + self.every_seconds
-        # The panel has room for the newest; the others stay above it.
-        self._above.hear({"warnings": list(snapshot.get("warnings") or ())[:-MOST_WARNINGS]})
+        # The panel shows the newest warnings; older ones are printed above it.
+        self._scrolled_warnings.forward({"warnings": list(snapshot.get("warnings") or ())[:-MOST_WARNINGS]})
         self.screen.snapshot = snapshot
         self._live.refresh()
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        """Draw the last state, close the screen, and say how it ended."""
+        """Draw the last state, close the screen, and print how the run ended."""
         if self._live is not None:
             counts = {key: status[key] for key in ("env_steps", "updates") if status.get(key) is not None}
             self.screen.snapshot = {**self.screen.snapshot, **counts}
@@ -295,20 +295,20 @@ class LiveWatcher:
             self._live = None
         style = STRONG if not status.get("exit_code") else f"{STRONG} {ALARM}"
         for line in end_lines(status):
-            self._say(line, style)
+            self._print(line, style)
             style = ""
         if status.get("profile"):
-            self._explain(f"time: {time_line(status['profile'])}")
+            self._print_wrapped(f"time: {time_line(status['profile'])}")
 
-    def _explain(self, text: str) -> None:
-        """A long line, broken between words."""
-        simple = self._console.options.ascii_only
+    def _print_wrapped(self, text: str) -> None:
+        """Print a long text, wrapped between words."""
+        ascii_only = self._console.options.ascii_only
         width = min(self._console.width, WIDEST)
         wrapped = textwrap.TextWrapper(width, subsequent_indent=" " * 6, break_long_words=False, break_on_hyphens=False)
         for line in wrapped.wrap(text):
-            self._console.print(_text(line, simple, QUIET), soft_wrap=True)
+            self._console.print(_text(line, ascii_only, QUIET), soft_wrap=True)
 
-    def _say(self, text: str, style: str) -> None:
+    def _print(self, text: str, style: str) -> None:
         shown = _text(text, self._console.options.ascii_only, style)
         shown.overflow = "ignore"
         self._console.print(shown, soft_wrap=True)

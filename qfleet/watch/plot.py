@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours: told apart by people with any colour vision, and in print.
+# Okabe and Ito's colours, distinguishable with any colour vision and in print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FORMATS = {".png", ".svg", ".pdf"}
 MOST_POINTS = 200  # of a curve with an interval at each
@@ -132,12 +132,12 @@ def _title(paths: Sequence[Path | str]) -> str:
 
 
 def _text(text: str) -> str:
-    """A name as it stands in a picture: what matplotlib would read as mathematics is not."""
+    """A name as matplotlib shall draw it, with $ escaped, which would begin mathematics."""
     return escaped(text)[:MOST_CHARACTERS].replace("$", r"\$")
 
 
 def _env_id(path: Path) -> str:
-    """The environment of a run, or nothing where its plan cannot be read."""
+    """The environment of a run, or "" if its plan cannot be read."""
     try:
         return _text(str(read_tables(path)["env"]["id"]))
     except (UsageError, KeyError, TypeError):
@@ -145,7 +145,7 @@ def _env_id(path: Path) -> str:
 
 
 def _kind(row: Row) -> str:
-    """The row's kind; an evaluation on test episodes is one of its own."""
+    """The row's kind; "test" for an evaluation on test episodes."""
     return "test" if row.get("split") == "test" else str(row.get("kind"))
 
 
@@ -197,7 +197,7 @@ def _draw_returns(axes: "Axes", rows: list[Row], name: str, colour: str, line: s
 
 
 def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> None:
-    """The reported score as a star with its interval, at the step of the checkpoint that made it."""
+    """Draw the reported score as a star with its interval, at the step of its checkpoint."""
     steps, means = _curve(rows, "test", "mean", at="checkpoint")
     (below, low), (above, high) = (_curve(rows, "test", field, at="checkpoint") for field in ("low", "high"))
     if not steps or not below == above == steps:
@@ -219,13 +219,13 @@ def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> No
 
 
 def _chosen_from(rows: list[Row]) -> str:
-    """How many validations the tested policy was chosen from, as its row says."""
+    """How many validations the tested policy was chosen from, for the label."""
     counts = [row.get("best_of") for row in rows if _kind(row) == "test"]
     return f" of the best of {counts[-1]} validations" if counts and isinstance(counts[-1], int) else ""
 
 
 def _draw_last(axes: "Axes", steps: list[float], means: list[float], colour: str) -> None:
-    """A ring around the last evaluation, beside which the best is to be seen."""
+    """Draw a ring around the last evaluation, to compare with the best one."""
     ring: dict[str, Any] = {
         "marker": "o",
         "markersize": 11,
@@ -244,7 +244,7 @@ def _label(axes: "Axes", text: str) -> None:
 
 
 def _scale(axes: "Axes", runs: dict[str, list[Row]]) -> None:
-    """A logarithmic axis when the loss is positive and spans more than a factor of a hundred."""
+    """Use a logarithmic axis if the loss is positive and spans more than a factor of a hundred."""
     losses = [value for rows in runs.values() for value in _curve(rows, "progress", "loss")[1] if math.isfinite(value)]
     if losses and min(losses) > 0 and max(losses) > 100 * min(losses):
         axes.set_yscale("log")
@@ -275,15 +275,15 @@ def _draw_panels(figure: "Figure", panels: dict[str, dict[str, list[Points]]]) -
 
 
 def _draw_side(axes: "Axes", curves: list[Points], name: str, colour: str) -> None:
-    """Each run as a thin line, their IQM as a thick one, and its interval as a band."""
+    """Draw each run as a thin line, their IQM as a thick one, and its interval as a band."""
     for curve in curves:
         axes.plot(*curve, color=colour, linewidth=0.8, alpha=0.4)
     steps, values = aligned(curves)
     found = [estimate(iqm, column[:, None], resamples=NUM_RESAMPLES) for column in values.T]
     runs = f"{len(curves)} run{'s' * (len(curves) > 1)}"
-    what = f"IQM of {runs}, 95 % interval" if len(curves) > 1 else runs
+    content = f"IQM of {runs}, 95 % interval" if len(curves) > 1 else runs
     middle = [each.value for each in found]
-    axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{_text(name)} ({what})")
+    axes.plot(steps, middle, color=colour, linewidth=2.2, marker="o", markersize=4, label=f"{_text(name)} ({content})")
     low = [each.low for each in found]
     high = [each.high for each in found]
     if len(curves) > 1:
@@ -293,12 +293,12 @@ def _draw_side(axes: "Axes", curves: list[Points], name: str, colour: str) -> No
 def aligned(curves: Sequence[Points]) -> tuple[Array, Array]:
     """Curves at common steps: steps [P], values [runs, P].
 
-    Each run counts with its newest evaluation; one that ended early, for it had reached its score, keeps its last.
-    Leaving it out instead would show only those that still learn.
+    At each step a run counts with its newest evaluation. A run that ended early because it reached its score keeps its
+    last one: leaving it out would bias the curve towards runs that still learn.
     """
     first = max(steps[0] for steps, _ in curves)
     every = np.unique([step for steps, _ in curves for step in steps if step >= first])
-    # Runs are evaluated at nearly the same steps, not exactly: of those close together the last stands for all.
+    # Runs are evaluated at nearly, not exactly, the same steps: of steps close together only the last is kept.
     gaps = [gap for steps, _ in curves for gap in np.diff(steps)]
     every = every[np.append(np.diff(every) > np.median(gaps) / 2 if gaps else np.diff(every) > 0, True)]
     if len(every) > MOST_POINTS:

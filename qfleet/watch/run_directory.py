@@ -1,4 +1,4 @@
-"""Run directories, alone or in a group: making, finding, listing, comparing and removing them."""
+"""Run directories, alone or in a group: make, find, list, compare and remove them."""
 
 import difflib
 import fcntl
@@ -13,25 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.errors import QfleetError, StorageError, UsageError
-from qfleet.files import is_file, is_folder, names_inside, remove_file, remove_tree, sync_folder
+from qfleet.files import is_file, is_folder, list_inside, remove_file, remove_tree, sync_folder
 from qfleet.plan import read_tables_in
 from qfleet.plan.local_paths import local_path
-from qfleet.plan.secrets import hidden
+from qfleet.plan.secrets import redacted_options
 from qfleet.watch.provenance import program
 from qfleet.watch.run_files import count_lines, last_rows, open_plain, read_json
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 STEP = re.compile(r"step_[0-9]{12}")
 LATEST = "latest"
-NEXT = "-#"  # a name that ends so gets the next free number instead
+NEXT = "-#"  # at the end of a name: replaced by the next free number
 MOST_TRIES = 1000
 GROUP_FILE = "group.json"
-# What a group's folder holds besides its members.
+# The files of a group's folder besides its members.
 GROUP_FILES = (GROUP_FILE, "plan.toml", "plot.png", "trust.json")
 
 
 def is_run(path: Path) -> bool:
-    """Is this the directory of a run? A link in a group's folder is not: the group may be a stranger's."""
+    """Is this the directory of a run? A link in a group's folder is not: the group may come from a stranger."""
     member = is_file(path.parent, GROUP_FILE)
     return is_file(path, "run.toml") and (not member or is_folder(path.parent, path.name))
 
@@ -42,37 +42,37 @@ def is_group(path: Path) -> bool:
 
 
 def member_dirs(group: Path) -> list[Path]:
-    """The members of a group that have begun, in the group's own order."""
+    """The members of a group that have started, in the group's own order."""
     listed = read_json(group / GROUP_FILE).get("members")
     names = [str(each.get("name")) for each in listed or () if isinstance(each, Mapping)]
     plain = [name for name in names if NAME.fullmatch(name) and name[0] != "." and is_folder(group, name)]
     return [group / name for name in plain if is_run(group / name)]
 
 
-def label(path: Path) -> str:
+def run_label(path: Path) -> str:
     """A run's name; a member's with its group: cartpole-double-0007/seed-0."""
     return f"{path.parent.name}/{path.name}" if is_group(path.parent) else path.name
 
 
-def runs_of(entry: Path) -> list[Path]:
-    """A run as it is; of a group, the members that have begun."""
+def runs_in(entry: Path) -> list[Path]:
+    """The run itself, or the members of a group that have started."""
     return member_dirs(entry) if is_group(entry) else [entry]
 
 
 def next_name(env_id: str, algorithm: str = "dqn") -> str:
-    """The name of a new run that nobody named: cartpole-rainbow-#."""
+    """The default name of a new run: cartpole-rainbow-#."""
     return f"{_slug(env_id)}-{_slug(algorithm)}{NEXT}"
 
 
 def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
-    """Make the directory of a new run: the given name, or for cartpole-dqn-# the next free one, cartpole-dqn-0007."""
+    """Make the directory of a new run, named as given; cartpole-dqn-# gets the next free number: cartpole-dqn-0007."""
     parent = local_path(out)
     name = next_name(env_id) if name is None else name
     check_name(name)
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        path = _numbered(parent, name.removesuffix(NEXT)) if name.endswith(NEXT) else _named(parent, name)
-        sync_folder(parent)  # else a power cut could take the run away, checkpoints and all
+        path = _make_numbered(parent, name.removesuffix(NEXT)) if name.endswith(NEXT) else _make_named(parent, name)
+        sync_folder(parent)  # else a power cut could lose the run with its checkpoints
         return path
     except OSError as error:
         raise StorageError(
@@ -82,7 +82,7 @@ def new_run_dir(out: Path | str, env_id: str, name: str | None = None) -> Path:
         ) from error
 
 
-def _named(parent: Path, name: str) -> Path:
+def _make_named(parent: Path, name: str) -> Path:
     try:
         (parent / name).mkdir()
     except FileExistsError:
@@ -94,7 +94,7 @@ def _named(parent: Path, name: str) -> Path:
     return parent / name
 
 
-def _numbered(parent: Path, stem: str) -> Path:
+def _make_numbered(parent: Path, stem: str) -> Path:
     taken = [int(path.name[len(stem) + 1 :]) for path in parent.iterdir() if _is_numbered(path.name, stem)]
     first = max(taken, default=0) + 1
     for number in range(first, first + MOST_TRIES):
@@ -119,7 +119,7 @@ def _slug(text: str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a run name that could leave its folder or be taken for something else."""
+    """Refuse a run name that could escape its folder or be mistaken for an option or `latest`."""
     plain = f"{name.removesuffix(NEXT)}-0001" if name.endswith(NEXT) else name
     if NAME.fullmatch(plain) is None or plain[0] in ".-" or plain == LATEST:
         raise UsageError(
@@ -131,69 +131,69 @@ def check_name(name: str) -> None:
 
 
 def find_run(name: str | Path, out: Path | str = "runs") -> Path:
-    """A run by path, name, unique beginning of a name, or "latest"; a member as GROUP/MEMBER."""
+    """Find a run by path, name, unique prefix of a name, or "latest"; a member as GROUP/MEMBER."""
     text = str(name)
     parent = local_path(out)
     if text == LATEST:
         return _latest(parent)
-    found = [path for path in _places(text, parent) if is_run(path)]
+    found = [path for path in _candidate_paths(text, parent) if is_run(path)]
     if found:
         return found[0]
-    groups = [path for path in _places(text, parent) if is_group(path)]
+    groups = [path for path in _candidate_paths(text, parent) if is_group(path)]
     if groups:
-        raise _not_one(groups[0])
-    return _only(text, _beginning(text, _run_dirs(parent)), parent)
+        raise _group_error(groups[0])
+    return _single_match(text, _with_prefix(text, _run_dirs(parent)), parent)
 
 
-def find_entry(name: str | Path, out: Path | str = "runs") -> Path:
-    """A run or a group by path, name, unique beginning of a name, or "latest", which is the group of a member."""
+def find_run_or_group(name: str | Path, out: Path | str = "runs") -> Path:
+    """Find a run or a group by path, name, unique prefix, or "latest", which for a member is its group."""
     text = str(name)
     parent = local_path(out)
     if text == LATEST:
         run = _latest(parent)
         return run.parent if is_group(run.parent) else run
-    found = [path for path in _places(text, parent) if is_run(path) or is_group(path)]
+    found = [path for path in _candidate_paths(text, parent) if is_run(path) or is_group(path)]
     if found:
         return found[0]
-    matches = _beginning(text, _entries(parent)) or _beginning(text, _run_dirs(parent))
-    return _only(text, matches, parent)
+    matches = _with_prefix(text, _entries(parent)) or _with_prefix(text, _run_dirs(parent))
+    return _single_match(text, matches, parent)
 
 
-def _places(text: str, parent: Path) -> list[Path]:
-    """Where a name may lead: into the folder of runs, or a path of its own."""
+def _candidate_paths(text: str, parent: Path) -> list[Path]:
+    """The paths that a name may mean: inside the folder of runs, or a path of its own."""
     parts = text.split("/")
     plain = len(parts) <= 2 and all(NAME.fullmatch(part) and part not in (".", "..") for part in parts)
     return [*([parent / text] if plain else []), local_path(text)]
 
 
-def _beginning(text: str, paths: list[Path]) -> list[Path]:
-    """The runs or groups whose name begins so; a member's is its own or that with its group."""
-    return [path for path in paths if text and (label(path).startswith(text) or path.name.startswith(text))]
+def _with_prefix(text: str, paths: list[Path]) -> list[Path]:
+    """Runs or groups whose name begins with `text`; a member's name counts with and without its group."""
+    return [path for path in paths if text and (run_label(path).startswith(text) or path.name.startswith(text))]
 
 
-def _only(text: str, matches: list[Path], parent: Path) -> Path:
+def _single_match(text: str, matches: list[Path], parent: Path) -> Path:
     if len(matches) == 1:
         return matches[0]
-    if not matches and (broken := [path for path in _places(text, parent) if _was_run(path)]):
-        raise _without_plan(broken[0])
-    raise _ambiguous(text, matches) if matches else _unknown(text, parent)
+    if not matches and (broken := [path for path in _candidate_paths(text, parent) if _looks_like_run(path)]):
+        raise _no_plan_error(broken[0])
+    raise _ambiguous_error(text, matches) if matches else _unknown_error(text, parent)
 
 
-def _was_run(path: Path) -> bool:
-    """Does a folder without run.toml hold what only runs hold?"""
+def _looks_like_run(path: Path) -> bool:
+    """Does a folder hold files that only runs have?"""
     return any(os.path.lexists(path / name) for name in ("status.json", "metrics.jsonl", "checkpoints", "run.toml"))
 
 
-def _without_plan(path: Path) -> UsageError:
+def _no_plan_error(path: Path) -> UsageError:
     return UsageError(
         f"{path} has no run.toml",
-        "it looks like a run, but the plan that it was begun with is missing or is not a plain file",
+        "it looks like a run, but its plan is missing or is not a regular file",
         "put run.toml back from a copy of the run directory; without it the run can be neither resumed nor loaded",
     )
 
 
-def _not_one(group: Path) -> UsageError:
-    members = [label(path) for path in member_dirs(group)]
+def _group_error(group: Path) -> UsageError:
+    members = [run_label(path) for path in member_dirs(group)]
     return UsageError(
         f"{group} is a group of runs, not a run",
         f"its members are {', '.join(members[:5])}{', ...' if len(members) > 5 else ''}" if members else "it is empty",
@@ -212,12 +212,12 @@ def _latest(parent: Path) -> Path:
     return runs[0]
 
 
-def _ambiguous(text: str, matches: list[Path]) -> UsageError:
-    names = ", ".join(sorted(map(label, matches))[:5]) + (", ..." if len(matches) > 5 else "")
+def _ambiguous_error(text: str, matches: list[Path]) -> UsageError:
+    names = ", ".join(sorted(map(run_label, matches))[:5]) + (", ..." if len(matches) > 5 else "")
     return UsageError(f"{text!r} could be {len(matches)} runs", f"these begin so: {names}", "give more of the name")
 
 
-def _unknown(text: str, parent: Path) -> UsageError:
+def _unknown_error(text: str, parent: Path) -> UsageError:
     names = [path.name for path in _entries(parent)]
     near = difflib.get_close_matches(Path(text).name, names, n=3, cutoff=0.4) or names[:3]
     why = f"{parent} holds " + (f"for example {', '.join(near)}" if near else "no runs")
@@ -227,23 +227,23 @@ def _unknown(text: str, parent: Path) -> UsageError:
 
 
 def _run_dirs(parent: Path) -> list[Path]:
-    """Runs in a folder, members of groups among them, the one active last first."""
+    """Runs in a folder, including members of groups, the most recently active first."""
     found = [path for entry in _entries(parent) for path in (member_dirs(entry) if is_group(entry) else [entry])]
-    return sorted(found, key=lambda path: (_touched(path), label(path)), reverse=True)
+    return sorted(found, key=lambda path: (_last_active(path), run_label(path)), reverse=True)
 
 
 def _entries(parent: Path) -> list[Path]:
-    """Groups, and runs outside of groups, the one active last first."""
+    """Groups, and runs outside of groups, the most recently active first."""
     try:
         found = [path for path in parent.iterdir() if not path.name.startswith(".")]
     except OSError:
         return []
     found = [path for path in found if is_run(path) or is_group(path)]
-    return sorted(found, key=lambda path: (_touched(path), path.name), reverse=True)
+    return sorted(found, key=lambda path: (_last_active(path), path.name), reverse=True)
 
 
-def _touched(path: Path) -> float:
-    """When the run, or the group, last said something about itself."""
+def _last_active(path: Path) -> float:
+    """When the status of a run or group was last written."""
     for name in ("status.json", "run.toml", GROUP_FILE):
         try:
             return (path / name).stat().st_mtime
@@ -253,26 +253,26 @@ def _touched(path: Path) -> float:
 
 
 def read_tables(run_dir: Path) -> dict[str, Any]:
-    """run.toml as the tables it holds, be they a plan of this version or not."""
+    """The tables of run.toml for display, valid for this version or not, with secrets hidden."""
     tables = read_tables_in(run_dir, "run.toml")
     env = tables.get("env")
     if isinstance(env, dict) and isinstance(env.get("options"), dict):
-        env["options"] = hidden(env["options"])  # they are read to be shown
+        env["options"] = redacted_options(env["options"])
     return tables
 
 
 def list_runs(out: Path | str = "runs") -> list[dict[str, Any]]:
-    """One dict per run, the one active last first: name, path, env, state, steps, best, score, age_seconds."""
+    """One dict per run, the most recently active first: name, path, env, state, steps, best, score, age_seconds."""
     now = datetime.now(UTC).timestamp()  # compared with file times, for display only
-    return [{**_listed(path), "age_seconds": max(0.0, now - _touched(path))} for path in _run_dirs(local_path(out))]
+    return [{**_listed(path), "age_seconds": max(0.0, now - _last_active(path))} for path in _run_dirs(local_path(out))]
 
 
 def _listed(path: Path) -> dict[str, Any]:
     try:
         return _described(path)
     except (QfleetError, OSError, ValueError, TypeError, ArithmeticError) as error:
-        # One run that cannot be read must not hide the others.
-        known = {"name": label(path), "path": str(path), "env": "?", "state": "unreadable", "why": str(error)}
+        # One unreadable run must not hide the others.
+        known = {"name": run_label(path), "path": str(path), "env": "?", "state": "unreadable", "why": str(error)}
         return {**known, "steps": 0, "best": None, "score": None}
 
 
@@ -283,7 +283,7 @@ def _described(path: Path) -> dict[str, Any]:
     except UsageError:
         env = None
     return {
-        "name": label(path),
+        "name": run_label(path),
         "path": str(path),
         "env": str(env.get("id", "?")) if isinstance(env, Mapping) else "?",
         "state": run_state(path, status),
@@ -299,20 +299,20 @@ def _mean(row: Any) -> float | None:
 
 
 def run_state(path: Path, status: Mapping[str, Any] | None = None) -> str:
-    """The state in status.json; a run that says "running" but whose writer is gone was "killed"."""
+    """The state in status.json; "killed" if that is "running" but no process holds the lock."""
     status = read_json(path / "status.json") if status is None else status
     state = str(status.get("state", "new"))
     return "killed" if state == "running" and not is_locked(path) else state
 
 
 def is_locked(path: Path) -> bool:
-    """Does a living process write to this run?"""
+    """Does a running process hold this run's lock?"""
     try:
         file = open_plain(path / "run.lock")
     except OSError:
         return False
     try:
-        # Shared, so that two who look at the same moment do not take each other for the writer.
+        # Shared, so that two processes checking at once do not mistake each other for the writer.
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -322,7 +322,7 @@ def is_locked(path: Path) -> bool:
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _exclusive_lock(path: Path) -> Iterator[None]:
     file = open_plain(path / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -332,7 +332,7 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def remove_run(path: Path | str) -> None:
-    """Delete a run directory, unless it is not one or a process still writes to it; a group goes with its last run."""
+    """Delete a run directory that no process writes to; a group is removed with its last run."""
     path = Path(path)
     if path.is_symlink() or not is_run(path):
         raise UsageError(
@@ -341,9 +341,9 @@ def remove_run(path: Path | str) -> None:
             "list them with: qfleet runs",
         )
     try:
-        with _held(path):
+        with _exclusive_lock(path):
             remove_tree(path.parent, path.name)
-        _leave_group(path.parent)
+        _remove_if_empty(path.parent)
     except BlockingIOError:
         raise StorageError(
             f"{path} is in use", "a process is still writing to this run", "stop it with Ctrl-C first"
@@ -357,7 +357,7 @@ def remove_run(path: Path | str) -> None:
 
 
 def remove_group(path: Path | str) -> None:
-    """Delete a group with all its runs, unless it is a link or a process still writes to any of them."""
+    """Delete a group with all its runs, none of which may be in use."""
     path = Path(path)
     if path.is_symlink() or not is_group(path):
         raise UsageError(
@@ -373,11 +373,11 @@ def remove_group(path: Path | str) -> None:
             )
     for member in members:
         remove_run(member)
-    _leave_group(path)  # of which no member has begun
+    _remove_if_empty(path)  # a group without started members is still there
 
 
-def _leave_group(group: Path) -> None:
-    """A group without members is removed, unless somebody keeps something of their own there."""
+def _remove_if_empty(group: Path) -> None:
+    """Remove a group without members; its folder stays if it holds other files."""
     if not is_group(group) or member_dirs(group) or is_locked(group):
         return
     for name in GROUP_FILES:
@@ -389,7 +389,7 @@ def _leave_group(group: Path) -> None:
 
 
 def show_run(path: Path | str) -> dict[str, Any]:
-    """All there is to know about a run: state, plan, checkpoints, size, last rows, provenance."""
+    """Everything about a run: state, plan, checkpoints, size, last rows, provenance."""
     path = Path(path)
     rows = last_rows(path / "metrics.jsonl")
     return {
@@ -407,22 +407,22 @@ def show_run(path: Path | str) -> dict[str, Any]:
 
 
 def _checkpoints(path: Path) -> list[str]:
-    """The names of a run's checkpoints; a folder that is a link has none."""
+    """The names of a run's checkpoints; links are not followed."""
     try:
-        names = names_inside(path, "checkpoints")
+        names = list_inside(path, "checkpoints")
     except OSError:
         return []
     return [name for name in names if STEP.fullmatch(name) and is_file(path, f"checkpoints/{name}/manifest.json")]
 
 
 def _status(path: Path) -> dict[str, Any]:
-    """status.json; the command that goes on names where the run is now, not where it was written."""
+    """status.json, with the resume command for the run's current path, which may have changed."""
     status = read_json(path / "status.json")
     return {**status, "resume": resume_command(path)} if "resume" in status else status
 
 
 def resume_command(path: Path) -> str:
-    """What to type to go on with a run or a group."""
+    """The command that resumes a run or a group."""
     return f"{program()} resume {shlex.quote(str(path))}"
 
 
@@ -431,7 +431,7 @@ def _last(rows: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
 
 
 def _size(path: Path) -> int:
-    """Bytes on the disk; a file linked into several checkpoints counts once."""
+    """Bytes on disk; a file that is hard-linked into several checkpoints counts once."""
     seen: dict[tuple[int, int], int] = {}
     for folder, _, names in os.walk(path):
         for name in names:
@@ -443,20 +443,20 @@ def _size(path: Path) -> int:
     return sum(seen.values())
 
 
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_tables(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as plan paths: {"env": {"id": x}} becomes {"env.id": x}."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{key}.")
+            flat |= flatten_tables(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat
 
 
 def diff_runs(a: Path | str, b: Path | str) -> list[tuple[str, Any, Any]]:
-    """Where two plans differ: (path, value in a, value in b); None where one has no such setting."""
-    left = dotted(read_tables(Path(a)))
-    right = dotted(read_tables(Path(b)))
+    """Settings that differ between two runs: (path, value in a, value in b); None where one is absent."""
+    left = flatten_tables(read_tables(Path(a)))
+    right = flatten_tables(read_tables(Path(b)))
     paths = [*left, *(path for path in right if path not in left)]
     return [(path, left.get(path), right.get(path)) for path in paths if left.get(path) != right.get(path)]

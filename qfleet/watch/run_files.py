@@ -1,4 +1,4 @@
-"""The files a run leaves for its readers: rows, events, and small JSON documents."""
+"""The files that a run writes for readers: rows, events, and small JSON documents."""
 
 import errno
 import itertools
@@ -14,13 +14,13 @@ from typing import IO, Any
 import numpy as np
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.files import HardLinked, NotPlain, TooLarge, open_inside, read_inside, replace_inside
+from qfleet.files import HardLinked, NotRegularFile, TooLarge, open_inside, read_inside, replace_inside
 
 Row = dict[str, Any]
 
 MOST_JSON_BYTES = 4 << 20
 MOST_ROW_BYTES = 1 << 30
-# A run of a thousand million steps that logs every thousand has a million rows of about a kilobyte.
+# A run of 1e9 steps that logs every 1,000 has a million rows of about a kilobyte.
 MOST_ROWS = 2_000_000
 MOST_LINE_BYTES = 4 << 20
 TAIL_BYTES = 4 << 20
@@ -44,47 +44,47 @@ CLOCK_FIELDS = frozenset(
 
 
 def without_clock(row: Mapping[str, Any]) -> Row:
-    """The row without the fields that depend on the clock: what two equal runs must agree on."""
+    """The row without the fields that depend on the clock: equal in two runs of one plan and seed."""
     return {name: value for name, value in row.items() if name not in CLOCK_FIELDS}
 
 
-def plain(value: Any) -> Any:
-    """The value as JSON can hold it: NumPy becomes Python, what is not finite becomes null."""
+def json_value(value: Any) -> Any:
+    """The value as JSON data: NumPy becomes Python, numbers that are not finite become null."""
     if isinstance(value, float | np.floating):
         return float(value) if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, np.generic | np.ndarray):
-        return plain(value.tolist())
+        return json_value(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     return str(value)
 
 
 def json_line(row: Mapping[str, Any]) -> str:
-    """One row as one line of JSON, fields in the order they were given, without the line end."""
-    return json.dumps(plain(row), allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f")
+    """One row as one line of JSON without its line end; the order of fields is kept."""
+    return json.dumps(json_value(row), allow_nan=False, separators=(",", ":")).replace("\x7f", "\\u007f")
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """A descriptor of a regular file, and of nothing else; its folder is taken as it is named."""
+    """Open a regular file and return its descriptor; links inside its folder are refused."""
     return open_inside(path.parent, path.name, flags, mode)
 
 
-def unwritable(path: Path, error: OSError) -> StorageError:
-    """What to tell the user when a file of the run could not be written."""
+def unwritable_error(path: Path, error: OSError) -> StorageError:
+    """The error for a file of the run that could not be written."""
     if isinstance(error, HardLinked):
         return StorageError(
             f"cannot write {path}",
-            "it has a second name (a hard link), and what is written here would change that file too",
+            "it has a second name (a hard link), and writing to it would change that file too",
             f"replace it by a copy of its own: cp {path} {path}.new && mv {path}.new {path}",
         )
-    if isinstance(error, NotPlain):
+    if isinstance(error, NotRegularFile):
         return StorageError(
             f"cannot write {path}",
-            "something that is not a regular file has taken its name: a link, a pipe, a folder or a device",
+            "it is not a regular file but a link, a pipe, a folder or a device",
             "remove it, then resume the run",
         )
     return StorageError(
@@ -95,7 +95,7 @@ def unwritable(path: Path, error: OSError) -> StorageError:
 
 
 def as_bytes(text: str) -> bytes:
-    """JSON text as UTF-8; half a character, from a file name that is not text, as the escape JSON has for it."""
+    """JSON text as UTF-8; lone surrogates, from file names that are not text, become JSON escapes."""
     return text.encode(errors="backslashreplace")
 
 
@@ -105,14 +105,14 @@ def _write_all(file: int, data: bytes) -> None:
 
 
 class RowLog:
-    """metrics.jsonl: one row per line, each handed to the system at once; may be cut back to a checkpoint."""
+    """metrics.jsonl: one row per line, written unbuffered; can be truncated to the state of a checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
             self._file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
         try:
             self.cut(self._size())
         except StorageError:
@@ -123,26 +123,26 @@ class RowLog:
         return os.fstat(self._file).st_size
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Append one row; a row that does not fit on the disk leaves no trace."""
+        """Append one row; after a failed write no part of it is left."""
         before = self._size()
         try:
             _write_all(self._file, as_bytes(json_line(row)) + b"\n")
         except OSError as error:
             os.ftruncate(self._file, before)
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
 
     __call__ = row
 
     def position(self) -> int:
-        """Bytes written so far, and safe on the disk: a checkpoint may point at them."""
+        """Bytes written so far, synced to disk, so that a checkpoint may record them."""
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise unwritable_error(self.path, error) from error
         return self._size()
 
     def cut(self, position: int) -> int:
-        """Drop what follows `position` and any torn row before it; the answer is how many bytes were missing."""
+        """Truncate to `position`, and before it to the last whole row; returns how many bytes were missing."""
         end = self._last_line_end(min(position, self._size()))
         os.ftruncate(self._file, end)
         return position - end
@@ -156,35 +156,37 @@ class RowLog:
                 return begin + found + 1
             end = begin
         if least:
-            raise unwritable(self.path, OSError(errno.EINVAL, f"its last {2 * MOST_LINE_BYTES:,} bytes are no rows"))
+            raise unwritable_error(
+                self.path, OSError(errno.EINVAL, f"its last {2 * MOST_LINE_BYTES:,} bytes hold no row")
+            )
         return 0
 
     def close(self) -> None:
-        """Let go of the file; a second call does nothing."""
+        """Close the file; a second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 class EventLog:
-    """events.jsonl: faults, saves and what was done about them; only ever grows."""
+    """events.jsonl: faults, saves and recoveries; append only."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
         try:
             os.close(open_plain(self.path))
-        except NotPlain as error:
-            raise unwritable(self.path, error) from error
+        except NotRegularFile as error:
+            raise unwritable_error(self.path, error) from error
         except OSError:
-            pass  # not there yet, or a fault that `event` reports
+            pass  # missing, or a fault that `event` reports
 
     def event(self, kind: str, **fields: Any) -> bool:
-        """Append one event, safe on the disk; False when the disk refuses, so that no fault hides another."""
+        """Append one event and sync it; False if that fails, so that it does not hide the reported fault."""
         line = json_line({"kind": kind, "time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields})
         try:
             file = open_plain(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
             try:
-                _write_all(file, self._mend(file) + as_bytes(line) + b"\n")
+                _write_all(file, self._missing_line_end(file) + as_bytes(line) + b"\n")
                 os.fsync(file)
             finally:
                 os.close(file)
@@ -193,16 +195,16 @@ class EventLog:
         return True
 
     @staticmethod
-    def _mend(file: int) -> bytes:
-        """A line end, if a power cut left the last line without one."""
+    def _missing_line_end(file: int) -> bytes:
+        """A line end if the last line lacks one after a power cut, else nothing."""
         size = os.fstat(file).st_size
         return b"\n" if size and os.pread(file, 1, size - 1) != b"\n" else b""
 
 
 def parse_json(text: bytes) -> Any:
-    """A JSON value; ValueError for what no file of ours holds: numbers of many digits, hundreds of levels.
+    """Parse a JSON value; NaN and Infinity become None.
 
-    NaN and Infinity, which JSON does not know, are nothing.
+    ValueError for values that qfleet never writes: integers of many digits, deep nesting.
     """
     try:
         value = json.loads(text, parse_int=_whole_number, parse_constant=lambda name: None)
@@ -214,7 +216,7 @@ def parse_json(text: bytes) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Are there more levels than any document of ours has? Looked at without recursion."""
+    """Is it nested deeper than anything qfleet writes? Checked without recursion."""
     level = [value]
     for _ in range(MOST_LEVELS):
         below = (item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list))
@@ -231,9 +233,9 @@ def _whole_number(digits: str) -> int:
 
 
 def each_row(path: Path, from_byte: int = 0) -> Iterator[Row]:
-    """The whole rows of a JSON-lines file, one at a time; none when there is no such file.
+    """The rows of a JSON-lines file, one at a time; none if there is no such file.
 
-    A torn line is passed over. A file that is no run's, with too many bytes or lines, is refused.
+    Lines that are not JSON objects are skipped. A file with more bytes or lines than any run's is refused.
     """
     try:
         with _reading(path, from_byte + MOST_ROW_BYTES) as file:
@@ -284,12 +286,12 @@ def last_rows(path: Path) -> list[Row]:
         with os.fdopen(open_plain(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
     except OSError:
-        size = 0  # `each_row` says what is wrong
+        size = 0  # `each_row` raises for what is wrong
     return list(each_row(path, max(0, size - TAIL_BYTES)))
 
 
 def count_lines(path: Path) -> int:
-    """How many lines a file has; 0 when there is no such file or it cannot be read."""
+    """The number of lines of a file; 0 if it cannot be read."""
     try:
         with _reading(path, MOST_ROW_BYTES) as file:
             return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
@@ -298,7 +300,7 @@ def count_lines(path: Path) -> int:
 
 
 def read_json(path: Path) -> Row:
-    """A JSON object from a file; empty when the file is missing, too large, or is not one."""
+    """A JSON object from a file; empty if the file is missing, too large, or holds something else."""
     try:
         value = parse_json(read_inside(path.parent, path.name, MOST_JSON_BYTES))
     except (OSError, ValueError):
@@ -307,14 +309,14 @@ def read_json(path: Path) -> Row:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Replace a small JSON file in one step: readers see the old one or the new one, never a half."""
-    text = json.dumps(plain(document), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
+    """Replace a small JSON file atomically."""
+    text = json.dumps(json_value(document), allow_nan=False, indent=2, ensure_ascii=False) + "\n"
     write_file(path, as_bytes(text))
 
 
 def write_file(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Replace a small file in one step, safe on the disk when this returns."""
+    """Replace a small file atomically and sync it to disk."""
     try:
         replace_inside(path.parent, path.name, data, mode)
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error

@@ -1,7 +1,7 @@
-"""What scores say: the middle, and how sure we are of it; for the episodes of one run, and for runs side by side.
+"""Statistics of scores with confidence intervals, over the episodes of one run and over several runs.
 
-Runs side by side follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
-(arXiv 2108.13264). Shapes: R runs (seeds), K tasks (environments); `...` stands for resamples.
+Those over several runs follow Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice" (arXiv 2108.13264). Shapes: R runs (seeds), K tasks (environments); `...` stands for resamples.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,9 +12,9 @@ import numpy as np
 from qfleet.data.types import Array
 
 NUM_RESAMPLES = 2000
-# What the reference library of Agarwal et al. draws for aggregate scores.
+# The default of the reference library of Agarwal et al. for aggregate scores.
 NUM_GROUP_RESAMPLES = 50_000
-# Resamples are drawn in blocks of about this many numbers, so that long lists do not need gigabytes.
+# Resamples are drawn in blocks of about this many numbers, to limit memory.
 BLOCK = 1_000_000
 
 Statistic = Callable[..., Array]  # one or more [..., R, K] -> [...]
@@ -59,7 +59,7 @@ def summarize(returns: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
     }
 
 
-# --- runs side by side: each takes [..., R, K] and answers [...] ---
+# --- several runs: each statistic takes [..., R, K] and returns [...] ---
 
 
 def mean(scores: Array) -> Array:
@@ -73,7 +73,7 @@ def median(scores: Array) -> Array:
 
 
 def median_run(scores: Array) -> Array:
-    """Median over runs and tasks alike: what people mean by the median of some seeds on one task."""
+    """Median over runs and tasks together: with one task, the median of its seeds."""
     return np.asarray(np.median(scores, axis=(-2, -1)))
 
 
@@ -85,12 +85,12 @@ def iqm(scores: Array) -> Array:
 
 
 def optimality_gap(scores: Array, threshold: float = 1.0) -> Array:
-    """How far runs stay below the threshold on average; what is above it counts as reaching it (section 4.3)."""
+    """Mean distance of runs below the threshold; scores above it count as the threshold (section 4.3)."""
     return np.asarray(threshold - np.minimum(scores, threshold).mean(axis=(-2, -1)))
 
 
 def probability_of_improvement(ours: Array, theirs: Array) -> Array:
-    """P(a run of ours beats a run of theirs), over tasks in the mean; a tie counts half (Mann and Whitney's U / mn)."""
+    """P(a run of ours beats a run of theirs), averaged over tasks; a tie counts half (Mann and Whitney's U / mn)."""
     # [..., Ra, 1, K], [..., 1, Rb, K]
     a = ours[..., :, None, :]
     b = theirs[..., None, :, :]
@@ -99,7 +99,7 @@ def probability_of_improvement(ours: Array, theirs: Array) -> Array:
 
 
 class Estimate(NamedTuple):
-    """A statistic with its 95 % interval; without one where there is only one run to resample."""
+    """A statistic with its 95 % interval, which is None if there is only one run to resample."""
 
     value: float
     low: float | None
@@ -121,7 +121,7 @@ def stratified_bootstrap(
 
 
 def estimate(statistic: Statistic, *scores: Array, **options: Any) -> Estimate:
-    """The statistic with its interval. One run per task says nothing of other runs: then there is no interval."""
+    """The statistic with its interval; no interval with one run per task, which shows no variation."""
     value = float(statistic(*scores))
     if any(len(each) < 2 for each in scores):
         return Estimate(value, None, None)
@@ -129,12 +129,12 @@ def estimate(statistic: Statistic, *scores: Array, **options: Any) -> Estimate:
 
 
 def _redrawn(scores: Array, num: int, rng: np.random.Generator) -> Array:
-    """So many resamples [num, R, K], each run drawn anew within its task."""
+    """`num` resamples [num, R, K]: runs are drawn with replacement within each task."""
     runs, tasks = scores.shape
     drawn: Array = scores[rng.integers(0, runs, size=(num, runs, tasks)), np.arange(tasks)]
     return drawn
 
 
 def _numbers(scores: Sequence[Array]) -> int:
-    """Numbers that one resample may hold at once; two sides are compared run by run."""
+    """The most numbers that one resample holds at once; two sides are compared run by run."""
     return int(np.prod([len(each) for each in scores]) * scores[0].shape[1])

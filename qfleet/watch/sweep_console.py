@@ -1,4 +1,4 @@
-"""What a person or a program sees while the members of a group train."""
+"""Watchers of a group: what a person or a program sees while its members train."""
 
 import sys
 import time
@@ -6,20 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
 from qfleet.escape import escaped
-from qfleet.watch.console import PLAIN_EVERY_SECONDS, Lines, Mode, say_aside
+from qfleet.watch.console import PLAIN_EVERY_SECONDS, LineWriter, Mode, SafeStream, warn_on_stderr
 from qfleet.watch.run_files import json_line
-from qfleet.watch.safe_stream import SafeStream
 from qfleet.watch.text import duration, interval, number
 
-Member = Mapping[str, Any]  # name, state, exit_code, reason, and what its newest rows said
+Member = Mapping[str, Any]  # name, state, exit_code, reason, and fields of its newest rows
 REDRAW_EVERY_SECONDS = 0.5
 
 
 class GroupWatcher(Protocol):
-    """Sees a group of runs."""
+    """Shows a group of runs."""
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """The group begins: group, env, members, jobs, threads, notes."""
+        """The group begins; `info` has group, env, members, jobs, threads, notes."""
         ...
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
@@ -27,11 +26,11 @@ class GroupWatcher(Protocol):
         ...
 
     def warn(self, member: str, text: str) -> None:
-        """A member warns, of damage perhaps."""
+        """A member has sent a warning."""
         ...
 
     def live(self, members: Sequence[Member]) -> None:
-        """How all members stand at this moment."""
+        """The current state of all members."""
         ...
 
     def finished(self, member: Member) -> None:
@@ -39,43 +38,43 @@ class GroupWatcher(Protocol):
         ...
 
     def stop(self, end: Mapping[str, Any]) -> None:
-        """All members have ended: the group's own last row."""
+        """All members have ended; `end` is the group's own last row."""
         ...
 
 
 class PlainGroup:
-    """A line for each member that ends, and every 30 seconds one for those that run."""
+    """A line for each member that ends, and every 30 seconds one for all running members."""
 
     def __init__(self, stream: SafeStream, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lines = Lines(stream)
+        self._lines = LineWriter(stream)
         self._clock = clock
         self._next = clock() + PLAIN_EVERY_SECONDS
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Say what runs, where and how."""
-        self._lines.say(introduction(info))
+        """Print the environment, the number of members and the group."""
+        self._lines.write_line(introduction(info))
         for note in info.get("notes") or ():
-            self._lines.say(f"note: {note}")
+            self._lines.write_line(f"note: {note}")
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
-        """Rows are shown by `live`."""
+        """Nothing: `live` shows it."""
 
     def warn(self, member: str, text: str) -> None:
-        """One line."""
-        self._lines.say(f"{member} warning: {text}")
+        """Print one line."""
+        self._lines.write_line(f"{member} warning: {text}")
 
     def live(self, members: Sequence[Member]) -> None:
-        """One line, if the last one is 30 seconds old."""
+        """Print one line, if the last one is 30 seconds old."""
         if self._clock() >= self._next:
             self._next = self._clock() + PLAIN_EVERY_SECONDS
-            self._lines.say(overview(members))
+            self._lines.write_line(overview(members))
 
     def finished(self, member: Member) -> None:
-        """One line."""
-        self._lines.say(ending(member))
+        """Print one line."""
+        self._lines.write_line(ending(member))
 
     def stop(self, end: Mapping[str, Any]) -> None:
-        """The table that follows says it."""
+        """Nothing: a table follows."""
 
 
 class JsonGroup:
@@ -85,56 +84,56 @@ class JsonGroup:
         self._stream = stream
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Rows only."""
+        """Nothing."""
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
-        """The row as it stands in the member's metrics.jsonl, with its name."""
-        self._stream.line(json_line({"member": member, **row}))
+        """Print the member's row with its name."""
+        self._stream.write_line(json_line({"member": member, **row}))
 
     def warn(self, member: str, text: str) -> None:
-        """On standard error."""
-        say_aside(f"{member}: {text}")
+        """Print it on standard error."""
+        warn_on_stderr(f"{member}: {text}")
 
     def live(self, members: Sequence[Member]) -> None:
-        """Rows only."""
+        """Nothing."""
 
     def finished(self, member: Member) -> None:
-        """Its row of kind "end" has said it."""
+        """Nothing: the member's row of kind "end" has the result."""
 
     def stop(self, end: Mapping[str, Any]) -> None:
-        """The group's own row of kind "end", the last line."""
-        self._stream.line(json_line(end))
+        """Print the group's own row of kind "end"."""
+        self._stream.write_line(json_line(end))
 
 
 class QuietGroup:
-    """Only how it ended."""
+    """Only how the group ended."""
 
     def __init__(self, stream: SafeStream) -> None:
-        self._lines = Lines(stream)
+        self._lines = LineWriter(stream)
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def warn(self, member: str, text: str) -> None:
-        """On standard error."""
-        say_aside(f"{member}: {text}")
+        """Print it on standard error."""
+        warn_on_stderr(f"{member}: {text}")
 
     def live(self, members: Sequence[Member]) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def finished(self, member: Member) -> None:
-        """Nothing yet."""
+        """Nothing."""
 
     def stop(self, end: Mapping[str, Any]) -> None:
-        """One line."""
-        self._lines.say(f"{end['state']}: {end['reason']} ({end['group']})")
+        """Print one line."""
+        self._lines.write_line(f"{end['state']}: {end['reason']} ({end['group']})")
 
 
 class LiveGroup:
-    """A small table redrawn in place; members that end leave a line above it."""
+    """A table redrawn in place; for each member that ends a line is printed above it."""
 
     draws_in_place = True
 
@@ -148,18 +147,18 @@ class LiveGroup:
         self._next = 0.0
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Say what runs, then open the table."""
+        """Print the introduction, then open the table."""
         self._console.print(introduction(info), soft_wrap=True)
         for note in info.get("notes") or ():
             self._console.print(f"note: {note}", soft_wrap=True)
         self._live.start()
-        self._console.show_cursor(True)  # a killed program could not give it back
+        self._console.show_cursor(True)  # a killed program could not show it again
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
-        """Rows are shown by `live`."""
+        """Nothing: `live` shows it."""
 
     def warn(self, member: str, text: str) -> None:
-        """One line above the table."""
+        """Print one line above the table."""
         self._live.console.print(escaped(f"{member} warning: {text}"), soft_wrap=True)
 
     def live(self, members: Sequence[Member]) -> None:
@@ -170,16 +169,16 @@ class LiveGroup:
         self._live.update(table(members), refresh=True)
 
     def finished(self, member: Member) -> None:
-        """One line above the table."""
+        """Print one line above the table."""
         self._live.console.print(ending(member), soft_wrap=True)
 
     def stop(self, end: Mapping[str, Any]) -> None:
-        """Take the table away."""
+        """Remove the table."""
         self._live.stop()
 
 
 def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatcher:
-    """The watcher of a group for a mode; the stream is standard output unless given."""
+    """The watcher of a group for a mode, by default on standard output."""
     out = SafeStream(stream if stream is not None else sys.stdout)
     kinds: dict[str, Callable[[SafeStream], GroupWatcher]] = {
         "live": LiveGroup,
@@ -190,11 +189,11 @@ def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatche
     return kinds[mode](out)
 
 
-# --- words ---
+# --- text ---
 
 
 def introduction(info: Mapping[str, Any]) -> str:
-    """What the group is."""
+    """The group in one line: environment, seeds, members at once, threads, name."""
     threads = info["threads"]
     num = len(info["members"])
     how = f"{num} seed{'s' * (num != 1)}, {info['jobs']} at once, {threads} thread{'s' * (threads != 1)} each"
@@ -203,13 +202,13 @@ def introduction(info: Mapping[str, Any]) -> str:
 
 def ending(member: Member) -> str:
     """How one member ended."""
-    said = f"{member['name']} {member['state']}"
+    text = f"{member['name']} {member['state']}"
     if member.get("score"):
-        said += f": score {interval(member['score'])}"
+        text += f": score {interval(member['score'])}"
     elif member.get("reason"):
-        said += f": {member['reason']}"
+        text += f": {member['reason']}"
     seconds = f" · {duration(member['seconds'])}" if member.get("seconds") else ""
-    return f"{said} · {number(member.get('env_steps') or 0)} steps{seconds}"
+    return f"{text} · {number(member.get('env_steps') or 0)} steps{seconds}"
 
 
 def overview(members: Sequence[Member]) -> str:
@@ -241,5 +240,5 @@ def table(members: Sequence[Member]) -> Any:
             number(member.get("evaluation")),
             number(member.get("steps_per_second")) if member["state"] == "running" else "",
         )
-    shown.add_row()  # where the cursor rests: what a signal writes there is no part of the table
+    shown.add_row()  # the cursor rests here, so that output of a signal does not break the table
     return shown

@@ -13,7 +13,7 @@ NOT_CURVES = frozenset({"kind", "env_steps", "returns", "seconds", "checkpoint"}
 
 
 class TensorBoardWriter:
-    """A row callback. `first_step` hides what an earlier, cut-off stretch of the run wrote from there on."""
+    """A row callback. `first_step` hides events from that step on which the run wrote before it was resumed."""
 
     def __init__(self, folder: Path | str, *, first_step: int | None = None) -> None:
         try:
@@ -25,7 +25,7 @@ class TensorBoardWriter:
                 'pip install "qfleet[tb]"',
             ) from error
         folder = make_folder(Path(folder).parent, Path(folder).name)  # refuses a link of that name
-        # A name that nobody can have put a link in place of.
+        # A random name, so that no link can be waiting in its place.
         suffix = f".{secrets.token_hex(8)}"
         self._writer = SummaryWriter(str(folder), purge_step=first_step, filename_suffix=suffix)
 
@@ -41,5 +41,5 @@ class TensorBoardWriter:
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left and let go of the file."""
+        """Write buffered events and close the file."""
         self._writer.close()

@@ -1,4 +1,4 @@
-"""Numbers and facts as people read them; shared by the plain lines, the screen and the card."""
+"""Numbers, rows and snapshots as text; shared by the plain watcher, the live screen and the card."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 RAMP = "▁▂▃▄▅▆▇█"
-SIMPLE_RAMP = "_.-=+*#@"
+ASCII_RAMP = "_.-=+*#@"
 SHOWN_SHARE = 0.03  # stages that take less of the time are in `--profile`'s table only
 LEAVING = "saving... (Ctrl-C once more leaves at once)"
 
@@ -47,7 +47,7 @@ def interval(row: Mapping[str, Any]) -> str:
 
 
 def seconds_left(snapshot: Mapping[str, Any]) -> float | None:
-    """How long until the planned number of steps, at the present speed."""
+    """Seconds until the planned number of steps at the current speed."""
     until = snapshot.get("until_steps")
     speed = snapshot.get("steps_per_second")
     if not until or not speed or not math.isfinite(speed):
@@ -61,7 +61,7 @@ def share(part: Any, whole: Any) -> float:
 
 
 def sparkline(values: Sequence[float], width: int, ramp: str = RAMP) -> str:
-    """The course of `values` in at most `width` characters; each stands for the mean of its share of them."""
+    """`values` as a curve of at most `width` characters, each the mean of its share of them."""
     num = len(values)
     columns = min(num, width)
     if columns < 1:
@@ -75,7 +75,7 @@ def sparkline(values: Sequence[float], width: int, ramp: str = RAMP) -> str:
     return "".join(ramp[min(len(ramp) - 1, int((x - low) / (high - low) * len(ramp)))] for x in heights)
 
 
-def machine(info: Mapping[str, Any]) -> str:
+def device_text(info: Mapping[str, Any]) -> str:
     """The device and its threads: cpu, 2 threads."""
     threads = info.get("threads")
     return str(info.get("device") or "cpu") + (f", {threads} thread{'s' * (threads != 1)}" if threads else "")
@@ -83,20 +83,20 @@ def machine(info: Mapping[str, Any]) -> str:
 
 def evaluation_line(row: Mapping[str, Any]) -> str:
     """One evaluation in one line."""
-    what = "test" if row.get("split") == "test" else "evaluation"
+    kind = "test" if row.get("split") == "test" else "evaluation"
     return (
-        f"{what} at {number(row.get('env_steps'))} steps: {interval(row)}"
-        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}{cut_words(row)}"
+        f"{kind} at {number(row.get('env_steps'))} steps: {interval(row)}"
+        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}{cut_episodes_text(row)}"
     )
 
 
-def cut_words(row: Mapping[str, Any]) -> str:
-    """How many episodes of an evaluation were cut at the limit of their length, if any."""
+def cut_episodes_text(row: Mapping[str, Any]) -> str:
+    """How many episodes of an evaluation were cut at eval.max_steps, if any."""
     return f" · {number(row['cut_episodes'])} of them cut at eval.max_steps" if row.get("cut_episodes") else ""
 
 
 def remark_line(row: Mapping[str, Any]) -> str:
-    """What the run changed on its way, in one line."""
+    """A row's text, such as a change of settings, in one line."""
     return f"at {number(row.get('env_steps'))} steps: {row.get('text')}"
 
 
@@ -110,13 +110,13 @@ def progress_line(snapshot: Mapping[str, Any]) -> str:
         f"{number(snapshot.get('steps_per_second'))} steps/s",
         f"{number(snapshot.get('updates_per_second'))} updates/s",
         f"{duration(seconds_left(snapshot))} left",
-        *gate_words(snapshot),
+        *learner_parts(snapshot),
     ]
     return " · ".join(parts)
 
 
-def gate_words(snapshot: Mapping[str, Any]) -> list[str]:
-    """What the learner is doing, by how old a policy the steps are chosen and how old they are when learned from."""
+def learner_parts(snapshot: Mapping[str, Any]) -> list[str]:
+    """What the learner is doing, the age of the acting policy, and the age of sampled steps."""
     lag = snapshot.get("policy_lag")
     age = snapshot.get("replay_age")
     return [
@@ -126,22 +126,22 @@ def gate_words(snapshot: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def saving_lines(profile: Mapping[str, Any]) -> list[str]:
-    """What compression saved and what it cost, where there was any."""
+def compression_lines(profile: Mapping[str, Any]) -> list[str]:
+    """The bytes that compression saved and the seconds it took, if any."""
     return [
-        f"{what} {found['raw_bytes'] / max(1, found['packed_bytes']):.1f}x smaller "
+        f"{name} {found['raw_bytes'] / max(1, found['packed_bytes']):.1f}x smaller "
         f"({megabytes(found['packed_bytes'])} for {megabytes(found['raw_bytes'])}) for {found['seconds']:.1f} s"
-        for what, found in profile.get("compression", {}).items()
+        for name, found in profile.get("compression", {}).items()
     ]
 
 
 def megabytes(count: float) -> str:
-    """Bytes as people say them."""
+    """A number of bytes in MB or GB."""
     return f"{count / 1e6:,.0f} MB" if count < 1e10 else f"{count / 1e9:,.1f} GB"
 
 
 def time_line(profile: Mapping[str, Any]) -> str:
-    """Where the time went, in one line: seconds by stage, who was busy, the bottleneck and what to do about it."""
+    """Where the time went, in one line: seconds by stage, busy shares, the bottleneck and advice."""
     spent = sorted(profile["seconds"].items(), key=lambda item: -item[1])
     shown = [f"{stage} {seconds:.1f} s" for stage, seconds in spent if seconds >= SHOWN_SHARE * profile["wall_seconds"]]
     busy = f"learner busy {profile['learner_busy']:.0%}"
@@ -154,11 +154,11 @@ def time_line(profile: Mapping[str, Any]) -> str:
     energy = profile.get("joules_per_million_steps")
     joules = [] if energy is None else [f"{number(energy)} J per million steps"]
     advice = f"{profile['bottleneck']}-bound: {profile['advice']}"
-    return " · ".join([", ".join(shown), busy, *joules, *saving_lines(profile), advice])
+    return " · ".join([", ".join(shown), busy, *joules, *compression_lines(profile), advice])
 
 
 def chosen_lines(score: Mapping[str, Any], best: Any) -> list[str]:
-    """What a score is to be seen beside: how many validations its policy was chosen from, and the last of them."""
+    """Context of a score: how many validations its policy was chosen from, and the last of them."""
     last = score.get("last_eval")
     if not isinstance(last, Mapping):
         return []
@@ -173,16 +173,16 @@ def chosen_lines(score: Mapping[str, Any], best: Any) -> list[str]:
 
 
 def end_lines(status: Mapping[str, Any]) -> list[str]:
-    """How the run ended: the state and why, the reported score, and how to go on when it stopped early."""
+    """How the run ended: state and reason, the reported score, and the resume command if it stopped early."""
     reason = f": {status['reason']}" if status.get("reason") else ""
     counts = f"{number(status.get('env_steps'))} steps, {number(status.get('updates'))} updates"
     lines = [f"{status.get('state', 'ended')}{reason} ({counts})"]
-    lines += [f"lost: {what}" for what in status.get("lost") or ()]
+    lines += [f"lost: {worker}" for worker in status.get("lost") or ()]
     score = status.get("score")
     if score:
         lines.append(
             f"score {interval(score)} · mean and 95 % interval of {number(score.get('episodes'))} test episodes"
-            f"{cut_words(score)}"
+            f"{cut_episodes_text(score)}"
         )
         lines += chosen_lines(score, status.get("best"))
     if status.get("filtered") is not None:

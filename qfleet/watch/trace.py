@@ -1,4 +1,4 @@
-"""The functions that take the time, in a window of a few hundred updates after learning began."""
+"""Profile Python functions during a few hundred updates after learning began."""
 
 import cProfile
 import io
@@ -18,10 +18,11 @@ class Trace:
         self.first = 0
         self.last = 0
         self.profiler: cProfile.Profile | None = None
-        self.running = self.refused = False
+        self.running = False
+        self.refused = False
 
     def __call__(self, row: Mapping[str, Any]) -> None:
-        """Begin or end with this row."""
+        """Start or stop profiling at this row."""
         updates = int(row.get("updates") or 0)
         if self.running:
             self.last = updates
@@ -31,18 +32,18 @@ class Trace:
             self.begin(updates)
 
     def begin(self, updates: int) -> None:
-        """Look from here on, unless somebody else does."""
+        """Start profiling, unless another profiler is active."""
         self.profiler = cProfile.Profile()
         self.first = updates
         self.last = updates
         try:
             self.profiler.enable()
             self.running = True
-        except ValueError:  # there is one profiler at a time
+        except ValueError:  # only one profiler can be active
             self.refused = True
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop profiling."""
         if self.running and self.profiler is not None:
             self.profiler.disable()
         self.running = False

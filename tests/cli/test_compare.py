@@ -171,7 +171,7 @@ def test_json_never_holds_what_json_does_not_know(capsys: Captured) -> None:
 def test_a_run_on_two_sides_is_noted(capsys: Captured) -> None:
     make_group("a", [10.0, 12.0])
     assert main(["compare", "a", "a/seed-0"]) == 0
-    assert "note: a and a/seed-0 share a/seed-0: P says less than it seems" in capsys.readouterr().out
+    assert "note: a and a/seed-0 share a/seed-0: P is closer to 0.5 than it should be" in capsys.readouterr().out
 
 
 def test_a_preset_names_the_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.cli import guard
-from qfleet.cli.guard import guarded
+from qfleet.cli.guard import run_with_restarts
 from qfleet.heartbeat import Heartbeat
 from qfleet.watch import read_rows
 
@@ -38,7 +38,7 @@ class Children:
 def watch_over(out: Path, codes: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> tuple[int, list[list[str]]]:
     children = Children(out, codes)
     monkeypatch.setattr(guard, "run_child", children)
-    code = guarded(RUN, str(out), lambda folder: ["resume", folder.name], clock=lambda: 0.0)
+    code = run_with_restarts(RUN, str(out), lambda folder: ["resume", folder.name], clock=lambda: 0.0)
     return code, children.commands
 
 
@@ -65,13 +65,13 @@ def test_who_is_killed_again_and_again_is_given_up(tmp_path: Path, monkeypatch: 
 def test_who_was_asked_to_end_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = Children(tmp_path, [-9], asked=True)
     monkeypatch.setattr(guard, "run_child", children)
-    assert guarded(RUN, str(tmp_path), lambda folder: []) == 137
+    assert run_with_restarts(RUN, str(tmp_path), lambda folder: []) == 137
     assert len(children.commands) == 1
 
 
 def test_who_had_not_begun_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "run_child", lambda command: (-9, 4711, False))
-    assert guarded(RUN, str(tmp_path), lambda folder: []) == 137
+    assert run_with_restarts(RUN, str(tmp_path), lambda folder: []) == 137
 
 
 @pytest.mark.slow
@@ -107,7 +107,7 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
 GUARD = """
 import sys
 from qfleet.cli import guard
-guard.START = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(0.5); os._exit(7)"
+guard.CHILD_CODE = "import os, time; os.write(1, b'%d\\\\n' % os.getpid()); time.sleep(0.5); os._exit(7)"
 code, pid, asked = guard.run_child([])
 print(code, asked)
 """
@@ -129,7 +129,7 @@ def test_ctrl_z_stops_the_process_under_guard_too() -> None:
 def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     try:
-        with guard.forwarding(subprocess.Popen(["sleep", "9"]), Heartbeat()) as asked:
+        with guard.forward_stop_signals(subprocess.Popen(["sleep", "9"]), Heartbeat()) as asked:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.01)

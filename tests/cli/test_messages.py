@@ -49,7 +49,7 @@ WRONG = [
     Wrong(
         "train",
         "no environment is given",
-        "A run needs a world to act in, named on the command line or as env.id in the plan file.",
+        "A run needs an environment, named on the command line or as env.id in the plan file.",
         "Name one: qfleet train CartPole-v1",
     ),
     Wrong(
@@ -126,14 +126,14 @@ WRONG = [
     ),
     Wrong(
         "train CartPole-v1 extra",
-        "unexpected word 'extra' after CartPole-v1",
-        "What follows the environment is a setting, written path=value without spaces.",
+        "unexpected argument 'extra' after CartPole-v1",
+        "After the environment come settings, written path=value without spaces.",
         "Write for example algo.n_step=3",
     ),
     Wrong(
         "train CartPole-v1 n_step",
-        "unexpected word 'n_step' after CartPole-v1",
-        "What follows the environment is a setting, written path=value without spaces.",
+        "unexpected argument 'n_step' after CartPole-v1",
+        "After the environment come settings, written path=value without spaces.",
         "Did you mean algo.n_step=VALUE?",
     ),
     Wrong(
@@ -367,13 +367,13 @@ WRONG = [
     Wrong(
         "train CartPole-v1 population.num=4 env.num=8 population.spread=1e300",
         "population.spread=1e+300 (command line) takes optim.learning_rate=0.002 (defaults for CartPole-v1) above 1",
-        "The members' learning rates differ by that factor from one to the next; such steps diverge.",
+        "The members' learning rates differ by that factor from one to the next; large ones diverge.",
         "Set population.spread to 2 or so; with 4 members it must be below 63.",
     ),
     Wrong(
         "train CartPole-v1 replay.type=fresh replay.rows=2 replay.minibatches=32 env.num=8",
         "replay.minibatches=32 (command line) is more than the steps of replay.rows=2 (command line) and env.num=8 (command line)",
-        "The steps of all environments are shared out among the minibatches; some would be empty.",
+        "The steps of all environments are divided among the minibatches; some would be empty.",
         "Set replay.minibatches to 2 or so.",
     ),
     Wrong(
@@ -469,7 +469,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 env.id=",
         "env.id= (command line) is not an environment id",
-        "An environment id is one word; only the path of a file.py:ClassName may hold spaces.",
+        "An environment id has no spaces; only the path of a file.py:ClassName may have them.",
         "Give an id such as CartPole-v1 or ALE/Pong-v5.",
     ),
     Wrong(
@@ -508,7 +508,7 @@ WRONG = [
     Wrong(
         "train --plan plan.toml",
         "no environment is given",
-        "A run needs a world to act in, named on the command line or as env.id in the plan file.",
+        "A run needs an environment, named on the command line or as env.id in the plan file.",
         "Name one: qfleet train CartPole-v1",
         plan="seed = 1\n",
     ),
@@ -605,7 +605,7 @@ WRONG = [
     Wrong(
         "plan show",
         "no environment is given",
-        "A run needs a world to act in, named on the command line or as env.id in the plan file.",
+        "A run needs an environment, named on the command line or as env.id in the plan file.",
         "Name one: qfleet train CartPole-v1",
     ),
     Wrong(
@@ -616,8 +616,8 @@ WRONG = [
     ),
     Wrong(
         "presets dqn double",
-        "unexpected word 'double'",
-        "qfleet presets has all the words it can take.",
+        "unexpected argument 'double'",
+        "qfleet presets takes no more arguments.",
         "Leave it out; see qfleet presets --help",
     ),
     Wrong(
@@ -629,19 +629,19 @@ WRONG = [
     Wrong(
         "runs rm",
         "qfleet runs rm needs RUN",
-        "RUN says what to delete, and it is missing.",
+        "The argument RUN is missing.",
         "See: qfleet runs",
     ),
     Wrong(
         "runs diff a",
         "qfleet runs diff needs OTHER",
-        "OTHER says what to work on, and it is missing.",
+        "The argument OTHER is missing.",
         "See qfleet runs diff --help",
     ),
     Wrong(
         "resume",
         "qfleet resume needs RUN",
-        "RUN says what to work on, and it is missing.",
+        "The argument RUN is missing.",
         "See qfleet resume --help",
     ),
     Wrong(
@@ -665,7 +665,7 @@ WRONG = [
     Wrong(
         "eval",
         "qfleet eval needs RUN",
-        "RUN says what to work on, and it is missing.",
+        "The argument RUN is missing.",
         "See qfleet eval --help",
     ),
     Wrong(
@@ -689,7 +689,7 @@ WRONG = [
     Wrong(
         "plot",
         "qfleet plot needs RUN",
-        "RUN says what to draw, and it is missing.",
+        "The argument RUN is missing.",
         "Try: qfleet plot latest",
     ),
     Wrong(
@@ -707,7 +707,7 @@ WRONG = [
     Wrong(
         "env check",
         "no environment is given",
-        "A run needs a world to act in, named on the command line or as env.id in the plan file.",
+        "A run needs an environment, named on the command line or as env.id in the plan file.",
         "Name one: qfleet train CartPole-v1",
     ),
     Wrong(

@@ -98,7 +98,7 @@ WRONG = [
     Wrong(
         "compare",
         "qfleet compare needs SIDE",
-        "SIDE says what to look at, and it is missing.",
+        "The argument SIDE is missing.",
         "Try: qfleet compare latest",
     ),
     Wrong(
@@ -121,7 +121,7 @@ WRONG = [
     ),
     Wrong(
         "compare pair,pong",
-        "pair,pong has not as many scored runs in each environment",
+        "pair,pong does not have the same number of scored runs in each environment",
         "CartPole-v1 has 2, Pong has 1",
         "name as many runs of each, with commas between",
     ),
@@ -146,7 +146,7 @@ WRONG = [
     Wrong(
         "compare one --normalize none.toml",
         "there is no file none.toml",
-        "it would say which scores become 0 and 1",
+        "it sets which scores become 0 and 1",
         "check the path after --normalize",
     ),
     Wrong(
@@ -176,7 +176,7 @@ WRONG = [
     Wrong(
         "runs rm pair one",
         "runs/pair (a group of 2 runs), runs/one would be deleted",
-        "There is nobody to ask: standard input is no terminal.",
+        "Standard input is no terminal, so it cannot be confirmed.",
         "Add --yes to delete.",
     ),
     Wrong(
@@ -188,7 +188,7 @@ WRONG = [
     Wrong(
         "compare pair,pair/seed-0",
         "pair/seed-0 is on one side twice",
-        "counted twice it would look like two runs that agree",
+        "counted twice it would look like two runs with equal scores",
         "name it once",
     ),
     Wrong(

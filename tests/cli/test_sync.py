@@ -15,24 +15,27 @@ from qfleet.training import requests
 from qfleet.watch import write_json
 
 WRONG = {
-    "sync x": ("no setting is given", "How learners agree (sync.*) and how many they are (learners.num) can."),
+    "sync x": (
+        "no setting is given",
+        "Only how learners synchronise (sync.*) and how many there are (learners.num) can be changed.",
+    ),
     "sync x algo.n_step=3": (
         "algo.n_step cannot be changed while a run goes on",
-        "How learners agree (sync.*) and how many they are (learners.num) can.",
+        "Only how learners synchronise (sync.*) and how many there are (learners.num) can be changed.",
     ),
-    "sync alone sync.type=local": ("runs/alone has one learner", "There is nobody to agree with."),
-    "sync over sync.type=local": ("runs/over is not running", "Nobody is there to agree."),
+    "sync alone sync.type=local": ("runs/alone has one learner", "A single learner does not synchronise."),
+    "sync over sync.type=local": ("runs/over is not running", "Only a running run can be changed."),
     "sync pair sync.type=telepathy": (
         "sync.type=telepathy is not valid (command line)",
         "sync.type must be one of solo, allreduce, server, window, local, easgd, admm, gossip.",
     ),
     "sync pair sync.type=server sync.spare=2": (
         "sync.spare=2 (command line) is not below learners.num=2 (runs/pair/run.toml)",
-        "A step is made of the gradients of all but the spare learners.",
+        "A step uses the gradients of all but the spare learners, so at least one must remain.",
     ),
     "sync ranks learners.num=3": (
-        "learners.num=3 cannot be had: the run has 2",
-        "MPI starts processes once, and one that was let go does not come back.",
+        "learners.num=3 is not possible: the run has 2",
+        "MPI starts processes only once, and a stopped one is not started again.",
     ),
 }
 
@@ -64,7 +67,7 @@ def test_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said[0] == f"error: {what}"
     assert said[1] == f"  why: {why}"
     assert said[2].startswith("   do: ")
-    assert not any(requests.is_asked(folder) for folder in Path("runs").iterdir())
+    assert not any(requests.is_pending(folder) for folder in Path("runs").iterdir())
 
 
 def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,9 +76,9 @@ def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     def listen() -> None:
         until = time.monotonic() + 20
         while not heard and time.monotonic() < until:
-            if (wish := requests.take(Path("runs/pair"))) is not None:
+            if (wish := requests.take_request(Path("runs/pair"))) is not None:
                 heard.append(wish)
-                requests.heeded(Path("runs/pair"))
+                requests.finish_request(Path("runs/pair"))
             time.sleep(0.05)
 
     thread = threading.Thread(target=listen, daemon=True)
@@ -93,14 +96,16 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
         Path("runs/pair/status.json"),
         {"state": "running", "together": {"sync": {"type": "local", "every_updates": 4}, "learners": 3}},
     )
-    monkeypatch.setattr("qfleet.cli.sync.await_heeded", lambda folder: None)
+    monkeypatch.setattr("qfleet.cli.sync.await_applied", lambda folder: None)
     assert main(["sync", "pair", "sync.outer_rate=0.7"]) == 0
-    assert requests.take(Path("runs/pair")) == requests.SyncRequest(LocalSync(every_updates=4, outer_rate=0.7), 3)
+    assert requests.take_request(Path("runs/pair")) == requests.SyncRequest(
+        LocalSync(every_updates=4, outer_rate=0.7), 3
+    )
 
 
 def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("qfleet.cli.sync.HEARD_SECONDS", 0.3)
+    monkeypatch.setattr("qfleet.cli.sync.APPLY_TIMEOUT_SECONDS", 0.3)
     assert main(["sync", "pair", "sync.type=local"]) == 2
     assert "has not answered within 0.3 seconds" in capsys.readouterr().err

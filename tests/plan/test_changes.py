@@ -6,19 +6,19 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.plan import Switch, changed, make_plan, switches
+from qfleet.plan import SyncSwitch, make_plan, sync_switches, with_settings
 from qfleet.plan.sync_schema import AllreduceSync, GossipSync, Int8Codec, LocalSync, ServerSync, WindowSync
 
 TWO = {"learners.num": 2}
 
 
-def scheduled(*entries: str, **more: Any) -> list[Switch]:
-    return switches(make_plan("CartPole-v1", overrides={**TWO, **more, "learners.schedule": entries}))
+def scheduled(*entries: str, **more: Any) -> list[SyncSwitch]:
+    return sync_switches(make_plan("CartPole-v1", overrides={**TWO, **more, "learners.schedule": entries}))
 
 
 def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
     plan = make_plan("CartPole-v1", overrides={"learners.num": 2, "sync.type": "server", "sync.shards": 3})
-    found = changed(plan, "run.toml", [("sync.type", "local", "command line")])
+    found = with_settings(plan, "run.toml", [("sync.type", "local", "command line")])
     assert found.sync == LocalSync()
 
 
@@ -30,10 +30,10 @@ def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> No
         "4000 sync.type=allreduce sync.codec.type=int8",
     )
     assert found == [
-        Switch(1_000, ServerSync(max_staleness=4)),
-        Switch(2_000, ServerSync(max_staleness=4, shards=2)),
-        Switch(3_000, WindowSync(num_gradients=3)),
-        Switch(4_000, AllreduceSync(codec=Int8Codec())),
+        SyncSwitch(1_000, ServerSync(max_staleness=4)),
+        SyncSwitch(2_000, ServerSync(max_staleness=4, shards=2)),
+        SyncSwitch(3_000, WindowSync(num_gradients=3)),
+        SyncSwitch(4_000, AllreduceSync(codec=Int8Codec())),
     ]
     assert scheduled() == []
 
@@ -60,7 +60,7 @@ def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> No
             "learners.schedule has an entry 9000000 that never comes",
             "after the last update",
         ),
-        (["5 sync.type=solo"], r"sync.type=solo \(learners.schedule\)", "have to agree"),
+        (["5 sync.type=solo"], r"sync.type=solo \(learners.schedule\)", "have to synchronise"),
     ],
 )
 def test_what_makes_no_sense_is_refused(entries: list[str], what: str, why: str) -> None:
@@ -80,4 +80,4 @@ def test_a_window_that_never_closes_is_refused() -> None:
 
 def test_a_wish_is_judged_by_itself_whatever_the_schedule_was() -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, "learners.schedule": ("300 sync.codec.type=int8",)})
-    assert changed(plan, "run.toml", [("sync.type", "gossip", "command line")]).sync == GossipSync()
+    assert with_settings(plan, "run.toml", [("sync.type", "gossip", "command line")]).sync == GossipSync()

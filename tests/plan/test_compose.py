@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qfleet.errors import UsageError
 from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
-from qfleet.plan.draft import CARRIED, MEASURED, Assignment, Draft
+from qfleet.plan.draft import KEEPS_SETTINGS, MEASURED, Assignment, Draft
 from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, RayRuntime, Rmsprop, Sgd
 
 HERE = "command line"
@@ -125,8 +125,10 @@ def test_one_plan_file_goes_with_every_runtime(runtime: str, below: str, tmp_pat
 def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runtimes_is_not() -> None:
     draft = Draft()
     preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.inference": "local"}
-    draft.lay(Assignment(path, value, "preset some", asked=False) for path, value in preset.items())
-    draft.lay([Assignment("env.id", "X-v0", HERE), Assignment("runtime.type", "ray", HERE, text=True, asked=True)])
+    draft.apply_layer(Assignment(path, value, "preset some", explicit=False) for path, value in preset.items())
+    draft.apply_layer(
+        [Assignment("env.id", "X-v0", HERE), Assignment("runtime.type", "ray", HERE, text=True, explicit=True)]
+    )
     assert draft.plan().runtime == RayRuntime(threads=3)
     assert draft.origins["runtime.threads"] == "preset some"
 
@@ -171,7 +173,7 @@ def test_several_actors_in_a_file_do_not_go_with_inline(tmp_path: Path) -> None:
     assert caught.value.fix == "Set runtime.type=processes or ray, or leave actors.num at 1."
 
 
-@pytest.mark.parametrize("section", CARRIED)
+@pytest.mark.parametrize("section", KEEPS_SETTINGS)
 def test_what_is_carried_to_another_variant_fits_there(section: str) -> None:
     for path, leaves in paths.index().leaves.items():
         if path.startswith(f"{section}."):

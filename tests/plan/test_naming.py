@@ -6,7 +6,7 @@ import pytest
 
 from qfleet import Plan
 from qfleet.plan import algorithm_presets
-from qfleet.plan.naming import algorithm_name, algorithm_words
+from qfleet.plan.naming import algorithm_description, algorithm_name
 
 PLAIN = {"algo.rule.type": "max", "algo.n_step": 1}
 
@@ -27,7 +27,7 @@ def plan_of(preset: str | None = None, **changes: Any) -> Plan:
 )
 def test_what_it_is_made_of_is_its_name(changes: dict[str, Any], name: str, words: str) -> None:
     assert algorithm_name(plan_of(**changes)) == name
-    assert algorithm_words(plan_of(**changes)).startswith(words)
+    assert algorithm_description(plan_of(**changes)).startswith(words)
 
 
 @pytest.mark.parametrize("preset", list(algorithm_presets()))
@@ -54,6 +54,6 @@ def test_no_plan_bears_the_name_of_another_algorithm(preset: str) -> None:
     plan = plan_of(preset)
     name = algorithm_name(plan)
     if name in algorithm_presets():
-        assert algorithm_words(plan_of(name)) == algorithm_words(plan)
+        assert algorithm_description(plan_of(name)) == algorithm_description(plan)
     else:
         assert name in ("double-dueling", "double-n3")

@@ -8,8 +8,8 @@ import pytest
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.system.timers import STAGES
-from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, since, with_other
-from qfleet.watch.energy import Meter
+from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, times_between, with_other
+from qfleet.watch.energy import EnergyMeter
 from qfleet.watch.text import time_line
 from qfleet.watch.trace import Trace
 
@@ -51,7 +51,7 @@ def test_the_learner_is_the_bottleneck() -> None:
         ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 4, "actor", 2.5, ["waited 60%", "up to about 2.5x", "70%"]),
         ({"idle": 0.6, "update": 0.4}, processes(), BUSY, 2, "actor", 2.5, ["2 on 2 cores already"]),
         ({"idle": 0.1, "update": 0.8}, processes(), LAZY, 4, "learner", 1.25, ["will not help", "waited 80%"]),
-        ({"compile": 0.7, "insert": 0.1}, plan(), {}, 4, "compile", 3.33, ["70%", "later runs do without"]),
+        ({"compile": 0.7, "insert": 0.1}, plan(), {}, 4, "compile", 3.33, ["70%", "cached for later runs"]),
         ({"save": 0.7, "update": 0.3}, plan(), {}, 2, "save", 3.33, ["saving takes 70%", "save.every_steps="]),
         ({"eval": 0.5, "update": 0.4}, plan(), {}, 2, "eval", 2.0, ["evaluation takes 50%", "eval.test_episodes"]),
         ({"other": 0.9}, plan(), {}, 2, "overhead", 10, ["longer run"]),
@@ -161,7 +161,7 @@ def test_speed_up_is_work_by_the_clock_and_efficiency_that_per_process() -> None
     profile = beside(update=6.0, save=1.0, eval=1.0, idle=2.0)
     assert (profile["work_seconds"], profile["speed_up"], profile["processes"]) == (18.0, 1.8, 3)
     assert profile["parallel_efficiency"] == 0.6
-    said = "speed-up 1.80x: 18.00 s of work, one after the other, in 10.00 s; parallel efficiency 60%, with 3 processes"
+    said = "speed-up 1.80x: 18.00 s of sequential work in 10.00 s; parallel efficiency 60%, with 3 processes"
     assert said in profile_lines(profile)
     assert "2 actors 50% · speed-up 1.80x, parallel efficiency 60% · " in time_line(profile)
 
@@ -189,7 +189,7 @@ def test_one_line_leaves_out_what_hardly_counts() -> None:
 
 def test_shares_between_two_readings() -> None:
     before, now = times(env=1.0, wall=2.0), times(env=2.0, update=2.0, wall=6.0)
-    shares = shares_of(with_other(since(now, before)))
+    shares = shares_of(with_other(times_between(now, before)))
     assert (shares["env"], shares["update"], shares["other"]) == (0.25, 0.5, 0.25)
     assert set(shares_of(times()).values()) == {0.0}  # no time at all
 
@@ -210,7 +210,7 @@ def test_whole_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> Non
     packages = [zone(tmp_path, f"intel-rapl:{number}", f"package-{number}", 100) for number in (0, 1)]
     others = [zone(tmp_path, "intel-rapl:0:0", "core", 0), zone(tmp_path, "intel-rapl:2", "psys", 0)]
     others.append(zone(tmp_path, "intel-rapl-mmio:0", "package-0", 0))
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     for path in (*packages, *others):
         (path / "energy_uj").write_text("500100")
     assert meter.joules() == pytest.approx(1.0)
@@ -219,7 +219,7 @@ def test_whole_packages_are_added_and_their_parts_are_not(tmp_path: Path) -> Non
 
 def test_a_counter_wraps_around(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 900_000)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     for energy in (100_000, 600_000, 50_000):  # 200,000 and 500,000 and 450,000 microjoules later
         (path / "energy_uj").write_text(str(energy))
         found = meter.joules()
@@ -227,15 +227,15 @@ def test_a_counter_wraps_around(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_counters_or_with_secret_ones(tmp_path: Path) -> None:
-    assert Meter(tmp_path / "nothing").joules() is None
+    assert EnergyMeter(tmp_path / "nothing").joules() is None
     path = zone(tmp_path, "intel-rapl:0", "package-0", 5)
     (path / "energy_uj").unlink()
-    assert Meter(tmp_path).joules() is None
+    assert EnergyMeter(tmp_path).joules() is None
 
 
 def test_a_counter_that_goes_away_keeps_what_was_counted(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 0)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     (path / "energy_uj").write_text("250000")
     assert meter.joules() == 0.25
     (path / "energy_uj").unlink()

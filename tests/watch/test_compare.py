@@ -7,9 +7,9 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.watch import RowLog, find_run, list_runs, new_run_dir, remove_run, write_json
-from qfleet.watch.compare import compare, gather, read_bounds
+from qfleet.watch.compare import compare, read_bounds, read_side
 from qfleet.watch.plot import MOST_POINTS, aligned, plot_sides
-from qfleet.watch.run_directory import find_entry, label, member_dirs
+from qfleet.watch.run_directory import find_run_or_group, member_dirs, run_label
 from qfleet.watch.statistics import iqm, probability_of_improvement, stratified_bootstrap
 
 
@@ -44,7 +44,7 @@ def test_members_are_found_and_listed_with_their_group(tmp_path: Path) -> None:
     assert find_run("cartpole-dqn-0001/seed-1", tmp_path) == group / "seed-1"
     assert find_run(group / "seed-1") == group / "seed-1"
     assert find_run("seed-0", tmp_path) == group / "seed-0"
-    assert label(group / "seed-0") == "cartpole-dqn-0001/seed-0"
+    assert run_label(group / "seed-0") == "cartpole-dqn-0001/seed-0"
     names = [run["name"] for run in list_runs(tmp_path)]
     assert sorted(names) == ["cartpole-dqn-0001/seed-0", "cartpole-dqn-0001/seed-1", "cartpole-dqn-0002"]
 
@@ -62,14 +62,14 @@ def test_a_group_is_not_a_run(tmp_path: Path) -> None:
 
 def test_entries_are_groups_and_runs(tmp_path: Path) -> None:
     group, run = make_group(tmp_path, "cartpole-dqn-0001", [1.0]), make_run(tmp_path / "pong", 3.0)
-    assert find_entry("cartpole-dqn-0001", tmp_path) == group
-    assert find_entry("cart", tmp_path) == group
-    assert find_entry("p", tmp_path) == run
-    assert find_entry("cartpole-dqn-0001/seed-0", tmp_path) == group / "seed-0"
-    assert find_entry("seed", tmp_path) == group / "seed-0"
-    assert find_entry(group) == group
+    assert find_run_or_group("cartpole-dqn-0001", tmp_path) == group
+    assert find_run_or_group("cart", tmp_path) == group
+    assert find_run_or_group("p", tmp_path) == run
+    assert find_run_or_group("cartpole-dqn-0001/seed-0", tmp_path) == group / "seed-0"
+    assert find_run_or_group("seed", tmp_path) == group / "seed-0"
+    assert find_run_or_group(group) == group
     with pytest.raises(UsageError, match="there is no run 'x'"):
-        find_entry("x", tmp_path)
+        find_run_or_group("x", tmp_path)
 
 
 def test_latest_is_a_member_or_its_whole_group(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_latest_is_a_member_or_its_whole_group(tmp_path: Path) -> None:
     group = make_group(tmp_path, "g", [1.0])
     write_json(group / "seed-0" / "status.json", {"state": "running"})
     assert find_run("latest", tmp_path) == group / "seed-0"
-    assert find_entry("latest", tmp_path) == group
+    assert find_run_or_group("latest", tmp_path) == group
 
 
 def test_names_in_a_group_file_cannot_lead_outside(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_one_seed_has_no_interval_and_that_is_said(tmp_path: Path) -> None:
     found = compare("a", "b", out=tmp_path)
     assert found.aggregates["a"]["mean"] == (1.0, None, None)
     assert found.aggregates["b"]["mean"].low is not None
-    assert found.notes == ("no interval for a: one seed does not tell how another would do; train more with --seeds",)
+    assert found.notes == ("no interval for a: one seed does not show the spread of others; train more with --seeds",)
 
 
 def test_members_without_a_score_are_named_and_not_counted(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_several_environments_are_strata_between_bounds(tmp_path: Path) -> None:
         (["a", "nothing"], "there is no run 'nothing'"),
         (["a", "unscored"], "unscored has no score"),
         (["a", "pong"], "a and pong were not tested in the same environments"),
-        (["a,pong"], "a,pong has not as many scored runs in each environment"),
+        (["a,pong"], "a,pong does not have the same number of scored runs in each environment"),
         (["alone,pong"], "scores of 2 environments cannot be averaged as they are"),
         (["a,a/seed-0"], "a/seed-0 is on one side twice"),
         (["a", "a"], "a is compared with itself"),
@@ -205,7 +205,7 @@ def test_bounds_are_read_from_a_file(tmp_path: Path) -> None:
 
 def test_gathering_reads_the_score_on_test_episodes(tmp_path: Path) -> None:
     make_run(tmp_path / "r", 7.0, seed=3)
-    (run,) = gather("r", tmp_path).runs
+    (run,) = read_side("r", tmp_path).runs
     assert (run.score, run.low, run.high, run.seed, run.env) == (7.0, 6.0, 8.0, 3, "CartPole-v1")
 
 
@@ -238,7 +238,7 @@ def test_a_picture_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     make_group(tmp_path, "a", [1.0, 2.0, 3.0])
     make_run(tmp_path / "b", 3.0)
     make_run(tmp_path / "p", 3.0, env="Pong")
-    sides = {name: gather(name, tmp_path) for name in ("a", "b", "p")}
+    sides = {name: read_side(name, tmp_path) for name in ("a", "b", "p")}
     paths = {name: [run.path for run in side.runs] for name, side in sides.items()}
     data = plot_sides({"a": paths["a"], "b": paths["b"]}, tmp_path / "x.png").read_bytes()
     assert struct.unpack(">II", data[16:24]) == (1000, 600)

@@ -93,8 +93,8 @@ def draw(width: int, height: int, **options: Any) -> list[str]:
     screen = Screen()
     screen.info = INFO
     for index in range(60):
-        screen.see({"kind": "progress", "return_mean": float(index), "loss": 1 / (index + 1)})
-    screen.see(EVAL)
+        screen.add_row({"kind": "progress", "return_mean": float(index), "loss": 1 / (index + 1)})
+    screen.add_row(EVAL)
     screen.snapshot = SNAPSHOT
     options.setdefault("file", io.StringIO())
     console = Console(record=True, width=width, height=height, color_system=None, **options)
@@ -104,8 +104,8 @@ def draw(width: int, height: int, **options: Any) -> list[str]:
 
 def test_the_screens_evaluation_is_the_last_validation() -> None:
     screen = Screen()
-    screen.see(EVAL)
-    screen.see({**EVAL, "split": "test", "mean": -1.0, "checkpoint": 1})
+    screen.add_row(EVAL)
+    screen.add_row({**EVAL, "split": "test", "mean": -1.0, "checkpoint": 1})
     assert screen.evaluation == EVAL
     assert screen.scores.values == [EVAL["mean"]]
 
@@ -256,7 +256,7 @@ def test_a_closed_stream_never_raises(mode: Any) -> None:
 
 def test_a_broken_stream_is_remembered() -> None:
     stream = SafeStream(Broken())
-    stream.line("a")
+    stream.write_line("a")
     assert stream.broken
 
 
@@ -476,7 +476,7 @@ def test_ctrl_c_leaves_no_ghosts_and_saving_is_seen(width: int, monkeypatch: pyt
 def test_no_value_is_cut_at_sixty_columns() -> None:
     screen = Screen()
     screen.info = INFO
-    screen.see(EVAL)
+    screen.add_row(EVAL)
     screen.snapshot = {**SNAPSHOT, **LEARNING}
     console = Console(record=True, width=60, height=24, color_system=None, file=io.StringIO())
     console.print(screen)

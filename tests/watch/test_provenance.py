@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from qfleet.watch import provenance as module
 from qfleet.watch import provenance
-from qfleet.watch import repository as module
-from qfleet.watch.repository import repository
+from qfleet.watch.provenance import git_state
 
 WHO = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
 
@@ -36,7 +36,7 @@ def repo(tmp_path: Path) -> Path:
 
 
 def dirty(folder: Path) -> bool | None:
-    found = repository(folder)
+    found = git_state(folder)
     assert found is not None
     answer: bool | None = found["dirty"]
     return answer
@@ -68,7 +68,7 @@ def test_a_file_written_in_the_moment_of_the_commit_is_seen_to_differ(repo: Path
 
 
 def test_no_repository_is_none(tmp_path: Path) -> None:
-    assert repository(tmp_path) is None
+    assert git_state(tmp_path) is None
 
 
 def test_a_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,24 +82,24 @@ def test_branches_that_are_packed_detached_or_in_another_work_tree(repo: Path, t
     first = commit(repo)
     below = repo / "below" / "that"
     below.mkdir(parents=True)
-    assert repository(below) == {"commit": first, "dirty": False}
+    assert git_state(below) == {"commit": first, "dirty": False}
     git(repo, "checkout", "-q", "-b", "feature/x-1.0")
     git(repo, "pack-refs", "--all")
-    assert repository(repo) == {"commit": first, "dirty": False}
+    assert git_state(repo) == {"commit": first, "dirty": False}
     git(repo, "checkout", "-q", "--detach")
-    assert repository(repo) == {"commit": first, "dirty": False}
+    assert git_state(repo) == {"commit": first, "dirty": False}
     git(repo, "worktree", "add", "-q", "-b", "other", str(tmp_path / "other"))
     second = commit(tmp_path / "other", "2")
-    assert repository(tmp_path / "other") == {"commit": second, "dirty": False}
-    assert repository(repo) == {"commit": first, "dirty": False}
+    assert git_state(tmp_path / "other") == {"commit": second, "dirty": False}
+    assert git_state(repo) == {"commit": first, "dirty": False}
     git(repo, "gc", "-q")
-    assert repository(tmp_path / "other") == {"commit": second, "dirty": False}
+    assert git_state(tmp_path / "other") == {"commit": second, "dirty": False}
 
 
 def test_a_repository_of_sha256(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "--object-format=sha256")
     head = commit(tmp_path)
-    assert repository(tmp_path) == {"commit": head, "dirty": False}
+    assert git_state(tmp_path) == {"commit": head, "dirty": False}
 
 
 HOSTILE = """
@@ -177,7 +177,7 @@ def test_nothing_that_the_repository_names_is_run(repo: Path, tmp_path: Path, mo
     monkeypatch.setenv("GIT_CONFIG_COUNT", "1")
     monkeypatch.setenv("GIT_CONFIG_KEY_0", "core.fsmonitor")
     monkeypatch.setenv("GIT_CONFIG_VALUE_0", f"{mark} counted")
-    assert repository(repo) == {"commit": head, "dirty": True}
+    assert git_state(repo) == {"commit": head, "dirty": True}
     assert not marks.exists(), marks.read_text()
     subprocess.run(["git", "status"], cwd=repo, timeout=20, capture_output=True)
     assert marks.exists()  # asked plainly, git runs them: the traps above are real
@@ -209,6 +209,6 @@ def test_whatever_lies_in_gits_folder_is_answered_soon(
         target.write_bytes(bytes(range(256)))
     elif what == "strange":
         target.write_text("ref: refs/heads/../../../../secret\n")
-    found = repository(repo)
+    found = git_state(repo)
     assert found is None or found["commit"] == head
     assert "secret" not in str(found)

@@ -19,7 +19,7 @@ from qfleet.watch import (
     write_card,
     write_json,
 )
-from qfleet.watch.run_directory import find_entry, next_name, remove_group
+from qfleet.watch.run_directory import find_run_or_group, next_name, remove_group
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 
@@ -124,7 +124,7 @@ def test_not_finding(tmp_path: Path) -> None:
     assert "cartpole-dqn-0001, cartpole-dqn-0002" in caught.value.why
 
 
-@pytest.mark.parametrize("find", [find_run, find_entry])
+@pytest.mark.parametrize("find", [find_run, find_run_or_group])
 def test_a_run_without_its_plan_is_told_so(find: Any, tmp_path: Path) -> None:
     (make_run(tmp_path, "pong") / "run.toml").unlink()
     for name in ("pong", tmp_path / "pong"):

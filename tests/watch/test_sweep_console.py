@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from qfleet.watch.console import Mode
-from qfleet.watch.safe_stream import SafeStream
+from qfleet.watch.console import Mode, SafeStream
 from qfleet.watch.sweep_console import GroupWatcher, LiveGroup, PlainGroup, make_group_watcher
 
 INFO = {

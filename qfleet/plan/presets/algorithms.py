@@ -1,7 +1,7 @@
-"""Named algorithms: what each paper changed, as settings laid over the environment's defaults.
+"""Presets of published algorithms: the changes of each paper, as settings over the environment's defaults.
 
 They have the published numbers (for Atari, which most papers used); sizes of replay, budget and schedules stay those
-of the environment's defaults unless the environment is an Atari game. `small.py` has the same for small machines.
+of the environment's defaults unless the environment is an Atari game. `small.py` has variants for small machines.
 """
 
 from qfleet.plan.presets.pieces import (
@@ -37,7 +37,7 @@ def dqn(env_id: str) -> Settings:
 
 
 def double(env_id: str) -> Settings:
-    """DQN whose target lets the online network choose and the target network judge.
+    """DQN whose online network chooses the next action and whose target network evaluates it.
 
     Source: van Hasselt et al. 2016.
     Advice: costs nothing; keep it on.
@@ -76,7 +76,7 @@ def c51(env_id: str) -> Settings:
     """DQN that learns the whole distribution of returns over 51 fixed atoms.
 
     Source: Bellemare et al. 2017.
-    Advice: net.head.low and net.head.high must cover the discounted return; they are guessed for unknown worlds.
+    Advice: net.head.low and net.head.high must cover the discounted return; for unknown environments they are guesses.
     """
     atari = {"algo.target.every_updates": 2_500, "algo.explore.end": 0.01}
     plain = distributional(dqn(env_id))
@@ -116,7 +116,7 @@ def noisy(env_id: str) -> Settings:
 
 
 def munchausen(env_id: str) -> Settings:
-    """DQN with soft values and a bonus for actions the policy is sure of.
+    """DQN with soft values and the scaled log-probability of the action as a bonus.
 
     Source: Vieillard et al. 2020.
     Advice: algo.rule.temperature is in units of the value; raise it where returns are in the hundreds.
@@ -133,23 +133,23 @@ def rainbow(env_id: str) -> Settings:
     """
     atari = only_atari(env_id, {"algo.target.every_updates": 2_000})
     priorities = {**with_priorities(0.5, 0.4, 1.0), **atari_beta(env_id, 495_000)}
-    bundle = {**distributional(dueling(env_id)), **priorities, **with_atoms(env_id, 51), "algo.n_step": 3}
+    combined = {**distributional(dueling(env_id)), **priorities, **with_atoms(env_id, 51), "algo.n_step": 3}
     # A categorical loss has small gradients: with MinAtar's usual eps Adam would take tiny steps. Noise alone finds
     # the first reward of Freeway too late.
     minatar = only_minatar(env_id, {"algo.target.every_updates": 250, "optim.eps": 1e-6})
     explore = only_minatar(env_id, epsilon_until(100_000)) or no_epsilon()
-    return {**bundle, "net.noisy": True, **explore, **with_adam(env_id, 6.25e-5, 1.5e-4), **atari, **minatar}
+    return {**combined, "net.noisy": True, **explore, **with_adam(env_id, 6.25e-5, 1.5e-4), **atari, **minatar}
 
 
 def apex(env_id: str) -> Settings:
-    """Ape-X on one machine: an epsilon per environment, and priorities that actors know first.
+    """Ape-X on one machine: an epsilon per environment, and initial priorities computed by the actors.
 
     Source: Horgan et al. 2018; 32 environments stand in for 360 actors, and each step is drawn 6.24 times, not 0.78.
     Advice: env.num sets how many epsilons there are; fewer than eight leave hardly any that explore.
     """
     atari = {"algo.target.every_updates": 2_500, "replay.capacity": 2_000_000, "algo.learn_start_steps": 50_000}
     optim = {"optim.type": "rmsprop", "optim.learning_rate": 6.25e-5, "optim.eps": 1.5e-7, "optim.clip_norm": 40.0}
-    # Published: actors make 1.3 steps for each one drawn, of billions. Runs of millions need eight times the updates.
+    # Published: actors make 1.3 steps per sampled step, over billions. Runs of millions need eight times the updates.
     pace = {"env.num": 32, "algo.batch_size": 512, "replay.samples_per_insert": 6.24}
     prioritized = {**with_priorities(0.6, 0.4, 0.4), "replay.sampler.initial": "actor"}
     return {
@@ -164,19 +164,19 @@ def apex(env_id: str) -> Settings:
 
 
 def gorila(env_id: str) -> Settings:
-    """Gorila on one machine: bundles of environments, replay and learner around an asynchronous parameter server.
+    """Gorila on one machine: actor-learners with their own replay around an asynchronous parameter server.
 
-    Source: Nair et al. 2015, in its bundled mode; 2 bundles and 2 shards stand in for 100 and 31.
-    Advice: learners.num sets how many bundles share env.num, replay.capacity and algo.batch_size.
+    Source: Nair et al. 2015, in its bundled mode; 2 actor-learners and 2 shards stand in for 100 and 31.
+    Advice: learners.num sets how many actor-learners share env.num, replay.capacity and algo.batch_size.
     """
-    bundles = {"learners.num": 2, "learners.bundles": True, "env.num": 8}
+    learners = {"learners.num": 2, "learners.bundles": True, "env.num": 8}
     server = {"sync.type": "server", "sync.shards": 2, "sync.max_staleness": None}
-    # A batch of 32 for each bundle, after four of its own steps.
-    return {**dqn(env_id), **bundles, **server, **only_atari(env_id, {"algo.batch_size": 64})}
+    # A batch of 32 for each actor-learner, after four of its own steps.
+    return {**dqn(env_id), **learners, **server, **only_atari(env_id, {"algo.batch_size": 64})}
 
 
 def r2d2(env_id: str) -> Settings:
-    """A recurrent network that learns from stretches of experience with the memory they began with.
+    """A recurrent network that learns from sequences with stored recurrent state and burn-in.
 
     Source: Kapturowski et al. 2019.
     Advice: an update per 6,400 steps suits billions: the first target copy is after 16 million. Else `r2d2-small`.

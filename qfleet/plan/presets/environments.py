@@ -1,6 +1,6 @@
-"""Presets are functions that return settings: here those for environments; `algorithms.py`, `small.py` have the rest.
+"""Presets for environments, as functions that return settings; `algorithms.py` and `small.py` have the algorithms.
 
-Each docstring has three parts: what it is, `Source:`, and `Advice:`; `qfleet presets` shows them. Remember that
+Each docstring has three parts, a title, `Source:` and `Advice:`, which `qfleet presets` shows. Note that
 `replay.samples_per_insert` is the batch size times the updates per environment step.
 """
 
@@ -21,7 +21,7 @@ Algorithm: TypeAlias = Callable[[str], Settings]
 
 
 def general() -> Settings:
-    """Cautious settings for an environment nobody tuned yet.
+    """Cautious settings for an environment without tuned defaults.
 
     Source: the common ground of the published classic-control settings.
     Advice: first raise until.steps; then try optim.learning_rate one third lower or higher.
@@ -40,7 +40,7 @@ def cartpole() -> Settings:
     Advice: a steadier but slower run has algo.n_step=3 and optim.learning_rate=1e-3.
     """
     return {
-        **_quick(),
+        **_classic_control(),
         "optim.learning_rate": 2e-3,
         "algo.target.tau": 0.02,
         "algo.explore.steps": 10_000,
@@ -57,7 +57,7 @@ def acrobot() -> Settings:
     Advice: it is learned well before the end; until.steps=30_000 is often enough.
     """
     return {
-        **_quick(),
+        **_classic_control(),
         "optim.learning_rate": 1e-3,
         "algo.target.tau": 0.01,
         "algo.explore.end": 0.1,
@@ -73,7 +73,7 @@ def mountaincar() -> Settings:
     Advice: algo.bonus.type=off shows what the bonus is worth; other worlds need another algo.bonus.grid.
     """
     return {
-        **_quick(),
+        **_classic_control(),
         "optim.learning_rate": 1e-3,
         "algo.target.tau": 0.01,
         "algo.bonus.type": "count",
@@ -91,7 +91,7 @@ def lunarlander() -> Settings:
     Advice: 200 counts as solved; until.score=200 stops there.
     """
     return {
-        **_quick(),
+        **_classic_control(),
         "env.check_bounds": False,  # a lander that flies away leaves the bounds of its own space
         "algo.n_step": 3,
         "optim.learning_rate": 5e-4,
@@ -188,7 +188,7 @@ def pong() -> Settings:
     }
 
 
-def _quick() -> Settings:
+def _classic_control() -> Settings:
     return {
         "algo.n_step": 5,
         "algo.batch_size": 256,
@@ -209,12 +209,12 @@ ENVIRONMENTS: tuple[tuple[re.Pattern[str], Defaults], ...] = (
     (ATARI, atari),
     (re.compile(r""), general),
 )
-# Asked for by name only.
+# Used only when named.
 RECIPES: tuple[Defaults, ...] = (pong,)
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class PresetInfo:
     """A preset as `qfleet presets` shows it."""
 
     name: str
@@ -232,12 +232,12 @@ def defaults_for(env_id: str) -> tuple[str, Settings]:
 
 
 def environment_presets() -> dict[str, Defaults]:
-    """Environment defaults by name; asking for one by name uses it for any environment."""
+    """Environment defaults by name; a named one applies to any environment."""
     return {preset.__name__: preset for preset in (*(preset for _, preset in ENVIRONMENTS), *RECIPES)}
 
 
 def algorithm_presets() -> dict[str, Algorithm]:
-    """Named algorithms, laid over the environment's defaults; the small variants come last."""
+    """Algorithms by name, applied over the environment's defaults; the small variants come last."""
     return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *COMBINATIONS, *SMALL)}
 
 
@@ -257,11 +257,11 @@ def settings_of(name: str, env_id: str) -> Settings:
     )
 
 
-def describe(name: str) -> Described:
-    """What a preset is, where it comes from, and what to try next; algorithms as they are for Atari."""
+def describe(name: str) -> PresetInfo:
+    """A preset's title, source, advice and settings; those of algorithms are for Atari."""
     settings = settings_of(name, "ALE/Pong-v5")
     kind = "algorithm" if name in algorithm_presets() else "environment"
     preset = algorithm_presets().get(name) or environment_presets()[name]
     lines = [line for line in (getdoc(preset) or "").splitlines() if line]
-    said = {key: text for key, _, text in (line.partition(": ") for line in lines[1:])}
-    return Described(name, kind, lines[0], said["Source"], said["Advice"], settings)
+    parts = {key: text for key, _, text in (line.partition(": ") for line in lines[1:])}
+    return PresetInfo(name, kind, lines[0], parts["Source"], parts["Advice"], settings)

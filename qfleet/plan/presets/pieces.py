@@ -1,4 +1,4 @@
-"""What presets are made of: which environment an id means, and settings that several algorithms share."""
+"""Shared by presets: patterns of environment ids, and settings that several algorithms have."""
 
 import re
 from typing import Any, TypeAlias
@@ -19,17 +19,17 @@ SUPPORTS: tuple[tuple[re.Pattern[str], tuple[float, float]], ...] = (
 
 
 def only_atari(env_id: str, settings: Settings) -> Settings:
-    """Numbers that only make sense at Atari's scale."""
+    """The settings if the environment is an Atari game, else none."""
     return settings if ATARI.search(env_id) else {}
 
 
 def only_minatar(env_id: str, settings: Settings) -> Settings:
-    """Numbers for MinAtar's runs of a million steps, fifty times shorter than Atari's."""
+    """The settings if the environment is a MinAtar game, else none."""
     return settings if MINATAR.search(env_id) else {}
 
 
 def with_atoms(env_id: str, atoms: int) -> Settings:
-    """A categorical head over the returns that this environment has."""
+    """A categorical head over the range of this environment's returns."""
     low, high = next(support for pattern, support in SUPPORTS if pattern.search(env_id))
     return {"net.head.type": "categorical", "net.head.atoms": atoms, "net.head.low": low, "net.head.high": high}
 
@@ -50,7 +50,7 @@ def atari_beta(env_id: str, updates: int) -> Settings:
 
 
 def distributional(settings: Settings) -> Settings:
-    """Without the choice between Huber and squared error: a distribution has a loss of its own."""
+    """The settings without `algo.loss`: a distributional head has a loss of its own."""
     return {path: value for path, value in settings.items() if path != "algo.loss"}
 
 
@@ -68,17 +68,17 @@ def with_adam(env_id: str, learning_rate: float, eps: float, clip_norm: float | 
 
 
 def batches_of_64() -> Settings:
-    """An update per four steps, as the tuned defaults make, but with heads this dear a smaller batch."""
+    """An update per four steps, as in the tuned defaults, with a smaller batch for expensive heads."""
     return {"algo.batch_size": 64, "replay.samples_per_insert": 16.0}
 
 
 def no_epsilon() -> Settings:
-    """No random actions: something else explores."""
+    """No random actions: exploration comes from elsewhere."""
     return {"algo.explore.type": "constant", "algo.explore.epsilon": 0.0}
 
 
 def epsilon_until(steps: int) -> Settings:
-    """Random actions at the start only."""
+    """Epsilon falls to 0 over the first `steps`."""
     return {"algo.explore.type": "linear", "algo.explore.end": 0.0, "algo.explore.steps": steps}
 
 

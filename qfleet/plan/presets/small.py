@@ -1,4 +1,4 @@
-"""The same algorithms cut to a laptop and a small world: fewer atoms and fractions, the environment's own rates."""
+"""The same algorithms for a laptop and small environments: fewer atoms and fractions, the environment's own rates."""
 
 from qfleet.plan.presets.algorithms import (
     double,
@@ -126,8 +126,8 @@ def rainbow_small(env_id: str) -> Settings:
     Source: as `rainbow`.
     Advice: two to three times the cost of `nstep-small` per update.
     """
-    bundle = {**dueling(""), **with_priorities(0.5, 0.4, 1.0), **with_atoms(env_id, 51), "algo.n_step": 3}
-    return {**bundle, "net.noisy": True, **no_epsilon()}
+    combined = {**dueling(""), **with_priorities(0.5, 0.4, 1.0), **with_atoms(env_id, 51), "algo.n_step": 3}
+    return {**combined, "net.noisy": True, **no_epsilon()}
 
 
 def apex_small(env_id: str) -> Settings:

@@ -1,23 +1,16 @@
-"""What is worth telling about a plan that is not wrong."""
+"""Notes about a plan that is valid but may surprise."""
 
 from collections.abc import Callable
 
 from qfleet.plan.derived import total_updates
-from qfleet.plan.schema import (
-    CopyTarget,
-    ExponentialAnneal,
-    FreshReplay,
-    LinearEpsilon,
-    PeriodicReset,
-    Plan,
-)
+from qfleet.plan.schema import CopyTarget, ExponentialAnneal, FreshReplay, LinearEpsilon, PeriodicReset, Plan
 from qfleet.plan.secrets import typed_secrets
 
 
 def _not_exact(plan: Plan) -> str | None:
-    return "save.replay=none: a resumed run begins with an empty replay, so it is not exact" * (
-        plan.save.replay == "none"
-    )
+    if plan.save.replay != "none":
+        return None
+    return "save.replay=none: a resumed run begins with an empty replay, so it is not exact"
 
 
 def _still_exploring(plan: Plan) -> str | None:
@@ -45,8 +38,8 @@ def _target_stays(plan: Plan) -> str | None:
         or not 0 < total < target.every_updates
     ):
         return None
-    asked = f"algo.target.every_updates={target.every_updates}"
-    return f"the target network keeps its first weights: {asked}, the run makes {total} updates"
+    setting = f"algo.target.every_updates={target.every_updates}"
+    return f"the target network keeps its first weights: {setting}, the run makes {total} updates"
 
 
 def _reset_at_the_end(plan: Plan) -> str | None:
@@ -81,8 +74,8 @@ def _typed_secret(plan: Plan) -> str | None:
     if not found:
         return None
     name = found[0]
-    better = f"better set a variable, export MY_KEY=..., and say env.secrets.{name}=MY_KEY"
-    return f"env.options.{name} looks like a secret, and is kept in run.toml (mode 0600): {better}"
+    better = f"better set a variable, export MY_KEY=..., and give env.secrets.{name}=MY_KEY"
+    return f"env.options.{name} looks like a secret, and is stored in run.toml (mode 0600): {better}"
 
 
 NOTES: tuple[Callable[[Plan], str | None], ...] = (

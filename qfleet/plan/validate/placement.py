@@ -1,4 +1,4 @@
-"""Rules about who acts where: actors, their shares of the environments, and the runtime they live in."""
+"""Rules about actors: their number, their shares of the environments, and the runtime they run in."""
 
 import re
 
@@ -8,33 +8,33 @@ from qfleet.plan.presets.pieces import ATARI, CARTPOLE
 from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, RayRuntime
 from qfleet.plan.validate.case import Case, Problem, Rule
 
-ELSEWHERE = ("processes", "ray")  # runtimes whose actors live elsewhere
+DISTRIBUTED_RUNTIMES = ("processes", "ray")  # runtimes whose actors have their own processes
 ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
 
 
-def is_central(plan: Plan) -> bool:
-    """Does one actor choose everybody's actions?"""
+def has_central_inference(plan: Plan) -> bool:
+    """Does one actor choose the actions of all environments?"""
     return not isinstance(plan.runtime, InlineRuntime) and getattr(plan.runtime, "inference", None) == "central"
 
 
 def num_senders(plan: Plan) -> int:
-    """How many actors send rollouts: one, if it acts for all the others."""
-    return 1 if is_central(plan) else plan.actors.num
+    """How many actors send rollouts: one with central inference."""
+    return 1 if has_central_inference(plan) else plan.actors.num
 
 
-def has_bundles(plan: Plan) -> bool:
-    """Does every learner act and remember by itself?"""
+def has_actor_learners(plan: Plan) -> bool:
+    """Is every learner an actor-learner, with its own environments and replay?"""
     return plan.learners.bundles and plan.learners.num > 1
 
 
 def has_replay_process(plan: Plan) -> bool:
-    """Has the replay a process of its own?"""
+    """Does the replay have a process of its own?"""
     return not isinstance(plan.runtime, InlineRuntime) and plan.runtime.replay_process
 
 
-def one_bundle(plan: Plan) -> Plan:
-    """The plan of one bundle: its part of the environments, the replay, the steps before learning and the batch."""
-    if not has_bundles(plan) or not isinstance(plan.replay, BufferReplay):
+def actor_learner_plan(plan: Plan) -> Plan:
+    """The plan of one actor-learner: its share of environments, replay, steps before learning and batch."""
+    if not has_actor_learners(plan) or not isinstance(plan.replay, BufferReplay):
         return plan
     num = plan.learners.num
     algo = plan.algo
@@ -47,21 +47,21 @@ def one_bundle(plan: Plan) -> Plan:
     )
 
 
-def _bundles_are_equal(case: Case) -> Problem:
+def _actor_learners_are_equal(case: Case) -> Problem:
     plan = case.plan
     num = case.plan.learners.num
     for path, total in (("env.num", plan.env.num), ("algo.batch_size", plan.algo.batch_size)):
-        if has_bundles(plan) and total % num:
-            what = f"{case.named(path)} is not a multiple of {case.named('learners.num')}"
-            return what, f"Set {path}={-(-total // num) * num}, or leave learners.bundles off."
+        if has_actor_learners(plan) and total % num:
+            message = f"{case.named(path)} is not a multiple of {case.named('learners.num')}"
+            return message, f"Set {path}={-(-total // num) * num}, or leave learners.bundles off."
     return None
 
 
-def _someone_else_acts(case: Case) -> Problem:
+def _inline_has_one_actor(case: Case) -> Problem:
     if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, InlineRuntime):
         return None
-    what = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
-    return what, f"Set runtime.type={' or '.join(ELSEWHERE)}, or leave actors.num at 1."
+    message = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
+    return message, f"Set runtime.type={' or '.join(DISTRIBUTED_RUNTIMES)}, or leave actors.num at 1."
 
 
 def _shares_are_equal(case: Case) -> Problem:
@@ -69,8 +69,8 @@ def _shares_are_equal(case: Case) -> Problem:
     actors = case.plan.actors.num
     if envs % actors == 0:
         return None
-    what = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
-    return what, f"Set env.num={-(-envs // actors) * actors}, or another actors.num."
+    message = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
+    return message, f"Set env.num={-(-envs // actors) * actors}, or another actors.num."
 
 
 def _shares_add_up(case: Case) -> Problem:
@@ -79,8 +79,8 @@ def _shares_add_up(case: Case) -> Problem:
     if actors.envs is None or actors.envs * actors.num == envs:
         return None
     total = actors.envs * actors.num
-    what = f"{case.named('actors.num')} times {case.named('actors.envs')} is not {case.named('env.num')}"
-    return what, f"Set env.num={total}, or leave actors.envs out."
+    message = f"{case.named('actors.num')} times {case.named('actors.envs')} is not {case.named('env.num')}"
+    return message, f"Set env.num={total}, or leave actors.envs out."
 
 
 def _members_share(case: Case) -> Problem:
@@ -88,16 +88,16 @@ def _members_share(case: Case) -> Problem:
     share = case.plan.env.num // case.plan.actors.num
     if share % members == 0:
         return None
-    what = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
-    return what, f"Set env.num={members * case.plan.actors.num * max(1, share // members)}, or fewer actors."
+    message = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
+    return message, f"Set env.num={members * case.plan.actors.num * max(1, share // members)}, or fewer actors."
 
 
 def _workers_have_work(case: Case) -> Problem:
-    share = one_bundle(case.plan).env.num // case.plan.actors.num
+    share = actor_learner_plan(case.plan).env.num // case.plan.actors.num
     if case.plan.env.workers <= share:
         return None
-    what = f"{case.named('env.workers')} is more than the {share} environments they would step"
-    return what, f"Set env.workers={share} or less."
+    message = f"{case.named('env.workers')} is more than the {share} environments they would step"
+    return message, f"Set env.workers={share} or less."
 
 
 def _address_is_one(case: Case) -> Problem:
@@ -110,13 +110,13 @@ def _address_is_one(case: Case) -> Problem:
 def _steps_end_first(case: Case) -> Problem:
     runtime = case.plan.runtime
     env = case.plan.env
-    # Central inference gives environments processes of their own too, but for those that are stepped in native code.
+    # Central inference also gives environments their own processes, except those stepped by native code.
     native = ATARI.search(env.id) or CARTPOLE.search(env.id)
-    timed = env.workers or (is_central(case.plan) and not native)
+    timed = env.workers or (has_central_inference(case.plan) and not native)
     if isinstance(runtime, InlineRuntime) or not timed or env.step_timeout_seconds < runtime.hung_seconds:
         return None
-    what = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
-    return what, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
+    message = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
+    return message, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
 
 
 def _chunks_fit(case: Case) -> Problem:
@@ -124,18 +124,24 @@ def _chunks_fit(case: Case) -> Problem:
     replay = case.plan.replay
     if isinstance(runtime, InlineRuntime) or not isinstance(replay, FreshReplay) or runtime.chunk_rows <= replay.rows:
         return None
-    what = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
-    return what, f"Set runtime.chunk_rows={replay.rows} or less."
+    message = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
+    return message, f"Set runtime.chunk_rows={replay.rows} or less."
 
 
-PLACES: tuple[tuple[Rule, str], ...] = (
-    (_someone_else_acts, "One thread turns one actor; more of them need processes of their own."),
-    (_bundles_are_equal, "Each bundle has as many environments, and as large a part of the batch, as every other."),
-    (_shares_are_equal, "Each actor acts in as many environments as every other."),
+PLACEMENT_RULES: tuple[tuple[Rule, str], ...] = (
+    (_inline_has_one_actor, "A single thread runs one actor; more of them need processes of their own."),
+    (
+        _actor_learners_are_equal,
+        "All actor-learners have equal shares of the environments and of the batch.",
+    ),
+    (_shares_are_equal, "All actors have the same number of environments."),
     (_shares_add_up, "env.num counts the environments of all actors together."),
-    (_members_share, "Each member of a population acts in as many environments of an actor as every other."),
+    (_members_share, "All members of a population have the same number of environments in each actor."),
     (_workers_have_work, "Each worker steps at least one environment."),
-    (_steps_end_first, "An actor that waits for its environments would be taken for one that hangs."),
-    (_chunks_fit, "Of two blocks of fresh experience that come at once, one would be lost."),
-    (_address_is_one, "The run joins the Ray cluster of this machine as a driver; ray:// would be one of its clients."),
+    (_steps_end_first, "An actor waiting for its environments would be mistaken for a hung one."),
+    (_chunks_fit, "One rollout would fill two blocks of fresh experience, and one of them would be lost."),
+    (
+        _address_is_one,
+        "The run joins this machine's Ray cluster as a driver; ray:// addresses are for clients.",
+    ),
 )

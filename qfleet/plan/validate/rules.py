@@ -1,7 +1,7 @@
-"""Rules that look at several settings at once: one table of small functions, each with its reason.
+"""Rules across several settings: one table of small functions, each with its reason.
 
-A rule answers None, or what is wrong and what to do. Settings the user did not write are judged more mildly:
-a period that never comes due in a shortened run is only wrong if somebody asked for it on the command line.
+A rule returns None, or the problem and its fix. Some rules apply only to settings that the user set for this run:
+a period that never comes due in a shortened run is only an error if it was given on the command line.
 """
 
 import math
@@ -29,7 +29,7 @@ from qfleet.plan.schema import (
 )
 from qfleet.plan.sync_schema import ServerSync, WindowSync
 from qfleet.plan.validate.case import SCHEDULE, Case, Problem, Rule
-from qfleet.plan.validate.placement import PLACES
+from qfleet.plan.validate.placement import PLACEMENT_RULES
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"
@@ -64,12 +64,12 @@ def _batch_fits(case: Case) -> Problem:
     batch = case.plan.algo.batch_size
     if case.buffer is None or batch <= case.buffer.capacity // item_stride(case.plan):
         return None
-    what = f"{case.named('algo.batch_size')} is more than {_held(case)}"
-    return what, f"Set replay.capacity to {batch * item_stride(case.plan)} or more, or lower algo.batch_size."
+    message = f"{case.named('algo.batch_size')} is more than {_capacity_text(case)}"
+    return message, f"Set replay.capacity to {batch * item_stride(case.plan)} or more, or lower algo.batch_size."
 
 
-def _held(case: Case) -> str:
-    """What the replay can hold, in words: steps, or sequences that begin a stride apart."""
+def _capacity_text(case: Case) -> str:
+    """The capacity of the replay as text: steps, or sequences that begin a stride apart."""
     if case.buffer is None or not isinstance(case.plan.algo.view, SequencesView):
         return case.named("replay.capacity")
     count = case.buffer.capacity // item_stride(case.plan)
@@ -83,8 +83,8 @@ def _returns_fit(case: Case) -> Problem:
     if case.buffer is None or isinstance(case.plan.algo.view, SequencesView) or case.buffer.capacity >= need:
         return None
     path = "algo.n_step" if most == case.plan.algo.n_step else "algo.anneal.n_step"
-    what = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
-    return what, f"Set replay.capacity to {need} or more."
+    message = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
+    return message, f"Set replay.capacity to {need} or more."
 
 
 def _sequences_fit(case: Case) -> Problem:
@@ -95,34 +95,34 @@ def _sequences_fit(case: Case) -> Problem:
     if case.buffer.capacity >= need:
         return None
     shape = f"{case.named('algo.view.burn_in')} and {case.named('algo.view.length')}"
-    what = f"{case.named('replay.capacity')} cannot hold {shape} for {case.named('env.num')}"
-    return what, f"Set replay.capacity to {need} or more, or shorten the sequences."
+    message = f"{case.named('replay.capacity')} cannot hold {shape} for {case.named('env.num')}"
+    return message, f"Set replay.capacity to {need} or more, or shorten the sequences."
 
 
 def _learning_starts(case: Case) -> Problem:
     start = case.plan.algo.learn_start_steps
     end = case.plan.until.steps
-    if start < end or case.buffer is None or not case.asked_now("algo.learn_start_steps"):
+    if start < end or case.buffer is None or not case.set_by_user("algo.learn_start_steps"):
         return None
-    what = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
-    return what, f"Raise until.steps above {start}, or add algo.learn_start_steps={end // 10}."
+    message = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
+    return message, f"Raise until.steps above {start}, or add algo.learn_start_steps={end // 10}."
 
 
 def _some_updates(case: Case) -> Problem:
-    if total_updates(case.plan) > 0 or not case.asked_now("replay.samples_per_insert"):
+    if total_updates(case.plan) > 0 or not case.set_by_user("replay.samples_per_insert"):
         return None
-    what = f"{case.named('replay.samples_per_insert')} makes 0 updates in {case.named('until.steps')}"
+    message = f"{case.named('replay.samples_per_insert')} makes 0 updates in {case.named('until.steps')}"
     one = case.plan.algo.batch_size * item_steps(case.plan)
     shape = "this batch size" if item_steps(case.plan) == 1 else "batches of this size and length"
-    return what, f"Raise it: {one} is one update per step with {shape}."
+    return message, f"Raise it: {one} is one update per step with {shape}."
 
 
 def _epsilon_falls(case: Case) -> Problem:
     explore = case.plan.algo.explore
     if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start >= explore.end:
         return None
-    what = f"{case.named('algo.explore.start')} is below {case.named('algo.explore.end')}"
-    return what, "Swap them, or set algo.explore.type=constant and algo.explore.epsilon."
+    message = f"{case.named('algo.explore.start')} is below {case.named('algo.explore.end')}"
+    return message, "Swap them, or set algo.explore.type=constant and algo.explore.epsilon."
 
 
 def _epsilon_moves(case: Case) -> Problem:
@@ -130,7 +130,7 @@ def _epsilon_moves(case: Case) -> Problem:
     if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start != explore.end:
         return None
     path = "algo.explore.steps" if isinstance(explore, LinearEpsilon) else "algo.explore.half_life_steps"
-    if not case.asked_now(path):
+    if not case.set_by_user(path):
         return None
     return f"{case.named(path)} has no effect", "Leave it out, or let algo.explore.start and algo.explore.end differ."
 
@@ -139,24 +139,24 @@ def _temperature_falls(case: Case) -> Problem:
     explore = case.plan.algo.explore
     if not isinstance(explore, SoftmaxExplore) or explore.end is None or explore.end <= explore.temperature:
         return None
-    what = f"{case.named('algo.explore.end')} is above {case.named('algo.explore.temperature')}"
-    return what, "Swap them, or leave algo.explore.end out for a constant temperature."
+    message = f"{case.named('algo.explore.end')} is above {case.named('algo.explore.temperature')}"
+    return message, "Swap them, or leave algo.explore.end out for a constant temperature."
 
 
 def _beta_rises(case: Case) -> Problem:
     sampler = case.buffer.sampler if case.buffer is not None else None
     if not isinstance(sampler, PrioritizedSampler) or sampler.beta_start <= sampler.beta_end:
         return None
-    what = f"{case.named('replay.sampler.beta_start')} is above {case.named('replay.sampler.beta_end')}"
-    return what, "Swap them; 0.4 to 1.0 is usual."
+    message = f"{case.named('replay.sampler.beta_start')} is above {case.named('replay.sampler.beta_end')}"
+    return message, "Swap them; 0.4 to 1.0 is usual."
 
 
 def _priorities_matter(case: Case) -> Problem:
     sampler = case.buffer.sampler if case.buffer is not None else None
     if not isinstance(sampler, PrioritizedSampler) or sampler.alpha > 0:
         return None
-    what = f"replay.sampler.type=prioritized has no effect with {case.named('replay.sampler.alpha')}"
-    return what, "Set replay.sampler.type=uniform, or an alpha such as 0.6."
+    message = f"replay.sampler.type=prioritized has no effect with {case.named('replay.sampler.alpha')}"
+    return message, "Set replay.sampler.type=uniform, or an alpha such as 0.6."
 
 
 def _steps_matter(case: Case) -> Problem:
@@ -168,28 +168,30 @@ def _steps_matter(case: Case) -> Problem:
 def _score_is_seen(case: Case) -> Problem:
     if case.plan.until.score is None or case.plan.eval.every_steps <= case.plan.until.steps:
         return None
-    if not case.asked_now("until.score"):
+    if not case.set_by_user("until.score"):
         return None
-    what = f"{case.named('until.score')} has no effect: {case.named('eval.every_steps')}, {case.named('until.steps')}"
-    return what, f"Set eval.every_steps to {case.plan.until.steps} or less."
+    message = (
+        f"{case.named('until.score')} has no effect: {case.named('eval.every_steps')}, {case.named('until.steps')}"
+    )
+    return message, f"Set eval.every_steps to {case.plan.until.steps} or less."
 
 
 def _score_is_measured(case: Case) -> Problem:
-    if case.plan.until.score is None or case.plan.eval.episodes > 0 or not case.asked_now("until.score"):
+    if case.plan.until.score is None or case.plan.eval.episodes > 0 or not case.set_by_user("until.score"):
         return None
-    what = f"{case.named('until.score')} has no effect with {case.named('eval.episodes')}"
-    return what, "Set eval.episodes to 20 or so, or leave until.score out."
+    message = f"{case.named('until.score')} has no effect with {case.named('eval.episodes')}"
+    return message, "Set eval.episodes to 20 or so, or leave until.score out."
 
 
 def _target_moves(case: Case) -> Problem:
     path = "algo.target.every_updates"
     target = case.plan.algo.target
-    if not isinstance(target, CopyTarget) or not case.asked_now(path) or case.buffer is None:
+    if not isinstance(target, CopyTarget) or not case.set_by_user(path) or case.buffer is None:
         return None
     if target.every_updates <= total_updates(case.plan):
         return None
-    what = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
-    return what, f"Set {path} to {max(1, total_updates(case.plan) // 10)} or so, or raise until.steps."
+    message = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
+    return message, f"Set {path} to {max(1, total_updates(case.plan) // 10)} or so, or raise until.steps."
 
 
 def _only_atari(path: str) -> Rule:
@@ -217,20 +219,20 @@ def _reset_comes(case: Case) -> Problem:
     reset = case.plan.algo.reset
     if not isinstance(reset, PeriodicReset) or reset.every_updates < total_updates(case.plan):
         return None
-    if not (case.asked_now(path) or case.asked_now("algo.reset.type")):
+    if not (case.set_by_user(path) or case.set_by_user("algo.reset.type")):
         return None
-    what = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
-    return what, f"Set {path} to {max(1, total_updates(case.plan) // 4)} or so, or raise until.steps."
+    message = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
+    return message, f"Set {path} to {max(1, total_updates(case.plan) // 4)} or so, or raise until.steps."
 
 
 def _switches_come(case: Case) -> Problem:
     total = total_updates(case.plan)
     numbers = [(text.split() or [""])[0].replace("_", "") for text in case.plan.learners.schedule]
     late = [number for number in numbers if number.isdecimal() and int(number) >= total]
-    if not late or not case.asked_now(SCHEDULE):
+    if not late or not case.set_by_user(SCHEDULE):
         return None
-    what = f"{SCHEDULE} has an entry {late[0]} that never comes: the run makes {total} updates"
-    return what, "Leave that entry out, or raise until.steps."
+    message = f"{SCHEDULE} has an entry {late[0]} that never comes: the run makes {total} updates"
+    return message, "Leave that entry out, or raise until.steps."
 
 
 def _anneal_moves(case: Case) -> Problem:
@@ -238,8 +240,8 @@ def _anneal_moves(case: Case) -> Problem:
     anneal = case.plan.algo.anneal
     if not isinstance(anneal, ExponentialAnneal) or (anneal.n_step, anneal.discount) != (algo.n_step, algo.discount):
         return None
-    what = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
-    return what, "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start."
+    message = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
+    return message, "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start."
 
 
 def _anneal_ends(case: Case) -> Problem:
@@ -249,24 +251,24 @@ def _anneal_ends(case: Case) -> Problem:
         return None
     if anneal.updates < reset.every_updates:
         return None
-    what = f"{case.named('algo.anneal.updates')} is not less than {case.named('algo.reset.every_updates')}"
-    return what, f"Set algo.anneal.updates to {max(1, reset.every_updates // 2)} or so."
+    message = f"{case.named('algo.anneal.updates')} is not less than {case.named('algo.reset.every_updates')}"
+    return message, f"Set algo.anneal.updates to {max(1, reset.every_updates // 2)} or so."
 
 
 def _rate_can_fall(case: Case) -> Problem:
     rate = case.plan.steer.learning_rate
     if not isinstance(rate, PlateauRate) or rate.floor < case.plan.optim.learning_rate:
         return None
-    what = f"{case.named('steer.learning_rate.floor')} is not below {case.named('optim.learning_rate')}"
-    return what, f"Set steer.learning_rate.floor to {case.plan.optim.learning_rate / 100:g} or so."
+    message = f"{case.named('steer.learning_rate.floor')} is not below {case.named('optim.learning_rate')}"
+    return message, f"Set steer.learning_rate.floor to {case.plan.optim.learning_rate / 100:g} or so."
 
 
 def _batch_can_grow(case: Case) -> Problem:
     batch = case.plan.steer.batch
     if not isinstance(batch, GrowingBatch) or batch.largest > case.plan.algo.batch_size:
         return None
-    what = f"{case.named('steer.batch.largest')} is not above {case.named('algo.batch_size')}"
-    return what, f"Set steer.batch.largest to {case.plan.algo.batch_size * 4} or so."
+    message = f"{case.named('steer.batch.largest')} is not above {case.named('algo.batch_size')}"
+    return message, f"Set steer.batch.largest to {case.plan.algo.batch_size * 4} or so."
 
 
 def _grown_batch_fits(case: Case) -> Problem:
@@ -274,18 +276,18 @@ def _grown_batch_fits(case: Case) -> Problem:
     stride = item_stride(case.plan)
     if not isinstance(batch, GrowingBatch) or case.buffer is None or batch.largest <= case.buffer.capacity // stride:
         return None
-    what = f"{case.named('steer.batch.largest')} is more than {_held(case)}"
-    return what, f"Set steer.batch.largest to {case.buffer.capacity // stride} or less."
+    message = f"{case.named('steer.batch.largest')} is more than {_capacity_text(case)}"
+    return message, f"Set steer.batch.largest to {case.buffer.capacity // stride} or less."
 
 
 def _patience_runs_out(case: Case) -> Problem:
     count = case.plan.until.steps // case.plan.eval.every_steps
     values = paths.flatten(case.plan)
     for path in PATIENCE:
-        asked = case.asked_now(path) or case.asked_now(f"{path.removesuffix('.patience')}.type")
-        if asked and (patience := values.get(path)) is not None and patience >= count:
-            what = f"{case.named(path)} never runs out: the run makes {count} evaluations"
-            return what, f"Lower {path} or eval.every_steps={case.plan.eval.every_steps}, or raise until.steps."
+        explicit = case.set_by_user(path) or case.set_by_user(f"{path.removesuffix('.patience')}.type")
+        if explicit and (patience := values.get(path)) is not None and patience >= count:
+            message = f"{case.named(path)} never runs out: the run makes {count} evaluations"
+            return message, f"Lower {path} or eval.every_steps={case.plan.eval.every_steps}, or raise until.steps."
     return None
 
 
@@ -294,17 +296,17 @@ def _lanes_divide(case: Case) -> Problem:
     members = case.plan.population.num
     if lanes % members == 0:
         return None
-    what = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
-    return what, f"Set env.num={math.ceil(lanes / members) * members}, or another multiple."
+    message = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
+    return message, f"Set env.num={math.ceil(lanes / members) * members}, or another multiple."
 
 
 def _weights_are_taken(case: Case) -> Problem:
     path = "population.every_steps"
     every = case.plan.population.every_steps
-    if every < case.plan.until.steps or not case.asked_now(path):
+    if every < case.plan.until.steps or not case.set_by_user(path):
         return None
-    what = f"{case.named(path)} has no effect: {case.named('until.steps')}"
-    return what, f"Set {path} to {max(1, case.plan.until.steps // 5)} or so, or raise until.steps."
+    message = f"{case.named(path)} has no effect: {case.named('until.steps')}"
+    return message, f"Set {path} to {max(1, case.plan.until.steps // 5)} or so, or raise until.steps."
 
 
 def _rates_are_sane(case: Case) -> Problem:
@@ -312,24 +314,24 @@ def _rates_are_sane(case: Case) -> Problem:
     rate = case.plan.optim.learning_rate
     if population.num == 1 or population.spread == 1.0:
         return None
-    # As logarithms: the power itself may be beyond the numbers there are.
+    # As logarithms: the power itself may overflow.
     reach = (population.num - 1) / 2 * math.log(population.spread)
     if math.log(rate) + reach <= 0.0:
         return None
-    what = f"{case.named('population.spread')} takes {case.named('optim.learning_rate')} above 1"
+    message = f"{case.named('population.spread')} takes {case.named('optim.learning_rate')} above 1"
     if rate >= 1.0:
-        return what, "Lower optim.learning_rate: 0.001 is usual."
+        return message, "Lower optim.learning_rate: 0.001 is usual."
     most = (1.0 / rate) ** (2 / (population.num - 1))
-    return what, f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
+    return message, f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
 
 
-def _everyone_learns(case: Case) -> Problem:
+def _each_learner_has_items(case: Case) -> Problem:
     num = case.plan.learners.num
     batch = case.plan.algo.batch_size
     if batch >= num:
         return None
-    what = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
-    return what, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
+    message = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
+    return message, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
 
 
 def _parts_have_items(case: Case) -> Problem:
@@ -338,11 +340,11 @@ def _parts_have_items(case: Case) -> Problem:
     if parts <= share:
         return None
     of = "" if case.plan.learners.num == 1 else f" for each of {case.named('learners.num')}"
-    what = f"{case.named('algo.accumulate')} is more than {case.named('algo.batch_size')}{of}"
-    return what, f"Set algo.accumulate to {share} or less."
+    message = f"{case.named('algo.accumulate')} is more than {case.named('algo.batch_size')}{of}"
+    return message, f"Set algo.accumulate to {share} or less."
 
 
-def _somebody_is_waited_for(case: Case) -> Problem:
+def _spare_is_below_learners(case: Case) -> Problem:
     sync = case.plan.sync
     num = case.plan.learners.num
     if not isinstance(sync, ServerSync) or sync.spare < num:
@@ -366,25 +368,25 @@ def _block_divides(case: Case) -> Problem:
     if not isinstance(replay, FreshReplay) or replay.minibatches <= replay.rows * case.plan.env.num:
         return None
     block = f"the steps of {case.named('replay.rows')} and {case.named('env.num')}"
-    what = f"{case.named('replay.minibatches')} is more than {block}"
-    return what, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
+    message = f"{case.named('replay.minibatches')} is more than {block}"
+    return message, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
 
 
 def _spectral_has_layers(case: Case) -> Problem:
     torso = case.plan.net.torso
     path = "net.spectral_norm"
-    if not (case.plan.net.spectral_norm and isinstance(torso, MlpTorso) and case.asked_now(path)):
+    if not (case.plan.net.spectral_norm and isinstance(torso, MlpTorso) and case.set_by_user(path)):
         return None
     if len(torso.sizes) > 1:
         return None
-    what = f"{case.named(path)} has no effect with {case.named('net.torso.sizes')}"
-    return what, f"Give net.torso.sizes two numbers or more, such as [64, 64], or leave {path} out."
+    message = f"{case.named(path)} has no effect with {case.named('net.torso.sizes')}"
+    return message, f"Give net.torso.sizes two numbers or more, such as [64, 64], or leave {path} out."
 
 
 def _eta_matters(case: Case) -> Problem:
     path = "algo.view.eta"
     sampler = case.buffer.sampler if case.buffer is not None else None
-    if not case.asked_now(path) or isinstance(sampler, PrioritizedSampler):
+    if not case.set_by_user(path) or isinstance(sampler, PrioritizedSampler):
         return None
     return f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
 
@@ -404,12 +406,12 @@ def _support_is_wide(case: Case) -> Problem:
     head = case.plan.net.head
     if not isinstance(head, CategoricalHead) or head.low < head.high:
         return None
-    what = f"{case.named('net.head.low')} is not below {case.named('net.head.high')}"
-    return what, "Give the smallest and the largest discounted return to expect, such as 0 and 100."
+    message = f"{case.named('net.head.low')} is not below {case.named('net.head.high')}"
+    return message, "Give the smallest and the largest discounted return to expect, such as 0 and 100."
 
 
 RULES: tuple[tuple[Rule, str], ...] = (
-    (_env_is_named, "An environment id is one word; only the path of a file.py:ClassName may hold spaces."),
+    (_env_is_named, "An environment id has no spaces; only the path of a file.py:ClassName may have them."),
     (_options_are_names, "Options are passed to the environment as keyword arguments, so they must be names."),
     (_secrets_are_names, "A secret's value is taken from a variable when the environment is made, and never written."),
     (_device_is_known, f"The devices are {', '.join(DEVICES)}, with a number if there are several (cuda:1)."),
@@ -423,7 +425,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "rounded down over the run.",
     ),
     (_epsilon_falls, "Exploration is meant to fall; a rising epsilon unlearns what was found."),
-    (_epsilon_moves, "Epsilon starts where it ends, so it has no time to take."),
+    (_epsilon_moves, "Epsilon starts where it ends, so it does not change over time."),
     (_temperature_falls, "Exploration is meant to fall; a hotter choice is a more random one."),
     (_beta_rises, "The correction for prioritised sampling must grow towards its end value."),
     (_priorities_matter, "With alpha 0 every step is equally likely, which is uniform sampling at a higher price."),
@@ -435,19 +437,22 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_target_moves, "The target network would keep its first, random weights for the whole run."),
     (_reset_comes, "The first reset would come after the last update."),
     (_switches_come, "It would come after the last update."),
-    (_anneal_moves, "It would move from these values to the same values."),
+    (_anneal_moves, "It would anneal from these values to the same values."),
     (_anneal_ends, "Annealing begins again after each reset, so algo.n_step and algo.discount would never be reached."),
     (_rate_can_fall, "The learning rate is lowered towards the floor, so it must start above it."),
     (_batch_can_grow, "The batch grows up to the largest, so it must start below it."),
     (_grown_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
-    (_patience_runs_out, "The first score is what the others are compared with, so it takes one evaluation more."),
-    (_lanes_divide, "Each member acts in as many environments as every other."),
-    (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; such steps diverge."),
-    (_everyone_learns, "Every learner gets a share of each batch."),
-    (_parts_have_items, "Every part that a batch is computed in has items."),
-    (_somebody_is_waited_for, "A step is made of the gradients of all but the spare learners."),
-    (_windows_close, "A window closes after so many gradients, or so many seconds."),
-    (_block_divides, "The steps of all environments are shared out among the minibatches; some would be empty."),
+    (_patience_runs_out, "The first score is the one that others are compared with, so it takes one evaluation more."),
+    (_lanes_divide, "All members have the same number of environments."),
+    (
+        _rates_are_sane,
+        "The members' learning rates differ by that factor from one to the next; large ones diverge.",
+    ),
+    (_each_learner_has_items, "Every learner gets a share of each batch."),
+    (_parts_have_items, "Every part of a batch must have items."),
+    (_spare_is_below_learners, "A step uses the gradients of all but the spare learners, so at least one must remain."),
+    (_windows_close, "A window closes after a number of gradients or of seconds."),
+    (_block_divides, "The steps of all environments are divided among the minibatches; some would be empty."),
     (_spectral_has_layers, "The last size is the head's own layer; only the layers of a torso are normalised."),
     (_eta_matters, "It mixes the errors of a sequence into its priority."),
     (_weights_are_taken, "The worst member would take the weights of the best at the end of the run, or never."),
@@ -456,5 +461,5 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "Sticky actions are a feature of the Atari emulator (ids ALE/... and ...NoFrameskip-v4).",
     ),
     (_only_atari("env.frame_size"), "Only Atari pictures are resized (ids ALE/... and ...NoFrameskip-v4)."),
-    *PLACES,
+    *PLACEMENT_RULES,
 )

@@ -9,7 +9,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import compose, paths
 from qfleet.plan.schema import Plan
 from qfleet.plan.validate.case import COMMAND_LINE
-from qfleet.plan.validate.no_effect import IDLE
+from qfleet.plan.validate.no_effect import NO_EFFECT
 from qfleet.plan.validate.pairs import PAIRS
 
 
@@ -26,8 +26,8 @@ PAIRED = [
     Refused(
         "learners.num=2 sync.type=solo",
         "learners.num=2 (command line) does not go with sync.type=solo (command line)",
-        "Several learners have to agree on their weights.",
-        "Leave sync.type out for the usual way (allreduce), or learners.num at 1.",
+        "Several learners have to synchronise their weights.",
+        "Leave sync.type out for the default (allreduce), or learners.num at 1.",
     ),
     Refused(
         "learners.num=2 population.num=2 env.num=8",
@@ -44,7 +44,7 @@ PAIRED = [
     Refused(
         "learners.num=2 learners.backend=mpi runtime.type=ray",
         "learners.backend=mpi (command line) does not go with runtime.type=ray (command line)",
-        "Learners on Ray are processes that Ray starts, and meet by gloo.",
+        "Learners on Ray are processes that Ray starts, and connect by gloo.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
     Refused(
@@ -68,43 +68,43 @@ PAIRED = [
     Refused(
         "learners.num=2 learners.bundles=true runtime.type=processes",
         "learners.bundles=true (command line) does not go with runtime.type=processes (command line)",
-        "A bundle acts in its learner's process; there are no other actors.",
+        "An actor-learner acts in its own process; there are no other actors.",
         "Use runtime.type=inline or ray, or leave learners.bundles off.",
     ),
     Refused(
         "learners.num=2 learners.bundles=true runtime.type=ray actors.num=2",
         "learners.bundles=true (command line) does not go with actors.num=2 (command line)",
-        "A bundle acts in its learner's process; there are no other actors.",
+        "An actor-learner acts in its own process; there are no other actors.",
         "Leave actors.num at 1, or learners.bundles off.",
     ),
     Refused(
         "learners.num=2 learners.bundles=true learners.balance=true",
         "learners.bundles=true (command line) does not go with learners.balance=true (command line)",
-        "A bundle's gradient counts by what its replay holds, not by its speed.",
+        "An actor-learner's gradient is weighted by the content of its replay, not by its speed.",
         "Leave learners.bundles or learners.balance off.",
     ),
     Refused(
         "learners.num=2 learners.bundles=true steer.batch.type=grow",
         "learners.bundles=true (command line) does not go with steer.batch.type=grow (command line)",
-        "Every bundle draws batches of its own, all of one size.",
+        "Every actor-learner samples its own batches, all of one size.",
         "Leave learners.bundles off, or steer.batch.type out.",
     ),
     Refused(
         "learners.num=2 replay.on_device=true",
         "learners.num=2 (command line) does not go with replay.on_device=true (command line)",
-        "Only the learner beside the replay sees its mirror.",
+        "Only the learner in the replay's process can use its copy on the device.",
         "Leave replay.on_device off, or learners.num at 1.",
     ),
     Refused(
         "learners.num=2 env.normalize=obs",
         "learners.num=2 (command line) does not go with env.normalize=obs (command line)",
-        "What is normalised by is only known beside the replay.",
+        "The statistics for normalising are only known in the replay's process.",
         "Leave env.normalize off, or learners.num at 1.",
     ),
     Refused(
         "learners.num=2 replay.type=fresh",
         "learners.num=2 (command line) does not go with replay.type=fresh (command line)",
-        "Fresh experience is cut into minibatches of several sizes, learned from by one learner.",
+        "Fresh experience is cut into minibatches of different sizes, which only a single learner supports.",
         "Use replay.type=buffer, or leave learners.num at 1.",
     ),
     Refused(
@@ -116,13 +116,13 @@ PAIRED = [
     Refused(
         "replay.on_device=true replay.compress=true",
         "replay.on_device=true (command line) does not go with replay.compress=true (command line)",
-        "A copy on the device has every frame as it is; there is nothing left to save.",
+        "The copy on the device holds every frame uncompressed, so compression would save nothing.",
         "Leave replay.on_device or replay.compress off.",
     ),
     Refused(
         "replay.on_device=true runtime.type=processes runtime.replay_process=true",
         "replay.on_device=true (command line) does not go with runtime.replay_process=true (command line)",
-        "A process of its own cuts whole batches; a copy on the device wants only their places.",
+        "The replay process sends whole batches; the copy on the device needs only their indices.",
         "Leave replay.on_device or runtime.replay_process off.",
     ),
     Refused(
@@ -140,19 +140,19 @@ PAIRED = [
     Refused(
         "runtime.type=ray runtime.replay_process=true replay.on_device=true",
         "replay.on_device=true (command line) does not go with runtime.replay_process=true (command line)",
-        "A process of its own cuts whole batches; a copy on the device wants only their places.",
+        "The replay process sends whole batches; the copy on the device needs only their indices.",
         "Leave replay.on_device or runtime.replay_process off.",
     ),
     Refused(
         "runtime.type=ray runtime.replay_process=true env.num=2 learners.num=2 learners.bundles=true",
         "learners.bundles=true (command line) does not go with runtime.replay_process=true (command line)",
-        "A bundle remembers in its learner's process.",
+        "An actor-learner has its replay in its own process.",
         "Leave learners.bundles or runtime.replay_process off.",
     ),
     Refused(
         "runtime.type=processes runtime.inference=central",
         "runtime.inference=central (command line) does not go with actors.num=1 (default)",
-        "A single actor chooses all actions already.",
+        "A single actor already chooses all actions.",
         "Leave runtime.inference out, or set actors.num to 2 or more.",
     ),
     Refused(
@@ -164,7 +164,7 @@ PAIRED = [
     Refused(
         "net.memory.type=gru",
         "net.memory.type=gru (command line) does not go with algo.view.type=steps (default)",
-        "What a memory holds depends on the steps before, so it is learned from stretches of experience.",
+        "A memory depends on earlier steps, so it must be learned from sequences.",
         "Set algo.view.type=sequences, or net.memory.type=off.",
     ),
     Refused(
@@ -206,7 +206,7 @@ PAIRED = [
     Refused(
         "replay.sampler.type=prioritized replay.sampler.initial=actor env.normalize=both",
         "replay.sampler.initial=actor (command line) does not go with env.normalize=both (command line)",
-        "Actors compare raw rewards with what they expected, which a network of scaled rewards has on another scale.",
+        "Actors compute errors from raw rewards, but the network's values are on the scale of normalised rewards.",
         "Use replay.sampler.initial=largest, or env.normalize=obs or off.",
     ),
     Refused(
@@ -236,25 +236,25 @@ PAIRED = [
     Refused(
         "steer.batch.type=grow eval.episodes=0",
         "steer.batch.type=grow (command line) does not go with eval.episodes=0 (command line)",
-        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Steering uses validation scores, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave steer.batch.type off.",
     ),
     Refused(
         "steer.learning_rate.type=plateau eval.episodes=0",
         "steer.learning_rate.type=plateau (command line) does not go with eval.episodes=0 (command line)",
-        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Steering uses validation scores, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave steer.learning_rate.type off.",
     ),
     Refused(
         "steer.stop_patience=3 eval.episodes=0",
         "steer.stop_patience=3 (command line) does not go with eval.episodes=0 (command line)",
-        "Steering looks at validation scores, and there are none with 0 episodes.",
+        "Steering uses validation scores, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave steer.stop_patience out.",
     ),
     Refused(
         "replay.filter.type=duplicates algo.view.type=sequences net.memory.type=lstm",
         "replay.filter.type=duplicates (command line) does not go with algo.view.type=sequences (command line)",
-        "A stretch of experience without its repeated steps is no longer what happened.",
+        "Sequences must be contiguous, and the filter leaves out repeated steps.",
         "Leave replay.filter.type off, or algo.view.type at steps.",
     ),
     Refused(
@@ -272,13 +272,13 @@ PAIRED = [
     Refused(
         "replay.compress=true runtime.type=processes runtime.replay_process=true",
         "replay.compress=true (command line) does not go with runtime.replay_process=true (command line)",
-        "The rows of a replay in a process of its own are seen by two processes, compressed ones only by one.",
+        "With a replay process two processes read the rows, but only one can read compressed rows.",
         "Leave replay.compress or runtime.replay_process off.",
     ),
     Refused(
         "algo.view.type=sequences net.memory.type=lstm replay.filter.type=duplicates",
         "replay.filter.type=duplicates (command line) does not go with algo.view.type=sequences (command line)",
-        "A stretch of experience without its repeated steps is no longer what happened.",
+        "Sequences must be contiguous, and the filter leaves out repeated steps.",
         "Leave replay.filter.type off, or algo.view.type at steps.",
     ),
     Refused(
@@ -302,7 +302,7 @@ PAIRED = [
     Refused(
         "population.num=3 eval.episodes=0",
         "population.num=3 (command line) does not go with eval.episodes=0 (command line)",
-        "Validation scores decide who leads, and there are none with 0 episodes.",
+        "Validation scores decide which member leads, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave population.num at 1.",
     ),
 ]
@@ -311,7 +311,7 @@ ALONE = [
     Refused(
         "sync.type=local",
         "sync.type=local (command line) has no effect",
-        "With learners.num=1 there is nobody to agree with.",
+        "A single learner (learners.num=1) does not synchronise.",
         "Leave sync.type out.",
     ),
     Refused(
@@ -323,13 +323,13 @@ ALONE = [
     Refused(
         "learners.backend=gloo",
         "learners.backend=gloo (command line) has no effect",
-        "With learners.num=1 there is nobody to reach.",
+        "With learners.num=1 there is no other learner to reach.",
         "Leave learners.backend out.",
     ),
     Refused(
         "learners.bundles=true",
         "learners.bundles=true (command line) has no effect",
-        "With learners.num=1 everything is in one bundle.",
+        "With learners.num=1 there is nothing to divide.",
         "Leave learners.bundles out.",
     ),
     Refused(
@@ -341,19 +341,19 @@ ALONE = [
     Refused(
         "learners.restarts=2",
         "learners.restarts=2 (command line) has no effect",
-        "With learners.num=1 nobody can be lost.",
+        "With learners.num=1 there is no other learner that could be lost.",
         "Leave learners.restarts out.",
     ),
     Refused(
         "learners.timeout_seconds=2",
         "learners.timeout_seconds=2.0 (command line) has no effect",
-        "With learners.num=1 nobody is waited for.",
+        "With learners.num=1 there is no other learner to wait for.",
         "Leave learners.timeout_seconds out.",
     ),
     Refused(
         "learners.schedule='[5 sync.type=local]'",
         "learners.schedule=[5 sync.type=local] (command line) has no effect",
-        "With learners.num=1 there is nobody to agree with.",
+        "A single learner (learners.num=1) does not synchronise.",
         "Leave learners.schedule out.",
     ),
     Refused(
@@ -395,13 +395,13 @@ ALONE = [
     Refused(
         "learners.num=2 sync.type=local sync.outer_momentum=0.5",
         "sync.outer_momentum=0.5 (command line) has no effect",
-        "It is of the outer step, which only sync.outer_rate makes.",
+        "It belongs to the outer step, which only sync.outer_rate makes.",
         "Leave sync.outer_momentum out.",
     ),
     Refused(
         "learners.num=2 learners.backend=mpi learners.restarts=2",
         "learners.restarts=2 (command line) has no effect",
-        "MPI starts processes once: one that is lost is not replaced.",
+        "MPI starts processes only once: a lost one is not replaced.",
         "Leave learners.restarts out.",
     ),
     Refused(
@@ -413,14 +413,14 @@ ALONE = [
     Refused(
         "runtime.type=processes runtime.inference=local env.worker_memory_gib=2",
         "env.worker_memory_gib=2.0 (command line) has no effect",
-        "It is what a process of env.workers may take.",
+        "It is the memory limit of a process of env.workers.",
         "Leave env.worker_memory_gib out.",
     ),
     *(
         Refused(
             f"{path}={value}",
             f"{path}={value} (command line) has no effect",
-            "With learners.num=1 there is nobody to agree with.",
+            "A single learner (learners.num=1) does not synchronise.",
             f"Leave {path} out.",
         )
         for path, value in (("sync.reduce", "sum"), ("sync.send", "steps"), ("sync.bucket_bytes", "9"))
@@ -469,14 +469,14 @@ ALONE = [
     Refused(
         "log.history=true",
         "log.history=true (command line) has no effect",
-        "A learner that acts by itself exchanges nothing that could be written down.",
+        "A single inline learner exchanges no messages that could be recorded.",
         "Leave log.history out.",
     ),
     *(
         Refused(
             f"runtime.type=ray env.num=2 learners.num=2 learners.bundles=true runtime.{name}={value}",
             f"runtime.{name}={value} (command line) has no effect",
-            "Learners of bundles act by themselves: there are no actors elsewhere.",
+            "With learners.bundles every learner acts itself: there are no other actors.",
             f"Leave runtime.{name} out.",
         )
         for name, value in (
@@ -491,19 +491,19 @@ ALONE = [
     Refused(
         "runtime.type=ray runtime.replay_cpus=0.5",
         "runtime.replay_cpus=0.5 (command line) has no effect",
-        "It is what the process of runtime.replay_process=true asks for.",
+        "It is the CPUs that the process of runtime.replay_process=true requests.",
         "Leave runtime.replay_cpus out.",
     ),
     Refused(
         "env.worker_memory_gib=2",
         "env.worker_memory_gib=2.0 (command line) has no effect",
-        "It is what a process of env.workers may take.",
+        "It is the memory limit of a process of env.workers.",
         "Leave env.worker_memory_gib out.",
     ),
     Refused(
         "learners.num=2 sync.type=server sync.max_staleness=4 sync.spare=1",
         "sync.spare=1 (command line) has no effect",
-        "With staleness nobody is waited for: sync.spare goes with sync.max_staleness=0.",
+        "With staleness no learner is waited for: it needs sync.max_staleness=0.",
         "Leave sync.spare out.",
     ),
     Refused(
@@ -551,7 +551,7 @@ ALONE = [
     Refused(
         "algo.batch_size=32 replay.type=fresh",
         "algo.batch_size=32 (command line) has no effect",
-        "replay.minibatches says into how many parts fresh experience is cut.",
+        "replay.minibatches sets into how many parts fresh experience is cut.",
         "Leave algo.batch_size out.",
     ),
     Refused(
@@ -599,7 +599,7 @@ ALONE = [
     Refused(
         "population.every_steps=500",
         "population.every_steps=500 (command line) has no effect",
-        "With population.num=1 there is nobody to take weights from.",
+        "With population.num=1 there is no other member to take weights from.",
         "Leave population.every_steps out.",
     ),
     Refused(
@@ -691,13 +691,15 @@ def test_what_is_said(refused: Refused) -> None:
 
 def test_every_entry_of_both_tables_has_its_line_here() -> None:
     assert {(pair.reason, pair.fix) for pair in PAIRS} == {(line.why, line.fix) for line in PAIRED}
-    assert {(path, reason) for path, _, reason in IDLE} == {(line.what.partition("=")[0], line.why) for line in ALONE}
+    assert {(path, reason) for path, _, reason in NO_EFFECT} == {
+        (line.what.partition("=")[0], line.why) for line in ALONE
+    }
 
 
 def test_the_tables_name_settings_that_there_are() -> None:
     known = set(paths.index().paths())
     assert {path for pair in PAIRS for path in (pair.first, pair.second)} <= known
-    assert {path for path, _, _ in IDLE} <= known
+    assert {path for path, _, _ in NO_EFFECT} <= known
     assert all(pair.reason.endswith(".") and pair.fix.endswith(".") for pair in PAIRS)
 
 

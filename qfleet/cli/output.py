@@ -1,4 +1,4 @@
-"""Words to the user: clean of control characters, aligned, on the right stream."""
+"""Output for the user: without control characters, aligned, on the right stream."""
 
 import json
 import math
@@ -12,20 +12,20 @@ from typing import Any
 from qfleet.errors import QfleetError
 from qfleet.escape import escaped, indented
 
-# The words of the present command, for provenance.
+# The arguments of the current command, for provenance.
 invocation: ContextVar[tuple[str, ...]] = ContextVar("invocation", default=())
-# May the present command do its work in a fork that it supervises?
+# May the current command do its work in a fork that it supervises?
 supervising: ContextVar[bool] = ContextVar("supervising", default=False)
 
 
-def say(*lines: str, to_stderr: bool = False) -> None:
-    """One line for each argument; with JSON on standard output, words for people go to standard error."""
+def echo(*lines: str, to_stderr: bool = False) -> None:
+    """Print one line per argument; with JSON on standard output, text for people goes to standard error."""
     for line in lines or ("",):
         print(escaped(line), file=sys.stderr if to_stderr else sys.stdout)
 
 
-def say_json(value: Any) -> None:
-    """One JSON value, for programs; what is not finite becomes null, for JSON knows no such number."""
+def echo_json(value: Any) -> None:
+    """Print one JSON value; numbers that are not finite become null."""
     print(json.dumps(_finite(value), indent=2, default=str, allow_nan=False))
 
 
@@ -37,35 +37,35 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def say_columns(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
-    """Rows in aligned columns, never cut, so that they can be searched and piped."""
+def echo_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
+    """Print rows in aligned columns, never truncated, so that they can be searched and piped."""
     table = [tuple(map(escaped, row)) for row in ([header] if header else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
-        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def say_error(error: QfleetError) -> None:
-    """What happened, why, and what to do."""
-    why = indented(error.why, by="       | ")  # may have lines of its own: what an environment said, several runs
+def echo_error(error: QfleetError) -> None:
+    """Print what happened, why, and what to do."""
+    why = indented(error.why, by="       | ")  # may have several lines: an environment's output, several runs
     parts = (("error: ", escaped(error.what)), ("  why: ", why), ("   do: ", escaped(error.fix)))
     print("\n".join(label + text for label, text in parts if text), file=sys.stderr)
 
 
 @contextmanager
-def say_warnings() -> Iterator[None]:
-    """Python's warnings as one line each on standard error, without the source line they came from."""
+def echo_warnings() -> Iterator[None]:
+    """Print Python's warnings as one line each on standard error, without the source line they came from."""
     with warnings.catch_warnings():
-        warnings.showwarning = _say_warning
+        warnings.showwarning = _echo_warning
         yield
 
 
-def _say_warning(message: Warning | str, *where: Any, **more: Any) -> None:
-    say("warning: " + " ".join(str(message).split()), to_stderr=True)
+def _echo_warning(message: Warning | str, *where: Any, **more: Any) -> None:
+    echo("warning: " + " ".join(str(message).split()), to_stderr=True)
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
+    """A number of bytes with a unit: 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
