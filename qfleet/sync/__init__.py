@@ -1,1 +1,1 @@
-"""Sync: how several learners keep one set of weights."""
+"""Synchronisation strategies: how several learners keep one set of weights."""

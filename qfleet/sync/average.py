@@ -1,8 +1,8 @@
-"""Means over all learners through a codec, with error feedback, a warm-up and a guard. Shapes: D numbers.
+"""Compressed all-reduce means with error feedback, a warm-up and a check of the codec. Shapes: D numbers.
 
-Error feedback (Seide et al. 2014; Karimireddy et al. 2019): what a codec leaves out of a vector is added to the next
-one, so that in the long run everything is sent: the sum of what came through and what is left equals the sum of what
-was given, exactly as far as numbers go.
+Error feedback (Seide et al. 2014; Karimireddy et al. 2019): the compression error of a vector is added to the next one,
+so that in the long run everything is sent: the decoded vectors and the remaining error add up to the vectors given, up
+to rounding.
 """
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from torch import Tensor
 from qfleet.sync.codecs import Codec, Exact
 from qfleet.sync.comm import Comm
 
-Tell = Callable[..., object]
+LogEvent = Callable[..., object]  # called with an event's kind and its fields
 
 
 class CodedMean:
-    """The mean of everybody's vector."""
+    """The mean over all ranks, sent through a codec."""
 
     def __init__(
         self,
@@ -27,53 +27,52 @@ class CodedMean:
         warm_rounds: int = 0,
         check_every: int = 0,
         least_cosine: float = 0.0,
-        tell: Tell = lambda kind, **fields: None,
+        log_event: LogEvent = lambda kind, **fields: None,
     ) -> None:
         self.comm = comm
         self.codec = codec
         self.warm_rounds = warm_rounds
         self.check_every = check_every
         self.least_cosine = least_cosine
-        self.tell = tell
+        self.log_event = log_event
         self.rounds = 0
         self.error: Tensor | None = None
 
     def __call__(self, values: Tensor) -> Tensor:  # [D] -> [D]
-        """The mean; exact while it warms up, and then written over `values`: large vectors are dear to copy."""
+        """The mean; exact during the warm-up, and then written into `values`, to save the copy of a large vector."""
         self.rounds += 1
         if isinstance(self.codec, Exact) or self.rounds <= self.warm_rounds:
-            # by a codec that was given up
-            owed = self.error
+            # An error is left only by a codec that was given up.
+            total = values if self.error is None else values.add_(self.error)
             self.error = None
-            total = values if owed is None else values.add_(owed)
             self.comm.sum(total)
-            return total.div_(self.comm.size)
-        wanted = values if self.error is None else values + self.error
-        if not bool(torch.isfinite(wanted).all()):
-            wanted = torch.full_like(wanted, torch.nan)  # no codec leaves all of it out: everybody hears of it
-        own, mean = self.codec.mean(wanted, self.comm)
+            return total.div_(self.comm.world_size)
+        corrected = values if self.error is None else values + self.error
+        if not bool(torch.isfinite(corrected).all()):
+            corrected = torch.full_like(corrected, torch.nan)  # no codec drops all of it, so every rank notices
+        own, mean = self.codec.mean(corrected, self.comm)
         if not bool(torch.isfinite(mean).all()):
-            self.codec.forget()  # what was left out before is kept: one bad vector shall not spoil all that follow
+            self.codec.reset()  # the earlier error is kept: one bad vector must not spoil the following ones
             return mean
-        self.error = wanted - own
+        self.error = corrected - own
         if self.check_every and self.rounds % self.check_every == 0:
-            self.look(wanted, mean)
+            self.check_codec(corrected, mean)
         return mean
 
-    def look(self, wanted: Tensor, mean: Tensor) -> None:
-        """Compare with the true mean; one that points elsewhere ends the compression, for everybody and loudly.
+    def check_codec(self, corrected: Tensor, mean: Tensor) -> None:
+        """Compare with the true mean; if the directions differ too much, give the codec up and log it.
 
-        The true mean is the same everywhere and so is the verdict: nobody goes on compressing alone.
+        The true mean is the same on all ranks, so all ranks decide alike.
         """
-        true = Exact().mean(wanted, self.comm)[1]
+        true = Exact().mean(corrected, self.comm)[1]
         cosine = cosine_of(true, mean)
-        self.tell("codec_checked", rounds=self.rounds, cosine=round(cosine, 4), sent_bytes=self.comm.sent_bytes)
+        self.log_event("codec_checked", rounds=self.rounds, cosine=round(cosine, 4), sent_bytes=self.comm.sent_bytes)
         if cosine < self.least_cosine:
             self.codec = Exact()
-            self.tell("codec_given_up", rounds=self.rounds, cosine=round(cosine, 4), least=self.least_cosine)
+            self.log_event("codec_given_up", rounds=self.rounds, cosine=round(cosine, 4), least=self.least_cosine)
 
 
 def cosine_of(one: Tensor, other: Tensor) -> float:
-    """How much two vectors point the same way, from -1 to 1; two that are zero do."""
+    """The cosine similarity of two vectors; 1 if both are zero."""
     sizes = float(torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other))
     return float(one @ other) / sizes if sizes else float(bool(torch.equal(one, other)))

@@ -1,8 +1,8 @@
-"""Gradients that are summed over all learners while others are still being computed. Shapes: D numbers in a bucket.
+"""Gradient buckets, whose all-reduce overlaps the backward pass. Shapes: D numbers in a bucket.
 
-What a network computes last is differentiated first. Gradients are put together in that order until a bucket is full;
-its sum is begun at once and goes on behind the rest of the backward pass. Everybody has the same buckets and begins
-them in the same order, whatever order their gradients come in.
+The backward pass computes the gradients of the last layers first. Gradients are collected in that order until a bucket
+is full; its all-reduce starts at once and runs beside the rest of the backward pass. All ranks have the same buckets
+and start them in the same order, whatever order their gradients come in.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,52 +14,57 @@ from qfleet.sync.comm import Comm
 
 
 class Buckets:
-    """The gradients of one update after the other, by their number among the parameters."""
+    """Sums the gradients of one update after the other; gradients are known by their parameter's index."""
 
     def __init__(self, comm: Comm, weights: Sequence[Tensor], bucket_bytes: int) -> None:
         self.comm = comm
-        self.groups = grouped([weight.nbytes for weight in weights], bucket_bytes)
-        self.forget()
+        self.buckets = group_by_bytes([weight.nbytes for weight in weights], bucket_bytes)
+        self.reset()
 
-    def forget(self) -> None:
-        """Begin with the next update."""
-        self.known: dict[int, Tensor] = {}
-        self.begun: list[tuple[Tensor, Callable[[], None]]] = []
+    def reset(self) -> None:
+        """Forget this update's gradients and sums."""
+        self.gradients: dict[int, Tensor] = {}
+        self.started: list[tuple[Tensor, Callable[[], None]]] = []
 
-    def ready(self, at: int, gradient: Tensor) -> None:
-        """A gradient is known. The last bucket waits for `sums`: till then an update may turn out not to be finite."""
-        self.known[at] = gradient
-        while len(self.begun) < len(self.groups) - 1 and all(at in self.known for at in self.groups[len(self.begun)]):
-            self.begin()
+    def add(self, index: int, gradient: Tensor) -> None:
+        """Add a gradient. The last bucket waits for `sums`: till then an update may turn out not to be finite."""
+        self.gradients[index] = gradient
+        while len(self.started) < len(self.buckets) - 1 and self.next_is_full():
+            self.start_next()
 
-    def begin(self) -> None:
-        """Begin the sum of the next bucket."""
-        values = torch.cat([self.known[at].detach().reshape(-1) for at in self.groups[len(self.begun)]])
-        self.begun.append((values, self.comm.begin(values)))
+    def next_is_full(self) -> bool:
+        """Are all gradients of the next bucket known?"""
+        return all(index in self.gradients for index in self.buckets[len(self.started)])
+
+    def start_next(self) -> None:
+        """Start the all-reduce of the next bucket."""
+        bucket = self.buckets[len(self.started)]
+        values = torch.cat([self.gradients[index].detach().reshape(-1) for index in bucket])
+        self.started.append((values, self.comm.begin_sum(values)))
 
     def sums(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The sums of all gradients, begun by now or not."""
-        self.known = dict(enumerate(gradients))
-        while len(self.begun) < len(self.groups):
-            self.begin()
+        """The sums of all gradients; starts the buckets that are not started yet and waits for all."""
+        self.gradients = dict(enumerate(gradients))
+        while len(self.started) < len(self.buckets):
+            self.start_next()
         found: list[Tensor] = [torch.empty(0)] * len(gradients)
-        for group, (values, wait) in zip(self.groups, self.begun, strict=True):
+        for bucket, (values, wait) in zip(self.buckets, self.started, strict=True):
             wait()
-            parts = torch.split(values, [gradients[at].numel() for at in group])
-            for at, part in zip(group, parts, strict=True):
-                found[at] = part
-        self.forget()
+            parts = torch.split(values, [gradients[index].numel() for index in bucket])
+            for index, part in zip(bucket, parts, strict=True):
+                found[index] = part
+        self.reset()
         return found
 
 
-def grouped(sizes: Sequence[int], most_bytes: int) -> list[list[int]]:
-    """Numbers of parameters from the last to the first, as many together as fit into a bucket; one at least."""
-    groups: list[list[int]] = [[]]
-    room = most_bytes
-    for at in range(len(sizes) - 1, -1, -1):
-        if groups[-1] and sizes[at] > room:
-            groups.append([])
-            room = most_bytes
-        groups[-1].append(at)
-        room -= sizes[at]
-    return groups
+def group_by_bytes(sizes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """Parameter indices from the last to the first, as many together as fit into a bucket, at least one."""
+    buckets: list[list[int]] = [[]]
+    room = bucket_bytes
+    for index in range(len(sizes) - 1, -1, -1):
+        if buckets[-1] and sizes[index] > room:
+            buckets.append([])
+            room = bucket_bytes
+        buckets[-1].append(index)
+        room -= sizes[index]
+    return buckets

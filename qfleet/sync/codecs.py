@@ -1,8 +1,8 @@
-"""Codecs: fewer bytes for a vector of gradients or weights. Shapes: D numbers, C chunks, K kept.
+"""Codecs: lossy compression of a vector of gradients or weights. Shapes: D numbers, C chunks, K kept.
 
-A codec answers the mean over all learners of what came through of their vectors, and what came through of one's own:
-the rest is for error feedback (`average.py`). Numbers are sent in float32 or less, whatever they are computed in,
-except by `Exact`. Most are `Packing`: what they send can be decoded anywhere, as in a server's shard.
+A codec returns this rank's vector as the others decode it, and the mean of all decoded vectors; the difference to the
+given vector is for error feedback (`average.py`). Numbers are sent in float32 or less, whatever they are computed in,
+except by `Exact`. Most are `DecodableCodec`: their parts can be decoded anywhere, as in a parameter-server shard.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,111 +14,111 @@ from torch import Tensor
 
 from qfleet.sync.comm import Comm
 
-Find: TypeAlias = Callable[[Tensor, int], Tensor]  # where so many numbers of a vector are that are worth sending
+SelectIndices: TypeAlias = Callable[[Tensor, int], Tensor]  # a vector and K -> the indices of K numbers to send
 
 
 class Codec(Protocol):
-    """One way to send a vector."""
+    """One way to compress a vector."""
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:  # [D] -> [D], [D]
-        """What came through of our own values, and the mean of what came through of everybody's."""
+        """This rank's decoded values, and the mean of all ranks' decoded values."""
         ...
 
-    def forget(self) -> None:
-        """Begin anew: what went through was not finite."""
+    def reset(self) -> None:
+        """Drop the state kept between vectors, because one was not finite."""
         ...
 
 
 @runtime_checkable
-class Packing(Protocol):
-    """A codec that sends parts of which one's vector can be told."""
+class DecodableCodec(Protocol):
+    """A codec that sends parts from which the sender's vector can be decoded."""
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:  # -> [D] float32
-        """What came through of a vector of so many numbers."""
+        """The decoded vector of `num` numbers."""
         ...
 
 
 class Exact:
-    """Every number as it is."""
+    """No compression."""
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
         """The true mean."""
         total = values.clone()
         comm.sum(total)
-        return values, total.div_(comm.size)
+        return values, total.div_(comm.world_size)
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
 class Half:
     """16 bits per number: float16 has more digits, bfloat16 the larger range."""
 
-    def __init__(self, kind: torch.dtype) -> None:
-        self.kind = kind
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """Summed after decoding: sixteen bits are too few to add many numbers in. What is too large is scaled down."""
-        scale = (values.abs().amax() / torch.finfo(self.kind).max).clamp_min(1.0).float().reshape(1)
-        return exchanged(self, comm, values, ((values / scale).to(self.kind), scale))
+        """Scale large values down into range; sum after decoding, because 16 bits are too few for sums."""
+        scale = (values.abs().amax() / torch.finfo(self.dtype).max).clamp_min(1.0).float().reshape(1)
+        return gather_and_decode(self, comm, values, ((values / scale).to(self.dtype), scale))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
-        """Scaled up again."""
+        """Undo the scaling."""
         small, scale = parts
-        return small.view(self.kind).float() * scale
+        return small.view(self.dtype).float() * scale
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
 class Int8:
-    """8 bits per number and a scale per chunk; rounded up or down by chance, so that the mean is right."""
+    """8 bits per number and a scale per chunk; stochastic rounding keeps the mean unbiased."""
 
     def __init__(self, chunk: int, rng: torch.Generator) -> None:
         self.chunk = chunk
         self.rng = rng
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """By the largest number of each chunk."""
+        """Scale by the largest magnitude of each chunk."""
         parts = in_chunks(values, self.chunk)
         scale = largest(parts) / 127.0
         drawn = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32)
         small = torch.floor(parts / scale + drawn).clamp(-127, 127).to(torch.int8)
-        return exchanged(self, comm, values, (small, scale))
+        return gather_and_decode(self, comm, values, (small, scale))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
-        """Every chunk by its scale."""
+        """Multiply every chunk by its scale."""
         small, scale = parts
         return (small.float() * scale).flatten()[:num]
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
 class Sign:
-    """One bit per number, and the mean size of each chunk (Seide et al. 2014); learns only with error feedback."""
+    """One bit per number, and the mean magnitude of each chunk (Seide et al. 2014); learns only with error feedback."""
 
     def __init__(self, chunk: int) -> None:
         self.chunk = chunk
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """Which side of zero."""
+        """Send the signs."""
         parts = in_chunks(values, self.chunk)
-        scale = parts.abs().sum(1, keepdim=True) / filled(values, self.chunk)
-        return exchanged(self, comm, values, (pack_bits(parts >= 0), scale))
+        scale = parts.abs().sum(1, keepdim=True) / chunk_lengths(values, self.chunk)
+        return gather_and_decode(self, comm, values, (pack_bits(parts >= 0), scale))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
-        """Plus or minus the size of the chunk."""
+        """Plus or minus the chunk's mean magnitude."""
         bits, scale = parts
         signs = unpack_bits(bits, (len(scale), self.chunk)).float() * 2.0 - 1.0
         return (signs * scale).flatten()[:num]
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
 class Ternary:
-    """-1, 0 or 1 times the largest number of a chunk, by chance (TernGrad, Wen et al. 2017): two bits per number."""
+    """-1, 0 or 1 times the largest magnitude of a chunk, drawn at random (TernGrad, Wen et al. 2017): two bits each."""
 
     def __init__(self, chunk: int, rng: torch.Generator, clip_deviations: float = 2.5) -> None:
         self.chunk = chunk
@@ -126,9 +126,9 @@ class Ternary:
         self.clip_deviations = clip_deviations
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """Numbers far out are clipped first, else all others become zero."""
+        """Clip outliers first, else all others become zero."""
         parts = in_chunks(values, self.chunk)
-        num = filled(values, self.chunk)
+        num = chunk_lengths(values, self.chunk)
         mean = parts.sum(1, keepdim=True) / num
         square = (parts * parts).sum(1, keepdim=True) / num
         limit = self.clip_deviations * (square - mean * mean).clamp(min=0.0).sqrt()
@@ -137,73 +137,73 @@ class Ternary:
         kept = torch.rand(parts.shape, generator=self.rng, dtype=torch.float32) < parts.abs() / scale
         up = pack_bits(kept & (parts > 0))
         down = pack_bits(kept & (parts < 0))
-        return exchanged(self, comm, values, (up, down, scale))
+        return gather_and_decode(self, comm, values, (up, down, scale))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
-        """Up, down or nothing."""
+        """Plus, minus or zero."""
         up, down, scale = parts
         ups, downs = (unpack_bits(bits, (len(scale), self.chunk)).float() for bits in (up, down))
         return ((ups - downs) * scale).flatten()[:num]
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
 class TopK:
-    """Only the largest numbers, with their places (Aji and Heafield 2017); `find` tells where so many of them are."""
+    """Only the largest numbers, with their indices (Aji and Heafield 2017), which `select` finds."""
 
-    def __init__(self, share: float, find: Find | None = None) -> None:
+    def __init__(self, share: float, select: SelectIndices | None = None) -> None:
         self.share = share
-        self.find = find or largest_places
+        self.select = select or largest_indices
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """The `share` of numbers that is largest; all of them is exact."""
+        """Send the `share` of numbers with the largest magnitude; a share of one is exact."""
         num = max(1, round(self.share * len(values)))
         if num >= len(values):
             return Exact().mean(values, comm)
-        return self.send(comm, values, self.find(values, num))
+        return self.send(comm, values, self.select(values, num))
 
-    def send(self, comm: Comm, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Only the numbers at these places."""
-        return exchanged(self, comm, values, (places.to(torch.int32), values[places].float()))
+    def send(self, comm: Comm, values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Send the numbers at these indices."""
+        return gather_and_decode(self, comm, values, (indices.to(torch.int32), values[indices].float()))
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:
         """Zero everywhere else."""
-        places, numbers = parts
+        indices, numbers = parts
         whole = torch.zeros(num)
-        whole[places.long()] = numbers
+        whole[indices.long()] = numbers
         return whole
 
-    def forget(self) -> None:
-        """It remembers nothing."""
+    def reset(self) -> None:
+        """There is no state."""
 
 
-def largest_places(values: Tensor, num: int) -> Tensor:  # [D] -> [K]
-    """Exactly the largest."""
+def largest_indices(values: Tensor, num: int) -> Tensor:  # [D] -> [K]
+    """The indices of exactly the largest magnitudes."""
     return torch.topk(values.abs(), num, sorted=False).indices
 
 
-def sampled_places(rng: torch.Generator, sample_share: float = 0.01) -> Find:
-    """About the largest, by a threshold that a sample tells (Lin et al. 2018): no sorting of everything."""
+def sampled_indices(rng: torch.Generator, sample_share: float = 0.01) -> SelectIndices:
+    """Selects about the largest, by a threshold estimated from a sample (Lin et al. 2018): no sorting of everything."""
 
-    def find(values: Tensor, num: int) -> Tensor:
+    def select(values: Tensor, num: int) -> Tensor:
         sizes = values.abs()
         drawn = max(64, int(sample_share * len(values)))
         sample = sizes[torch.randint(len(values), (drawn,), generator=rng)]
         threshold = torch.quantile(sample.float(), 1.0 - num / len(values))
         found = torch.nonzero(sizes >= threshold).flatten()
-        if len(found) > num:  # the sample was small: of those that pass the largest
-            found = found[largest_places(sizes[found], num)]
+        if len(found) > num:  # the estimate was too low
+            found = found[largest_indices(sizes[found], num)]
         if not len(found):
-            return largest_places(values, num)
-        # Everybody sends as many: a place that is sent anyhow fills up.
+            return largest_indices(values, num)
+        # All ranks must send equally many: repeat the last index.
         return torch.cat([found, found[-1:].expand(num - len(found))])
 
-    return find
+    return select
 
 
 class PowerSgd:
-    """Matrices as products of two thin ones, improved from step to step (Vogels et al. 2019); vectors stay exact.
+    """Low-rank products instead of matrices, improved from step to step (Vogels et al. 2019); vectors stay exact.
 
     `shapes` are those of the tensors that the vector is made of.
     """
@@ -212,102 +212,104 @@ class PowerSgd:
         self.rank = rank
         self.shapes = shapes
         self.rng = rng
-        self.thin: dict[int, Tensor] = {}
+        self.right_factors: dict[int, Tensor] = {}
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """Everybody's matrices in the directions that were agreed on, of which the mean is that of the true mean."""
+        """Project all ranks' matrices on common directions: the mean of the projections is that of the true mean."""
         exact = []
-        through = []
-        parts = []
+        own_parts = []
+        mean_parts = []
         begin = 0
-        for at, shape in enumerate(self.shapes):
+        for index, shape in enumerate(self.shapes):
             end = begin + int(np.prod(shape))
             part = values[begin:end]
-            matrix = as_matrix(values[begin:end], shape)
+            matrix = as_matrix(part, shape)
             if matrix is None or self.rank * sum(matrix.shape) >= matrix.numel():
                 exact.append((begin, end))
                 own = mean = part
             else:
-                own, mean = (found.flatten() for found in self.approximated(at, matrix, comm))
-            through.append(own)
-            parts.append(mean)
+                own, mean = (found.flatten() for found in self.approximate(index, matrix, comm))
+            own_parts.append(own)
+            mean_parts.append(mean)
             begin = end
-        found = torch.cat(parts)
-        self.share_exact(found, exact, comm)
-        return torch.cat(through), found
+        found = torch.cat(mean_parts)
+        self.average_exact(found, exact, comm)
+        return torch.cat(own_parts), found
 
-    def approximated(self, at: int, matrix: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
-        """One's own and the mean, by one round of power iteration, begun where the last one ended."""
-        if at not in self.thin:
-            self.thin[at] = torch.randn((matrix.shape[1], self.rank), generator=self.rng).to(matrix)
-        left = matrix @ self.thin[at]
+    def approximate(self, index: int, matrix: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:
+        """This rank's approximation and the mean, by one power iteration that starts from the last one's result."""
+        if index not in self.right_factors:
+            self.right_factors[index] = torch.randn((matrix.shape[1], self.rank), generator=self.rng).to(matrix)
+        left = matrix @ self.right_factors[index]
         comm.sum(left)
         left = torch.linalg.qr(left).Q
         right = matrix.T @ left
         own = left @ right.T
         comm.sum(right)
-        self.thin[at] = right / comm.size
-        return own, left @ self.thin[at].T
+        self.right_factors[index] = right / comm.world_size
+        return own, left @ self.right_factors[index].T
 
-    def share_exact(self, values: Tensor, places: list[tuple[int, int]], comm: Comm) -> None:
-        """The mean of what is not approximated, in one piece."""
-        if places:
-            whole = torch.cat([values[begin:end] for begin, end in places])
+    def average_exact(self, values: Tensor, ranges: list[tuple[int, int]], comm: Comm) -> None:
+        """Average the ranges that are not approximated, in one message."""
+        if ranges:
+            whole = torch.cat([values[begin:end] for begin, end in ranges])
             comm.sum(whole)
-            whole /= comm.size
-            for begin, end in places:
+            whole /= comm.world_size
+            for begin, end in ranges:
                 values[begin:end] = whole[: end - begin]
                 whole = whole[end - begin :]
 
-    def forget(self) -> None:
-        """Power iteration begins anew."""
-        self.thin.clear()
+    def reset(self) -> None:
+        """Start power iteration from random matrices again."""
+        self.right_factors.clear()
 
 
-# What codecs share
+# Functions of several codecs
 
 
 def mean_of(found: list[Tensor]) -> Tensor:
-    """The mean, added up in the order of ranks."""
+    """The mean, summed in the order of ranks."""
     total = found[0].clone()
     for other in found[1:]:
         total += other
     return total / len(found)
 
 
-def filled(values: Tensor, chunk: int) -> Tensor:  # [D] -> [chunks, 1]
-    """How many numbers of each chunk are not there only to fill it up."""
+def chunk_lengths(values: Tensor, chunk: int) -> Tensor:  # [D] -> [chunks, 1]
+    """The number of values in each chunk, without padding."""
     return (len(values) - torch.arange(0, len(values), chunk)).clamp(max=chunk)[:, None]
 
 
 def in_chunks(values: Tensor, chunk: int) -> Tensor:  # [D] -> [C, chunk]
-    """As float32, the last chunk filled up with zeros."""
+    """As float32, the last chunk padded with zeros."""
     missing = -len(values) % chunk
     return torch.nn.functional.pad(values.float(), (0, missing)).view(-1, chunk)
 
 
 def largest(parts: Tensor) -> Tensor:  # [C, chunk] -> [C, 1]
-    """The largest size in each chunk, never zero."""
+    """The largest magnitude of each chunk, never zero."""
     return parts.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def pack_bits(flags: Tensor) -> Tensor:
-    """Eight to a byte."""
+    """Eight flags to a byte."""
     return torch.from_numpy(np.packbits(flags.flatten().numpy()))
 
 
 def unpack_bits(packed: Tensor, shape: tuple[int, int]) -> Tensor:
-    """As they were."""
+    """The flags of `pack_bits`."""
     return torch.from_numpy(np.unpackbits(packed.numpy(), count=shape[0] * shape[1])).view(shape)
 
 
-def exchanged(codec: Packing, comm: Comm, values: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Send parts and decode everybody's: what came through of our own, and the mean."""
-    everybody = zip(*(comm.gather(part) for part in parts), strict=True)
-    found = [codec.decode(theirs, len(values)).to(values.dtype) for theirs in everybody]
-    return codec.decode(parts, len(values)).to(values.dtype), mean_of(found)
+def gather_and_decode(
+    codec: DecodableCodec, comm: Comm, values: Tensor, parts: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """All-gather the parts and decode them: this rank's decoded values, and the mean of all."""
+    gathered = zip(*(comm.gather(part) for part in parts), strict=True)
+    decoded = [codec.decode(each, len(values)).to(values.dtype) for each in gathered]
+    return codec.decode(parts, len(values)).to(values.dtype), mean_of(decoded)
 
 
 def as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A tensor as rows of its first dimension; None for a vector."""
+    """A tensor with all but its first dimension flattened; None for a vector."""
     return values.view(shape[0], -1) if len(shape) > 1 else None

@@ -1,7 +1,7 @@
-"""How learners reach each other: a few collective operations behind one seam, each with a time limit.
+"""Collective operations between learners behind one Protocol, each with a timeout.
 
-Everybody calls the same operations in the same order. Who does not answer in time, or is gone, is a `CommLost` for all
-the others; the values given are then as they were, or worthless: the caller begins again from what all agree on.
+All ranks call the same operations in the same order. If a rank is lost or does not answer in time, the others raise
+`CommLost`; the values given may then be damaged: the caller starts again from weights that all agree on.
 """
 
 import threading
@@ -14,141 +14,137 @@ from torch import Tensor
 
 
 class CommLost(Exception):
-    """Somebody did not answer in time, or is gone."""
+    """A rank is lost, or did not answer in time."""
 
 
 class Comm(Protocol):
-    """One learner's way to all others."""
+    """One rank's end of the collective operations."""
 
     rank: int
-    size: int
-    sent_bytes: int  # by this learner so far, before whatever the carrier adds
-    overlaps: bool  # does a sum that was begun go on while this learner computes?
+    world_size: int
+    sent_bytes: int  # by this rank so far, without the overhead of the transport
+    overlaps: bool  # does a sum that was begun proceed while this rank computes?
 
-    def begin(self, values: Tensor) -> Callable[[], None]:
-        """Begin a sum; what is answered returns when it is done. Everybody begins the same ones in the same order."""
+    def begin_sum(self, values: Tensor) -> Callable[[], None]:
+        """Begin an all-reduce; returns a function that waits for it. All ranks begin theirs in the same order."""
         ...
 
     def sum(self, values: Tensor) -> None:  # [...]
-        """In place the sum over all ranks, the same bits everywhere."""
+        """All-reduce in place: the sum over all ranks, the same bits everywhere."""
         ...
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Everybody's values, of one shape, in the order of ranks."""
+        """All-gather: the values of all ranks, of one shape, in the order of ranks."""
         ...
 
     def broadcast(self, values: Tensor, root: int = 0) -> None:
-        """In place what the root has."""
+        """Overwrite the values with those of the root."""
         ...
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
-        """Hand values to one rank and take those of another."""
+        """Send values to one rank and receive those of another."""
         ...
 
     def close(self) -> None:
-        """Leave."""
+        """Leave; operations of the other ranks fail from now on."""
         ...
 
 
 class ThreadExchange:
-    """Where the threads of a `ThreadComm` meet."""
+    """The shared lists and barrier of the threads of a `ThreadComm`."""
 
-    def __init__(self, size: int, limit_seconds: float = 10.0) -> None:
-        self.size = size
-        self.limit_seconds = limit_seconds
-        self.barrier = threading.Barrier(size)
-        self.shown: list[Tensor] = [torch.empty(0)] * size
+    def __init__(self, world_size: int, timeout_seconds: float = 10.0) -> None:
+        self.world_size = world_size
+        self.timeout_seconds = timeout_seconds
+        self.barrier = threading.Barrier(world_size)
+        self.slots: list[Tensor] = [torch.empty(0)] * world_size
 
     def exchange(self, rank: int, values: Tensor) -> list[Tensor]:
-        """What everybody shows at this moment."""
-        self.shown[rank] = values.detach().clone()
+        """All-gather: the values of all ranks."""
+        self.slots[rank] = values.detach().clone()
         try:
-            self.barrier.wait(self.limit_seconds)
-            found = list(self.shown)
-            self.barrier.wait(self.limit_seconds)  # nobody shows the next thing before all have seen this one
+            self.barrier.wait(self.timeout_seconds)
+            found = list(self.slots)
+            self.barrier.wait(self.timeout_seconds)  # no rank overwrites its slot before all have read it
         except threading.BrokenBarrierError:
             raise CommLost(f"rank {rank} waited for the others in vain") from None
         return found
 
 
 class BlockingComm(ABC):
-    """A carrier that has nothing else to do while it sums."""
+    """A transport whose sums block."""
 
     overlaps = False
 
     @abstractmethod
     def sum(self, values: Tensor) -> None:
-        """In place the sum over all ranks."""
+        """All-reduce in place."""
 
-    def begin(self, values: Tensor) -> Callable[[], None]:
-        """It is done when this returns."""
+    def begin_sum(self, values: Tensor) -> Callable[[], None]:
+        """Sum at once; there is nothing to wait for."""
         self.sum(values)
         return lambda: None
 
 
 class ThreadComm(BlockingComm):
-    """Learners as threads of one process: for tests, and the reference for every other carrier."""
+    """Ranks as threads of one process: for tests, and the reference for every other transport."""
 
-    def __init__(self, meeting: ThreadExchange, rank: int) -> None:
-        self.meeting = meeting
+    def __init__(self, exchange: ThreadExchange, rank: int) -> None:
+        self.exchange = exchange
         self.rank = rank
-        self.size = meeting.size
+        self.world_size = exchange.world_size
         self.sent_bytes = 0
 
-    def meet(self, values: Tensor) -> list[Tensor]:
-        """Show values and see everybody's."""
-        self.sent_bytes += values.nbytes
-        return self.meeting.exchange(self.rank, values)
-
     def sum(self, values: Tensor) -> None:
-        """In the order of ranks."""
-        first, *others = self.meet(values)
+        """All-reduce, in the order of ranks."""
+        first, *others = self.gather(values)
         total = first.clone()
         for other in others:
             total += other
         values.copy_(total)
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Everybody's."""
-        return self.meet(values)
+        """All-gather."""
+        self.sent_bytes += values.nbytes
+        return self.exchange.exchange(self.rank, values)
 
     def broadcast(self, values: Tensor, root: int = 0) -> None:
-        """The root's."""
-        values.copy_(self.meet(values)[root])
+        """All-gather, and take the root's values."""
+        values.copy_(self.gather(values)[root])
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
-        """All meet, and each takes one."""
-        return self.meet(values)[source]
+        """All-gather, and take those of one rank."""
+        return self.gather(values)[source]
 
     def close(self) -> None:
-        """Nobody meets here any more."""
-        self.meeting.barrier.abort()
+        """Break the barrier."""
+        self.exchange.barrier.abort()
 
 
 class NoComm(BlockingComm):
-    """A learner alone."""
+    """A single rank."""
 
     rank = 0
-    size = 1
+    world_size = 1
 
     def __init__(self) -> None:
         self.sent_bytes = 0
 
     def sum(self, values: Tensor) -> None:
-        """Of one; what would have been sent is counted."""
+        """Only count the bytes."""
         self.sent_bytes += values.nbytes
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """One's own."""
+        """This rank's values."""
         self.sent_bytes += values.nbytes
         return [values.clone()]
 
     def broadcast(self, values: Tensor, root: int = 0) -> None:
-        """One's own."""
+        """Nothing to do."""
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
-        """One's own."""
+        """This rank's values."""
         return values.clone()
 
     def close(self) -> None:
-        """Nobody is left."""
+        """Nothing to do."""

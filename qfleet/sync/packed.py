@@ -1,4 +1,4 @@
-"""Gradients on their way to a server's shards in as few bytes as their codec makes of them. Shapes: n of D numbers."""
+"""Compressed gradients as messages to parameter-server shards. Shapes: a shard's n of D numbers."""
 
 from dataclasses import dataclass
 
@@ -7,32 +7,32 @@ import torch
 from torch import Tensor
 
 from qfleet.data.wire_format import Facts, to_bytes, unpack
-from qfleet.sync.codecs import Codec, Packing
+from qfleet.sync.codecs import Codec, DecodableCodec
 from qfleet.sync.comm import NoComm
 
 
-class Packet(NoComm):
-    """Where a codec puts what it would send to others: a server's shards are told the same."""
+class RecordingComm(NoComm):
+    """Records the parts that a codec would send to other ranks, so that they can be sent to shards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts: list[Tensor] = []
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """One's own, kept."""
+        """This rank's values, recorded."""
         self.parts.append(values)
         return super().gather(values)
 
-    def take(self) -> list[Tensor]:
-        """What was put here since this was last asked; nothing, if the vector went as it is."""
-        taken = self.parts
+    def pop_parts(self) -> list[Tensor]:
+        """The parts recorded since the last call; empty if the vector was not compressed."""
+        parts = self.parts
         self.parts = []
-        return taken
+        return parts
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGradient:
-    """A whole vector of `num` numbers as its codec sends it; a shard's part begins at `begin`."""
+    """A whole vector of `num` numbers as its codec sends it; the shard's numbers begin at `begin`."""
 
     parts: list[Tensor]
     num: int
@@ -40,27 +40,27 @@ class PackedGradient:
 
     @property
     def nbytes(self) -> int:
-        """In all."""
+        """Bytes of all parts."""
         return sum(part.nbytes for part in self.parts)
 
 
-def push_parcel(gradient: Tensor, packed: PackedGradient | None) -> bytes:  # [n]
-    """A gradient as it is, or its whole vector as the codec sends that, if those are fewer bytes."""
+def pack_push(gradient: Tensor, packed: PackedGradient | None) -> bytes:  # [n]
+    """The message of a push: the gradient as it is, or the compressed whole vector, if that has fewer bytes."""
     if packed is None or packed.nbytes >= gradient.nbytes:
         return to_bytes({}, {"whole": np.ascontiguousarray(gradient.numpy())})
-    # numpy knows no bfloat16: its bits travel.
+    # NumPy has no bfloat16: send its bits.
     parts = [part.view(torch.int16) if part.dtype == torch.bfloat16 else part for part in packed.parts]
     facts: Facts = {"parts": len(parts), "num": packed.num, "begin": packed.begin}
     return to_bytes(facts, {str(at): np.ascontiguousarray(part.numpy()) for at, part in enumerate(parts)})
 
 
-def pushed(parcel: bytes, codec: Codec, num: int, limit_bytes: int) -> Tensor:  # [n]
-    """The gradient of a shard with so many numbers."""
-    facts, arrays = unpack(parcel, limit_bytes=limit_bytes)
+def unpack_push(message: bytes, codec: Codec, num: int, limit_bytes: int) -> Tensor:  # [n]
+    """The gradient of a shard with `num` numbers."""
+    facts, arrays = unpack(message, limit_bytes=limit_bytes)
     if "whole" in arrays:
         return torch.from_numpy(arrays["whole"])
-    if not isinstance(codec, Packing):
-        raise ValueError("a packed gradient, but no codec that packs")
+    if not isinstance(codec, DecodableCodec):
+        raise ValueError("a compressed gradient, but no codec that can decode it")
     parts = [torch.from_numpy(arrays[str(at)]) for at in range(int(facts["parts"]))]  # type: ignore[arg-type]
     whole = codec.decode(parts, int(facts["num"]))  # type: ignore[arg-type]
     begin = int(facts["begin"])  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""A learner whose weights live in a parameter server. Shapes: D numbers, n of them in a shard.
+"""A learner's client of a parameter server, which holds the weights. Shapes: D numbers, n of them in a shard.
 
 Each shard is reached by a `ShardConnection`. A learner clips its gradients before it sends them, because no shard knows
-the norm of the whole gradient. Moments live with the weights, in the shards.
+the norm of the whole gradient. The optimiser's moments are in the shards, with the weights.
 """
 
 import math
@@ -12,99 +12,99 @@ import torch
 from torch import Tensor
 
 from qfleet.sync.average import CodedMean
-from qfleet.sync.packed import PackedGradient, Packet
-from qfleet.sync.shard import Verdict, cuts_of
-from qfleet.sync.strategies import flat, place
+from qfleet.sync.packed import PackedGradient, RecordingComm
+from qfleet.sync.shard import Verdict, shard_bounds
+from qfleet.sync.strategies import copy_into, flatten_tensors
 
-Clip = Callable[[list[Tensor]], float]  # in place; answers the norm before
+Clip = Callable[[list[Tensor]], float]  # clips in place and returns the norm before
 
 
 class PushRefused(Exception):
-    """The gradient was too old: the newest weights are here now, compute another one from the same batch."""
+    """The gradient was too stale. The newest weights have been pulled: compute another one from the same batch."""
 
 
 class ShardConnection(Protocol):
-    """The way to one shard."""
+    """A connection to one shard."""
 
     sent_bytes: int  # of gradients, so far
 
     def push(
         self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
     ) -> None:  # [n]
-        """Hand a gradient over that was computed from this version of the shard's weights.
+        """Send a gradient that was computed from this version of the shard's weights.
 
-        `packed` says the same in fewer bytes, if a codec was at work: for ways where bytes are dear.
+        `packed` is the same gradient compressed, if there is a codec: for connections where bytes matter.
         """
         ...
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
-        """What became of it, and the newest version and weights [n]; CommLost if nobody answers in time."""
+        """The verdict on the push, and the newest version and weights [n]; CommLost after the timeout."""
         ...
 
 
 class ServerClient:
-    """Pushes and pulls; a step in the sense of `Sync`."""
+    """Pushes gradients and pulls weights: a `Sync`."""
 
     def __init__(
         self,
-        ports: Sequence[ShardConnection],
+        connections: Sequence[ShardConnection],
         clip: Clip,
         rate: Callable[[], float],
         average: CodedMean,
         weights: Sequence[Tensor],
         *,
-        drops: bool = False,
+        drops_stale: bool = False,
     ) -> None:
-        self.ports = ports
+        self.connections = connections
         self.clip = clip
         self.rate = rate
         self.average = average
         self.weights = weights
-        self.cuts = cuts_of(sum(weight.numel() for weight in weights), len(ports))
-        self.versions = [0] * len(ports)
+        self.bounds = shard_bounds(sum(weight.numel() for weight in weights), len(connections))
+        self.versions = [0] * len(connections)
         self.sequence = 0
-        self.packet = average.comm if isinstance(average.comm, Packet) else Packet()
-        self.drops = drops  # is a gradient that came too late done without, or computed anew?
-        self.pending = list(range(len(ports)))  # shards that have not taken this batch's gradient yet
+        self.recorder = average.comm if isinstance(average.comm, RecordingComm) else RecordingComm()
+        self.drops_stale = drops_stale  # is a stale gradient dropped, or computed again?
+        self.pending = list(range(len(connections)))  # shards that have not accepted this batch's gradient yet
 
     def step(self, gradients: list[Tensor]) -> float:
-        """Push to whom it is new, pull from the same; the norm of our own gradient, or NaN if nobody made a step."""
+        """Push to all pending shards and pull from them; returns this gradient's norm, or NaN if it was skipped."""
         norm = self.clip(gradients)
-        left_out = self.average.error
-        # Everybody must hear that there is nothing to be had from us: some wait for us.
-        vector = self.average(flat(gradients)) if math.isfinite(norm) else torch.full_like(flat(gradients), math.nan)
+        earlier_error = self.average.error
+        vector = flatten_tensors(gradients)
+        # A gradient that is not finite is pushed as NaN: shards may be waiting for this learner.
+        vector = self.average(vector) if math.isfinite(norm) else torch.full_like(vector, math.nan)
         self.sequence += 1
-        parts = self.packet.take()
+        parts = self.recorder.pop_parts()
         for at in self.pending:
-            begin, end = self.cuts[at]
+            begin, end = self.bounds[at]
             packed = PackedGradient(parts, len(vector), begin) if parts else None
-            self.ports[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate(), packed)
+            self.connections[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate(), packed)
         verdicts = self.pull()
-        self.keep_error(left_out, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
-        self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops]
+        self.restore_error(earlier_error, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
+        self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops_stale]
         if self.pending:
             raise PushRefused
-        self.pending = list(range(len(self.ports)))
+        self.pending = list(range(len(self.connections)))
         return math.nan if "skipped" in verdicts.values() else norm
 
-    def keep_error(self, before: Tensor | None, taken: Sequence[int]) -> None:
-        """Where a shard has taken nothing, what was left out before is still all that is left out."""
+    def restore_error(self, before: Tensor | None, accepted: Sequence[int]) -> None:
+        """Restore the earlier compression error for the shards that did not accept the gradient."""
         after = self.average.error
-        if (before is None and after is None) or len(taken) == len(self.ports):
+        if (before is None and after is None) or len(accepted) == len(self.connections):
             return
-        kept = torch.zeros(self.cuts[-1][1]) if before is None else before.clone()
-        for at in taken:
-            begin, end = self.cuts[at]
-            kept[begin:end] = 0.0 if after is None else after[begin:end]
-        self.average.error = kept
+        restored = torch.zeros(self.bounds[-1][1]) if before is None else before.clone()
+        for at in accepted:
+            begin, end = self.bounds[at]
+            restored[begin:end] = 0.0 if after is None else after[begin:end]
+        self.average.error = restored
 
     def pull(self) -> dict[int, Verdict]:
-        """Take everybody's answer; what became of our gradient in each shard."""
-        whole = flat(self.weights)
+        """Receive the replies and the newest weights of all pending shards; returns their verdicts."""
+        whole = flatten_tensors(self.weights)
         verdicts = dict[int, Verdict]()
         for at in self.pending:
-            (begin, end) = self.cuts[at]
-            (verdicts[at], self.versions[at], newest) = self.ports[at].reply()
-            whole[begin:end] = newest
-        place(whole, self.weights)
+            begin, end = self.bounds[at]
+            verdicts[at], self.versions[at], whole[begin:end] = self.connections[at].reply()
+        copy_into(whole, self.weights)
         return verdicts

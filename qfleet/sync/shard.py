@@ -1,11 +1,11 @@
-"""One part of a parameter server: a block of the weights, its optimiser, and the rules for gradients that come in.
+"""One shard of a parameter server: a block of the weights, its optimiser, and the rules for accepting gradients.
 
-A state machine: `now` is passed in, carriers live elsewhere. The version counts the steps made. A gradient says which
-version it was computed from; its staleness is how many steps were made since. `max_staleness` 0 is synchronous: the
-step is made of one gradient of everybody (or of all but the slowest `spare`), all of the same version. With s every
-gradient is a step of its own, unless it is older than s: then it is refused, and its worker computes another. None
-takes everything (Downpour, Dean et al. 2012). With a `window` what arrived makes one step every so many gradients, or
-when the first of them has waited `window_seconds`; without a number, of all that came in that time.
+A state machine: `now` is passed in, the transport is elsewhere. The version counts optimiser steps. A gradient carries
+the version it was computed from; its staleness is the number of steps made since. `max_staleness` 0 is synchronous: a
+step needs one gradient of every worker (or of all but the slowest `spare`), all of the same version. With s > 0 every
+gradient is a step of its own, unless its staleness is above s: then it is refused, and its worker computes another.
+None accepts every gradient (Downpour, Dean et al. 2012). With a `window` a step is made of that many gradients, or when
+the first of them has waited `window_seconds`; without a number, of all gradients that came in that time.
 """
 
 from collections import Counter
@@ -47,7 +47,7 @@ class Shard:
         total: bool = False,
     ) -> None:
         self.weights = weights
-        self.own = step
+        self.optimizer_step = step
         self.workers = workers
         self.spare = spare
         self.max_staleness = max_staleness
@@ -56,117 +56,114 @@ class Shard:
         self.slow_down = slow_down
         self.total = total
         self.version = 0
-        self.heard: dict[int, tuple[int, int]] = {}  # of every worker its incarnation and last sequence taken in
+        self.last_pushes: dict[int, tuple[int, int]] = {}  # by worker: incarnation and sequence
         self.waiting: list[Push] = []
-        self.since = float("inf")  # when the oldest of those waiting came
+        self.since = float("inf")  # when the oldest waiting gradient came
         self.staleness: Counter[int] = Counter()
         self.refused: Counter[Verdict] = Counter()
 
     def push(self, push: Push, now: float) -> Verdict:
-        """Take a gradient in, once."""
+        """Accept or refuse a gradient; each is accepted at most once."""
         worker, incarnation, sequence = push.source
-        if self.heard.get(worker, (-1, -1)) >= (incarnation, sequence):
+        if self.last_pushes.get(worker, (-1, -1)) >= (incarnation, sequence):
             return self.refuse("duplicate")
-        self.heard[worker] = (incarnation, sequence)
+        self.last_pushes[worker] = (incarnation, sequence)
         if self.max_staleness is not None and self.version - push.version > self.max_staleness:
             return self.refuse("stale")
-        if self.max_staleness == 0 and self.holds(worker):
-            return self.refuse("stale")  # of the same version: one of each is enough
+        if self.max_staleness == 0 and self.has_waiting(worker):
+            return self.refuse("stale")  # a second gradient of the same version
         if self.collects and not bool(torch.isfinite(push.gradient).all()):
-            return self.refuse("skipped")  # others were told that theirs is taken: it must not spoil the step
+            return self.refuse("skipped")  # it must not spoil a step of gradients that were accepted already
         if not self.waiting:
             self.since = now
         self.waiting.append(push)
-        return "applied" if self.tend(now) else "waiting"
+        return "applied" if self.poll(now) else "waiting"
 
     def refuse(self, verdict: Verdict) -> Verdict:
-        """Count it."""
+        """Count a refusal."""
         self.refused[verdict] += 1
         return verdict
 
     @property
     def needed(self) -> int:
-        """Gradients that make a step."""
+        """The number of gradients that a step needs."""
         if self.max_staleness == 0:
             return max(1, self.workers - self.spare)
         if self.window is None and self.window_seconds < float("inf"):
-            return 1 << 62  # whatever comes in time
+            return 1 << 62  # all that come in time
         return self.window or 1
 
     @property
     def collects(self) -> bool:
-        """Is a step made of several gradients that nobody waits for?"""
+        """Is a step made of several gradients whose workers do not wait for it?"""
         return self.max_staleness != 0 and self.needed > 1
 
-    def tend(self, now: float) -> bool:
-        """Make the step if enough is there, or has waited long enough; was one made?"""
+    def poll(self, now: float) -> bool:
+        """Make a step if enough gradients are here, or have waited long enough; returns whether one was made."""
         late = now - self.since >= self.window_seconds and self.max_staleness != 0
         if not self.waiting or not (len(self.waiting) >= self.needed or late):
             return False
-        return self.make()
+        return self.apply_step()
 
-    def make(self) -> bool:
-        """A step of all that waits."""
-        pushes = sorted(self.waiting, key=lambda push: push.source)  # the same sum in whatever order they came
+    def apply_step(self) -> bool:
+        """Make a step of all waiting gradients."""
+        pushes = sorted(self.waiting, key=lambda push: push.source)  # the sum does not depend on their order
         ages = [self.version - push.version for push in pushes]
         self.staleness.update(ages)
         factor = 1.0 / max(1, max(ages)) if self.slow_down else 1.0
-        self.own(self.joined([push.gradient for push in pushes]), factor)
+        self.optimizer_step(self.reduce([push.gradient for push in pushes]), factor)
         self.version += 1
         self.waiting = []
         self.since = float("inf")
         return True
 
-    def joined(self, gradients: list[Tensor]) -> Tensor:
-        """Their mean, or sum; one alone is both, and is not copied."""
+    def reduce(self, gradients: list[Tensor]) -> Tensor:
+        """Their mean or sum; a single one is not copied."""
         if len(gradients) == 1:
             return gradients[0]
         total = torch.stack(gradients).sum(0)
         return total if self.total else total.div_(len(gradients))
 
-    def settle(self) -> None:
-        """Everybody is at rest: what was taken in for a window makes a step now, so that nothing is lost with us."""
+    def flush(self) -> None:
+        """Make a step of the gradients collected in an open window, so that a pause or a save loses none."""
         if self.waiting and self.max_staleness != 0:
-            self.make()
+            self.apply_step()
 
-    def release(self) -> None:
-        """No step is coming for a while: what waits for one is done without."""
+    def drop_all(self) -> None:
+        """Refuse all waiting gradients as stale, because no step will come for a while."""
         self.refused["stale"] += len(self.waiting)
         self.waiting = []
         self.since = float("inf")
 
-    def excuse(self, worker: int) -> None:
-        """One has waited long enough for a step: what it brought is done without."""
+    def drop(self, worker: int) -> None:
+        """Refuse a worker's waiting gradient as stale, because it has waited long enough for a step."""
         self.refused["stale"] += sum(push.source[0] == worker for push in self.waiting)
         self.withdraw(worker)
 
-    def leave(self, worker: int, now: float) -> None:
-        """A worker is gone for now: nobody waits for it."""
+    def remove_worker(self, worker: int, now: float) -> None:
+        """Stop waiting for a worker that is lost."""
         self.workers -= 1
-        if self.max_staleness == 0:  # else it was told that what it brought is taken
+        if self.max_staleness == 0:  # else its gradients were accepted already
             self.withdraw(worker)
-        self.tend(now)
+        self.poll(now)
 
     def withdraw(self, worker: int) -> None:
-        """What it brought is not there any more."""
+        """Remove a worker's waiting gradients."""
         self.waiting = [push for push in self.waiting if push.source[0] != worker]
         if not self.waiting:
             self.since = float("inf")
 
-    def holds(self, worker: int) -> bool:
-        """Does something of this worker's wait for a step?"""
+    def has_waiting(self, worker: int) -> bool:
+        """Does a gradient of this worker wait for a step?"""
         return any(push.source[0] == worker for push in self.waiting)
 
-    def enlist(self) -> None:
-        """One more."""
+    def add_worker(self) -> None:
+        """Wait for one more worker from now on."""
         self.workers += 1
 
 
-def cuts_of(num: int, shards: int) -> list[tuple[int, int]]:
-    """Numbers [begin, end) of all weights in one vector for each shard: as many each, whatever tensor they are of.
-
-    Never more shards than numbers.
-    """
+def shard_bounds(num: int, shards: int) -> list[tuple[int, int]]:
+    """Each shard's range [begin, end) of the flattened weights, evenly; never more shards than numbers."""
     shards = min(shards, num)
     edges = [num * at // shards for at in range(shards + 1)]
     return list(pairwise(edges))

@@ -1,9 +1,9 @@
-"""`Comm` between processes of one machine: vectors in shared memory, and sockets that say when they may be read.
+"""`Comm` between processes of one machine: vectors in shared memory, and sockets as a barrier.
 
-Every rank has a slot of its own to write, and there is one for results. To add up, each rank sums one part of all
-slots, in the order of ranks, so that everybody has the same bits. A word through a socket before every change of roles
-keeps writers and readers apart, and the kernel's locks keep memory in order on every CPU. Slots are not read any more
-when an operation ends; the result may be, until the next one has met for the first time.
+Every rank writes to a slot of its own, and there is one slot for results. In an all-reduce each rank sums one part of
+all slots, in the order of ranks, so that all ranks get the same bits. A barrier through sockets separates writing from
+reading, and the kernel's locks order memory accesses on every CPU. When an operation ends no slot is read any more; the
+result may still be read until the first barrier of the next operation.
 """
 
 import socket
@@ -16,124 +16,123 @@ from torch import Tensor
 from qfleet.sync.comm import BlockingComm, CommLost
 from qfleet.system.shared_memory import SharedMemory
 
-WORD = b"."
+SIGNAL = b"."
 ALIGN = 64
 
 
 class SharedComm(BlockingComm):
-    """One rank's end. Rank 0 has a line to every other rank, in their order; each of those has one to rank 0."""
+    """One rank's end. Rank 0 has a socket to every other rank, in their order; each of those has one to rank 0."""
 
     def __init__(
         self,
         region: SharedMemory,
-        lines: list[socket.socket],
+        sockets: list[socket.socket],
         rank: int,
-        size: int,
+        world_size: int,
         *,
         slot_bytes: int,
-        limit_seconds: float,
+        timeout_seconds: float,
     ) -> None:
         self.region = region
-        self.lines = lines
+        self.sockets = sockets
         self.rank = rank
-        self.size = size
+        self.world_size = world_size
         self.sent_bytes = 0
-        whole = torch.from_numpy(np.frombuffer(region.view, np.uint8, (size + 1) * slot_bytes))
-        *self.slots, self.result = whole.view(size + 1, slot_bytes)
+        whole = torch.from_numpy(np.frombuffer(region.view, np.uint8, region_bytes(world_size, slot_bytes)))
+        *self.slots, self.result = whole.view(world_size + 1, slot_bytes)
         self.slot_bytes = slot_bytes
-        for line in lines:
-            line.settimeout(limit_seconds)
+        for sock in sockets:
+            sock.settimeout(timeout_seconds)
 
-    def meet(self) -> None:
-        """Return when everybody is here."""
+    def barrier(self) -> None:
+        """Return when all ranks are here."""
         try:
             if self.rank:
-                self.lines[0].sendall(WORD)
-                self.hear(self.lines[0])
+                self.sockets[0].sendall(SIGNAL)
+                self.receive_signal(self.sockets[0])
                 return
-            for line in self.lines:
-                self.hear(line)
-            for line in self.lines:
-                line.sendall(WORD)
+            for sock in self.sockets:
+                self.receive_signal(sock)
+            for sock in self.sockets:
+                sock.sendall(SIGNAL)
         except OSError as error:
             raise CommLost(f"rank {self.rank} waited for the others in vain: {error}") from error
 
-    def hear(self, line: socket.socket) -> None:
-        """A word."""
-        if line.recv(1) != WORD:
-            raise CommLost(f"rank {self.rank}: somebody has left")
+    def receive_signal(self, sock: socket.socket) -> None:
+        """Wait for the signal of another rank."""
+        if sock.recv(1) != SIGNAL:
+            raise CommLost(f"rank {self.rank}: another rank has left")
 
-    def pieces(self, values: Tensor) -> Iterator[Tensor]:
-        """A tensor's numbers in pieces that fit into a slot, as they lie in memory."""
+    def chunks(self, values: Tensor) -> Iterator[Tensor]:
+        """A contiguous tensor's numbers in chunks that fit into a slot."""
         yield from torch.split(values.view(-1), self.slot_bytes // values.element_size())
 
     def sum(self, values: Tensor) -> None:
-        """In place the sum over all ranks, in their order."""
+        """All-reduce in place, in the order of ranks."""
         own = values.contiguous()
-        for piece in self.pieces(own):
-            self.sent_bytes += piece.nbytes
-            seen = [numbers(slot, piece) for slot in self.slots]
-            seen[self.rank].copy_(piece)
-            self.meet()
-            begin = len(piece) * self.rank // self.size
-            end = len(piece) * (self.rank + 1) // self.size
-            part = numbers(self.result, piece)[begin:end]
-            torch.add(seen[0][begin:end], seen[1][begin:end], out=part)
-            for other in seen[2:]:
+        for chunk in self.chunks(own):
+            self.sent_bytes += chunk.nbytes
+            slots = [view_like(slot, chunk) for slot in self.slots]
+            slots[self.rank].copy_(chunk)
+            self.barrier()
+            begin = len(chunk) * self.rank // self.world_size
+            end = len(chunk) * (self.rank + 1) // self.world_size
+            part = view_like(self.result, chunk)[begin:end]
+            torch.add(slots[0][begin:end], slots[1][begin:end], out=part)
+            for other in slots[2:]:
                 part += other[begin:end]
-            self.meet()
-            piece.copy_(numbers(self.result, piece))
+            self.barrier()
+            chunk.copy_(view_like(self.result, chunk))
         if own.data_ptr() != values.data_ptr():
             values.copy_(own)
 
     def gather(self, values: Tensor) -> list[Tensor]:
-        """Everybody's values in the order of ranks."""
+        """All-gather."""
         own = values.contiguous()
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        for pieces in zip(self.pieces(own), *(self.pieces(each) for each in found), strict=True):
-            self.sent_bytes += pieces[0].nbytes
-            numbers(self.slots[self.rank], pieces[0]).copy_(pieces[0])
-            self.meet()
-            for slot, into in zip(self.slots, pieces[1:], strict=True):
-                into.copy_(numbers(slot, into))
-            self.meet()  # nobody writes the next thing before all have seen this one
+        found = [torch.empty_like(own) for _ in range(self.world_size)]
+        for chunk, *into in zip(self.chunks(own), *(self.chunks(each) for each in found), strict=True):
+            self.sent_bytes += chunk.nbytes
+            view_like(self.slots[self.rank], chunk).copy_(chunk)
+            self.barrier()
+            for slot, part in zip(self.slots, into, strict=True):
+                part.copy_(view_like(slot, part))
+            self.barrier()  # no rank overwrites its slot before all have read it
         return found
 
     def broadcast(self, values: Tensor, root: int = 0) -> None:
-        """In place what the root has."""
+        """Overwrite the values with those of the root."""
         own = values.contiguous()
-        for piece in self.pieces(own):
+        for chunk in self.chunks(own):
             if self.rank == root:
-                self.sent_bytes += piece.nbytes
-                numbers(self.slots[root], piece).copy_(
-                    piece
-                )  # not the result: somebody may still be reading the last one
-            self.meet()
-            piece.copy_(numbers(self.slots[root], piece))
-            self.meet()
+                self.sent_bytes += chunk.nbytes
+                # Not into the result: another rank may still be reading the last one.
+                view_like(self.slots[root], chunk).copy_(chunk)
+            self.barrier()
+            chunk.copy_(view_like(self.slots[root], chunk))
+            self.barrier()
         if own.data_ptr() != values.data_ptr():
             values.copy_(own)
 
     def swap(self, values: Tensor, to: int, source: int) -> Tensor:
-        """All meet, and each takes one."""
+        """All-gather, and take those of one rank."""
         return self.gather(values)[source]
 
     def close(self) -> None:
-        """Leave; who waits for us finds out."""
-        for line in self.lines:
-            line.close()
+        """Leave; operations of the other ranks fail from now on."""
+        for sock in self.sockets:
+            sock.close()
 
 
-def numbers(slot: Tensor, like: Tensor) -> Tensor:
-    """The beginning of a slot as numbers of the kind and count of another tensor."""
+def view_like(slot: Tensor, like: Tensor) -> Tensor:
+    """The beginning of a slot as a tensor of the dtype and length of another."""
     return slot[: like.nbytes].view(like.dtype)
 
 
-def region_bytes(size: int, slot_bytes: int) -> int:
-    """Memory that so many ranks need."""
-    return (size + 1) * slot_bytes
+def region_bytes(world_size: int, slot_bytes: int) -> int:
+    """Bytes of shared memory: a slot for each rank, and one for results."""
+    return (world_size + 1) * slot_bytes
 
 
-def slot_bytes_for(num_bytes: int, most_bytes: int = 1 << 24) -> int:
-    """A slot for vectors of so many bytes; longer ones go through in pieces."""
-    return min(most_bytes, max(1 << 12, -(-num_bytes // ALIGN) * ALIGN))
+def slot_bytes_for(num_bytes: int, max_bytes: int = 1 << 24) -> int:
+    """The slot for vectors of `num_bytes`; longer ones are sent in chunks."""
+    return min(max_bytes, max(1 << 12, -(-num_bytes // ALIGN) * ALIGN))

@@ -1,4 +1,4 @@
-"""Learners as threads: everybody runs the same function with a way to the others."""
+"""Ranks as threads: all run the same function, each with its `Comm`."""
 
 import threading
 from collections.abc import Callable
@@ -9,22 +9,24 @@ from qfleet.sync.comm import ThreadComm, ThreadExchange
 T = TypeVar("T")
 
 
-def together(size: int, act: Callable[[ThreadComm], T], limit_seconds: float = 20.0) -> list[T]:
-    """What each of `size` learners answers; what one raises is raised here."""
-    meeting, answers, failures = ThreadExchange(size, limit_seconds), dict[int, T](), list[BaseException]()
+def run_ranks(size: int, act: Callable[[ThreadComm], T], timeout_seconds: float = 20.0) -> list[T]:
+    """The results of all ranks; the first error of any rank is raised here."""
+    exchange = ThreadExchange(size, timeout_seconds)
+    results = dict[int, T]()
+    failures = list[BaseException]()
 
-    def live(rank: int) -> None:
+    def run(rank: int) -> None:
         try:
-            answers[rank] = act(ThreadComm(meeting, rank))
+            results[rank] = act(ThreadComm(exchange, rank))
         except BaseException as error:
             failures.append(error)
-            meeting.barrier.abort()
+            exchange.barrier.abort()
 
-    threads: list[Any] = [threading.Thread(target=live, args=(rank,)) for rank in range(size)]
+    threads: list[Any] = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(limit_seconds)
+        thread.join(timeout_seconds)
     if failures:
         raise failures[0]
-    return [answers[rank] for rank in range(size)]
+    return [results[rank] for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Gloo between real processes: the same answers as between threads, and who is gone is noticed."""
+"""Gloo between real processes: the same results as between threads, and lost ranks are noticed."""
 
 import multiprocessing
 import os
@@ -22,8 +22,8 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.make import make_codec
-from qfleet.sync.process_groups import GroupComm, make_gloo
-from tests.sync.parts import together
+from qfleet.sync.process_groups import ProcessGroupComm, make_gloo
+from tests.sync.parts import run_ranks
 
 pytestmark = pytest.mark.timeout(100)
 CODECS = (
@@ -45,12 +45,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def operations(comm: GroupComm) -> dict[str, Any]:
+def operations(comm: ProcessGroupComm) -> dict[str, Any]:
     values = torch.arange(4).double() + comm.rank
     total, shown = values.clone(), values.clone()
     comm.sum(total)
     comm.broadcast(shown, 1)
-    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     return {
         "sum": total.tolist(),
         "broadcast": shown.tolist(),
@@ -61,27 +61,27 @@ def operations(comm: GroupComm) -> dict[str, Any]:
 
 
 def coded(comm: Comm) -> list[list[float]]:
-    """The mean of everybody's numbers by every codec, twice: some begin where the last time ended."""
+    """The mean over all ranks by every codec, twice, because some codecs keep state."""
     values = torch.randn(96, generator=torch.Generator().manual_seed(comm.rank))
     made = [make_codec(codec, [(8, 10), (16,)], comm.rank, 0) for codec in CODECS]
     return [codec.mean(values, comm)[1].tolist() for codec in made for _ in range(2)]
 
 
-def live(rank: int, size: int, port: int, hung: bool, answers: Any) -> None:
-    comm = make_gloo("127.0.0.1", port, rank, size, number=0, limit_seconds=5.0)
+def run_rank(rank: int, size: int, port: int, hung: bool, results: Any) -> None:
+    comm = make_gloo("127.0.0.1", port, rank, size, number=0, timeout_seconds=5.0)
     if not hung:
-        answers.send(operations(comm))
+        results.send(operations(comm))
         time.sleep(1)
         return
     comm.sum(torch.zeros(1))
-    answers.send("met")
+    results.send("joined")
     if rank == 1:
         time.sleep(60)  # until it is killed or stopped
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         comm.sum(torch.zeros(1 << 20))
     except CommLost:
-        answers.send(time.monotonic() - begun)
+        results.send(time.monotonic() - started)
 
 
 def start(size: int, hung: bool) -> tuple[list[Any], list[Any], Any]:
@@ -90,39 +90,39 @@ def start(size: int, hung: bool) -> tuple[list[Any], list[Any], Any]:
     store: Any = dist.TCPStore("127.0.0.1", port := free_port(), None, True, wait_for_workers=False)  # type: ignore[attr-defined]
     context = multiprocessing.get_context("forkserver")
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
-    children = [context.Process(target=live, args=(rank, size, port, hung, pipes[rank][1])) for rank in range(size)]
+    children = [context.Process(target=run_rank, args=(rank, size, port, hung, pipes[rank][1])) for rank in range(size)]
     for child in children:
         child.start()
     return children, [mine for mine, _ in pipes], store
 
 
-def heard(pipe: Any) -> Any:
+def receive(pipe: Any) -> Any:
     assert pipe.poll(60)
     return pipe.recv()
 
 
-def test_the_same_answers_as_between_threads() -> None:
-    children, answers, _ = start(3, hung=False)
-    found = dict(enumerate(map(heard, answers)))
+def test_results_equal_those_between_threads() -> None:
+    children, pipes, _ = start(3, hung=False)
+    found = dict(enumerate(map(receive, pipes)))
     for child in children:
         child.join(10)
-    near = together(3, coded)
-    for rank, said in found.items():
-        assert said["sum"] == [3.0, 6.0, 9.0, 12.0]
-        assert said["broadcast"] == [1.0, 2.0, 3.0, 4.0]
-        assert said["gather"] == [[0.0 + r, 1.0 + r, 2.0 + r, 3.0 + r] for r in range(3)]
+    expected = run_ranks(3, coded)
+    for rank, result in found.items():
+        assert result["sum"] == [3.0, 6.0, 9.0, 12.0]
+        assert result["broadcast"] == [1.0, 2.0, 3.0, 4.0]
+        assert result["gather"] == [[0.0 + r, 1.0 + r, 2.0 + r, 3.0 + r] for r in range(3)]
         left = (rank - 1) % 3
-        assert said["swap"] == [left + 0.0, left + 1.0, left + 2.0, left + 3.0]
-        assert said["coded"] == found[0]["coded"]  # the same bits for everybody
-        torch.testing.assert_close(torch.tensor(said["coded"]), torch.tensor(near[rank]), rtol=1e-4, atol=1e-5)
+        assert result["swap"] == [left + 0.0, left + 1.0, left + 2.0, left + 3.0]
+        assert result["coded"] == found[0]["coded"]  # the same bits for everybody
+        torch.testing.assert_close(torch.tensor(result["coded"]), torch.tensor(expected[rank]), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_who_is_gone_is_noticed_in_time(number: int) -> None:
-    children, answers, _ = start(2, hung=True)
-    assert list(map(heard, answers)) == ["met", "met"]
+def test_a_lost_rank_is_noticed_in_time(number: int) -> None:
+    children, pipes, _ = start(2, hung=True)
+    assert list(map(receive, pipes)) == ["joined", "joined"]
     os.kill(children[1].pid, number)
-    seconds = heard(answers[0])
+    seconds = receive(pipes[0])
     children[1].kill()
     for child in children:
         child.join(10)

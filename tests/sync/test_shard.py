@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qfleet.sync.shard import Push, Shard, cuts_of
+from qfleet.sync.shard import Push, Shard, shard_bounds
 
 
 def make(workers: int = 2, **how: object) -> tuple[Shard, Tensor]:
@@ -17,7 +17,7 @@ def push(worker: int, sequence: int, version: int, value: float = 1.0, incarnati
     return Push((worker, incarnation, sequence), version, torch.full((3,), value).double())
 
 
-def test_synchronous_is_the_mean_of_everybodys() -> None:
+def test_a_synchronous_step_is_the_mean_of_all_workers() -> None:
     shard, weights = make()
     assert shard.push(push(0, 0, 0, 1.0), 0.0) == "waiting"
     assert weights.tolist() == [0.0] * 3
@@ -26,7 +26,7 @@ def test_synchronous_is_the_mean_of_everybodys() -> None:
     assert shard.version == 1
 
 
-def test_what_comes_twice_is_taken_once() -> None:
+def test_duplicates_are_refused() -> None:
     shard, weights = make(max_staleness=None)
     assert shard.push(push(0, 0, 0), 0.0) == "applied"
     assert shard.push(push(0, 0, 0), 0.0) == "duplicate"
@@ -64,12 +64,12 @@ def test_spare_workers_are_not_waited_for() -> None:
     assert weights.tolist() == [-1.0] * 3
 
 
-def test_who_is_gone_is_not_waited_for() -> None:
+def test_a_removed_worker_is_not_waited_for() -> None:
     shard, _ = make(workers=2)
     shard.push(push(0, 0, 0), 0.0)
-    shard.leave(1, 1.0)
+    shard.remove_worker(1, 1.0)
     assert shard.version == 1
-    shard.enlist()
+    shard.add_worker()
     assert shard.push(push(0, 1, 1), 2.0) == "waiting"
 
 
@@ -77,25 +77,25 @@ def test_a_window_applies_what_arrived() -> None:
     shard, weights = make(workers=4, max_staleness=None, window=3, window_seconds=5.0)
     for worker in (0, 1):
         assert shard.push(push(worker, 0, 0, float(worker)), 0.0) == "waiting"
-    assert not shard.tend(4.9)
-    assert shard.tend(5.0)
+    assert not shard.poll(4.9)
+    assert shard.poll(5.0)
     assert weights.tolist() == [-0.5] * 3
     assert [shard.push(push(worker, 1, 1), 6.0) for worker in range(3)] == ["waiting", "waiting", "applied"]
 
 
-def test_nothing_that_a_window_took_in_is_lost_when_somebody_leaves_or_all_come_to_rest() -> None:
+def test_a_windows_gradients_survive_the_removal_of_a_worker_and_a_flush() -> None:
     shard, weights = make(workers=2, max_staleness=None, window=3)
     assert [shard.push(push(worker, 0, 0, 1.0 + worker), 0.0) for worker in (0, 1)] == ["waiting", "waiting"]
-    shard.leave(1, 1.0)  # it was told that its gradient is taken
+    shard.remove_worker(1, 1.0)  # it was events that its gradient is taken
     assert len(shard.waiting) == 2
-    shard.settle()
+    shard.flush()
     assert weights.tolist() == [-1.5] * 3
     assert (shard.version, shard.waiting, shard.since) == (1, [], float("inf"))
-    shard.settle()  # there is nothing left
+    shard.flush()  # there is nothing left
     assert shard.version == 1
 
 
-def test_a_gradient_that_is_not_finite_takes_no_others_along() -> None:
+def test_a_gradient_that_is_not_finite_does_not_spoil_a_window() -> None:
     shard, weights = make(workers=3, max_staleness=None, window=3, window_seconds=5.0)
     assert shard.push(push(0, 0, 0, 1.0), 0.0) == "waiting"
     assert shard.push(push(1, 0, 0, float("nan")), 1.0) == "skipped"  # only its owner hears of it
@@ -104,15 +104,15 @@ def test_a_gradient_that_is_not_finite_takes_no_others_along() -> None:
     assert weights.tolist() == [-2.0] * 3
     assert (shard.version, shard.refused["skipped"], shard.staleness.total()) == (1, 1, 3)
     assert shard.push(push(1, 1, 1, float("inf")), 4.0) == "skipped"
-    assert not shard.tend(100.0)  # no window was opened by it
+    assert not shard.poll(100.0)  # no window was opened by it
 
 
-def test_what_waits_for_everybody_is_no_step_of_some() -> None:
+def test_a_flush_makes_no_synchronous_step_of_some_workers() -> None:
     shard, _ = make(workers=2)
     shard.push(push(1, 0, 0), 5.0)
-    shard.settle()
-    assert (shard.version, shard.holds(0), shard.holds(1)) == (0, False, True)
-    shard.excuse(1)
+    shard.flush()
+    assert (shard.version, shard.has_waiting(0), shard.has_waiting(1)) == (0, False, True)
+    shard.drop(1)
     assert shard.since == float("inf")  # else whoever looks at the clock would look for ever
 
 
@@ -123,31 +123,31 @@ def test_a_sum_is_not_divided() -> None:
     assert weights.tolist() == [-4.0] * 3
 
 
-def test_a_window_of_seconds_alone_takes_whatever_comes_in_time() -> None:
+def test_a_window_without_a_number_takes_all_that_come_in_time() -> None:
     shard, weights = make(workers=2, max_staleness=None, window_seconds=5.0)
     assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(7)] == ["waiting"] * 7
-    assert not shard.tend(4.9)
-    assert shard.tend(5.0)
+    assert not shard.poll(4.9)
+    assert shard.poll(5.0)
     assert weights.tolist() == [-1.0] * 3
 
 
-def test_one_that_has_waited_for_long_is_excused() -> None:
+def test_a_dropped_gradient_counts_as_stale() -> None:
     shard, weights = make(workers=3, spare=1)
     assert shard.push(push(1, 0, 0), 0.0) == "waiting"
-    shard.excuse(1)
+    shard.drop(1)
     assert shard.refused["stale"] == 1
     assert [shard.push(push(worker, 1, 0), 1.0) for worker in (0, 1)] == ["waiting", "applied"]
     assert weights.tolist() == [-1.0] * 3
     assert shard.staleness.total() == 2
 
 
-def test_a_window_counts_gradients_whoever_they_are_of() -> None:
+def test_a_window_counts_gradients_of_one_worker_too() -> None:
     shard, weights = make(workers=2, max_staleness=None, window=3)
     assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(3)] == ["waiting", "waiting", "applied"]
     assert weights.tolist() == [-1.0] * 3
 
 
-def test_stale_gradients_make_smaller_steps_if_asked() -> None:
+def test_slow_down_makes_smaller_steps_of_stale_gradients() -> None:
     shard, weights = make(max_staleness=None, slow_down=True)
     for sequence in range(4):
         shard.push(push(0, sequence, sequence), 0.0)
@@ -157,13 +157,13 @@ def test_stale_gradients_make_smaller_steps_if_asked() -> None:
 
 
 @pytest.mark.parametrize(("num", "shards"), [(1_687_206, 2), (1_687_206, 3), (100, 2), (5, 4)])
-def test_cuts_cover_everything_once_and_evenly(num: int, shards: int) -> None:
-    cuts = cuts_of(num, shards)
-    assert [begin for begin, _ in cuts] == [0, *(end for _, end in cuts[:-1])]
-    assert cuts[-1][1] == num
-    sizes = [end - begin for begin, end in cuts]
+def test_shard_bounds_cover_all_weights_evenly(num: int, shards: int) -> None:
+    bounds = shard_bounds(num, shards)
+    assert [begin for begin, _ in bounds] == [0, *(end for _, end in bounds[:-1])]
+    assert bounds[-1][1] == num
+    sizes = [end - begin for begin, end in bounds]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_there_are_never_more_shards_than_numbers() -> None:
-    assert cuts_of(2, 5) == [(0, 1), (1, 2)]
+    assert shard_bounds(2, 5) == [(0, 1), (1, 2)]

@@ -1,4 +1,4 @@
-"""Shared memory between ranks: the answers of the reference, in pieces and every kind of number; no endless waits."""
+"""Shared memory between ranks: the results of the reference, in chunks and every dtype; no endless waits."""
 
 import socket
 import threading
@@ -16,16 +16,16 @@ from qfleet.system.shared_memory import SharedMemory
 SLOT = 64
 
 
-def shared(size: int, slot: int = SLOT, limit_seconds: float = 10.0) -> list[SharedComm]:
+def shared(size: int, slot: int = SLOT, timeout_seconds: float = 10.0) -> list[SharedComm]:
     region, pairs = SharedMemory(region_bytes(size, slot)), [socket.socketpair() for _ in range(size - 1)]
-    lines = [[mine for mine, _ in pairs], *([theirs] for _, theirs in pairs)]
+    sockets = [[own for own, _ in pairs], *([other] for _, other in pairs)]
     return [
-        SharedComm(region, own, rank, size, slot_bytes=slot, limit_seconds=limit_seconds)
-        for rank, own in enumerate(lines)
+        SharedComm(region, own, rank, size, slot_bytes=slot, timeout_seconds=timeout_seconds)
+        for rank, own in enumerate(sockets)
     ]
 
 
-def everywhere(comms: list[Any], act: Callable[[Comm], Any]) -> list[Any]:
+def on_all_ranks(comms: list[Any], act: Callable[[Comm], Any]) -> list[Any]:
     found: dict[int, Any] = {}
 
     def one(comm: Any) -> None:
@@ -50,48 +50,49 @@ def operations(comm: Comm) -> list[torch.Tensor]:
             values = (torch.randn(num, generator=seeds) * 10).to(kind)
             total, shown = values.clone(), values.clone()
             comm.sum(total)
-            comm.broadcast(shown, comm.size - 1)
-            right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+            comm.broadcast(shown, comm.world_size - 1)
+            right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
             found += [total, shown, *comm.gather(values), comm.swap(values, right, left)]
     return found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_same_answers_as_between_threads(size: int) -> None:
-    meeting = ThreadExchange(size)
-    expected = everywhere([ThreadComm(meeting, rank) for rank in range(size)], operations)
-    for own, other in zip(everywhere(list(shared(size)), operations), expected, strict=True):
+def test_results_equal_those_between_threads(size: int) -> None:
+    exchange = ThreadExchange(size)
+    expected = on_all_ranks([ThreadComm(exchange, rank) for rank in range(size)], operations)
+    for own, other in zip(on_all_ranks(list(shared(size)), operations), expected, strict=True):
         assert len(own) == len(other)
         assert all(torch.equal(one, two) for one, two in zip(own, other, strict=True))
 
 
-def test_matrices_and_what_does_not_lie_in_order() -> None:
+def test_matrices_that_are_not_contiguous_are_summed() -> None:
     def act(comm: Comm) -> torch.Tensor:
         values = torch.arange(12.0).view(3, 4).t() * (comm.rank + 1)
         comm.sum(values)
         return values
 
-    for found in everywhere(list(shared(2)), act):
+    for found in on_all_ranks(list(shared(2)), act):
         assert torch.equal(found, torch.arange(12.0).view(3, 4).t() * 3)
 
 
-def test_who_leaves_is_noticed_by_all() -> None:
+def test_a_closed_rank_is_noticed_by_all() -> None:
     comms = shared(3)
     comms[2].close()
-    assert all(isinstance(found, CommLost) for found in everywhere(comms[:1], lambda comm: comm.sum(torch.ones(3))))
+    assert all(isinstance(found, CommLost) for found in on_all_ranks(comms[:1], lambda comm: comm.sum(torch.ones(3))))
     comms[0].close()
-    assert all(isinstance(found, CommLost) for found in everywhere(comms[1:2], lambda comm: comm.sum(torch.ones(3))))
+    assert all(isinstance(found, CommLost) for found in on_all_ranks(comms[1:2], lambda comm: comm.sum(torch.ones(3))))
 
 
-def test_who_does_not_come_is_not_waited_for_for_ever() -> None:
-    comms, begun = shared(2, limit_seconds=0.5), time.monotonic()
-    assert isinstance(everywhere(comms[:1], lambda comm: comm.sum(torch.ones(3)))[0], CommLost)
-    assert 0.4 < time.monotonic() - begun < 5
+def test_a_missing_rank_is_a_timeout() -> None:
+    comms = shared(2, timeout_seconds=0.5)
+    started = time.monotonic()
+    assert isinstance(on_all_ranks(comms[:1], lambda comm: comm.sum(torch.ones(3)))[0], CommLost)
+    assert 0.4 < time.monotonic() - started < 5
 
 
-def test_bytes_are_counted_and_slots_are_of_a_sensible_size() -> None:
+def test_bytes_are_counted_and_slot_sizes_are_bounded() -> None:
     comms = shared(2)
-    everywhere(list(comms), lambda comm: comm.sum(torch.ones(100)))
+    on_all_ranks(list(comms), lambda comm: comm.sum(torch.ones(100)))
     assert [comm.sent_bytes for comm in comms] == [400, 400]
     assert slot_bytes_for(10) == 4096
     assert slot_bytes_for(1 << 40) == 1 << 24
