@@ -12,8 +12,8 @@ from qfleet.plan.validate.check import check
 
 __all__ = [
     "Composed",
-    "PresetInfo",
     "Plan",
+    "PresetInfo",
     "SyncSwitch",
     "algorithm_presets",
     "check",

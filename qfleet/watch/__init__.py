@@ -5,7 +5,7 @@ from qfleet.watch.card import write_card
 from qfleet.watch.console import Mode, Watcher, auto_mode, make_watcher
 from qfleet.watch.energy import EnergyMeter
 from qfleet.watch.plot import plot_runs
-from qfleet.watch.provenance import cores, program, provenance
+from qfleet.watch.provenance import collect_provenance, cores, program
 from qfleet.watch.run_directory import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
 from qfleet.watch.run_files import (
     CLOCK_FIELDS,
@@ -30,6 +30,7 @@ __all__ = [
     "TensorBoardWriter",
     "Watcher",
     "auto_mode",
+    "collect_provenance",
     "cores",
     "diff_runs",
     "find_run",
@@ -40,7 +41,6 @@ __all__ = [
     "plot_runs",
     "profile_of",
     "program",
-    "provenance",
     "read_json",
     "read_rows",
     "remove_run",

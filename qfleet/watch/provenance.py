@@ -32,7 +32,7 @@ def program() -> str:
     return os.environ.get("QFLEET_PROGRAM") or "qfleet"
 
 
-def provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
+def collect_provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """Versions, git commit of the current folder, hardware, platform and the command line."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from qfleet.watch import collect_provenance
 from qfleet.watch import provenance as module
-from qfleet.watch import provenance
 from qfleet.watch.provenance import git_state
 
 WHO = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
@@ -44,9 +44,9 @@ def dirty(folder: Path) -> bool | None:
 
 def test_the_commit_is_told_and_whether_files_differ(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repo)
-    assert provenance()["git"] is None  # no commit yet
+    assert collect_provenance()["git"] is None  # no commit yet
     head = commit(repo)
-    assert provenance()["git"] == {"commit": head, "dirty": False}
+    assert collect_provenance()["git"] == {"commit": head, "dirty": False}
     (repo / "a").write_text("2")
     assert dirty(repo) is True
     git(repo, "add", "a")
@@ -75,7 +75,7 @@ def test_a_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    assert provenance()["git"] is None
+    assert collect_provenance()["git"] is None
 
 
 def test_branches_that_are_packed_detached_or_in_another_work_tree(repo: Path, tmp_path: Path) -> None:

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.watch import CLOCK_FIELDS, EventLog, RowLog, provenance, read_json, read_rows, without_clock, write_json
+from qfleet.watch import (
+    CLOCK_FIELDS,
+    EventLog,
+    RowLog,
+    collect_provenance,
+    read_json,
+    read_rows,
+    without_clock,
+    write_json,
+)
 from qfleet.watch import run_files as metrics_module
 
 
@@ -216,7 +225,7 @@ def test_clock_fields() -> None:
 
 def test_provenance_tells_versions_and_machine_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hunter2-secret")
-    facts = provenance(["qfleet", "train", "CartPole-v1"])
+    facts = collect_provenance(["qfleet", "train", "CartPole-v1"])
     assert facts["command"] == ["qfleet", "train", "CartPole-v1"]
     assert facts["versions"]["numpy"] == np.__version__
     assert facts["hardware"]["cores"] >= 1
