@@ -16,7 +16,7 @@ from qfleet.cli import main
 from qfleet.cli.app import app
 from qfleet.plan import algorithm_presets, environment_presets
 from qfleet.plan.paths import index, parse
-from qfleet.training.process.signals import ENDINGS
+from qfleet.training.process.forward_signals import ENDINGS
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -189,7 +189,7 @@ def test_every_axis_is_in_the_table_of_algorithms() -> None:
 
 def test_what_is_said_not_to_exist_does_not() -> None:
     status = (ROOT / "README.md").read_text("utf-8").partition("## Status")[2]
-    missing = status.partition("not yet:")[2].partition(".")[0]
+    missing = status.partition("not exist yet:")[2].partition(".")[0]
     absent = ("data sets", "offline", "model parallel", "export", "serving", "dashboard", "planner", "tuning", "clouds")
     absent += ("recipes", "federation", "remote storage", "elasticity", "nodes that come while a run goes on")
     assert not [word for word in absent if word not in missing]
@@ -289,8 +289,8 @@ def test_a_wrong_plan_path_is_seen() -> None:
     assert list(unknown_settings(text)) == ["algo.nstep", "replay.sampler.type=best", "env.num=many"]
 
 
-def test_the_picture_of_the_line_names_its_rooms() -> None:
-    picture = ElementTree.parse(ROOT / "docs/pictures/line.svg")  # noqa: S314  (our own file)
+def test_the_picture_of_the_data_flow_names_its_packages() -> None:
+    picture = ElementTree.parse(ROOT / "docs/pictures/data-flow.svg")  # noqa: S314  (our own file)
     words = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {"envs", "act", "replay", "learn", "Rollout", "Batch", "weights", "priorities"} <= words
-    assert all((ROOT / "qfleet" / room).is_dir() for room in ("envs", "act", "replay", "learn"))
+    assert all((ROOT / "qfleet" / package).is_dir() for package in ("envs", "act", "replay", "learn"))
