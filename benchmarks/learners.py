@@ -14,7 +14,7 @@ from qfleet.data import Batch, Spec
 from qfleet.distributed.actors.process import fork_server
 from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.distributed.learners.launcher import LocalLearnerLauncher
-from qfleet.distributed.learners.worker import lone_learner
+from qfleet.distributed.learners.worker import build_learner
 from qfleet.distributed.parameter_server.driver import ShardProcesses
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
@@ -51,14 +51,14 @@ def samples_per_second(learners: int, seconds: float) -> float:
     """Items learned from per second: by one learner with two threads, or by two with one each; 64 in a batch."""
     plan = plan_of(learners, 64, threads=2 if learners == 1 else 1)
     torch.set_num_threads(plan.runtime.threads or 1)
-    learner, batch = lone_learner(plan, SPEC, SPEC, None), batch_of(64)
-    team = (
+    learner, batch = build_learner(plan, SPEC, SPEC, None), batch_of(64)
+    group = (
         LearnerGroup(plan, learner, LocalLearnerLauncher(plan, SPEC, SPEC, make_cut(plan.algo)))
         if learners > 1
         else None
     )
     try:
-        step = learner.update if team is None else team.update
+        step = learner.update if group is None else group.update
         for _ in range(3):
             step(batch)
         num, begun = 0, time.monotonic()
@@ -67,19 +67,19 @@ def samples_per_second(learners: int, seconds: float) -> float:
             num += 1
         return 64 * num / (time.monotonic() - begun)
     finally:
-        if team is not None:
-            team.close()
+        if group is not None:
+            group.close()
 
 
 def push_pull(rounds: int) -> tuple[float, float]:
     """Median seconds of a push and pull of 6.7 MB (2 shards, 2 workers in turn); and of two copies and a step."""
     torch.set_num_threads(1)
     plan = plan_of(2, 64, 1)
-    learner = lone_learner(plan, SPEC, SPEC, None)
+    learner = build_learner(plan, SPEC, SPEC, None)
     sync = ServerSync(shards=2, max_staleness=None)
     servers = ShardProcesses(fork_server(), plan, sync, learner)
     try:
-        workers = [[*servers.seat(rank)][-2:] for rank in range(2)]
+        workers = [[*servers.connect(rank)][-2:] for rank in range(2)]
         spent = []
         for at in range(rounds):
             begun = time.perf_counter()

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.learners import SPEC, batch_of, plan_of
-from qfleet.distributed.learners.worker import lone_learner
+from qfleet.distributed.learners.worker import build_learner
 from qfleet.plan.sync_schema import (
     AllreduceSync,
     Codec,
@@ -33,7 +33,7 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.make import make_average
-from qfleet.sync.process_groups import GroupComm, make_gloo
+from qfleet.sync.process_groups import ProcessGroupComm, make_gloo
 
 BRIDGE, NET, PORT, LIMIT_SECONDS = "qfbr0", "10.77.0", 29_877, 120.0
 RATES = {"1 Gbit/s": 1_000, "100 Mbit/s": 100}
@@ -115,14 +115,14 @@ def live(rank: int, ranks: int, net: str, rounds: int) -> None:
     store: Any = (
         dist.TCPStore(first, PORT, None, True, timedelta(seconds=60), wait_for_workers=False) if rank == 0 else None  # type: ignore[attr-defined]
     )
-    comm = make_gloo(first, PORT, rank, ranks, number=0, limit_seconds=LIMIT_SECONDS, own=f"{NET}.{rank + 1}")
+    comm = make_gloo(first, PORT, rank, ranks, number=0, timeout_seconds=LIMIT_SECONDS, own=f"{NET}.{rank + 1}")
     found = {name: timed(act, comm, rounds) for name, act in acts(comm, NETS[net]).items()}
     if rank == 0:
         print(json.dumps(found), flush=True)
         del store
 
 
-def acts(comm: GroupComm, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
+def acts(comm: ProcessGroupComm, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], object]]:
     """What is timed: a small message, torch's all-reduce, and ours with every codec."""
     values = torch.randn(sum(torch.Size(shape).numel() for shape in shapes), generator=torch.Generator().manual_seed(1))
     small, raw = torch.zeros(1), values.clone()
@@ -146,24 +146,24 @@ def acts(comm: GroupComm, shapes: list[tuple[int, ...]]) -> dict[str, Callable[[
 def computing(shapes: list[tuple[int, ...]]) -> Callable[[], object]:
     """What an update computes before anybody agrees: gradients of 32 items by networks of this size."""
     if shapes == NETS["6.7 MB"]:
-        learner, batch = lone_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
-        return lambda: learner.propose(batch)
+        learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
+        return lambda: learner.prepare_shared_update(batch)
     weight, values = torch.randn(shapes[0], requires_grad=True), torch.randn(32, shapes[0][1])
     return lambda: torch.autograd.grad((values @ weight.T).square().mean(), weight)
 
 
-def in_buckets(comm: GroupComm) -> Callable[[], object]:
+def in_buckets(comm: ProcessGroupComm) -> Callable[[], object]:
     """An update whose sums are begun while it computes."""
-    learner, batch = lone_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
+    learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
     buckets = Buckets(comm, learner.parameters, AllreduceSync().bucket_bytes)
-    return lambda: buckets.sums(learner.propose(batch, 1.0, buckets.ready).gradients)
+    return lambda: buckets.sums(learner.prepare_shared_update(batch, 1.0, buckets.add).gradients)
 
 
 def silent(kind: str, **fields: Any) -> None:
     """Nobody listens."""
 
 
-def timed(act: Callable[[], object], comm: GroupComm, rounds: int) -> float:
+def timed(act: Callable[[], object], comm: ProcessGroupComm, rounds: int) -> float:
     """Median seconds, begun together each time."""
     act()
     spent, gate = [], torch.zeros(1)

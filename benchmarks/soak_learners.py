@@ -117,29 +117,34 @@ def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> No
 @contextlib.contextmanager
 def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
     """Takes the time of every update and every rest; looks at the team when all blows are dealt and it is whole."""
-    update, rest = LearnerGroup.update, LearnerGroup.rest
+    update, quiesce = LearnerGroup.update, LearnerGroup.quiesce
 
-    def timed(team: LearnerGroup, batch: Batch | Sequences) -> Report:
-        before = team.learner.updates
+    def timed(group: LearnerGroup, batch: Batch | Sequences) -> Report:
+        before = group.learner.updates
         with timing(outcome):
-            found = update(team, batch)
+            found = update(group, batch)
         outcome.made += 1
-        if team.learner.updates != before + 1:
-            outcome.wrong.append(f"an update counted {team.learner.updates - before} times")
-        if over.is_set() and not outcome.looked and len(team.group) == team.num - 1 and agrees(team):
+        if group.learner.updates != before + 1:
+            outcome.wrong.append(f"an update counted {group.learner.updates - before} times")
+        if (
+            over.is_set()
+            and not outcome.looked
+            and len(group.process_group.members) == group.num_learners - 1
+            and agrees(group)
+        ):
             outcome.looked = True
-            look(team, outcome)
+            look(group, outcome)
         return found
 
-    def rested(team: LearnerGroup) -> None:
+    def rested(group: LearnerGroup) -> None:
         with timing(outcome):
-            rest(team)
+            quiesce(group)
 
-    LearnerGroup.update, LearnerGroup.rest = timed, rested  # type: ignore[method-assign, assignment]
+    LearnerGroup.update, LearnerGroup.quiesce = timed, rested  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        LearnerGroup.update, LearnerGroup.rest = update, rest  # type: ignore[method-assign]
+        LearnerGroup.update, LearnerGroup.quiesce = update, quiesce  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -167,19 +172,22 @@ def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
     return outcome
 
 
-def agrees(team: LearnerGroup) -> bool:
+def agrees(group: LearnerGroup) -> bool:
     """Did everybody agree in the last update? Local learners do so in every second one."""
-    return not isinstance(team.sync, Local) or team.sync.steps % team.sync.every == 0
+    return (
+        not isinstance(group.process_group.sync, Local)
+        or group.process_group.sync.steps % group.process_group.sync.every == 0
+    )
 
 
-def look(team: LearnerGroup, outcome: Outcome) -> None:
+def look(group: LearnerGroup, outcome: Outcome) -> None:
     """Are all weights equal, and was every step made once? Asked when everybody is there."""
-    if outcome.way in EQUAL and not team.alike(EQUAL[outcome.way]):
+    if outcome.way in EQUAL and not group.states_equal(EQUAL[outcome.way]):
         outcome.wrong.append("weights differ at the end")
     if outcome.way.startswith("allreduce") and not outcome.way.endswith("top_k"):
-        made = int(team.learner.optimizer.moments["step"][0])
-        if made != team.learner.updates:
-            outcome.wrong.append(f"{made} steps of the optimiser for {team.learner.updates} updates")
+        made = int(group.learner.optimizer.moments["step"][0])
+        if made != group.learner.updates:
+            outcome.wrong.append(f"{made} steps of the optimiser for {group.learner.updates} updates")
 
 
 def judge(run: Run, plan: Plan, outcome: Outcome) -> None:

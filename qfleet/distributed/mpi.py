@@ -1,7 +1,7 @@
 """Learners that MPI has started: `mpirun -n 3 qfleet train ... learners.num=3 learners.backend=mpi`.
 
-Everybody runs the same command. Rank 0 has the run; the others find out who they are when it begins, and obey. MPI
-knows no replacement: a process that is lost, fails or does not come in time ends them all, and the run goes on from its
+All ranks run the same command. Rank 0 is the driver; the others become learner workers when the run begins. MPI cannot
+restart a process: one that is lost, fails or does not come in time ends all of them, and the run continues from its
 last checkpoint when it is resumed.
 """
 
@@ -25,7 +25,7 @@ from qfleet.build.components import EnvMaker, make_policy, policy_spec
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.distributed.learners.handle import LearnerHandle
-from qfleet.distributed.learners.launcher import ShardGroup, orders_for
+from qfleet.distributed.learners.launcher import ShardGroup, make_setup
 from qfleet.distributed.learners.worker import LearnerWorker
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
@@ -33,19 +33,19 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.process_groups import MpiComm, end_all
+from qfleet.sync.process_groups import MpiComm, abort_job
 from qfleet.sync.served import ShardConnection
 
-BEGIN_SECONDS = 600.0
-LISTEN_SECONDS = 1.0
-NAP_SECONDS = 0.0001
+START_SECONDS = 600.0
+POLL_SECONDS = 1.0
+SLEEP_SECONDS = 0.0001
 TAG = 77
-MOST_BYTES = 1 << 31
-DISMISSED: set[int] = set()  # ranks that rank 0 has told to leave
+MAX_MESSAGE_BYTES = 1 << 31
+STOPPED_RANKS: set[int] = set()  # ranks that rank 0 has sent `stop`
 
 
 def mpi() -> Any:
-    """mpi4py's module, which begins MPI when it is imported."""
+    """mpi4py's module, which initialises MPI when it is imported."""
     try:
         return importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
@@ -57,96 +57,100 @@ def mpi() -> Any:
 
 
 class MpiTransport:
-    """Parcels to and from one rank."""
+    """Messages to and from one rank."""
 
     def __init__(self, world: Any, other: int) -> None:
         self.world = world
         self.other = other
-        self.sent: list[tuple[Any, bytes]] = []  # what MPI may still be reading
+        self.sent: list[tuple[Any, bytes]] = []  # buffers that MPI may still be reading
 
-    def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Hand a parcel over; it is on its way when this returns."""
-        self.sent = [(request, parcel) for request, parcel in self.sent if not request.Test()]
-        parcel = to_bytes(facts, arrays or {})
-        self.sent.append((self.world.Isend(np.frombuffer(parcel, np.uint8), self.other, TAG), parcel))
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message without waiting for its receipt."""
+        self.sent = [(request, data) for request, data in self.sent if not request.Test()]
+        data = to_bytes(facts, arrays or {})
+        self.sent.append((self.world.Isend(np.frombuffer(data, np.uint8), self.other, TAG), data))
 
-    def hear(self, limit_seconds: float) -> Parts | None:
-        """What was said, within the limit."""
-        if not self.waits(limit_seconds):
+    def receive(self, timeout_seconds: float) -> Parts | None:
+        """The next message; None if none came in time."""
+        if not self.poll(timeout_seconds):
             return None
         status = mpi().Status()
         self.world.Probe(self.other, TAG, status)
-        parcel = np.empty(status.Get_count(mpi().BYTE), np.uint8)
-        self.world.Recv(parcel, self.other, TAG)
-        return unpack(parcel.tobytes(), limit_bytes=MOST_BYTES)
+        data = np.empty(status.Get_count(mpi().BYTE), np.uint8)
+        self.world.Recv(data, self.other, TAG)
+        return unpack(data.tobytes(), limit_bytes=MAX_MESSAGE_BYTES)
 
-    def waits(self, limit_seconds: float) -> bool:
-        """Has something been said that was not heard yet?"""
-        until = time.monotonic() + limit_seconds
+    def poll(self, timeout_seconds: float) -> bool:
+        """Is a message waiting?"""
+        until = time.monotonic() + timeout_seconds
         while not self.world.Iprobe(self.other, TAG):
             if time.monotonic() >= until:
                 return False
-            time.sleep(NAP_SECONDS)
+            time.sleep(SLEEP_SECONDS)
         return True
 
 
 class MpiProcessControl:
-    """Another rank's process: MPI ends all if it ends one, so whoever can ask finds it alive."""
+    """Another rank's process, which is alive while this one is: MPI ends all ranks if one ends."""
 
-    def __init__(self, talk: MpiTransport) -> None:
-        self.talk = talk
-        self.gone = False
+    def __init__(self, transport: MpiTransport) -> None:
+        self.transport = transport
+        self.stopped = False
 
     def is_alive(self) -> bool:
-        """Was it not told to leave?"""
-        return not self.gone
+        """True until it is stopped here."""
+        return not self.stopped
 
-    def end(self) -> None:
-        """Tell it to leave."""
-        if not self.gone:
-            dismiss(self.talk)
-        self.gone = True
+    def exit_reason(self) -> str:
+        """Not known."""
+        return ""
+
+    def stop(self) -> None:
+        """Send `stop`, once."""
+        if not self.stopped:
+            send_stop(self.transport)
+        self.stopped = True
 
 
 class MpiLearnerLauncher:
-    """The ranks that MPI has started."""
+    """Gives learners to the ranks that MPI has started."""
 
     replaces = False
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.world = mpi().COMM_WORLD
-        self.hired: set[int] = set()
+        self.launched: set[int] = set()
 
-    def hire(self, number: int, incarnation: int) -> LearnerHandle:
-        """Tell a rank what the run is about."""
-        if number in self.hired or number >= self.world.Get_size():
+    def launch(self, number: int, incarnation: int) -> LearnerHandle:
+        """Send the plan to a rank, which becomes a learner worker."""
+        if number in self.launched or number >= self.world.Get_size():
             raise UsageError(
-                f"learner {number} cannot be had",
-                "MPI starts processes once, and one that was let go does not come back.",
-                "Start the run with as many as it shall have at most.",
+                f"learner {number} cannot be started",
+                "MPI starts processes once, and a learner that was stopped cannot be started again.",
+                "Start the run with the largest number of learners it shall have.",
             )
-        self.hired.add(number)
-        talk = MpiTransport(self.world, number)
-        talk.say({"kind": "begin"}, {"plan": np.frombuffer(msgspec.json.encode(self.plan), np.uint8)})
-        return LearnerHandle(number, talk, MpiProcessControl(talk), time.monotonic())
+        self.launched.add(number)
+        transport = MpiTransport(self.world, number)
+        transport.send({"kind": "begin"}, {"plan": np.frombuffer(msgspec.json.encode(self.plan), np.uint8)})
+        return LearnerHandle(number, transport, MpiProcessControl(transport), time.monotonic())
 
-    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
-        """Everybody in the group makes it together."""
-        ranks = [0, *(mate.number for mate in group)]
-        for rank, mate in enumerate(group, 1):
-            mate.order({**facts, "rank": rank, "ranks": list(ranks)})
-        return joined(self.world, ranks, self.plan)
+    def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
+        """Request the members to create the group, and create it together with them."""
+        ranks = [0, *(handle.number for handle in members)]
+        for rank, handle in enumerate(members, 1):
+            handle.send_request({**facts, "rank": rank, "ranks": list(ranks)})
+        return create_group(self.world, ranks, self.plan)
 
-    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
-        """Plans that ask for one are refused before."""
+    def start_server(self, sync_plan: Serving, learner: Learner) -> ShardGroup:
+        """Not supported; plans with a parameter server are refused earlier."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
 
-def joined(world: Any, ranks: list[int], plan: Plan) -> Comm:
-    """A group of some ranks, in this order. MPI knows no limit for that, so that another thread looks at the clock."""
+def create_group(world: Any, ranks: list[int], plan: Plan) -> Comm:
+    """Create a group of these ranks, in this order. MPI has no timeout for that, so that a thread watches the clock."""
     limit = plan.learners.timeout_seconds
-    watchdog = threading.Timer(limit, end_all, (world, world.Get_rank(), limit))
+    watchdog = threading.Timer(limit, abort_job, (world, world.Get_rank(), limit))
     watchdog.daemon = True
     watchdog.start()
     try:
@@ -156,33 +160,33 @@ def joined(world: Any, ranks: list[int], plan: Plan) -> Comm:
 
 
 class MpiPeerConnections:
-    """A partner's ways to the others."""
+    """A learner worker's connections by MPI."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.world = mpi().COMM_WORLD
 
     def join(self, facts: Facts) -> Comm:
-        """The group that an order names."""
-        return joined(self.world, [int(rank) for rank in facts["ranks"]], self.plan)  # type: ignore[arg-type, union-attr]
+        """Join the process group that a `form` request describes."""
+        return create_group(self.world, [int(rank) for rank in facts["ranks"]], self.plan)  # type: ignore[arg-type, union-attr]
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
-        """Plans that ask for a server are refused before."""
+    def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
+        """Not supported; plans with a parameter server are refused earlier."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
-    def leave(self) -> None:
-        """There is nothing to close."""
+    def disconnect_shards(self) -> None:
+        """There are no connections to shards."""
 
 
-def is_first(plan: Plan) -> bool:
-    """Is this process the one that has the run, and speaks for it? The others of MPI's only learn beside it."""
+def is_driver_rank(plan: Plan) -> bool:
+    """Is this process the driver of the run? All other ranks of MPI are learner workers, and print nothing."""
     if plan.learners.backend != "mpi" or plan.learners.num == 1:
         return True
     return int(mpi().COMM_WORLD.Get_rank()) == 0
 
 
-def is_partner(plan: Plan) -> bool:
-    """Is this process one of the others? Everybody looks whether there are enough."""
+def is_worker_rank(plan: Plan) -> bool:
+    """Is this process a learner worker? Raises if MPI has started fewer processes than the plan has learners."""
     world = mpi().COMM_WORLD
     if (size := world.Get_size()) < plan.learners.num:
         raise UsageError(
@@ -191,29 +195,29 @@ def is_partner(plan: Plan) -> bool:
             f"Start as many: mpirun -n {plan.learners.num} qfleet train ...",
         )
     if world.Get_rank() == 0:
-        atexit.register(dismiss_all)
+        atexit.register(stop_all_ranks)
     return bool(world.Get_rank())
 
 
-def dismiss(talk: MpiTransport) -> None:
-    """Tell a rank to leave."""
-    DISMISSED.add(talk.other)
-    talk.say({"kind": "end"})
+def send_stop(transport: MpiTransport) -> None:
+    """Ask a rank to stop."""
+    STOPPED_RANKS.add(transport.other)
+    transport.send({"kind": "stop"})
 
 
-def dismiss_all() -> None:
-    """However rank 0 ends, MPI lets it go only when the others have left too."""
+def stop_all_ranks() -> None:
+    """Stop all other ranks when rank 0 exits: MPI does not let it exit before they do."""
     world = mpi().COMM_WORLD
     for rank in range(1, world.Get_size()):
-        if rank not in DISMISSED:
-            dismiss(MpiTransport(world, rank))
+        if rank not in STOPPED_RANKS:
+            send_stop(MpiTransport(world, rank))
 
 
-def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
-    """The life of a rank that is not the first. MPI waits for one that fails: it has to end all others itself."""
+def rank_main(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
+    """Run a rank other than 0. If it fails it aborts all ranks, because MPI would wait for it."""
     world = mpi().COMM_WORLD
     try:
-        live(world, make, torso, explore)
+        run_worker(world, make, torso, explore)
     except QfleetError as error:
         sys.stderr.write(f"rank {world.Get_rank()}: {error}\n")
         world.Abort(error.exit_code)
@@ -222,32 +226,32 @@ def learn_beside(make: EnvMaker | None, torso: nn.Module | None, explore: Explor
         world.Abort(1)
 
 
-def shown_by(plan: Plan, make: EnvMaker | None) -> Spec:
-    """What environments of this plan show: one is made to be looked at."""
+def probe_env_spec(plan: Plan, make: EnvMaker | None) -> Spec:
+    """The spec of this plan's environments, from one that is made and closed."""
     world = make_world(plan.env, seed=plan.seed, stream=TRAIN, num=1, make=make)
     world.close()
     return world.spec
 
 
-def live(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
-    """From the beginning of a run to its end, which rank 0 decides: signals are for it."""
+def run_worker(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
+    """Wait for the run to begin, and handle requests until rank 0 sends `stop`; signals are left to rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    talk = MpiTransport(world, 0)
-    parts = talk.hear(BEGIN_SECONDS)
+    transport = MpiTransport(world, 0)
+    parts = transport.receive(START_SECONDS)
     if parts is None or parts[0].get("kind") != "begin":
-        return  # no run began, or it needs fewer of us
+        return  # no run began, or it has fewer learners than there are ranks
     plan = msgspec.json.decode(parts[1]["plan"].tobytes(), type=Plan)
-    shown = shown_by(plan, make)
-    spec = policy_spec(shown, make_policy(plan, shown, torch.device("cpu"), torso))
-    orders = orders_for(plan, shown, spec, world.Get_rank(), 0, (make, torso, explore))
-    partner = LearnerWorker(orders, MpiPeerConnections, talk.say)
-    talk.say({"kind": "ready"})
+    env_spec = probe_env_spec(plan, make)
+    spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), torso))
+    setup = make_setup(plan, env_spec, spec, world.Get_rank(), 0, (make, torso, explore))
+    worker = LearnerWorker(setup, MpiPeerConnections, transport.send)
+    transport.send({"kind": "ready"})
     busy = False
     while True:
-        parts = talk.hear(0.0 if busy else LISTEN_SECONDS)
-        if parts is not None and parts[0].get("kind") == "end":
-            partner.close()
+        parts = transport.receive(0.0 if busy else POLL_SECONDS)
+        if parts is not None and parts[0].get("kind") == "stop":
+            worker.close()
             return
         if parts is not None:
-            partner.obey(parts)
-        busy = partner.idle()
+            worker.handle_request(parts)
+        busy = worker.act_when_idle()

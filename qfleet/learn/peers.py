@@ -1,78 +1,95 @@
-"""What a learner, and the run around it, asks of other learners (see `distributed/learners`)."""
+"""The Protocol of a group of learners, as the training loop uses it (see `distributed/learners`)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from qfleet.data import Batch, Report, Sequences
-from qfleet.plan.sync_schema import Codec
+from qfleet.data import Batch, Report, Sequences, State
 from qfleet.plan.sync_schema import Sync as SyncPlan
 
 
 class Peers(Protocol):
-    """Other learners, with whom every step is agreed on."""
+    """All learners of a run, the driver's own included; `update` is that of one learner."""
 
-    agreement: SyncPlan
-    num: int  # of learners, our own included
-    steps: int  # that they have made in environments of their own
-    mistrusted: set[Codec]  # codecs that were given up
-
-    def switch(self, agreement: SyncPlan) -> None:
-        """Agree in another way from the next update on."""
+    @property
+    def sync_plan(self) -> SyncPlan:
+        """The strategy from the next update on."""
         ...
 
-    def resize(self, num: int) -> None:
-        """Be so many learners from now on, our own included."""
+    @property
+    def num_learners(self) -> int:
+        """The number of learners, the driver's included."""
+        ...
+
+    @property
+    def env_steps(self) -> int:
+        """Steps of the other learners in environments of their own."""
         ...
 
     def update(self, batch: Batch | Sequences) -> Report:
-        """One update that everybody has a part in."""
+        """One update by all learners."""
         ...
 
-    def rest(self) -> None:
-        """Return when nobody is learning, and our own learner has all that there is."""
+    def set_sync_plan(self, sync_plan: SyncPlan) -> None:
+        """Use this strategy from the next update on."""
         ...
 
-    def forget(self) -> None:
-        """Our own learner's weights are about to be replaced: nothing that others have is of use."""
+    def resize(self, num: int) -> None:
+        """Set the number of learners, the driver's included; stop surplus ones at once."""
         ...
 
-    def meet(self) -> None:
-        """The run begins, or begins again: whoever acts by itself acts by these weights."""
+    def quiesce(self) -> None:
+        """Wait until no learner computes and the driver's learner holds the newest state."""
+        ...
+
+    def discard_state(self) -> None:
+        """The driver's weights are about to be replaced: discard the other learners' state and reports."""
+        ...
+
+    def publish_weights(self) -> None:
+        """The run begins or continues: give these weights to learners that act by themselves."""
         ...
 
     def reseed(self, number: int) -> None:
-        """Let those who draw batches of their own draw others from here on."""
+        """Let learners with a replay of their own sample other batches from here on."""
         ...
 
-    def archive(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
-        """Names of files that hold what they remember, and their content; None when somebody is lost meanwhile."""
+    def state_dict(self) -> State:
+        """Strategy and number of learners."""
         ...
 
-    def adopt(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
-        """Let them go on with what these files hold."""
+    def load_state_dict(self, state: State) -> None:
+        """Restore them."""
+        ...
+
+    def state_files(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
+        """Names of files with the other learners' state, and their content; None once a learner is lost."""
+        ...
+
+    def load_state_files(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
+        """Restore the other learners' state from these files."""
         ...
 
     def take_sent_bytes(self) -> float | None:
-        """Bytes that an update had our own learner send to others, in the mean since this was last asked."""
+        """Mean bytes that the driver's learner sent per update since the last call."""
         ...
 
     def take_events(self) -> list[dict[str, Any]]:
-        """What happened among them since this was last asked."""
+        """Events since the last call."""
         ...
 
-    def settle(self, folder: Path) -> None:
-        """The run's folder is here."""
+    def use_run_folder(self, folder: Path) -> None:
+        """Keep records in the run's folder from now on."""
         ...
 
-    def doubts(self) -> list[str]:
-        """Why a run that goes on from a checkpoint is not the one that its seed decides."""
+    def inexact_resume_reasons(self) -> list[str]:
+        """Why a resumed run is not the one that its seed determines."""
         ...
 
-    def chances(self) -> list[str]:
-        """Why no seed decides what this run becomes, even if it is never interrupted."""
+    def nondeterminism_reasons(self) -> list[str]:
+        """Why no seed determines this run, even if it is never interrupted."""
         ...
 
     def close(self) -> None:
-        """Let them go."""
+        """Stop all other learners."""
         ...

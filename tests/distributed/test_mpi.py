@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from qfleet import train
-from qfleet.distributed.mpi import joined, learn_beside, shown_by
+from qfleet.distributed.mpi import create_group, probe_env_spec, rank_main
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
@@ -80,37 +80,35 @@ def hasty(seconds: float) -> Plan:
     return make_plan("CartPole-v1", overrides={"learners.num": 2, "learners.timeout_seconds": seconds})
 
 
-def test_a_group_that_does_not_form_in_time_ends_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_that_does_not_form_in_time_aborts_all_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     world = OneRank(late=True)
     with pytest.raises(InterruptedError):
-        joined(world, [0, 1], hasty(0.2))
+        create_group(world, [0, 1], hasty(0.2))
     assert world.code == 1
-    assert "rank 0: the others did not come within 0.2 seconds" in capsys.readouterr().err
+    assert "rank 0: the other ranks did not answer within 0.2 seconds" in capsys.readouterr().err
 
 
-def test_a_group_that_forms_in_time_is_let_go_when_it_is_over() -> None:
+def test_a_group_that_forms_in_time_is_freed_when_closed() -> None:
     world = OneRank()
-    comm = joined(world, [0], hasty(0.2))
+    comm = create_group(world, [0], hasty(0.2))
     assert not world.ended.wait(0.5)
     comm.close()
     assert world.freed
 
 
-def test_a_partner_that_is_refused_says_why_in_sentences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rank_that_is_refused_prints_why(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def refused(*_: Any) -> None:
         raise EnvError("it fails", "It is broken.", "Mend it.")
 
     world = OneRank()
     monkeypatch.setattr("qfleet.distributed.mpi.mpi", lambda: SimpleNamespace(COMM_WORLD=world))
-    monkeypatch.setattr("qfleet.distributed.mpi.live", refused)
-    learn_beside(None, None, None)
+    monkeypatch.setattr("qfleet.distributed.mpi.run_worker", refused)
+    rank_main(None, None, None)
     assert capsys.readouterr().err == "rank 0: it fails\nIt is broken.\nMend it.\n"
     assert world.code == EnvError.exit_code
 
 
-def test_one_environment_is_looked_at_and_closed() -> None:
+def test_one_environment_is_probed_and_closed() -> None:
     made, closed = list[Any](), list[Any]()
 
     class Seen(gym.Env[Any, Any]):
@@ -127,7 +125,7 @@ def test_one_environment_is_looked_at_and_closed() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    spec = shown_by(make_plan("CartPole-v1", overrides={"env.num": 4}), Seen)
+    spec = probe_env_spec(make_plan("CartPole-v1", overrides={"env.num": 4}), Seen)
     assert (spec.obs, spec.num_actions) == ((1,), 2)
     assert len(made) == 1
     assert closed == made
@@ -156,10 +154,10 @@ joined(world, [0, 1, 2], make_plan("CartPole-v1", overrides={"learners.num": 3, 
 
 
 @pytest.mark.slow
-def test_one_that_is_stopped_while_a_group_forms_ends_all(mpirun: list[str], tmp_path: Path) -> None:
+def test_a_rank_that_is_stopped_while_a_group_forms_aborts_all(mpirun: list[str], tmp_path: Path) -> None:
     done = run_script(mpirun, tmp_path, STOPPED)
     assert done.returncode != 0
-    assert "the others did not come within 3 seconds" in done.stderr
+    assert "the other ranks did not answer within 3 seconds" in done.stderr
 
 
 CODED = """
@@ -185,7 +183,7 @@ print("well", flush=True)
 
 
 @pytest.mark.slow
-def test_half_precision_travels_by_mpi_and_groups_are_let_go(mpirun: list[str], tmp_path: Path) -> None:
+def test_half_precision_travels_by_mpi_and_groups_are_freed(mpirun: list[str], tmp_path: Path) -> None:
     done = run_script(mpirun, tmp_path, CODED)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("well") == 3
@@ -223,7 +221,7 @@ def test_too_few_processes_are_refused(mpirun: list[str], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_run_that_is_refused_keeps_nobody_waiting(mpirun: list[str], tmp_path: Path) -> None:
+def test_a_refused_run_ends_all_ranks(mpirun: list[str], tmp_path: Path) -> None:
     (tmp_path / "run").write_text("in the way")
     done = run(mpirun, tmp_path, {**SHORT, "learners.backend": "mpi"})
     assert done.returncode != 0
@@ -253,7 +251,7 @@ class Fails(gym.Env):
 
 
 @pytest.mark.slow
-def test_one_that_fails_ends_all(mpirun: list[str], tmp_path: Path) -> None:
+def test_a_rank_that_fails_aborts_all(mpirun: list[str], tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(FAILS)
     more = {"learners.bundles": True, "env.num": 3, "algo.batch_size": 15, "learners.timeout_seconds": 10.0}
     done = run(mpirun, tmp_path, {**SHORT, **more, "learners.backend": "mpi"}, "fails.py:Fails")

@@ -71,28 +71,28 @@ PONG: Settings = {
 }
 
 
-def process_of(mate: LearnerHandle) -> BaseProcess:
-    """A partner's process on this machine."""
-    if not isinstance(mate.life, LearnerProcess):
-        raise TypeError("it lives elsewhere")
-    return mate.life.process
+def process_of(handle: LearnerHandle) -> BaseProcess:
+    """A learner worker's process on this machine."""
+    if not isinstance(handle.control, LearnerProcess):
+        raise TypeError("it runs on another machine")
+    return handle.control.process
 
 
 def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:
-    """All partners that will be hired, and a callback that kills the first of them."""
-    mates: list[LearnerHandle] = []
-    hire = LocalLearnerLauncher.hire
+    """The handles of all learners that will be launched, and a callback that kills the first of them."""
+    handles: list[LearnerHandle] = []
+    launch = LocalLearnerLauncher.launch
 
-    def watched(quarters: LocalLearnerLauncher, number: int, incarnation: int) -> LearnerHandle:
-        mates.append(hire(quarters, number, incarnation))
-        return mates[-1]
+    def watched(launcher: LocalLearnerLauncher, number: int, incarnation: int) -> LearnerHandle:
+        handles.append(launch(launcher, number, incarnation))
+        return handles[-1]
 
     def strike(row: dict[str, Any]) -> None:
-        if row["kind"] == "progress" and len(mates) == 1:
-            os.kill(process_of(mates[0]).pid or 0, signal.SIGKILL)
+        if row["kind"] == "progress" and len(handles) == 1:
+            os.kill(process_of(handles[0]).pid or 0, signal.SIGKILL)
 
-    monkeypatch.setattr(LocalLearnerLauncher, "hire", watched)
-    return mates, strike
+    monkeypatch.setattr(LocalLearnerLauncher, "launch", watched)
+    return handles, strike
 
 
 def small(changes: Settings | None = None, env_id: str = "CartPole-v1") -> Plan:

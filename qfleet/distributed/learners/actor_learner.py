@@ -1,8 +1,8 @@
-"""A bundle: a partner with environments and a replay of its own (Gorila, Nair et al. 2015).
+"""An actor-learner: a learner worker with environments and a replay of its own (Gorila, Nair et al. 2015).
 
-It keeps pace by a gate of its own, made for its part of all steps: between orders it acts until the gate opens, and an
-order finds it with a batch to draw. What it remembers is read by the driver for a checkpoint, and given back when a
-run goes on, piece by piece.
+Its rate limiter is made for its part of all steps: between requests it acts until the limiter allows the next update,
+so that a request to learn finds a batch ready. The driver reads its state for a checkpoint, and writes it back when a
+run resumes, piece by piece.
 """
 
 import secrets
@@ -19,110 +19,112 @@ from qfleet.build.components import BUNDLES, Components, EnvMaker, LearnerSide, 
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts
-from qfleet.distributed.learners.shares import BatchTotals, share_in
+from qfleet.distributed.learners.shares import BatchTotals, share_of_replay
 from qfleet.envs import TRAIN, make_world
 from qfleet.learn import Learner, ReplaySource
 from qfleet.plan.schema import Plan
-from qfleet.plan.validate.placement import one_bundle
+from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.replay import Prioritized, Replay, make_replay
 from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
-from qfleet.training.checkpoints.replay_segments import packed_rows, restore_rows, segments_of
+from qfleet.training.checkpoints.replay_segments import pack_rows, restore_rows, segments_of
 
 PIECE_BYTES = 2**20
-# in one word
-MOST_EPISODES = 1000
-MOST_FAULTS = 20
-# uses of a bundle's random numbers
-WORLD = 1
-ACTIONS = 2
-DRAWS = 3
-REDRAWS = 4
-STATE = ("state.json", "state.safetensors")
-LIST = ""  # the name of the list of names
+# in one report
+MAX_EPISODES = 1000
+MAX_FAULTS = 20
+# random streams of an actor-learner
+WORLD_STREAM = 1
+ACTION_STREAM = 2
+SAMPLING_STREAM = 3
+RESAMPLING_STREAM = 4
+STATE_FILES = ("state.json", "state.safetensors")
+FILE_LIST = ""  # the name of the list of names
 
 
 class ActorLearner:
-    """A line without updates of its own, in step with the others."""
+    """The components of one actor, one replay and one learner, which updates when the driver asks for it."""
 
-    def __init__(self, line: Components, number: int, learners: int, limit_seconds: float, *, late: bool) -> None:
-        actor = line.actor
-        batch_source = line.batch_source
-        learner = line.learner
+    def __init__(
+        self, components: Components, number: int, learners: int, timeout_seconds: float, *, late: bool
+    ) -> None:
+        actor = components.actor
+        batch_source = components.batch_source
+        learner = components.learner
         if not (isinstance(actor, Actor) and isinstance(batch_source, ReplaySource) and isinstance(learner, Learner)):
-            raise TypeError("a bundle is one actor, one replay and one learner")
-        self.line = line
+            raise TypeError("an actor-learner is one actor, one replay and one learner")
+        self.components = components
         self.actor = actor
         self.batch_source = batch_source
         self.learner = learner
         self.number = number
         self.learners = learners
-        self.limit_seconds = limit_seconds
-        self.life = secrets.token_hex(4)  # names what it remembers: another life remembers something else
-        self.late = late  # it comes when the others have learned for a while, and has caught up with nothing yet
-        self.all_steps = 0  # of everybody, by rank 0's last word
-        self.held: Facts = {}  # what it had when it last drew: the others count on that until its next word
-        self.acts_by: int | None = None  # the update whose weights the policy has
-        self.still = True  # it does not act unasked: before it has met the others it has no weights to act by
+        self.timeout_seconds = timeout_seconds
+        self.instance_id = secrets.token_hex(4)  # names its files: after a restart their content is another
+        self.late = late  # it was started after the others, and has not caught up with them
+        self.total_steps = 0  # of all actor-learners, by rank 0's last request
+        self.last_totals: Facts = {}  # of the replay at the last draw, by which batches count until the next report
+        self.policy_version: int | None = None  # the update whose weights the policy has
+        self.paused = True  # it does not act before it has joined a group and has weights to act with
         self.finished: list[tuple[float, int]] = []
         self.faults: list[Any] = []
         self.written: dict[str, bytearray] = {}
-        self.open: tuple[str, bytes] = (LIST, b"")
-        self.reading = False  # what it remembers is being read, and must not change meanwhile
+        self.open_file: tuple[str, bytes] = (FILE_LIST, b"")
+        self.reading = False  # its state is being read, and must not change meanwhile
         actor.elapsed = self.elapsed
         actor.start()
 
     def elapsed(self) -> int:
-        """Steps that everybody has made, by which exploration changes."""
-        return max(self.all_steps, self.actor.steps * self.learners)
+        """Steps of all actor-learners, by which exploration is scheduled."""
+        return max(self.total_steps, self.actor.steps * self.learners)
 
     # Acting and learning
 
-    def idle(self) -> bool:
-        """There is no order: one step in every lane, if any is missing. Was there something to do?"""
-        if self.still or self.reading or not self.hungry:
+    def act_when_idle(self) -> bool:
+        """With no request to handle, step every lane if the next update needs it; False if it does not."""
+        if self.paused or self.reading or not self.needs_steps:
             return False
-        self.walk()
+        self.act()
         return True
 
     @property
-    def hungry(self) -> bool:
-        """Are steps missing before the next update?"""
-        return not self.batch_source.limiter.is_open(self.batch_source.steps) or not len(self.batch_source.replay)
+    def needs_steps(self) -> bool:
+        """Are more steps needed before the next update?"""
+        return not self.batch_source.limiter.can_update(self.batch_source.steps) or not len(self.batch_source.replay)
 
-    def walk(self) -> None:
+    def act(self) -> None:
         """One step in every lane."""
-        if self.acts_by != self.learner.updates:
+        if self.policy_version != self.learner.updates:
             self.actor.policy.load(self.learner.updates, self.learner.weights())
-            self.acts_by = self.learner.updates
+            self.policy_version = self.learner.updates
         self.actor.send()
         rollout, finished = self.actor.receive()
         self.batch_source.insert(rollout)
         self.finished += finished
 
-    def fill(self) -> bool:
-        """Act until the next update may be made, and answer True; if that takes too long, as far as it gets."""
-        until = time.monotonic() + self.limit_seconds
-        while self.hungry and (time.monotonic() < until or not len(self.batch_source.replay)):
-            if time.monotonic() > until + self.limit_seconds:
+    def act_until_ready(self) -> bool:
+        """Act until the next update is allowed; False if that took too long and the replay has some items."""
+        until = time.monotonic() + self.timeout_seconds
+        while self.needs_steps and (time.monotonic() < until or not len(self.batch_source.replay)):
+            if time.monotonic() > until + self.timeout_seconds:
                 raise CommLost("nothing to learn from in time")
-            self.walk()
-        return not self.hungry
+            self.act()
+        return not self.needs_steps
 
-    def joined(self, facts: Facts) -> None:
-        """The learner has weights that rank 0 gave it, after so many updates and steps."""
-        self.acts_by = None
-        self.still = False
+    def on_joined(self, facts: Facts) -> None:
+        """The learner has joined a group and has rank 0's weights, after these updates and steps."""
+        self.policy_version = None
+        self.paused = False
         self.reading = False
         updates = int(facts["updates"])  # type: ignore[arg-type]
         steps = int(facts["steps"])  # type: ignore[arg-type]
-        # Not late, and yet nothing learned: the run goes on from a checkpoint that has nothing of ours.
+        # Not late, yet without updates: the run resumed from a checkpoint without this actor-learner.
         if self.late or (updates and not self.batch_source.limiter.updates):
             self.late = False
             self.catch_up(updates, steps)
 
     def catch_up(self, updates: int, steps: int) -> None:
-        """Be as far as the others in everything that changes with updates and steps; nobody waits for a full replay."""
+        """Set all schedules to where the others are, and start learning without waiting for a full replay."""
         limiter = self.batch_source.limiter
         sampler = self.batch_source.replay.sampler
         limiter.start_steps = 0
@@ -130,114 +132,115 @@ class ActorLearner:
         limiter.forgiven = -updates
         if isinstance(sampler, Prioritized):
             sampler.draws = updates
-        self.batch_source.refold()
-        self.all_steps = steps
+        self.batch_source.update_fold()
+        self.total_steps = steps
 
-    def draw(self, facts: Facts) -> tuple[Batch | Sequences, float]:
-        """A batch of our own, and how much it counts among what all hold together."""
-        self.still = self.reading = False
-        kept_pace = self.fill()
-        self.all_steps = int(facts["steps"])  # type: ignore[arg-type]  # only now: the moment must not matter
+    def draw_batch(self, facts: Facts) -> tuple[Batch | Sequences, float]:
+        """A batch from the own replay, and the weight of its gradient among those of all actor-learners."""
+        self.paused = self.reading = False
+        kept_pace = self.act_until_ready()
+        self.total_steps = int(facts["steps"])  # type: ignore[arg-type]  # only now, for the same exploration whenever the request came
         if (batch := self.batch_source.replay.sample(self.batch_source.batch_size)) is None:
             raise CommLost("nothing to learn from")
-        stock = self.batch_source.replay.stock()
-        self.held = {**asdict(stock), "steps": self.batch_source.steps, "behind": not kept_pace}
+        totals = self.batch_source.replay.totals()
+        self.last_totals = {**asdict(totals), "steps": self.batch_source.steps, "behind": not kept_pace}
         num, items, mass, top = (float(facts[name]) for name in ("num", "items", "mass", "top"))  # type: ignore[arg-type]
-        return batch, share_in(BatchTotals(int(num), int(items), mass, top), stock)
+        return batch, share_of_replay(BatchTotals(int(num), int(items), mass, top), totals)
 
-    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
-        """The update was made."""
-        self.batch_source.learned(batch, priority)
+    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Write new priorities, and count the update."""
+        self.batch_source.after_update(batch, priority)
 
     def reseed(self, number: int) -> None:
-        """Draw other batches from here on."""
-        self.batch_source.replay.reseed(own_stream(self.line.plan, self.number, number, REDRAWS))
+        """Sample other batches from here on."""
+        self.batch_source.replay.reseed(own_generator(self.components.plan, self.number, number, RESAMPLING_STREAM))
 
-    # Words
+    # Reports
 
-    def news(self) -> Facts:
-        """What it held when it last drew, and what happened in its environments; until `heard` it is said again."""
+    def env_report(self) -> Facts:
+        """Totals of the replay at the last draw, episodes and faults; the same again until `discard_reported`."""
         self.faults += [{**asdict(fault), "actor": self.number} for fault in self.actor.take_faults()]
-        episodes = self.finished[:MOST_EPISODES]
-        faults = self.faults[:MOST_FAULTS]
-        told = {"episodes": msgspec.json.encode(episodes).decode(), "faults": msgspec.json.encode(faults).decode()}
-        return {**self.held, "life": self.life, **told}
+        episodes = self.finished[:MAX_EPISODES]
+        faults = self.faults[:MAX_FAULTS]
+        encoded = {"episodes": msgspec.json.encode(episodes).decode(), "faults": msgspec.json.encode(faults).decode()}
+        return {**self.last_totals, "instance_id": self.instance_id, **encoded}
 
-    def heard(self) -> None:
-        """The last news were handed over."""
-        del self.finished[:MOST_EPISODES], self.faults[:MOST_FAULTS]
+    def discard_reported(self) -> None:
+        """Drop the episodes and faults of the report that was sent."""
+        del self.finished[:MAX_EPISODES]
+        del self.faults[:MAX_FAULTS]
 
-    # What is remembered, as files
+    # State, as files
 
     def read(self, name: str, at: int) -> tuple[bytes, bool]:
-        """A piece of a file from byte `at` on, and whether there is more; from first to last it stands still."""
+        """A piece of a file from byte `at` on, and whether there is more; between first and last it does not act."""
         self.reading = True
-        if self.open[0] != name or at == 0:
-            self.open = (name, self.file(name))
-        more = at + PIECE_BYTES < len(self.open[1])
-        if name == STATE[-1] and not more:
+        if self.open_file[0] != name or at == 0:
+            self.open_file = (name, self.file(name))
+        more = at + PIECE_BYTES < len(self.open_file[1])
+        if name == STATE_FILES[-1] and not more:
             self.reading = False
-        return self.open[1][at : at + PIECE_BYTES], more
+        return self.open_file[1][at : at + PIECE_BYTES], more
 
     def file(self, name: str) -> bytes:
         """A whole file."""
         replay = self.batch_source.replay
         segments = {segment.name: segment for segment in segments_of(replay)}
-        if name == LIST:
-            return msgspec.json.encode([self.life, *segments, *STATE])
-        if name in STATE:
+        if name == FILE_LIST:
+            return msgspec.json.encode([self.instance_id, *segments, *STATE_FILES])
+        if name in STATE_FILES:
             return pack_state(self.state_dict())[name]
-        return packed_rows(replay, segments[name])
+        return pack_rows(replay, segments[name])
 
     def state_dict(self) -> State:
-        """All but the rows."""
-        own = {"all_steps": self.all_steps, "held": self.held, "late": self.late}
-        finished = [list(episode) for episode in self.finished]
+        """Everything but the replay's rows."""
         return {
-            "line": self.line.state_dict(),
+            "line": self.components.state_dict(),
             "start_steps": self.batch_source.limiter.start_steps,
-            "finished": finished,
-            **own,
+            "finished": [list(episode) for episode in self.finished],
+            "all_steps": self.total_steps,
+            "held": self.last_totals,
+            "late": self.late,
         }
 
     def write(self, name: str, at: int, piece: bytes) -> None:
-        """A piece of a file that was read once; the list comes first, and makes room for all others."""
-        if name == LIST:
+        """Take a piece of a saved file; the list of files comes first, and clears what was written before."""
+        if name == FILE_LIST:
             self.written.clear()
         elif at == 0:
             self.written[name] = bytearray(piece)
         else:
             self.written[name] += piece
 
-    def adopt(self) -> int:
-        """Go on with what was written, as soon as the others are met; how many lanes could not be re-driven."""
+    def load_written(self) -> int:
+        """Restore the state that was written, and pause until a group forms; the number of lanes not re-driven."""
         files = {name: bytes(data) for name, data in self.written.items()}
         self.written = {}
-        state = unpack_state({name: files.pop(name) for name in STATE})
+        state = unpack_state({name: files.pop(name) for name in STATE_FILES})
         replay = state["line"]["feed"]["replay"]
         restore_rows(self.batch_source.replay.store, files, lambda name, most_bytes: files[name], replay)
-        lost = self.line.load_state_dict(state["line"])
+        lost = self.components.load_state_dict(state["line"])
         self.batch_source.limiter.start_steps = saved_count(state, "start_steps")
-        self.all_steps = saved_count(state, "all_steps")
+        self.total_steps = saved_count(state, "all_steps")
         self.late = bool(saved_value(state, "late"))
-        self.held = dict(saved_value(state, "held"))
+        self.last_totals = dict(saved_value(state, "held"))
         self.finished = [(float(value), int(length)) for value, length in saved_value(state, "finished")]
-        self.still = True
+        self.paused = True
         return int(lost.sum())
 
     def close(self) -> None:
-        """Let go of the world."""
-        self.line.close()
+        """Close the environments."""
+        self.components.close()
 
 
-def own_stream(plan: Plan, number: int, incarnation: int, use: int) -> np.random.Generator:
-    """Random numbers of one bundle's life, for one use."""
+def own_generator(plan: Plan, number: int, incarnation: int, use: int) -> np.random.Generator:
+    """The random generator of one incarnation of an actor-learner, for one use."""
     return stream(plan.seed, BUNDLES, number, incarnation, use)
 
 
-def make_bundle(
+def make_actor_learner(
     plan: Plan,
-    shown: Spec,
+    env_spec: Spec,
     number: int,
     incarnation: int,
     *,
@@ -245,21 +248,21 @@ def make_bundle(
     torso: nn.Module | None = None,
     explore: Explore | None = None,
 ) -> ActorLearner:
-    """The bundle of learner `number`; every incarnation has seeds of its own, and all but the first come late."""
-    own = one_bundle(plan)
-    seed = int(own_stream(plan, number, incarnation, WORLD).integers(2**31))
+    """The actor-learner of learner `number`; each incarnation has its own seeds, and all but the first start late."""
+    own = actor_learner_plan(plan)
+    seed = int(own_generator(plan, number, incarnation, WORLD_STREAM).integers(2**31))
     threads = plan.runtime.threads or 1
     world = make_world(own.env, seed=seed, stream=TRAIN, num=own.env.num, make=make, threads=threads)
 
-    def hire(learning: LearnerSide) -> Actor:
-        # One of more than the plan has explores as one of the first does.
+    def make_own_actor(learning: LearnerSide) -> Actor:
+        # A learner added beyond the plan's number explores like one of the first.
         actor = make_actor(plan, world, learning.policy, explore, worker=number % plan.learners.num)
-        actor.rng = own_stream(plan, number, incarnation, ACTIONS)
-        actor.source = (0, 0)  # the only one that its replay hears of
+        actor.rng = own_generator(plan, number, incarnation, ACTION_STREAM)
+        actor.source = (0, 0)  # the only actor of its replay
         return actor
 
-    def remember(part: Plan, spec: Spec) -> Replay:
-        return make_replay(part, spec, part.env.num, own_stream(plan, number, incarnation, DRAWS))
+    def make_own_replay(part: Plan, spec: Spec) -> Replay:
+        return make_replay(part, spec, part.env.num, own_generator(plan, number, incarnation, SAMPLING_STREAM))
 
-    line = join_parts(plan, shown, hire, torso, remember)
-    return ActorLearner(line, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)
+    components = join_parts(plan, env_spec, make_own_actor, torso, make_own_replay)
+    return ActorLearner(components, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)

@@ -1,7 +1,7 @@
-"""What a bundle remembers, read and written by the driver: files in pieces, as orders and words.
+"""State of actor-learners in a checkpoint, read and written by the driver: files in pieces, by requests and replies.
 
-In a checkpoint they lie in `bundles/NUMBER-LIFE/`. A life is named anew whenever a bundle is started, so that a file's
-name says what is in it for ever. The state comes last: a set without it is not whole.
+They lie in `bundles/NUMBER-INSTANCE/`. The instance is named anew at every start of an actor-learner, so that a file's
+name determines its content for good. The state comes last: a set of files without it is not complete.
 """
 
 import re
@@ -11,78 +11,120 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from qfleet.distributed.learners.actor_learner import LIST, PIECE_BYTES, STATE
-from qfleet.distributed.learners.batch_scatter import LearnedItems
+from qfleet.distributed.learners.actor_learner import FILE_LIST, PIECE_BYTES, STATE_FILES
 from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.pool import LearnerPool
 from qfleet.sync.comm import CommLost
 
-ADOPT_SECONDS = 600.0  # episodes are driven again, step by step
+LOAD_SECONDS = 600.0  # episodes are driven again, step by step
+LOAD_TRIES = 2
 FILE = re.compile(r"bundles/(\d+)-[0-9a-f]+/(.+)")
-Lose = Callable[[LearnerHandle, str], None]
+
+
+class ActorLearnerStates:
+    """The state of all actor-learners of a pool."""
+
+    def __init__(self, pool: LearnerPool) -> None:
+        self.pool = pool
+
+    def files(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
+        """Names in a checkpoint, and functions that read their content; None once that actor-learner is lost."""
+        self.pool.drain(list(self.pool.handles.values()))
+        for handle in list(self.pool.handles.values()):
+            if handle.ready:
+                yield from ActorLearnerFiles(handle, self.pool).files()
+
+    def load(self, names: Sequence[str], read: Callable[[str], bytes]) -> None:
+        """Restore each actor-learner from its files; one without a complete set keeps its state."""
+        self.pool.drain(list(self.pool.handles.values()))
+        for number in list(self.pool.handles):
+            for _ in range(LOAD_TRIES):  # one that is lost meanwhile is restarted
+                self.pool.await_ready()
+                handle = self.pool.handles.get(number)
+                if handle is None or self.load_one(handle, names, read):
+                    break
+
+    def load_one(self, handle: LearnerHandle, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
+        """Restore one actor-learner from its files; False if it is lost."""
+        if not (files := complete_files(names, handle.number)):
+            self.pool.log_inexact(handle, "the checkpoint holds nothing of its replay")
+            return True
+        if lanes := ActorLearnerFiles(handle, self.pool).write(files, read):
+            self.pool.log_inexact(handle, f"{lanes} of its environments could not be re-driven and began new episodes")
+        return self.pool.handles.get(handle.number) is handle
+
+    def reseed(self, number: int) -> None:
+        """Let actor-learners sample other batches; one that is still starting has a seed of its own."""
+        for handle in self.pool.ready():
+            try:
+                handle.send_request({"kind": "reseed", "number": number})
+                handle.receive_reply("reseeded", self.pool.reply_timeout_seconds)
+            except CommLost as cause:
+                self.pool.lose(handle, str(cause))
 
 
 class ActorLearnerFiles:
-    """One bundle's memory. A bundle that is lost on the way is told of once, and has no more files."""
+    """The files of one actor-learner. If it is lost meanwhile that is reported once, and there are no more files."""
 
-    def __init__(self, mate: LearnerHandle, limit_seconds: float, lose: Lose) -> None:
-        self.mate = mate
-        self.limit_seconds = limit_seconds
-        self.lose = lose
+    def __init__(self, handle: LearnerHandle, pool: LearnerPool) -> None:
+        self.handle = handle
+        self.pool = pool
+        self.timeout_seconds = pool.reply_timeout_seconds
         self.lost = False
 
     def files(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:
-        """Names in a checkpoint, and what each holds, read when it is asked for."""
-        if (listed := self.read(LIST)) is None:
+        """Names in a checkpoint, and functions that read their content."""
+        if (listed := self.read(FILE_LIST)) is None:
             return
-        life, *names = msgspec.json.decode(listed, type=list[str])
+        instance_id, *names = msgspec.json.decode(listed, type=list[str])
         for name in names:
-            yield f"bundles/{self.mate.number}-{life}/{name}", partial(self.read, name)
+            yield f"bundles/{self.handle.number}-{instance_id}/{name}", partial(self.read, name)
 
     def read(self, name: str) -> bytes | None:
-        """A whole file, unless the bundle is lost."""
-        found = bytearray()
+        """A whole file, unless the actor-learner is lost."""
+        content = bytearray()
         more = not self.lost
         try:
             while more:
-                self.mate.order({"kind": "read", "name": name, "at": len(found)})
-                facts, arrays = self.mate.answer("piece", self.limit_seconds)
-                found += arrays["bytes"].tobytes()
+                self.handle.send_request({"kind": "read", "name": name, "at": len(content)})
+                facts, arrays = self.handle.receive_reply("piece", self.timeout_seconds)
+                content += arrays["bytes"].tobytes()
                 more = bool(facts["more"])
         except CommLost as cause:
-            self.give_up(cause)
-        return None if self.lost else bytes(found)
+            self.lose(cause)
+        return None if self.lost else bytes(content)
 
-    def write(self, files: dict[str, str], read: Callable[[str], bytes], tally: LearnedItems) -> str | None:
-        """Give it these files, by their names there and in the checkpoint, to go on with. What was lost, if so."""
+    def write(self, files: dict[str, str], read: Callable[[str], bytes]) -> int:
+        """Restore from these files, by their names there and in the checkpoint; the number of lanes not re-driven."""
         try:
-            self.hand(LIST, b"")
+            self.write_file(FILE_LIST, b"")
             for name, path in files.items():
-                self.hand(name, read(path))
-            self.mate.order({"kind": "adopt"})
-            facts, _ = self.mate.answer("adopted", ADOPT_SECONDS)
+                self.write_file(name, read(path))
+            self.handle.send_request({"kind": "load"})
+            facts, _ = self.handle.receive_reply("loaded", LOAD_SECONDS)
         except CommLost as cause:
-            self.give_up(cause)
-            return None
-        tally.begin(facts)
-        lanes = int(facts["lost"])  # type: ignore[arg-type]
-        return f"{lanes} of its environments could not be re-driven and began new episodes" if lanes else None
+            self.lose(cause)
+            return 0
+        self.pool.env_reports.restore(facts)
+        return int(facts["lost_lanes"])  # type: ignore[arg-type]
 
-    def hand(self, name: str, data: bytes) -> None:
-        """Give it one file."""
-        whole = np.frombuffer(data, np.uint8)
-        for at in range(0, max(1, len(whole)), PIECE_BYTES):
-            self.mate.order({"kind": "write", "name": name, "at": at}, {"bytes": whole[at : at + PIECE_BYTES]})
-            self.mate.answer("written", self.limit_seconds)
+    def write_file(self, name: str, data: bytes) -> None:
+        """Send one file in pieces."""
+        content = np.frombuffer(data, np.uint8)
+        for at in range(0, max(1, len(content)), PIECE_BYTES):
+            piece = content[at : at + PIECE_BYTES]
+            self.handle.send_request({"kind": "write", "name": name, "at": at}, {"bytes": piece})
+            self.handle.receive_reply("written", self.timeout_seconds)
 
-    def give_up(self, cause: CommLost) -> None:
-        """It is lost."""
+    def lose(self, cause: CommLost) -> None:
+        """Report once that the actor-learner is lost."""
         if not self.lost:
             self.lost = True
-            self.lose(self.mate, str(cause))
+            self.pool.lose(self.handle, str(cause))
 
 
-def bundle_files(names: Sequence[str], number: int) -> dict[str, str]:
-    """The files of one bundle by their names there, if the set is whole."""
+def complete_files(names: Sequence[str], number: int) -> dict[str, str]:
+    """The files of one actor-learner by their names there; empty if the set is not complete."""
     matches = [match for name in names if (match := FILE.fullmatch(name)) and int(match[1]) == number]
     found = {match[2]: match[0] for match in matches}
-    return found if set(STATE) <= set(found) else {}
+    return found if set(STATE_FILES) <= set(found) else {}

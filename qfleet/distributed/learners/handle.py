@@ -1,8 +1,8 @@
-"""A partner as the driver sees it: every order is owed one word, and no wait is without a limit."""
+"""The driver's handle of a learner worker: every request gets exactly one reply, and every wait has a timeout."""
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Protocol
 
@@ -11,125 +11,129 @@ from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.sync.comm import CommLost
 
 START_SECONDS = 120.0
-LISTEN_SECONDS = 0.2
+POLL_SECONDS = 0.2
 
 
 class LearnerLost(CommLost):
-    """This partner is gone, or does not answer."""
+    """This learner died, failed, or does not reply."""
 
 
 class Transport(Protocol):
-    """The driver's end of what connects it with a partner; whoever is gone is a `CommLost`."""
+    """The driver's end of a connection to a learner worker; raises `CommLost` if that is gone."""
 
-    def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Hand a parcel over."""
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message."""
         ...
 
-    def hear(self, limit_seconds: float) -> Parts | None:
-        """What was said, within the limit; None if nothing was."""
+    def receive(self, timeout_seconds: float) -> Parts | None:
+        """The next message; None if none came in time."""
         ...
 
-    def waits(self, limit_seconds: float) -> bool:
-        """Has something been said that was not heard yet, or is somebody gone?"""
+    def poll(self, timeout_seconds: float) -> bool:
+        """Is a message waiting, or the connection broken?"""
         ...
 
 
 class ProcessControl(Protocol):
-    """A partner's process."""
+    """A learner worker's process."""
 
     def is_alive(self) -> bool:
-        """Is it there?"""
+        """Is it running?"""
         ...
 
-    def end(self) -> None:
-        """It is not needed, or not to be relied upon."""
+    def exit_reason(self) -> str:
+        """How the process ended; empty if that is not known."""
+        ...
+
+    def stop(self) -> None:
+        """End it at once."""
         ...
 
 
 class LearnerHandle:
-    """One partner."""
+    """One learner worker."""
 
     def __init__(
-        self, number: int, talk: Transport, life: ProcessControl, now: float, start_seconds: float = START_SECONDS
+        self,
+        number: int,
+        transport: Transport,
+        control: ProcessControl,
+        now: float,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self.number = number
-        self.talk = talk
-        self.life = life
-        self.since = now
+        self.transport = transport
+        self.control = control
+        self.started_at = now
         self.start_seconds = start_seconds
         self.ready = False
-        self.owed = 0  # words that are due for orders given
-        self.dealt: deque[Array] = deque()  # ids of the items it has not answered for yet
+        self.num_outstanding = 0  # requests without a reply
+        self.pending_ids: deque[Array] = deque()  # ids of the items in each share that it has not reported on
 
-    def listen(self, now: float) -> None:
-        """Is it ready by now? One that is gone, or takes too long to start, is lost."""
-        if not self.ready and (parts := self.heard(0.0)) is not None:
+    def poll(self, now: float) -> None:
+        """Note whether it is ready; raise `LearnerLost` if it died or takes too long to start."""
+        if not self.ready and (parts := self.receive(0.0)) is not None:
             self.ready = True
-            require_well(parts)
-        if not self.life.is_alive():
-            raise LearnerLost(self.last_words())
-        if not self.ready and now - self.since > self.start_seconds:
+            raise_if_failed(parts)
+        if not self.control.is_alive():
+            raise LearnerLost(self.final_error())
+        if not self.ready and now - self.started_at > self.start_seconds:
             raise LearnerLost("it did not start")
 
-    def last_words(self) -> str:
-        """Why it is gone: one that fails between orders says so unasked."""
+    def final_error(self) -> str:
+        """Why it died: the error that it sent unasked, or how its process ended."""
         with suppress(CommLost):
-            while (parts := self.talk.hear(0.0)) is not None:
+            while (parts := self.transport.receive(0.0)) is not None:
                 if parts[0].get("kind") == "failed":
-                    return str(parts[0].get("what"))
-        return self.how_ended() or "its process is gone"
+                    return str(parts[0].get("cause"))
+        return self.control.exit_reason() or "its process is gone"
 
-    def how_ended(self) -> str:
-        """How its process ended, where it has and that can be known."""
-        how: Callable[[], str] = getattr(self.life, "how_ended", str)
-        return "" if self.life.is_alive() else how()
+    def cause_of_loss(self, observed: str) -> str:
+        """Why it is lost: what the driver observed, and how its process ended if it did."""
+        reason = "" if self.control.is_alive() else self.control.exit_reason()
+        return f"{observed}; {reason}" if reason and reason not in observed else observed
 
-    def cause(self, seen: str) -> str:
-        """Why it is lost: what was seen of that, and how its process ended."""
-        how = self.how_ended()
-        return f"{seen}; {how}" if how and how not in seen else seen
+    def send_request(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a request; its reply is received later."""
+        self.transport.send(facts, arrays)
+        self.num_outstanding += 1
 
-    def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Tell it to do something."""
-        self.talk.say(facts, arrays)
-        self.owed += 1
-
-    def answer(self, kind: str, limit_seconds: float) -> Parts:
-        """The word that is due next, which must be of this kind."""
-        parts = self.word(limit_seconds)
+    def receive_reply(self, kind: str, timeout_seconds: float) -> Parts:
+        """The next reply, which must be of this kind."""
+        parts = self.next_reply(timeout_seconds)
         if parts[0].get("kind") != kind:
-            raise CommLost(str(parts[0].get("what", "it said something else")))
+            raise CommLost(str(parts[0].get("cause", f"its reply is not of kind {kind}")))
         return parts
 
-    def word(self, limit_seconds: float) -> Parts:
-        """Whatever it says next, within the limit."""
-        until = time.monotonic() + limit_seconds
+    def next_reply(self, timeout_seconds: float) -> Parts:
+        """The next reply of any kind."""
+        until = time.monotonic() + timeout_seconds
         while True:
-            if (parts := self.heard(LISTEN_SECONDS)) is not None:
-                self.owed -= 1
-                require_well(parts)
+            if (parts := self.receive(POLL_SECONDS)) is not None:
+                self.num_outstanding -= 1
+                raise_if_failed(parts)
                 return parts
-            if not self.life.is_alive():
-                raise LearnerLost(self.last_words())
+            if not self.control.is_alive():
+                raise LearnerLost(self.final_error())
             if time.monotonic() > until:
                 raise LearnerLost("it does not answer")
 
-    def heard(self, limit_seconds: float) -> Parts | None:
-        """What it has said within the limit, if anything."""
+    def receive(self, timeout_seconds: float) -> Parts | None:
+        """The next message; None if none came in time."""
         try:
-            return self.talk.hear(limit_seconds)
+            return self.transport.receive(timeout_seconds)
         except CommLost as cause:
             raise LearnerLost(str(cause)) from cause
 
-    def settle(self, limit_seconds: float) -> Iterator[Parts]:
-        """Hear every word that is due, whatever it is: afterwards orders and words are in step again."""
-        until = time.monotonic() + limit_seconds
-        while self.owed:
-            yield self.word(max(0.0, until - time.monotonic()))
-        self.dealt.clear()
+    def drain(self, timeout_seconds: float) -> Iterator[Parts]:
+        """Drain outstanding replies to resynchronise the connection."""
+        until = time.monotonic() + timeout_seconds
+        while self.num_outstanding:
+            yield self.next_reply(max(0.0, until - time.monotonic()))
+        self.pending_ids.clear()
 
 
-def require_well(parts: Parts) -> None:
-    """A partner whose word is that it failed is as good as gone."""
+def raise_if_failed(parts: Parts) -> None:
+    """A learner that reports its own failure is lost."""
     if parts[0].get("kind") == "failed":
-        raise LearnerLost(str(parts[0].get("what")))
+        raise LearnerLost(str(parts[0].get("cause")))

@@ -1,4 +1,4 @@
-"""Where partners and shards live, and how they are reached: here, in processes of this machine."""
+"""Launching learner workers and parameter-server shards: the Protocol, and processes of this machine."""
 
 import socket
 import time
@@ -19,198 +19,202 @@ from qfleet.data.wire_format import Facts, packed_bytes
 from qfleet.distributed.actors.process import require_sendable
 from qfleet.distributed.learners.actor_learner import PIECE_BYTES
 from qfleet.distributed.learners.handle import LearnerHandle
-from qfleet.distributed.learners.main import LearnerProcessSetup, RingTransport, learn_beside
+from qfleet.distributed.learners.main import LearnerProcessSetup, RingTransport, learner_main
 from qfleet.distributed.learners.worker import LearnerSetup, join_group
 from qfleet.distributed.parameter_server.driver import ShardProcesses
 from qfleet.distributed.replay.client import batch_size, window
-from qfleet.envs.workers.process import ending
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
-from qfleet.plan.validate.placement import has_bundles
+from qfleet.plan.validate.placement import has_actor_learners
 from qfleet.replay import Cut
 from qfleet.sync.comm import Comm, CommLost
-from qfleet.sync.process_groups import make_store
+from qfleet.sync.process_groups import make_rendezvous_store
 from qfleet.sync.served import ShardConnection
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
+from qfleet.system.worker_process import exit_text
 
 ADDRESS = "127.0.0.1"
-# SLOTS: batches that a partner may have at a time
-ANSWER_BYTES = 4096
-SLOTS = 2
-END_SECONDS = 0.5
-START_SECONDS = 60.0  # that a partner may take to start: it is forked with everything imported, but may build worlds
-
+HEADER_BYTES = 4096
+SLOTS = 2  # batches that a learner worker may have at a time
+STOP_SECONDS = 0.5
+START_SECONDS = 60.0  # a learner worker is forked with everything imported, but may make environments
 
 # The user's own environment maker, torso and exploration.
-Own: TypeAlias = tuple[EnvMaker | None, nn.Module | None, Explore | None]
-NOTHING_OWN: Own = (None, None, None)
+UserParts: TypeAlias = tuple[EnvMaker | None, nn.Module | None, Explore | None]
+NO_USER_PARTS: UserParts = (None, None, None)
 
 
 class ShardGroup(Protocol):
-    """A parameter server, as rank 0 sees it."""
+    """All shards of a parameter server, as rank 0 uses them."""
 
-    facts: Facts  # what an order to join says of it
+    facts: Facts  # of a `form` request, by which members find the shards
 
-    def seat(self, rank: int) -> Sequence[ShardConnection]:
-        """Our own ways to all shards."""
+    def connect(self, rank: int) -> Sequence[ShardConnection]:
+        """Connections of this process to all shards."""
         ...
 
-    def invite(self, group: Sequence[LearnerHandle]) -> None:
-        """Let these, in the order of ranks from 1 on, have theirs."""
+    def connect_members(self, members: Sequence[LearnerHandle]) -> None:
+        """Connect these learners, ranks 1, 2, ..., to all shards."""
         ...
 
     def release(self) -> None:
-        """No step is coming for a while: whoever waits for one goes on without."""
+        """Reply to all learners that wait for a step: none is coming for a while."""
         ...
 
-    def gather(self, learner: Learner) -> dict[str, Any]:
-        """Write what the shards have into a learner; how far they are, and how stale gradients were."""
+    def pull_into(self, learner: Learner) -> dict[str, Any]:
+        """Pull weights and moments of all shards into a learner; versions and counts of staleness."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Stop all shards."""
         ...
 
 
 class LearnerLauncher(Protocol):
-    """Where partners and shards live."""
+    """Starts learner workers and shards."""
 
-    replaces: bool  # can another one come for one that is lost?
+    replaces: bool  # can a lost learner be restarted?
 
-    def hire(self, number: int, incarnation: int) -> LearnerHandle:
-        """Start a partner, in place of as many before it."""
+    def launch(self, number: int, incarnation: int) -> LearnerHandle:
+        """Start a learner worker; incarnation 0 is the first one of this number."""
         ...
 
-    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
-        """Order these, in the order of ranks from 1 on, to form a group, and join it as rank 0."""
+    def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
+        """Request these learners, ranks 1, 2, ..., to form a process group, and join it as rank 0."""
         ...
 
-    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
-        """Start a parameter server that begins with what a learner has."""
+    def start_server(self, sync_plan: Serving, learner: Learner) -> ShardGroup:
+        """Start a parameter server with a learner's weights and moments."""
         ...
 
 
-def orders_for(plan: Plan, shown: Spec, spec: Spec, number: int, incarnation: int, own: Own) -> LearnerSetup:
-    """What a partner is told; of what is the user's own, only what it has a use for."""
-    make, torso, explore = own
-    beside = {"incarnation": incarnation, "make": make, "explore": explore} if has_bundles(plan) else {}
-    return LearnerSetup(msgspec.json.encode(plan), shown, spec, number, torso, **beside)  # type: ignore[arg-type]
+def make_setup(
+    plan: Plan, env_spec: Spec, spec: Spec, number: int, incarnation: int, user_parts: UserParts
+) -> LearnerSetup:
+    """The setup of a learner worker; of the user's own parts only those that it uses."""
+    make, torso, explore = user_parts
+    acting = {"incarnation": incarnation, "make": make, "explore": explore} if has_actor_learners(plan) else {}
+    return LearnerSetup(msgspec.json.encode(plan), env_spec, spec, number, torso, **acting)  # type: ignore[arg-type]
 
 
 class LearnerProcess:
-    """A partner's process."""
+    """A learner worker's process on this machine."""
 
-    def __init__(self, process: BaseProcess, post: LearnerProcessSetup, bell: Any) -> None:
+    def __init__(self, process: BaseProcess, setup: LearnerProcessSetup, bell: Any) -> None:
         self.process = process
-        self.post = post
+        self.setup = setup
         self.bell = bell
 
     def is_alive(self) -> bool:
-        """Is it there?"""
+        """Is it running?"""
         return self.process.is_alive()
 
-    def how_ended(self) -> str:
-        """How its process ended, in words."""
-        return f"its process {ending(self.process)}"
+    def exit_reason(self) -> str:
+        """How the process ended."""
+        return f"its process {exit_text(self.process.exitcode)}"
 
-    def hand(self, *handles: int) -> None:
-        """Hand descriptors over."""
+    def send_fds(self, *fds: int) -> None:
+        """Send file descriptors to the process."""
         try:
-            for handle in handles:
-                send_handle(self.bell, handle, self.process.pid)
+            for fd in fds:
+                send_handle(self.bell, fd, self.process.pid)
         except OSError as error:
             raise CommLost(str(error)) from error
 
-    def end(self) -> None:
-        """Kill it, and let go of what connected us."""
+    def stop(self) -> None:
+        """Kill it, and close the connection."""
         self.process.kill()
-        self.process.join(END_SECONDS)
+        self.process.join(STOP_SECONDS)
         self.bell.close()
-        self.post.into.close()
-        self.post.out.close()
+        self.setup.into.close()
+        self.setup.out.close()
 
 
 class LocalLearnerLauncher:
-    """Processes of this machine, which share memory with this one or meet at a store on loopback."""
+    """Starts processes on this machine, connected by shared memory, or by gloo or NCCL on loopback."""
 
     replaces = True
 
-    def __init__(self, plan: Plan, shown: Spec, spec: Spec, cut: Cut, own: Own = NOTHING_OWN) -> None:
+    def __init__(self, plan: Plan, env_spec: Spec, spec: Spec, cut: Cut, user_parts: UserParts = NO_USER_PARTS) -> None:
         self.plan = plan
-        self.shown = shown
+        self.env_spec = env_spec
         self.spec = spec
-        self.own = own
-        self.order_bytes, self.word_bytes = parcel_bytes(plan, spec, cut)
-        self.needs_main = b"__main__" in require_sendable(own if has_bundles(plan) else (None, own[1], None))
+        self.user_parts = user_parts
+        self.request_bytes, self.reply_bytes = message_bytes(plan, spec, cut)
+        self.needs_main = b"__main__" in require_sendable(
+            user_parts if has_actor_learners(plan) else (None, user_parts[1], None)
+        )
         self.context: ForkServerContext = fork_server(ROLES)
-        self.store = make_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
-        self.lives: dict[int, LearnerProcess] = {}  # the newest of each number
+        self.store = make_rendezvous_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
+        self.processes: dict[int, LearnerProcess] = {}  # the newest of each number
 
-    def hire(self, number: int, incarnation: int) -> LearnerHandle:
-        """Start a partner's process."""
-        bell, theirs = self.context.Pipe()
-        into = Ring(SLOTS, self.order_bytes)
-        out = Ring(SLOTS, self.word_bytes)
-        orders = orders_for(self.plan, self.shown, self.spec, number, incarnation, self.own)
-        post = LearnerProcessSetup(orders, into, out, theirs)
-        process = self.context.Process(target=learn_beside, args=(post,), name=f"qfleet-learner-{number}", daemon=True)
+    def launch(self, number: int, incarnation: int) -> LearnerHandle:
+        """Start a learner worker's process."""
+        bell, child_end = self.context.Pipe()
+        into = Ring(SLOTS, self.request_bytes)
+        out = Ring(SLOTS, self.reply_bytes)
+        learner_setup = make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.user_parts)
+        setup = LearnerProcessSetup(learner_setup, into, out, child_end)
+        process = self.context.Process(target=learner_main, args=(setup,), name=f"qfleet-learner-{number}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
-        theirs.close()
-        self.lives[number] = LearnerProcess(process, post, bell)
+        child_end.close()
+        self.processes[number] = LearnerProcess(process, setup, bell)
         return LearnerHandle(
-            number, RingTransport(into, out, bell), self.lives[number], time.monotonic(), START_SECONDS
+            number, RingTransport(into, out, bell), self.processes[number], time.monotonic(), START_SECONDS
         )
 
-    def hand(self, mate: LearnerHandle, *handles: int) -> None:
-        """Hand descriptors to a partner."""
-        self.lives[mate.number].hand(*handles)
+    def send_fds(self, handle: LearnerHandle, *fds: int) -> None:
+        """Send file descriptors to a learner worker."""
+        self.processes[handle.number].send_fds(*fds)
 
-    def meet(self, group: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
-        """By the plan's backend."""
+    def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
+        """Form the group with the plan's backend."""
         if self.store is None:
-            return self.by_memory(group, facts, slot_bytes_for(sum(weight.nbytes for weight in learner.parameters)))
-        return by_sockets(self.plan, group, {**facts, "address": ADDRESS, "port": self.store.port})
+            return self.form_memory_group(
+                members, facts, slot_bytes_for(sum(weight.nbytes for weight in learner.parameters))
+            )
+        return form_gloo_group(self.plan, members, {**facts, "address": ADDRESS, "port": self.store.port})
 
-    def by_memory(self, group: Sequence[LearnerHandle], facts: Facts, slot: int) -> Comm:
-        """Meet in shared memory, handed to everybody with a line to us."""
-        size = 1 + len(group)
+    def form_memory_group(self, members: Sequence[LearnerHandle], facts: Facts, slot_bytes: int) -> Comm:
+        """Form the group in shared memory, sent to each member with a socket to rank 0."""
+        size = 1 + len(members)
         limit = self.plan.learners.timeout_seconds
-        region = SharedMemory(region_bytes(size, slot))
-        lines = list[socket.socket]()
+        region = SharedMemory(region_bytes(size, slot_bytes))
+        socks = list[socket.socket]()
         try:
-            for rank, mate in enumerate(group, 1):
-                mate.order({**facts, "rank": rank, "port": 0, "slot_bytes": slot})
-                mine, theirs = socket.socketpair()
-                lines.append(mine)
-                with theirs:
-                    self.hand(mate, region.fileno(), theirs.fileno())
+            for rank, handle in enumerate(members, 1):
+                handle.send_request({**facts, "rank": rank, "port": 0, "slot_bytes": slot_bytes})
+                our_end, child_end = socket.socketpair()
+                socks.append(our_end)
+                with child_end:
+                    self.send_fds(handle, region.fileno(), child_end.fileno())
         except BaseException:
-            for line in lines:  # who waits at the other end finds out at once
-                line.close()
+            for sock in socks:  # members that wait at the other end notice at once
+                sock.close()
             raise
-        return SharedComm(region, lines, 0, size, slot_bytes=slot, limit_seconds=limit)
+        return SharedComm(region, socks, 0, size, slot_bytes=slot_bytes, timeout_seconds=limit)
 
-    def serve(self, agreement: Serving, learner: Learner) -> ShardGroup:
-        """A process for each shard."""
-        return ShardProcesses(self.context, self.plan, agreement, learner, self.hand)
+    def start_server(self, sync_plan: Serving, learner: Learner) -> ShardGroup:
+        """Start a process for each shard."""
+        return ShardProcesses(self.context, self.plan, sync_plan, learner, self.send_fds)
 
 
-def parcel_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
-    """The most that an order and its word need: a batch and its priorities, or pieces of a bundle's memory."""
-    if has_bundles(plan):
-        return PIECE_BYTES + ANSWER_BYTES, PIECE_BYTES + ANSWER_BYTES
+def message_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
+    """The largest request and reply: a batch and its priorities, or pieces of an actor-learner's state."""
+    if has_actor_learners(plan):
+        return PIECE_BYTES + HEADER_BYTES, PIECE_BYTES + HEADER_BYTES
     items = batch_size(plan)
     batch = packed_bytes(*batch_parts(blank_batch(spec, items, *window(cut))))
-    return batch + ANSWER_BYTES, 4 * items + ANSWER_BYTES
+    return batch + HEADER_BYTES, 4 * items + HEADER_BYTES
 
 
-def by_sockets(plan: Plan, group: Sequence[LearnerHandle], facts: Facts, own: str | None = None) -> Comm:
-    """Order these to meet at the store that the facts name, and join as rank 0."""
-    for rank, mate in enumerate(group, 1):
-        mate.order({**facts, "rank": rank})
-    return join_group(plan, {**facts, "rank": 0}, own)
+def form_gloo_group(plan: Plan, members: Sequence[LearnerHandle], facts: Facts, user_parts: str | None = None) -> Comm:
+    """Request these learners to meet at the store that the facts name, and join as rank 0."""
+    for rank, handle in enumerate(members, 1):
+        handle.send_request({**facts, "rank": rank})
+    return join_group(plan, {**facts, "rank": 0}, user_parts)

@@ -1,4 +1,4 @@
-"""The inside of a partner's process on this machine: a partner, and the rings and handles by which it is reached."""
+"""Entry point of a learner worker's process on this machine, and its connections: rings, sockets, shared memory."""
 
 import importlib
 import os
@@ -13,137 +13,140 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
 from qfleet.data.wire_format import Arrays, Facts, Parts
-from qfleet.distributed.actors.main import MOST_CHARACTERS, logging_to
+from qfleet.distributed.actors.main import MAX_ERROR_CHARACTERS, redirect_output
 from qfleet.distributed.learners.worker import LearnerSetup, LearnerWorker, join_group
 from qfleet.distributed.parameter_server.driver import ShardPort
-from qfleet.distributed.parameter_server.shard import pair_bytes
+from qfleet.distributed.parameter_server.shard import mailbox_bytes
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.served import ShardConnection
-from qfleet.sync.shard import cuts_of
+from qfleet.sync.shard import shard_bounds
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
-from qfleet.system.child_process import bound_log, die_with_parent
+from qfleet.system.child_process import limit_log, die_with_parent
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import SharedMemory, region_of
+from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
 
-LISTEN_SECONDS = 1.0
-NAP_SECONDS = 0.0001
-SEEN_SECONDS = 5.0
+POLL_SECONDS = 1.0
+SLEEP_SECONDS = 0.0001
+MESSAGE_SECONDS = 5.0
 BELL = b"!"
 
 
 @dataclass
 class LearnerProcessSetup:
-    """What a partner's process is given."""
+    """Everything that a learner worker's process is started with."""
 
-    orders: LearnerSetup
+    learner_setup: LearnerSetup
     into: Ring
     out: Ring
     bell: Connection
 
 
 class RingTransport:
-    """One end of what connects the driver and a partner: parcels through rings, and a bell that says so."""
+    """One end of the connection of driver and learner worker: messages in rings, announced by a byte in a pipe."""
 
     def __init__(self, out: Ring, into: Ring, bell: Connection) -> None:
         self.out = out
         self.into = into
         self.bell = bell
 
-    def say(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Hand a parcel over; somebody who does not take what was said before is lost."""
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message; the receiver is lost if the ring is full of unread ones."""
         try:
             if not self.out.put(facts, arrays or {}):
-                raise CommLost("what was said before is still waiting")
+                raise CommLost("earlier messages are still unread")
             self.bell.send_bytes(BELL)
         except (OSError, ValueError) as error:  # closed, or never to be read
             raise CommLost(str(error)) from error
 
-    def hear(self, limit_seconds: float) -> Parts | None:
-        """What was said, within the limit; None if nothing was."""
+    def receive(self, timeout_seconds: float) -> Parts | None:
+        """The next message; None if none came in time."""
         try:
-            if not self.bell.poll(limit_seconds):
+            if not self.bell.poll(timeout_seconds):
                 return None
             self.bell.recv_bytes(len(BELL))
         except (OSError, EOFError) as error:
             raise CommLost(str(error)) from error
-        until = time.monotonic() + SEEN_SECONDS
+        until = time.monotonic() + MESSAGE_SECONDS
         while (parts := self.into.get()) is None:
             if time.monotonic() > until:
-                raise CommLost("a bell without a parcel")
-            time.sleep(NAP_SECONDS)
+                raise CommLost("a message was announced but did not arrive")
+            time.sleep(SLEEP_SECONDS)
         return parts
 
-    def waits(self, limit_seconds: float) -> bool:
-        """Has something been said that was not heard yet, or is somebody gone?"""
+    def poll(self, timeout_seconds: float) -> bool:
+        """Is a message waiting, or the connection broken?"""
         try:
-            return self.bell.poll(limit_seconds)
+            return self.bell.poll(timeout_seconds)
         except OSError:
             return True
 
 
-def learn_beside(post: LearnerProcessSetup) -> None:
-    """The life of a partner's process."""
+def learner_main(setup: LearnerProcessSetup) -> None:
+    """Run a learner worker until the driver is gone."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # a bundle may have environment workers
-    talk = RingTransport(post.out, post.into, post.bell)
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may start environment workers
+    transport = RingTransport(setup.out, setup.into, setup.bell)
     parent = os.getppid()
-    with logging_to(None), suppress(CommLost):
+    with redirect_output(None), suppress(CommLost):
         try:
-            partner = LearnerWorker(post.orders, lambda plan: SocketConnections(plan, post.bell), talk.say)
-            talk.say({"kind": "ready"})
+            worker = LearnerWorker(
+                setup.learner_setup, lambda plan: SocketConnections(plan, setup.bell), transport.send
+            )
+            transport.send({"kind": "ready"})
             busy = False
             while os.getppid() == parent:
-                if (parts := talk.hear(0.0 if busy else LISTEN_SECONDS)) is not None:
-                    partner.obey(parts)
-                    bound_log()
-                busy = partner.idle()
+                if (parts := transport.receive(0.0 if busy else POLL_SECONDS)) is not None:
+                    worker.handle_request(parts)
+                    limit_log()
+                busy = worker.act_when_idle()
         except Exception as error:
-            talk.say({"kind": "failed", "what": f"{type(error).__name__}: {error}"[:MOST_CHARACTERS]})
+            transport.send({"kind": "failed", "cause": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]})
             raise
 
 
 class SocketConnections:
-    """Memory and lines that the driver hands over; sockets if the plan asks for them."""
+    """Connections by shared memory and sockets that the driver sends, or by gloo or NCCL if the plan says so."""
 
     def __init__(self, plan: Plan, bell: Connection) -> None:
         self.plan = plan
         self.bell = bell
         self.ports: list[ShardPort] = []
         if plan.learners.backend in ("gloo", "nccl"):
-            importlib.import_module("torch.distributed")  # now, while nobody waits for us in a group
+            importlib.import_module("torch.distributed")  # now, while no group waits for this process
 
     def join(self, facts: Facts) -> Comm:
-        """The group that an order names."""
+        """Join the process group that a `form` request describes."""
         if int(facts["port"]) > 0:  # type: ignore[arg-type]
             return join_group(self.plan, facts)
         size = int(facts["size"])  # type: ignore[arg-type]
-        slot = int(facts["slot_bytes"])  # type: ignore[arg-type]
-        region, line = self.handed(region_bytes(size, slot))
-        how = {"slot_bytes": slot, "limit_seconds": self.plan.learners.timeout_seconds}
-        return SharedComm(region, [line], int(facts["rank"]), size, **how)  # type: ignore[arg-type]
+        slot_bytes = int(facts["slot_bytes"])  # type: ignore[arg-type]
+        region, sock = self.receive_region(region_bytes(size, slot_bytes))
+        limit = self.plan.learners.timeout_seconds
+        rank = int(facts["rank"])  # type: ignore[arg-type]
+        return SharedComm(region, [sock], rank, size, slot_bytes=slot_bytes, timeout_seconds=limit)
 
-    def handed(self, num_bytes: int) -> tuple[SharedMemory, socket.socket]:
-        """Memory and a line that the driver hands over."""
-        handles = []
+    def receive_region(self, num_bytes: int) -> tuple[SharedMemory, socket.socket]:
+        """Receive a shared memory region and a socket from the driver."""
+        fds = []
         for _ in range(2):
             if not self.bell.poll(self.plan.learners.timeout_seconds):
-                raise CommLost("nothing was handed over")
-            handles.append(recv_handle(self.bell))
-        return region_of(handles[0], num_bytes), socket.socket(fileno=handles[1])
+                raise CommLost("the driver sent no shared memory in time")
+            fds.append(recv_handle(self.bell))
+        return shared_memory_from_descriptor(fds[0], num_bytes), socket.socket(fileno=fds[1])
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
-        """The ways to all shards."""
+    def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
+        """Connect to all shards of the parameter server."""
         limit = self.plan.learners.timeout_seconds
-        for begin, end in cuts_of(sum(weight.numel() for weight in learner.parameters), agreement.shards):
-            self.ports.append(ShardPort(*self.handed(pair_bytes(end - begin)), end - begin, limit))
+        for begin, end in shard_bounds(sum(weight.numel() for weight in learner.parameters), sync_plan.shards):
+            self.ports.append(ShardPort(*self.receive_region(mailbox_bytes(end - begin)), end - begin, limit))
         return self.ports
 
-    def leave(self) -> None:
-        """Close the lines to the shards."""
+    def disconnect_shards(self) -> None:
+        """Close the connections to the shards."""
         for port in self.ports:
             port.close()
         self.ports = []

@@ -1,4 +1,4 @@
-"""Who learns from which items of a batch, and how much that counts. No IO. Shapes: N items."""
+"""Shares of a batch: which learner gets which items, and the weight of its gradient. No IO. Shapes: N items."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from qfleet.replay import SamplerTotals
 
 SPEED_WEIGHT = 0.1
 BALANCE_UPDATES = 50
-WORTH = 0.1
-SLOW = 0.6  # of the fastest one's speed, and below
+MIN_SHARE_CHANGE = 0.1
+SLOW_FRACTION = 0.6  # of the fastest learner's speed: slower ones are logged
 
 
 @lru_cache(maxsize=64)
-def owners_of(items: int, shares: tuple[float, ...]) -> Array:  # [N]
-    """Who learns from each item: in turns as even as the shares allow, so that everybody sees all ages that were drawn.
+def assign_items(items: int, shares: tuple[float, ...]) -> Array:  # [N]
+    """The rank of each item: interleaved as evenly as the shares allow, so that all ranks get items of all ages.
 
-    Everybody gets one at least: a learner that has none would be waited for in vain.
+    Every rank gets at least one item: a learner without any would make no gradient to wait for.
     """
     learners = len(shares)
     if len(set(shares)) == 1:
@@ -35,13 +35,13 @@ def owners_of(items: int, shares: tuple[float, ...]) -> Array:  # [N]
     return owners
 
 
-def share_of(owners: Array, rank: int, learners: int) -> float:
-    """How much this rank's mean gradient counts beside those of the others, which are averaged: 1 for equal parts."""
+def share_of_batch(owners: Array, rank: int, learners: int) -> float:
+    """The weight of this rank's mean gradient in the average over all ranks: 1 for equal shares."""
     return float(np.count_nonzero(owners == rank)) * learners / len(owners)
 
 
 class LearnerSpeeds:
-    """How fast learners are, and the shares that follow from it; a moving mean, looked at every so many updates."""
+    """Moving means of the learners' speeds, and the shares that follow from them every `BALANCE_UPDATES`."""
 
     def __init__(self, num: int, *, balance: bool) -> None:
         self.num = num
@@ -49,38 +49,38 @@ class LearnerSpeeds:
         self.shares = (1.0,) * num  # by rank, the mean is 1
         self.speeds: list[float | None] = [None] * num  # items per second
         self.updates = 0
-        self.slow: set[int] = set()  # ranks that were slow when they were last looked at
+        self.slow: set[int] = set()  # ranks that were slow at the last check
 
     def note(self, rank: int, items: int, seconds: float) -> None:
-        """A rank computed so many items in so many seconds."""
+        """Add one measurement of a rank."""
         now = items / max(seconds, 1e-9)
         before = self.speeds[rank]
         self.speeds[rank] = now if before is None else before + SPEED_WEIGHT * (now - before)
 
-    def settle(self) -> list[tuple[int, float]]:
-        """After an update: new shares, if they follow speeds; who has become slow, beside the fastest one's speed."""
+    def rebalance(self) -> list[tuple[int, float]]:
+        """Count an update and set new shares if due; ranks that have become slow, with speeds relative to the best."""
         self.updates += 1
         known = [speed for speed in self.speeds if speed is not None]
         if self.updates % BALANCE_UPDATES or len(known) < self.num:
             return []
         if self.balance:
-            self.divide(known)
-        slow = {rank: speed / max(known) for rank, speed in enumerate(known) if speed <= SLOW * max(known)}
+            self.set_shares(known)
+        slow = {rank: speed / max(known) for rank, speed in enumerate(known) if speed <= SLOW_FRACTION * max(known)}
         fresh = [(rank, part) for rank, part in slow.items() if rank not in self.slow]
         self.slow = set(slow)
         return fresh
 
-    def divide(self, known: list[float]) -> None:
-        """Shares by speed, if those there are are off by a tenth."""
+    def set_shares(self, known: list[float]) -> None:
+        """Set shares by speed, if one of them changes by a tenth or more."""
         mean = sum(known) / self.num
         fair = tuple(speed / mean for speed in known)
-        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) >= WORTH:
+        if max(abs(new - old) / old for new, old in zip(fair, self.shares, strict=True)) >= MIN_SHARE_CHANGE:
             self.shares = fair
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What all bundles hold together, and the largest importance weight among their batches."""
+    """Totals over the replays of all actor-learners, and the largest importance weight in their batches."""
 
     learners: int
     items: int
@@ -88,33 +88,34 @@ class BatchTotals:
     top: float
 
 
-def lift(items: int, mass: float, own: SamplerTotals) -> float:
-    """What a bundle's importance weights are multiplied by, to be those of one replay with so much in it."""
+def weight_scale(items: int, mass: float, own: SamplerTotals) -> float:
+    """The factor from an actor-learner's importance weights to those of one replay with these totals."""
     return float((items * own.mass / (mass * own.items)) ** -own.beta)
 
 
-def totals_of(stocks: Sequence[SamplerTotals]) -> BatchTotals:
-    """All bundles together."""
-    items = sum(stock.items for stock in stocks)
-    mass = sum(stock.mass for stock in stocks)
-    return BatchTotals(len(stocks), items, mass, max(lift(items, mass, stock) * stock.top for stock in stocks))
+def totals_of(replays: Sequence[SamplerTotals]) -> BatchTotals:
+    """The totals of all replays."""
+    items = sum(replay.items for replay in replays)
+    mass = sum(replay.mass for replay in replays)
+    top = max(weight_scale(items, mass, replay) * replay.top for replay in replays)
+    return BatchTotals(len(replays), items, mass, top)
 
 
-def share_in(totals: BatchTotals, own: SamplerTotals) -> float:
-    """How much a bundle's mean gradient counts beside those of the others, which are averaged.
+def share_of_replay(totals: BatchTotals, own: SamplerTotals) -> float:
+    """The weight of an actor-learner's mean gradient in the average over all of them.
 
-    As if items were drawn from all replays in proportion to their part of the whole mass: a bundle counts by its part
-    of the mass, and its weights, which its batch had divided by their largest, are put on the scale of all.
+    As if items were sampled from all replays in proportion to their priority mass: an actor-learner counts by its part
+    of the mass, and its importance weights, which were divided by their largest, are scaled to the largest of all.
     """
     part = own.mass / totals.mass
-    return totals.learners * part * lift(totals.items, totals.mass, own) * own.top / totals.top
+    return totals.learners * part * weight_scale(totals.items, totals.mass, own) * own.top / totals.top
 
 
-Known = tuple[Array, Array]  # ids and their priorities
+KnownPriorities = tuple[Array, Array]  # ids and their priorities
 
 
-def joined(ids: Array, owners: Array, own: Array, late: list[Known]) -> Array:  # [N]
-    """The priorities of a batch as far as they are known; what was found of it is taken out of `late`."""
+def join_priorities(ids: Array, owners: Array, own: Array, late: list[KnownPriorities]) -> Array:  # [N]
+    """The priorities of a batch, NaN where they are missing; those found in `late` are removed from it."""
     priority = np.full(len(ids), np.nan, np.float32)
     priority[owners == 0] = own
     for rank in range(1, int(owners.max(initial=0)) + 1):
@@ -125,7 +126,7 @@ def joined(ids: Array, owners: Array, own: Array, late: list[Known]) -> Array:  
     return priority
 
 
-def pieces_of(sizes: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
-    """What the numbers [begin, end) have of tensors of these sizes, laid end to end: which tensor, and how many."""
+def pieces_in_range(sizes: Sequence[int], begin: int, end: int) -> list[tuple[int, int]]:
+    """The part [begin, end) of tensors of these sizes laid end to end: index of each tensor, and how many numbers."""
     cuts = np.clip(np.concatenate([[0], np.cumsum(sizes)]), begin, end)
     return [(at, int(length)) for at, length in enumerate(np.diff(cuts)) if length]

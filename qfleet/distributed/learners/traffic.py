@@ -1,41 +1,44 @@
-"""How many bytes learners send each other."""
+"""Bytes that the driver's learner sends per update."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 
 class CountsBytes(Protocol):
-    """Somewhere to send things."""
+    """A connection that counts the bytes sent."""
 
     sent_bytes: int
 
 
 class Traffic:
-    """What rank 0 has sent for its updates, before whatever a carrier adds; what forming a group takes is left out."""
+    """Bytes that rank 0 sent for updates, without protocol headers and without those for forming a group."""
 
     def __init__(self) -> None:
-        self.bytes = self.updates = self.before = 0
-        self.ways: Sequence[CountsBytes] = ()
+        self.bytes = 0
+        self.updates = 0
+        self.before = 0
+        self.connections: Sequence[CountsBytes] = ()
 
-    def begin(self, ways: Sequence[CountsBytes]) -> None:
-        """An update is begun, perhaps for another time, and these are the ways to others."""
+    def begin(self, connections: Sequence[CountsBytes]) -> None:
+        """Begin an update, or another try of it, with these connections."""
         self.count()
-        self.ways = ways
-        self.before = sum(way.sent_bytes for way in ways)
+        self.connections = connections
+        self.before = sum(connection.sent_bytes for connection in connections)
 
     def end(self) -> None:
-        """It was made."""
+        """The update was made."""
         self.count()
         self.updates += 1
-        self.ways = ()
+        self.connections = ()
         self.before = 0
 
     def count(self) -> None:
-        """What was sent on these ways."""
-        self.bytes += sum(way.sent_bytes for way in self.ways) - self.before
+        """Add the bytes sent on these connections since `begin`."""
+        self.bytes += sum(connection.sent_bytes for connection in self.connections) - self.before
 
     def take(self) -> float | None:
-        """Bytes per update since this was last asked."""
+        """Mean bytes per update since the last call."""
         mean = round(self.bytes / self.updates, 1) if self.updates else None
-        self.bytes = self.updates = 0
+        self.bytes = 0
+        self.updates = 0
         return mean

@@ -1,4 +1,4 @@
-"""A partner: a learner that keeps one set of weights with the driver's and the others, wherever it lives."""
+"""A learner worker: a learner in another process that makes updates together with the driver's learner."""
 
 import hashlib
 import time
@@ -17,154 +17,156 @@ from qfleet.build.components import LAYERS, SYNC, EnvMaker, learner_net, make_fr
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch, fact
 from qfleet.data.wire_format import Arrays, Facts, Parts
-from qfleet.distributed.learners.actor_learner import ActorLearner, make_bundle
+from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
-from qfleet.learn.learner import Change
+from qfleet.learn.learner import PendingUpdate
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.plan.sync_schema import Sync as SyncPlan
-from qfleet.plan.validate.placement import has_bundles
-from qfleet.sync.average import Tell
+from qfleet.plan.validate.placement import has_actor_learners
+from qfleet.sync.average import LogEvent
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.process_groups import make_gloo, make_nccl
 from qfleet.sync.served import PushRefused, ShardConnection
-from qfleet.sync.strategies import Ready, Step, Sync, flat, listener, place
+from qfleet.sync.strategies import GradientCallback, Step, Sync, copy_into, flatten_tensors, gradient_callback
 
-MOST_TRIES = 100
+MAX_TRIES = 100
 
 
 @dataclass
 class LearnerSetup:
-    """Everything a partner needs to know before its first order."""
+    """Everything a learner worker needs before its first request."""
 
     plan: bytes  # as JSON
-    shown: Spec  # the world's own
-    spec: Spec  # what batches are of
+    env_spec: Spec  # of the environments
+    spec: Spec  # of the batches
     number: int
     torso: nn.Module | None = None
-    # For a bundle: how often the partner was replaced, and what else is the user's own.
+    # For an actor-learner: which start of it this is (0 is the first), and the user's own parts.
     incarnation: int = 0
     make: EnvMaker | None = None
     explore: Explore | None = None
 
 
 class PeerConnections(Protocol):
-    """How a partner reaches the others."""
+    """How a learner worker reaches other learners and shards."""
 
     def join(self, facts: Facts) -> Comm:
-        """The group that an order names."""
+        """Join the process group that a `form` request describes."""
         ...
 
-    def seats(self, agreement: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
-        """The ways to all shards of the server that an order names."""
+    def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
+        """Connect to all shards of the parameter server that a `form` request describes."""
         ...
 
-    def leave(self) -> None:
-        """The ways to the shards are not needed any more."""
+    def disconnect_shards(self) -> None:
+        """Close the connections to the shards."""
         ...
 
 
-HASHED = ("all", "targets", "weights")
+HASHED_PARTS = ("all", "targets", "weights")
 
 
 class ReplyFunction(Protocol):
-    """A partner's word for an order."""
+    """Sends the reply to the current request."""
 
     def __call__(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Hand it over."""
+        """Send it."""
         ...
 
 
 class LearnerWorker:
-    """A learner, and the orders it obeys: each is answered with one word."""
+    """A learner that handles requests; each gets exactly one reply."""
 
-    def __init__(self, orders: LearnerSetup, ways: Callable[[Plan], PeerConnections], say: ReplyFunction) -> None:
-        self.spec = orders.spec
-        self.say = say
-        self.plan = placed(msgspec.json.decode(orders.plan, type=Plan), orders.number)
-        self.ways = ways(self.plan)
+    def __init__(self, setup: LearnerSetup, connect: Callable[[Plan], PeerConnections], reply: ReplyFunction) -> None:
+        self.spec = setup.spec
+        self.reply = reply
+        self.plan = with_device(msgspec.json.decode(setup.plan, type=Plan), setup.number)
+        self.connections = connect(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
-        torch.manual_seed(int(stream(self.plan.seed, LAYERS, orders.number).integers(2**63)))
-        self.bundle = bundle_for(self.plan, orders) if has_bundles(self.plan) else None
+        torch.manual_seed(int(stream(self.plan.seed, LAYERS, setup.number).integers(2**63)))
+        self.actor_learner = actor_learner_for(self.plan, setup) if has_actor_learners(self.plan) else None
         self.learner = (
-            lone_learner(self.plan, orders.shown, orders.spec, orders.torso)
-            if self.bundle is None
-            else self.bundle.learner
+            build_learner(self.plan, setup.env_spec, setup.spec, setup.torso)
+            if self.actor_learner is None
+            else self.actor_learner.learner
         )
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.given_up: Facts = {}  # that our codec was, if we judge alone
+        self.given_up: Facts = {}  # the report that this learner gave up its codec, if it did
 
-    def obey(self, parts: Parts) -> None:
-        """Join a group, learn, or tell what we have; if the others are lost on the way, say so."""
+    def handle_request(self, parts: Parts) -> None:
+        """Handle one request; if other learners are lost meanwhile, leave the group and reply with the cause."""
         try:
             match fact(parts[0], "kind"):
                 case "form":
-                    self.form(parts[0])
+                    self.form_group(parts[0])
                 case "hash":
-                    hashes: Facts = {what: state_hash(self.learner, what) for what in HASHED}
-                    self.say({"kind": "hash", **hashes})
-                case "read" | "write" | "adopt" | "reseed":
-                    self.remember(parts)
+                    hashes: Facts = {part: state_hash(self.learner, part) for part in HASHED_PARTS}
+                    self.reply({"kind": "hash", **hashes})
+                case "read" | "write" | "load" | "reseed":
+                    self.transfer_state(parts)
                 case _:
                     self.learn(parts)
         except CommLost as cause:
-            self.leave()
-            self.say({"kind": "lost", "what": str(cause)})
+            self.leave_group()
+            self.reply({"kind": "lost", "cause": str(cause)})
 
-    def idle(self) -> bool:
-        """There is no order: a bundle acts meanwhile. Was there something to do?"""
-        return self.bundle is not None and self.bundle.idle()
+    def act_when_idle(self) -> bool:
+        """With no request to handle, let an actor-learner act; False if there was nothing to do."""
+        return self.actor_learner is not None and self.actor_learner.act_when_idle()
 
-    def remember(self, parts: Parts) -> None:
-        """Tell what our bundle remembers, or take it back."""
+    def transfer_state(self, parts: Parts) -> None:
+        """Read or restore the actor-learner's state."""
         facts, arrays = parts
-        if self.bundle is None:
-            raise ValueError("only a bundle remembers")
+        if self.actor_learner is None:
+            raise ValueError("only an actor-learner has state to transfer")
         if facts["kind"] == "read":
-            piece, more = self.bundle.read(str(facts["name"]), int(facts["at"]))  # type: ignore[arg-type]
-            self.say({"kind": "piece", "more": more}, {"bytes": np.frombuffer(piece, np.uint8)})
+            piece, more = self.actor_learner.read(str(facts["name"]), int(facts["at"]))  # type: ignore[arg-type]
+            self.reply({"kind": "piece", "more": more}, {"bytes": np.frombuffer(piece, np.uint8)})
         elif facts["kind"] == "write":
-            self.bundle.write(str(facts["name"]), int(facts["at"]), arrays["bytes"].tobytes())  # type: ignore[arg-type]
-            self.say({"kind": "written"})
+            self.actor_learner.write(str(facts["name"]), int(facts["at"]), arrays["bytes"].tobytes())  # type: ignore[arg-type]
+            self.reply({"kind": "written"})
         elif facts["kind"] == "reseed":
-            self.bundle.reseed(int(facts["number"]))  # type: ignore[arg-type]
-            self.say({"kind": "reseeded"})
+            self.actor_learner.reseed(int(facts["number"]))  # type: ignore[arg-type]
+            self.reply({"kind": "reseeded"})
         else:
-            lost = self.bundle.adopt()
-            self.say({"kind": "adopted", "lost": lost, **self.bundle.held, "life": self.bundle.life})
+            facts = {"kind": "loaded", "lost_lanes": self.actor_learner.load_written()}
+            self.reply({**facts, **self.actor_learner.last_totals, "instance_id": self.actor_learner.instance_id})
 
-    def leave(self) -> None:
-        """The group is no more."""
+    def leave_group(self) -> None:
+        """Close the connections of the current group."""
         self.comm.close()
-        self.ways.leave()
+        self.connections.disconnect_shards()
         self.comm = NoComm()
         self.sync = None
         self.given_up = {}
 
-    def form(self, facts: Facts) -> None:
-        """Join the others, and begin where rank 0 is."""
-        self.leave()
-        self.comm = self.ways.join(facts)
-        share_state(self.learner, self.comm)
-        agreement = msgspec.json.decode(str(facts["sync"]), type=SyncPlan)
+    def form_group(self, facts: Facts) -> None:
+        """Join a new group, and start with rank 0's state."""
+        self.leave_group()
+        self.comm = self.connections.join(facts)
+        broadcast_state(self.learner, self.comm)
+        sync_plan = msgspec.json.decode(str(facts["sync"]), type=SyncPlan)
         own = self.learner
-        if isinstance(agreement, Serving):
-            ports = self.ways.seats(agreement, own, facts)
-            self.sync = served_for(agreement, self.plan.seed, own, ports, self.comm.rank, self.note)
+        if isinstance(sync_plan, Serving):
+            ports = self.connections.connect_shards(sync_plan, own, facts)
+            self.sync = make_server_client(
+                sync_plan, self.plan.seed, own, ports, self.comm.rank, self.on_strategy_event
+            )
         else:
-            self.sync = sync_for(agreement, self.plan.seed, own, self.comm)
-        word: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
-        if self.bundle is not None:
-            self.bundle.joined(facts)
-            word |= self.bundle.news()
-        self.say(word)
-        if self.bundle is not None:
-            self.bundle.heard()
+            self.sync = make_strategy(sync_plan, self.plan.seed, own, self.comm)
+        formed: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
+        if self.actor_learner is None:
+            self.reply(formed)
+            return
+        self.actor_learner.on_joined(facts)
+        self.reply(formed | self.actor_learner.env_report())
+        self.actor_learner.discard_reported()
 
     def learn(self, parts: Parts) -> None:
-        """Take part in an update."""
+        """Make one update with the others, from the share in the request or from a batch of the own replay."""
         if self.sync is None:
             raise CommLost("not in a group")
         facts = parts[0]
@@ -172,115 +174,121 @@ class LearnerWorker:
         learner.updates = int(facts["updates"])  # type: ignore[arg-type]
         learner.learning_rate = float(facts["rate"])  # type: ignore[arg-type]
         batch, share = self.batch_for(parts)
-        news = {} if self.bundle is None else self.bundle.news()  # before priorities change what it holds
-        change, norm, seconds = proposed(learner, batch, share, self.sync.step, listener(self.sync))
+        # Before new priorities change the totals.
+        env_report = {} if self.actor_learner is None else self.actor_learner.env_report()
+        pending, norm, seconds = compute_and_step(learner, batch, share, self.sync.step, gradient_callback(self.sync))
         try:
-            learner.agree(change, norm)
+            learner.finish_shared_update(pending, norm)
         except NonFiniteUpdate:
             finite = False
         else:
             finite = True
-            if self.bundle is not None:
-                self.bundle.learned(batch, change.report.priority)
-        answer: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, **self.given_up}
-        self.say(answer | news, {"priority": change.report.priority} if self.bundle is None else None)
-        if self.bundle is not None:
-            self.bundle.heard()
+            if self.actor_learner is not None:
+                self.actor_learner.after_update(batch, pending.report.priority)
+        report: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, **self.given_up}
+        self.reply(report | env_report, {"priority": pending.report.priority} if self.actor_learner is None else None)
+        if self.actor_learner is not None:
+            self.actor_learner.discard_reported()
 
-    def note(self, kind: str, **fields: Any) -> None:
-        """Of what our codec tells, rank 0 must know when it is given up: nobody else sees our gradients."""
+    def on_strategy_event(self, kind: str, **fields: Any) -> None:
+        """Keep for the next report that the codec was given up: rank 0 does not see this learner's gradients."""
         if kind == "codec_given_up":
             self.given_up = {"given_up": fields["cosine"]}
 
     def close(self) -> None:
-        """Leave, and let go of what is ours."""
-        self.leave()
-        if self.bundle is not None:
-            self.bundle.close()
+        """Leave the group, and close the environments."""
+        self.leave_group()
+        if self.actor_learner is not None:
+            self.actor_learner.close()
 
     def batch_for(self, parts: Parts) -> tuple[Batch | Sequences, float]:
-        """What an order gives us to learn from, or has us draw, and how much it counts."""
-        if self.bundle is not None:
-            return self.bundle.draw(parts[0])
+        """The batch of a request, or one from the own replay, and the weight of its gradient."""
+        if self.actor_learner is not None:
+            return self.actor_learner.draw_batch(parts[0])
         return as_batch(parts, self.spec), float(parts[0]["share"])  # type: ignore[arg-type]
 
 
-def bundle_for(plan: Plan, orders: LearnerSetup) -> ActorLearner:
-    """The environments and the replay that come with a partner."""
-    own: dict[str, Any] = {"make": orders.make, "torso": orders.torso, "explore": orders.explore}
-    return make_bundle(plan, orders.shown, orders.number, orders.incarnation, **own)
+def actor_learner_for(plan: Plan, setup: LearnerSetup) -> ActorLearner:
+    """The actor-learner of this worker, with its environments and replay."""
+    own: dict[str, Any] = {"make": setup.make, "torso": setup.torso, "explore": setup.explore}
+    return make_actor_learner(plan, setup.env_spec, setup.number, setup.incarnation, **own)
 
 
-# What driver and partners do alike
+# Shared by the driver and learner workers
 
 
-def lone_learner(plan: Plan, shown: Spec, spec: Spec, torso: nn.Module | None) -> Learner:
-    """A learner as the driver's, before anybody has agreed on anything."""
-    policy = make_policy(plan, shown, torch.device(plan.runtime.device or "cpu"), torso)
-    return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, shown, torso, 0))
+def build_learner(plan: Plan, env_spec: Spec, spec: Spec, torso: nn.Module | None) -> Learner:
+    """A learner like the driver's, with initial weights of its own."""
+    policy = make_policy(plan, env_spec, torch.device(plan.runtime.device or "cpu"), torso)
+    return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, env_spec, torso, 0))
 
 
 def join_group(plan: Plan, facts: Facts, own: str | None = None) -> Comm:
-    """The group that an order names, by sockets or NCCL; `own` is this machine's address, if not the driver's."""
+    """Join the group that a `form` request describes, by gloo or NCCL; `own` is this machine's address."""
     rank, size, number, port = (int(facts[name]) for name in ("rank", "size", "number", "port"))  # type: ignore[arg-type]
-    how: dict[str, Any] = {"number": number, "limit_seconds": plan.learners.timeout_seconds}
+    options: dict[str, Any] = {"number": number, "timeout_seconds": plan.learners.timeout_seconds}
     if plan.learners.backend == "nccl":
-        return make_nccl(str(facts["address"]), port, rank, size, **how)
-    return make_gloo(str(facts["address"]), port, rank, size, **how, own=own)
+        return make_nccl(str(facts["address"]), port, rank, size, **options)
+    return make_gloo(str(facts["address"]), port, rank, size, **options, own=own)
 
 
-def placed(plan: Plan, number: int) -> Plan:
-    """The plan of learner `number`: by NCCL everybody has an accelerator of its own."""
+def with_device(plan: Plan, number: int) -> Plan:
+    """The plan of learner `number`: with NCCL each learner has an accelerator of its own."""
     if plan.learners.backend != "nccl":
         return plan
     device = f"cuda:{number % max(1, torch.cuda.device_count())}"
     return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, device=device))
 
 
-def share_state(learner: Learner, comm: Comm) -> None:
-    """Everybody has what rank 0 has."""
-    state = flat(learner.everything())
+def broadcast_state(learner: Learner, comm: Comm) -> None:
+    """Copy rank 0's weights, target network and moments to all ranks."""
+    state = flatten_tensors(learner.synced_tensors())
     comm.broadcast(state)
-    place(state, learner.everything())
+    copy_into(state, learner.synced_tensors())
 
 
-def state_hash(learner: Learner, what: str = "all") -> str:
-    """Equal for learners that are equal in all, in weights and target network, or in weights."""
-    targets = learner.target_tensors if what == "targets" else []
-    compared = learner.everything() if what == "all" else [*learner.online_tensors, *targets]
-    return hashlib.sha256(flat(compared).cpu().numpy().tobytes()).hexdigest()
+def state_hash(learner: Learner, part: str = "all") -> str:
+    """A hash of the whole state ("all"), of weights and target network ("targets"), or of the weights."""
+    targets = learner.target_tensors if part == "targets" else []
+    compared = learner.synced_tensors() if part == "all" else [*learner.online_tensors, *targets]
+    return hashlib.sha256(flatten_tensors(compared).cpu().numpy().tobytes()).hexdigest()
 
 
-def proposed(
-    learner: Learner, batch: Batch | Sequences, share: float, step: Step, ready: Ready | None = None
-) -> tuple[Change, float, float]:
-    """What a batch asks for, once it was not refused; the norm of the gradient, and the seconds it took to compute."""
-    for _ in range(MOST_TRIES):
-        begun = time.perf_counter()
-        change = learner.propose(batch, share, ready)
-        seconds = time.perf_counter() - begun
+def compute_and_step(
+    learner: Learner, batch: Batch | Sequences, share: float, step: Step, ready: GradientCallback | None = None
+) -> tuple[PendingUpdate, float, float]:
+    """Compute a gradient and step until no server refuses it as stale; the update, its norm, and seconds to compute."""
+    for _ in range(MAX_TRIES):
+        started_at = time.perf_counter()
+        pending = learner.prepare_shared_update(batch, share, ready)
+        seconds = time.perf_counter() - started_at
         with suppress(PushRefused):
-            return change, step(change.gradients), seconds
-    raise CommLost(f"every gradient was too old, {MOST_TRIES} times")
+            return pending, step(pending.gradients), seconds
+    raise CommLost(f"every gradient was too old, {MAX_TRIES} times")
 
 
-def silent(kind: str, **fields: Any) -> None:
-    """Rank 0 tells what is worth telling."""
+def ignore_event(kind: str, **fields: Any) -> None:
+    """Events of a strategy are the same on all ranks; rank 0 logs them."""
 
 
-def served_for(
-    plan: Serving, seed: int, learner: Learner, ports: Sequence[ShardConnection], rank: int, tell: Tell = silent
+def make_server_client(
+    plan: Serving,
+    seed: int,
+    learner: Learner,
+    ports: Sequence[ShardConnection],
+    rank: int,
+    log_event: LogEvent = ignore_event,
 ) -> Sync:
-    """A parameter server's strategy for this learner."""
-    who = {"rank": rank}
+    """This learner's client of a parameter server."""
     drawn = int(stream(seed, SYNC).integers(2**31))
-    return make_served(plan, ports, learner.clip, learner.rate, learner.parameters, **who, seed=drawn, tell=tell)
+    options: dict[str, Any] = {"rank": rank, "seed": drawn, "log_event": log_event}
+    return make_served(plan, ports, learner.clip, learner.current_rate, learner.parameters, **options)
 
 
-def sync_for(
-    plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None, tell: Tell = silent
+def make_strategy(
+    plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None, log_event: LogEvent = ignore_event
 ) -> Sync:
-    """The plan's strategy for this learner, whose own step may be watched."""
+    """The plan's strategy for this learner; `step` replaces the learner's own step."""
     moments = [tensor for moment in learner.optimizer.moments.values() for tensor in moment]
     drawn = int(stream(seed, SYNC).integers(2**31))
-    return make_sync(plan, comm, step or learner.step, learner.parameters, moments, seed=drawn, tell=tell)
+    return make_sync(plan, comm, step or learner.step, learner.parameters, moments, seed=drawn, log_event=log_event)

@@ -1,4 +1,4 @@
-"""A parameter server as the driver and the learners see it: its shards' processes, and the ways to them."""
+"""A parameter server's shards in processes of this machine, and the connections of driver and learners to them."""
 
 import socket
 import time
@@ -17,60 +17,59 @@ from torch import Tensor
 from qfleet.data import Array
 from qfleet.data.wire_format import Facts
 from qfleet.distributed.learners.handle import LearnerHandle
-from qfleet.distributed.learners.shares import pieces_of
+from qfleet.distributed.learners.shares import pieces_in_range
 from qfleet.distributed.parameter_server.shard import (
     FAILED,
     PUSH,
     REPLY,
     VERDICTS,
     ShardSetup,
-    halves,
-    hold,
-    pair_bytes,
+    gradient_and_weights,
+    mailbox_bytes,
     rows,
-    write,
+    shard_main,
+    write_row,
 )
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import CommLost
 from qfleet.sync.packed import PackedGradient
-from qfleet.sync.shard import Verdict, cuts_of
-from qfleet.sync.strategies import flat, place
+from qfleet.sync.shard import Verdict, shard_bounds
+from qfleet.sync.strategies import copy_into, flatten_tensors
 from qfleet.system.child_process import hidden_main
 from qfleet.system.shared_memory import SharedMemory
 
-# A start takes so much longer than any other answer: no more, for shards are forked with everything imported.
-START_SECONDS = 5.0
-END_SECONDS = 0.5
-Hand = Callable[..., None]  # a partner and descriptors for it
+START_SECONDS = 5.0  # beyond the timeout of a reply; shards are forked with everything imported
+STOP_SECONDS = 0.5
+SendFds = Callable[..., None]  # takes a learner's handle and file descriptors for it
 
 
 class ShardPort:
-    """A learner's end of the way to a shard of n numbers."""
+    """A learner's connection to a shard of n numbers: shared memory, and a socket for notices."""
 
-    def __init__(self, region: SharedMemory, line: socket.socket, num: int, limit_seconds: float) -> None:
+    def __init__(self, region: SharedMemory, sock: socket.socket, num: int, timeout_seconds: float) -> None:
         self.region = region
-        self.line = line
-        self.gradient, self.weights = halves(region, num)
+        self.sock = sock
+        self.gradient, self.weights = gradient_and_weights(region, num)
         self.sent_bytes = 0
-        line.settimeout(limit_seconds)
+        sock.settimeout(timeout_seconds)
 
     def push(
         self, gradient: Tensor, sequence: int, version: int, rate: float, packed: PackedGradient | None = None
     ) -> None:
-        """Write it down and say so. As it is: in shared memory it is sooner copied than unpacked."""
+        """Push a gradient, not packed: in shared memory copying is faster than unpacking."""
         self.gradient.copy_(gradient)
         self.sent_bytes += gradient.nbytes
         try:
-            self.line.sendall(PUSH.pack(sequence, version, rate))
+            self.sock.sendall(PUSH.pack(sequence, version, rate))
         except OSError as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
-        """Wait for the answer."""
+        """Wait for the verdict on the last push, the shard's version and its weights."""
         try:
-            data = self.line.recv(REPLY.size, socket.MSG_WAITALL)
+            data = self.sock.recv(REPLY.size, socket.MSG_WAITALL)
         except OSError as error:
             raise CommLost(f"a server's shard does not answer: {error}") from error
         if len(data) < REPLY.size:
@@ -79,91 +78,91 @@ class ShardPort:
         return VERDICTS[verdict], version, self.weights
 
     def close(self) -> None:
-        """Leave."""
-        self.line.close()
+        """Close the socket, which tells the shard that this learner left."""
+        self.sock.close()
 
 
 class ShardProcess:
-    """A shard's process, as the driver sees it."""
+    """The driver's handle of a shard's process."""
 
-    def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], kinds: int) -> None:
+    def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], num_kinds: int) -> None:
         self.num = sum(pieces)
-        self.kinds = kinds
-        self.state = SharedMemory(4 * self.num * kinds)
-        self.orders, self.theirs = context.Pipe()
-        self.owes = False  # a word for an order: one that comes too late would be taken for another's
-        post = ShardSetup(plan, sync, self.state, pieces, self.theirs)
-        self.process: BaseProcess = context.Process(target=hold, args=(post,), name="qfleet-shard", daemon=True)
+        self.num_kinds = num_kinds
+        self.state = SharedMemory(4 * self.num * num_kinds)
+        self.pipe, self.child_end = context.Pipe()
+        self.awaiting_reply = False  # after a timeout no other request may follow: a late reply would be taken for its
+        setup = ShardSetup(plan, sync, self.state, pieces, self.child_end)
+        self.process: BaseProcess = context.Process(target=shard_main, args=(setup,), name="qfleet-shard", daemon=True)
 
     def start(self) -> None:
-        """Begin with what was written into `state`."""
+        """Start the process with the rows written into `state`."""
         with hidden_main(True):
             self.process.start()
-        self.theirs.close()
+        self.child_end.close()
 
     def rows(self) -> list[Array]:
-        """Weights [n] and moments [n], to begin with or as they were last shown."""
-        return rows(self.state, self.kinds, self.num)
+        """Weights [n] and moments [n], initial or as of the last `state` request."""
+        return rows(self.state, self.num_kinds, self.num)
 
-    def word(self, limit_seconds: float) -> bytes:
-        """What it says within the limit."""
+    def receive_reply(self, timeout_seconds: float) -> bytes:
+        """The next reply; `CommLost` if the shard failed or none came in time."""
         try:
-            if self.orders.poll(limit_seconds):
-                word = self.orders.recv_bytes(1 << 16)
-                if word.startswith(FAILED):
-                    raise CommLost(f"a server's shard has failed: {word[1:].decode(errors='replace')}")
-                return word
+            if self.pipe.poll(timeout_seconds):
+                reply = self.pipe.recv_bytes(1 << 16)
+                if reply.startswith(FAILED):
+                    raise CommLost(f"a server's shard has failed: {reply[1:].decode(errors='replace')}")
+                return reply
         except (OSError, EOFError) as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
         raise CommLost("a server's shard does not answer")
 
-    def ask(self, order: str, limit_seconds: float, handles: tuple[int, ...] = ()) -> dict[str, Any]:
-        """Give an order and hear how things stand."""
-        if self.owes:
+    def request(self, message: str, timeout_seconds: float, fds: tuple[int, ...] = ()) -> dict[str, Any]:
+        """Send a request; the reply is the shard's version and counts."""
+        if self.awaiting_reply:
             raise CommLost("a server's shard has not answered before")
-        self.owes = True
+        self.awaiting_reply = True
         try:
-            self.orders.send_bytes(order.encode())
-            for handle in handles:
-                send_handle(self.orders, handle, self.process.pid)
+            self.pipe.send_bytes(message.encode())
+            for fd in fds:
+                send_handle(self.pipe, fd, self.process.pid)
         except OSError as error:
             raise CommLost(f"a server's shard is gone: {error}") from error
-        found: dict[str, Any] = msgspec.json.decode(self.word(limit_seconds))
-        self.owes = False
-        return found
+        counts: dict[str, Any] = msgspec.json.decode(self.receive_reply(timeout_seconds))
+        self.awaiting_reply = False
+        return counts
 
-    def seat(self, rank: int, limit_seconds: float) -> tuple[SharedMemory, socket.socket]:
-        """A place for a learner: what it needs to reach the shard."""
-        region = SharedMemory(pair_bytes(self.num))
-        (mine, theirs) = socket.socketpair()
-        with theirs:
-            self.ask(f"seat {rank}", limit_seconds, (region.fileno(), theirs.fileno()))
-        return region, mine
+    def connect(self, rank: int, timeout_seconds: float) -> tuple[SharedMemory, socket.socket]:
+        """Connect a learner to the shard: its shared memory region and its end of a socket."""
+        region = SharedMemory(mailbox_bytes(self.num))
+        learner_end, shard_end = socket.socketpair()
+        with shard_end:
+            self.request(f"connect {rank}", timeout_seconds, (region.fileno(), shard_end.fileno()))
+        return region, learner_end
 
-    def end(self) -> None:
-        """It is not needed any more."""
+    def stop(self) -> None:
+        """Kill the process, and close the connection."""
         if self.process.pid is not None:
             self.process.kill()
-            self.process.join(END_SECONDS)
-        self.orders.close()
+            self.process.join(STOP_SECONDS)
+        self.pipe.close()
         self.state.close()
 
 
 class ShardProcesses:
-    """All shards of a parameter server, begun with what a learner has."""
+    """All shards of a parameter server, started with a learner's weights and moments."""
 
-    facts: Facts = {}  # noqa: RUF012  whoever joins is handed its ways
+    facts: Facts = {}  # noqa: RUF012  members are sent their connections
 
     def __init__(
-        self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner, hand: Hand | None = None
+        self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner, send_fds: SendFds | None = None
     ) -> None:
         self.limit = plan.learners.timeout_seconds
         self.ports = list[ShardPort]()
-        self.hand = hand
-        self.blocks = Blocks(learner, sync.shards)
-        told = (msgspec.json.encode(plan), msgspec.json.encode(sync))
-        self.shards = [ShardProcess(context, *told, pieces, self.blocks.kinds) for pieces in self.blocks.pieces()]
-        for shard, own in zip(self.shards, self.blocks.split(learner), strict=True):
+        self.send_fds = send_fds
+        self.layout = ShardLayout(learner, sync.shards)
+        plans = (msgspec.json.encode(plan), msgspec.json.encode(sync))
+        self.shards = [ShardProcess(context, *plans, pieces, self.layout.num_kinds) for pieces in self.layout.pieces()]
+        for shard, own in zip(self.shards, self.layout.split(learner), strict=True):
             for row, part in zip(shard.rows(), own, strict=True):
                 row[: len(part)] = part
         try:
@@ -171,87 +170,88 @@ class ShardProcesses:
                 shard.start()
             until = time.monotonic() + self.limit + START_SECONDS
             for shard in self.shards:
-                shard.word(max(0.0, until - time.monotonic()))
+                shard.receive_reply(max(0.0, until - time.monotonic()))
         except CommLost:
             self.close()
             raise
 
-    def seat(self, rank: int) -> list[ShardPort]:
-        """A learner's ways to all shards, in this process."""
-        self.ports += [ShardPort(*shard.seat(rank, self.limit), shard.num, self.limit) for shard in self.shards]
+    def connect(self, rank: int) -> list[ShardPort]:
+        """Connections of this process to all shards."""
+        self.ports += [ShardPort(*shard.connect(rank, self.limit), shard.num, self.limit) for shard in self.shards]
         return self.ports
 
-    def invite(self, group: Sequence[LearnerHandle]) -> None:
-        """Hand everybody the ways to all shards."""
-        if self.hand is None:
-            raise ValueError("nobody can be handed anything")
-        for rank, mate in enumerate(group, 1):
+    def connect_members(self, members: Sequence[LearnerHandle]) -> None:
+        """Send each member its connections to all shards."""
+        if self.send_fds is None:
+            raise ValueError("there is no way to send file descriptors")
+        for rank, handle in enumerate(members, 1):
             for shard in self.shards:
-                region, line = shard.seat(rank, self.limit)
-                with line:
-                    self.hand(mate, region.fileno(), line.fileno())
+                region, sock = shard.connect(rank, self.limit)
+                with sock:
+                    self.send_fds(handle, region.fileno(), sock.fileno())
                 region.close()
 
     def release(self) -> None:
-        """Whoever waits for a step goes on without."""
+        """Reply to all learners that wait for a step."""
         for shard in self.shards:
-            shard.ask("release", self.limit)
+            shard.request("release", self.limit)
 
-    def gather(self, learner: Learner) -> dict[str, Any]:
-        """Write what the shards have into a learner; how far they are, and how stale gradients were."""
-        told = [shard.ask("state", self.limit) for shard in self.shards]
-        self.blocks.join([shard.rows() for shard in self.shards], learner)
-        return standing(told)
+    def pull_into(self, learner: Learner) -> dict[str, Any]:
+        """Pull weights and moments of all shards into a learner; versions and counts of staleness."""
+        counts = [shard.request("state", self.limit) for shard in self.shards]
+        self.layout.join([shard.rows() for shard in self.shards], learner)
+        return merge_counts(counts)
 
     def close(self) -> None:
-        """End them."""
+        """Stop all shards."""
         for port in self.ports:
             port.close()
         for shard in self.shards:
-            shard.end()
+            shard.stop()
 
 
-class Blocks:
-    """How the weights of a learner and their moments are cut into a block for each shard: rows [n] for each kind."""
+class ShardLayout:
+    """How a learner's weights and moments are cut into blocks, one per shard: a row [n] of weights and of each moment."""
 
     def __init__(self, learner: Learner, shards: int) -> None:
         sizes = [parameter.numel() for parameter in learner.parameters]
-        self.kinds = len(kinds_of(learner))
-        self.cuts = [pieces_of(sizes, *cut) for cut in cuts_of(sum(sizes), shards)]  # which parameter, how many numbers
+        self.num_kinds = len(weights_and_moments(learner))
+        # For each shard: index of a parameter, and how many of its numbers.
+        self.cuts = [pieces_in_range(sizes, *bounds) for bounds in shard_bounds(sum(sizes), shards)]
 
     def pieces(self) -> list[list[int]]:
-        """How many numbers of each parameter, for every shard."""
+        """For each shard, how many numbers of each parameter it holds."""
         return [[num for _, num in pieces] for pieces in self.cuts]
 
     def split(self, learner: Learner) -> list[list[Array]]:
-        """For every shard its rows; of counts there is one for each parameter."""
-        rows = [self.parts(tensors) for tensors in kinds_of(learner)]
+        """The rows of each shard; a row of step counts has one number per parameter."""
+        rows = [self.parts(tensors) for tensors in weights_and_moments(learner)]
         return [list(own) for own in zip(*rows, strict=True)]
 
     def parts(self, tensors: list[Tensor]) -> list[Array]:
-        """What each shard has of one kind."""
+        """One row per shard, of the weights or of one moment."""
         if not tensors[0].dim():
             return [np.array([float(tensors[at]) for at, _ in pieces], np.float32) for pieces in self.cuts]
-        whole = flat(tensors).numpy()
+        whole = flatten_tensors(tensors).numpy()
         return np.split(whole, np.cumsum([sum(pieces) for pieces in self.pieces()])[:-1])
 
     def join(self, shards: list[list[Array]], learner: Learner) -> None:
-        """The rows of all shards, written into a learner."""
-        for at, tensors in enumerate(kinds_of(learner)):
+        """Write the rows of all shards into a learner."""
+        for at, tensors in enumerate(weights_and_moments(learner)):
             if tensors[0].dim():
-                place(torch.from_numpy(np.concatenate([own[at] for own in shards])), tensors)
+                copy_into(torch.from_numpy(np.concatenate([own[at] for own in shards])), tensors)
                 continue
             for own, pieces in zip(shards, self.cuts, strict=True):
-                write(own[at], [tensors[which] for which, _ in pieces])
+                write_row(own[at], [tensors[which] for which, _ in pieces])
 
 
-def standing(told: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """How far shards are, how stale blocks of gradients were, and how many were refused, from what each told."""
-    of_each = {"versions": [each["version"] for each in told], "taken": [each["taken"] for each in told]}
-    of_all = {kind: sum((Counter(each[kind]) for each in told), Counter()) for kind in ("staleness", "refused")}
+def merge_counts(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Versions and gradients taken of each shard; staleness and refusals summed over all."""
+    of_each = {"versions": [shard["version"] for shard in shards], "taken": [shard["taken"] for shard in shards]}
+    of_all = {kind: sum((Counter(shard[kind]) for shard in shards), Counter()) for kind in ("staleness", "refused")}
     return {**of_each, **{kind: dict(counts) for kind, counts in of_all.items()}}
 
 
-def kinds_of(learner: Learner) -> list[list[Tensor]]:
-    """Weights, then every kind of moment: a tensor of each for every parameter."""
+def weights_and_moments(learner: Learner) -> list[list[Tensor]]:
+    """The weights, then each kind of moment: a list of one tensor per parameter."""
     return [list(learner.parameters), *learner.optimizer.moments.values()]

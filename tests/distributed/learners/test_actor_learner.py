@@ -11,15 +11,15 @@ from safetensors.numpy import load_file
 from qfleet import resume, train
 from qfleet.audit.checks import check_history
 from qfleet.build.components import make_train_world
-from qfleet.distributed.learners.actor_learner import ActorLearner, make_bundle
-from qfleet.distributed.learners.actor_learner_state import bundle_files
+from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
+from qfleet.distributed.learners.actor_learner_state import complete_files
 from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
 from qfleet.plan.schema import BufferReplay, Plan
 from qfleet.plan.sync_schema import ServerSync
-from qfleet.plan.validate.placement import one_bundle
+from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.replay import Prioritized
 from qfleet.training import requests
 from qfleet.training.evaluator import Evaluator
@@ -43,13 +43,13 @@ def files_of(folder: Path, number: int) -> list[str]:
     return sorted(str(path.relative_to(newest)) for path in newest.glob(f"bundles/{number}-*/**/*") if path.is_file())
 
 
-def test_a_bundle_has_its_part_of_everything() -> None:
+def test_an_actor_learner_has_its_part_of_the_plan() -> None:
     plan = two(learners__num=4, env__num=8, algo__batch_size=64, replay__capacity=1000, algo__learn_start_steps=30)
-    part = one_bundle(plan)
+    part = actor_learner_plan(plan)
     assert isinstance(part.replay, BufferReplay)
     assert (part.env.num, part.algo.batch_size, part.replay.capacity, part.algo.learn_start_steps) == (2, 16, 250, 8)
-    assert updates_per_step(part) == 4 * updates_per_step(plan)  # of its own steps: of everybody's, as many
-    assert one_bundle(make_plan("CartPole-v1")) == make_plan("CartPole-v1")
+    assert updates_per_step(part) == 4 * updates_per_step(plan)  # of its own steps; of all steps the same
+    assert actor_learner_plan(make_plan("CartPole-v1")) == make_plan("CartPole-v1")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_bundle_has_its_part_of_everything() -> None:
     [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in (PRIORITIES, RANDOM))],
     ids=["uniform", "prioritized", "drawing"],
 )
-def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_a_run_of_actor_learners_repeats_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]) -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "log.history": True})
     whole = train(plan, out=tmp_path / "whole")
     half = train(make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 304}), out=tmp_path / "half")
@@ -74,12 +74,12 @@ def test_a_run_of_bundles_repeats_and_resumes_exactly(tmp_path: Path, more: dict
     assert check_history(whole.path / "history") == []
 
 
-def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
+def test_steps_and_episodes_of_all_actor_learners_count(tmp_path: Path) -> None:
     more = {"until.steps": 3_000, "log.every_steps": 100}
     found = train(make_plan("qfleet.testing.toys:toys/Traced-v0", overrides={**TWO, **more}), out=tmp_path)
     end = ends(found.path)
     assert 3_000 <= end["env_steps"] < 3_000 + 8 * found.plan.env.num
-    part = one_bundle(found.plan)
+    part = actor_learner_plan(found.plan)
     own = end["env_steps"] // 2  # both make as many
     due = int((own - part.algo.learn_start_steps) * updates_per_step(part))
     assert abs(end["updates"] - due) <= 2
@@ -88,7 +88,7 @@ def test_everybodys_steps_and_episodes_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> None:
+def test_environment_faults_of_any_actor_learner_are_logged(tmp_path: Path) -> None:
     more = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
     plan = make_plan(
         "qfleet.testing.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0}
@@ -97,10 +97,10 @@ def test_environments_that_fail_in_any_bundle_are_told_of(tmp_path: Path) -> Non
     assert {event.get("actor") for event in events(found.path, "env_fault")} == {None, 1}
 
 
-def test_a_bundle_killed_in_the_middle_is_replaced_and_begins_with_nothing(
+def test_a_killed_actor_learner_is_restarted_with_an_empty_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mates, strike = first_struck(monkeypatch)
+    handles, strike = first_struck(monkeypatch)
 
     def enough(row: dict[str, Any]) -> bool:
         """The new one is there."""
@@ -113,14 +113,12 @@ def test_a_bundle_killed_in_the_middle_is_replaced_and_begins_with_nothing(
     assert lost["replaced"]
     assert not found.status["exact"]
     assert check_history(found.path / "history") == []
-    assert all(not mate.life.is_alive() for mate in mates)
+    assert all(not handle.control.is_alive() for handle in handles)
 
 
-def test_a_bundle_that_a_checkpoint_knows_nothing_of_is_told_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_actor_learner_missing_from_a_checkpoint_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as lost:
-        lost.setattr(LearnerGroup, "archive", lambda team: iter(()))  # as if it had been lost while it was read
+        lost.setattr(LearnerGroup, "state_files", lambda group: iter(()))  # as if it had been lost while it was read
         half = train(two(until__steps=300), out=tmp_path)
     resumed = resume(half.path, steps=500)
     assert [event["learner"] for event in events(resumed.path, "bundle_inexact")] == [1]
@@ -128,71 +126,71 @@ def test_a_bundle_that_a_checkpoint_knows_nothing_of_is_told_of(
     assert not resumed.status["exact"]
 
 
-def test_only_a_whole_set_of_files_is_given_back() -> None:
+def test_only_a_complete_set_of_files_is_restored() -> None:
     whole = ["bundles/2-ab12/replay/rows_0_1.zst", "bundles/2-ab12/state.json", "bundles/2-ab12/state.safetensors"]
-    found = bundle_files([*whole, "model.safetensors", "bundles/12-ff/state.json"], 2)
+    found = complete_files([*whole, "model.safetensors", "bundles/12-ff/state.json"], 2)
     assert found == {name.removeprefix("bundles/2-ab12/"): name for name in whole}
-    assert bundle_files(whole[:2], 2) == {}
-    assert bundle_files(whole, 1) == {}
+    assert complete_files(whole[:2], 2) == {}
+    assert complete_files(whole, 1) == {}
 
 
-# One of them, without the others
+# A single one
 
 
-def bundle_of(plan: Plan, number: int = 1, incarnation: int = 0) -> ActorLearner:
-    return make_bundle(plan, make_train_world(plan).spec, number, incarnation)
+def actor_learner_of(plan: Plan, number: int = 1, incarnation: int = 0) -> ActorLearner:
+    return make_actor_learner(plan, make_train_world(plan).spec, number, incarnation)
 
 
-def all_hold(bundle: ActorLearner, times: float, steps: int = 100) -> dict[str, Any]:
-    """An order of rank 0, by which all bundles hold so many times what this one does."""
-    stock = bundle.batch_source.replay.stock()
+def all_hold(actor_learner: ActorLearner, times: float, steps: int = 100) -> dict[str, Any]:
+    """A request to learn, by which all replays together hold `times` the items of this one."""
+    stock = actor_learner.batch_source.replay.totals()
     items, mass = round(times * stock.items), times * stock.mass
     return {"num": 2, "items": items, "mass": mass, "top": 1.0, "steps": steps}
 
 
-def test_a_bundles_gradient_counts_by_what_it_holds() -> None:
-    bundle = bundle_of(two(learners__timeout_seconds=40.0))
-    bundle.joined({"updates": 0, "steps": 0})
+def test_an_actor_learners_gradient_counts_by_its_replay_totals() -> None:
+    actor_learner = actor_learner_of(two(learners__timeout_seconds=40.0))
+    actor_learner.on_joined({"updates": 0, "steps": 0})
     for times, share in ((1.0, 2.0), (2.0, 1.0), (8.0, 0.25)):
-        assert bundle.fill()
-        batch, counts = bundle.draw(all_hold(bundle, times))
+        assert actor_learner.act_until_ready()
+        batch, counts = actor_learner.draw_batch(all_hold(actor_learner, times))
         assert counts == pytest.approx(share)
-        bundle.learned(batch, np.ones(len(batch.ids), np.float32))
-    assert not bundle.news()["behind"]
-    assert bundle.batch_source.limiter.updates == 3
+        actor_learner.after_update(batch, np.ones(len(batch.ids), np.float32))
+    assert not actor_learner.env_report()["behind"]
+    assert actor_learner.batch_source.limiter.updates == 3
 
 
 @pytest.mark.parametrize("incarnation", [7, 0], ids=["late", "not in the checkpoint"])
-def test_a_bundle_that_comes_late_is_where_the_others_are(incarnation: int) -> None:
+def test_a_late_actor_learner_catches_up_with_the_others(incarnation: int) -> None:
     more = {"algo.learn_start_steps": 4_000, "replay.capacity": 9_000, **PRIORITIES}
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 10_000})
-    late, first = bundle_of(plan, incarnation=incarnation), bundle_of(plan)
-    assert late.still  # it has no weights to act by
-    late.joined({"updates": 500, "steps": 6_000})
-    first.joined({"updates": 0, "steps": 0})
-    batch, _ = late.draw(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
-    assert late.batch_source.steps < 50  # nobody waits for a full replay
-    assert late.elapsed() == 100  # by the order's word
+    late, first = actor_learner_of(plan, incarnation=incarnation), actor_learner_of(plan)
+    assert late.paused  # it has no weights to act with
+    late.on_joined({"updates": 500, "steps": 6_000})
+    first.on_joined({"updates": 0, "steps": 0})
+    batch, _ = late.draw_batch(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
+    assert late.batch_source.steps < 50  # it does not wait for a full replay
+    assert late.elapsed() == 100  # by the request
     assert isinstance(late.batch_source.replay.sampler, Prioritized)
     assert late.batch_source.replay.sampler.draws == 501
     assert late.batch_source.limiter.updates == 500
     assert len(batch.ids) == 8
-    first.limit_seconds = 0.0
-    first.walk()
+    first.timeout_seconds = 0.0
+    first.act()
     while not len(first.batch_source.replay):
-        first.walk()
-    first.draw(all_hold(first, 1.0) | {"items": 100, "mass": 100.0})
-    assert first.news()["behind"]  # it was cut short, and says so
+        first.act()
+    first.draw_batch(all_hold(first, 1.0) | {"items": 100, "mass": 100.0})
+    assert first.env_report()["behind"]  # it was cut short, and reports so
 
 
-def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_learners_state_is_read_and_restored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qfleet.distributed.learners.actor_learner.PIECE_BYTES", 100)
     plan = make_plan("CartPole-v1", overrides={**TWO, **PRIORITIES})
-    one, other = bundle_of(plan), bundle_of(plan, incarnation=3)
-    one.joined({"updates": 0, "steps": 0})
-    assert one.fill()
-    batch, _ = one.draw(all_hold(one, 1.0))
-    one.learned(batch, np.ones(len(batch.ids), np.float32))
+    one, other = actor_learner_of(plan), actor_learner_of(plan, incarnation=3)
+    one.on_joined({"updates": 0, "steps": 0})
+    assert one.act_until_ready()
+    batch, _ = one.draw_batch(all_hold(one, 1.0))
+    one.after_update(batch, np.ones(len(batch.ids), np.float32))
 
     def whole(name: str) -> bytes:
         found, more = b"", True
@@ -201,25 +199,25 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
             found += piece
         return found
 
-    life, *names = msgspec.json.decode(whole(""))
-    assert not one.idle()  # it stands still
-    assert life == one.life != other.life
+    instance_id, *names = msgspec.json.decode(whole(""))
+    assert not one.act_when_idle()  # it does not act
+    assert instance_id == one.instance_id != other.instance_id
     files = {name: whole(name) for name in names}
-    assert one.idle()  # the last of them was read
+    assert one.act_when_idle()  # the last of them was read
     files = {name: whole(name) for name in msgspec.json.decode(whole(""))[1:]}
     other.write("state.json", 0, b"left over from a damaged checkpoint")
     other.write("", 0, b"")
     for name, data in files.items():
         for at in range(0, len(data), 100):
             other.write(name, at, data[at : at + 100])
-    assert other.adopt() == 0
-    assert other.still
-    assert other.news() | {"life": ""} == one.news() | {"life": ""}
-    other.joined({"updates": 9, "steps": 9})
-    for bundle in (one, other):
-        bundle.walk()
+    assert other.load_written() == 0
+    assert other.paused
+    assert other.env_report() | {"instance_id": ""} == one.env_report() | {"instance_id": ""}
+    other.on_joined({"updates": 9, "steps": 9})
+    for actor_learner in (one, other):
+        actor_learner.act()
     assert one.batch_source.steps == other.batch_source.steps
-    drawn = [bundle.batch_source.replay.sample(8) for bundle in (one, other)]
+    drawn = [actor_learner.batch_source.replay.sample(8) for actor_learner in (one, other)]
     assert drawn[0] is not None
     assert drawn[1] is not None
     assert np.array_equal(drawn[0].ids, drawn[1].ids)
@@ -228,7 +226,7 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
     assert not np.array_equal(one.batch_source.replay.sample(8).ids, other.batch_source.replay.sample(8).ids)  # type: ignore[union-attr]
 
 
-# Together again
+# Several of them
 
 
 @pytest.mark.parametrize(
@@ -240,26 +238,26 @@ def test_what_a_bundle_remembers_is_read_and_given_back_in_pieces(monkeypatch: p
     ],
     ids=["local", "int8", "gorila"],
 )
-def test_a_run_of_bundles_goes_back_and_on(
+def test_a_run_of_actor_learners_rolls_back_and_continues(
     tmp_path: Path, sync: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked = Learner.look
+    compute_gradients = Learner.compute_gradients
     left = [40]
 
     def poisoned(learner: Learner, batch: Any, *more: Any) -> Any:
-        loss, priority, value, gradients = looked(learner, batch, *more)
+        loss, priority, value, gradients = compute_gradients(learner, batch, *more)
         left[0] -= 1
         if -6 <= left[0] < 0:
             loss = loss * float("nan")
         return loss, priority, value, gradients
 
-    monkeypatch.setattr(Learner, "look", poisoned)
+    monkeypatch.setattr(Learner, "compute_gradients", poisoned)
     plan = make_plan("CartPole-v1", overrides={**TWO, **sync, "log.history": True})
     found = train(plan, out=tmp_path)
     assert found.status["state"] == "done"
     assert len(events(found.path, "rollback")) == 1
-    # What bundles did in the time that was taken back does not count: the updates that all steps allow were made.
-    part, end = one_bundle(plan), ends(found.path)
+    # Steps after the checkpoint do not count twice: as many updates were made as all steps allow.
+    part, end = actor_learner_plan(plan), ends(found.path)
     assert end["updates"] == pytest.approx(updates_due(part, end["env_steps"] // 2), abs=6)
     assert not events(found.path, "learner_lost")
     assert not events(found.path, "bundle_inexact")
@@ -267,23 +265,21 @@ def test_a_run_of_bundles_goes_back_and_on(
 
 
 @pytest.mark.slow
-def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qfleet.training.trainer.HEED_SECONDS", 0.0)
-    wishes = [
+def test_actor_learners_are_added_and_removed_during_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qfleet.training.requests.POLL_SECONDS", 0.0)
+    wanted = [
         requests.SyncRequest(ServerSync(max_staleness=None), 3),
         requests.SyncRequest(ServerSync(max_staleness=None), 2),
     ]
 
-    def wish(row: dict[str, Any]) -> None:
+    def write_next_request(row: dict[str, Any]) -> None:
         folder = next(tmp_path.iterdir())
         met = {event["learners"] for event in events(folder, "group_formed")}
-        if row["kind"] == "progress" and wishes and (len(wishes) == 2 or 3 in met):
-            requests.ask(folder, wishes.pop(0))
+        if row["kind"] == "progress" and wanted and (len(wanted) == 2 or 3 in met):
+            requests.write_request(folder, wanted.pop(0))
 
     plan = two(until__steps=8_000, log__every_steps=200, save__every_steps=2_000)
-    found = train(plan, out=tmp_path, callbacks=[wish])
+    found = train(plan, out=tmp_path, callbacks=[write_next_request])
     assert found.status["state"] == "done"
     assert {event["learners"] for event in events(found.path, "group_formed")} == {2, 3}
     assert not events(found.path, "learner_lost")
@@ -291,7 +287,9 @@ def test_bundles_come_go_and_agree_in_another_way_while_a_run_goes_on(
 
 
 @pytest.mark.slow
-def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_holds_the_weights_that_were_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, validate = list[dict[str, Any]](), Evaluator.validate
 
     def noted(judge: Evaluator, policy: Any, **options: Any) -> Any:
@@ -308,7 +306,7 @@ def test_what_was_judged_best_is_what_a_checkpoint_holds(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_gorila_learns_asynchronously_and_goes_on_after_a_stop(tmp_path: Path) -> None:
+def test_gorila_learns_asynchronously_and_resumes(tmp_path: Path) -> None:
     small = {name: value for name, value in TWO.items() if not name.startswith("learners.num")}
     plan = make_plan("CartPole-v1", "gorila", {**small, "log.history": True, "until.steps": 400})
     found = train(plan, out=tmp_path)
@@ -318,19 +316,19 @@ def test_gorila_learns_asynchronously_and_goes_on_after_a_stop(tmp_path: Path) -
     assert again.status["env_steps"] >= 900
     assert again.status["updates"] > before > 0
     assert check_history(again.path / "history") == []
-    (told,) = {tuple(event["versions"]) for event in events(again.path, "server")[-1:]}
-    assert len(told) == 2  # shards
-    assert told[0] > again.status["updates"] - before  # the other bundle's gradients are steps too
+    (versions,) = {tuple(event["versions"]) for event in events(again.path, "server")[-1:]}
+    assert len(versions) == 2  # shards
+    assert versions[0] > again.status["updates"] - before  # the other actor-learner's gradients are steps too
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("changes", "path"),
     [
         ({"env.num": 5}, "env.num=5"),
         ({"algo.batch_size": 15}, "algo.batch_size=15"),
         ({"env.workers": 3}, "env.workers=3"),
     ],
 )
-def test_parts_that_are_not_equal_are_refused(words: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        make_plan("CartPole-v1", overrides={**TWO, **words})
+def test_plans_that_do_not_divide_evenly_are_refused(changes: dict[str, Any], path: str) -> None:
+    with pytest.raises(UsageError, match=path):
+        make_plan("CartPole-v1", overrides={**TWO, **changes})

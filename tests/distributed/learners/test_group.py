@@ -1,4 +1,4 @@
-"""Several learners: the same learning as by one, whoever is lost on the way. Real processes."""
+"""Several learners: the same updates as by one, whichever is lost meanwhile. Real processes."""
 
 import math
 import os
@@ -16,15 +16,17 @@ from msgspec.structs import replace
 from torch import nn
 
 from qfleet.audit.checks import check_history
-from qfleet.build.components import make_train_world, rejoin, together
+from qfleet.build.components import make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.data import Array, Batch, Spec
 from qfleet.data.wire_format import Parts
+from qfleet.distributed.learners.actor_learner_state import ActorLearnerStates
 from qfleet.distributed.learners.batch_scatter import SplitScatter
 from qfleet.distributed.learners.group import LearnerGroup
 from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.distributed.learners.launcher import LocalLearnerLauncher
-from qfleet.distributed.learners.worker import lone_learner
+from qfleet.distributed.learners.pool import LearnerPool
+from qfleet.distributed.learners.worker import build_learner
 from qfleet.distributed.parameter_server import driver
 from qfleet.distributed.parameter_server.driver import ShardProcess, ShardProcesses
 from qfleet.distributed.parameter_server.shard import WeightBlock
@@ -74,7 +76,7 @@ CODECS = (
     TopKCodec(share=0.1, sampled=True),
     PowerSgdCodec(rank=1),
 )
-ALIKE: tuple[Sync, ...] = (  # after every second update everybody has the same
+ALIKE: tuple[Sync, ...] = (  # after every second update all learners have the same state
     LocalSync(every_updates=2),
     *(AllreduceSync(codec=codec, send="gradients", check_every_rounds=2) for codec in CODECS),
     AllreduceSync(reduce="sum"),
@@ -90,7 +92,7 @@ APART: tuple[Sync, ...] = (
     EasgdSync(every_updates=2),
     AdmmSync(every_updates=2),
     GossipSync(),
-    ServerSync(shards=2),  # moments live in the shards: partners' own are as they were
+    ServerSync(shards=2),  # moments live in the shards: those of the other learners do not change
     ServerSync(shards=2, codec=Int8Codec()),
     ServerSync(max_staleness=4),
     WindowSync(slow_down=True),
@@ -129,18 +131,18 @@ def spec_of(plan: Plan) -> Spec:
 
 
 def alone(plan: Plan) -> Learner:
-    return lone_learner(plan, spec_of(plan), spec_of(plan), None)
+    return build_learner(plan, spec_of(plan), spec_of(plan), None)
 
 
 @contextmanager
-def teamed(plan: Plan) -> Iterator[LearnerGroup]:
-    team = LearnerGroup(
+def learner_group(plan: Plan) -> Iterator[LearnerGroup]:
+    group = LearnerGroup(
         plan, alone(plan), LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
     )
     try:
-        yield team
+        yield group
     finally:
-        team.close()
+        group.close()
 
 
 def made_up(num: int, seed: int = 0, spec: Spec = LINE) -> Batch:
@@ -157,19 +159,19 @@ def made_up(num: int, seed: int = 0, spec: Spec = LINE) -> Batch:
 
 @pytest.fixture(autouse=True)
 def little_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.distributed.learners.group.GRACE_SECONDS", 1.0)
+    monkeypatch.setattr("qfleet.distributed.learners.pool.GRACE_SECONDS", 1.0)
 
 
 @pytest.fixture
-def team() -> Iterator[LearnerGroup]:
-    with teamed(small_plan(3)) as made:
+def group() -> Iterator[LearnerGroup]:
+    with learner_group(small_plan(3)) as made:
         yield made
 
 
 @pytest.fixture
 def hasty() -> Iterator[LearnerGroup]:
-    """A team that does not wait long for anybody."""
-    with teamed(small_plan(3, more={"learners.timeout_seconds": LIMIT_SECONDS})) as made:
+    """A group with a short timeout."""
+    with learner_group(small_plan(3, more={"learners.timeout_seconds": LIMIT_SECONDS})) as made:
         yield made
 
 
@@ -182,8 +184,8 @@ def strike(pid: int | None, how: signal.Signals) -> None:
     os.kill(pid, how)
 
 
-def lost(team: LearnerGroup) -> list[int]:
-    return [event["learner"] for event in team.take_events() if event["kind"] == "learner_lost"]
+def lost(group: LearnerGroup) -> list[int]:
+    return [event["learner"] for event in group.take_events() if event["kind"] == "learner_lost"]
 
 
 def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
@@ -217,172 +219,176 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) -> None:
     plan = small_plan(3, env, more)
     spec, one = spec_of(plan), alone(plan)
-    with teamed(plan) as team:
+    with learner_group(plan) as group:
         for seed in range(20):
-            expected, report = one.update(made_up(33, seed, spec)), team.update(made_up(33, seed, spec))
+            expected, report = one.update(made_up(33, seed, spec)), group.update(made_up(33, seed, spec))
             np.testing.assert_allclose(report.priority, expected.priority, rtol=5e-3, atol=2e-4)
-        torch.testing.assert_close(weights(team.learner), weights(one), rtol=1e-3, atol=2e-4)
-        team.rest()
-        for own, other in zip(team.learner.everything(), one.everything(), strict=True):
+        torch.testing.assert_close(weights(group.learner), weights(one), rtol=1e-3, atol=2e-4)
+        group.quiesce()
+        for own, other in zip(group.learner.synced_tensors(), one.synced_tensors(), strict=True):
             torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-4)
-        assert team.learner.updates == one.updates == 20
+        assert group.learner.updates == one.updates == 20
 
 
-def test_parts_of_different_sizes_count_by_their_items(team: LearnerGroup) -> None:
+def test_shares_of_different_sizes_count_by_their_items(group: LearnerGroup) -> None:
     one = alone(small_plan(1))
     for seed in range(5):
-        expected, report = one.update(made_up(32, seed)), team.update(made_up(32, seed))  # 11, 11 and 10 items
+        expected, report = one.update(made_up(32, seed)), group.update(made_up(32, seed))  # 11, 11 and 10 items
         assert math.isclose(report.stats["gradient_norm"], expected.stats["gradient_norm"], rel_tol=1e-3)
 
 
-def test_everybody_agrees_in_every_way_one_after_the_other() -> None:
-    # Targets follow when all have met.
-    with teamed(small_plan(3, more={"algo.target.every_updates": 2})) as team:
+def test_all_strategies_one_after_the_other() -> None:
+    # Targets are updated when all have synchronised.
+    with learner_group(small_plan(3, more={"algo.target.every_updates": 2})) as group:
         ways = (*APART, *OWN_MOMENTS, *ALIKE)
         for sync in ways:
-            team.switch(sync)
-            before, heard = weights(team.learner).clone(), 0
+            group.set_sync_plan(sync)
+            before, num_priorities = weights(group.learner).clone(), 0
             for seed in range(4):
-                report = team.update(made_up(32, seed))
-                heard += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
-            assert team.alike("targets" if sync in OWN_MOMENTS else "all") or sync in APART, sync
-            assert heard + sum(len(ids) for ids, _ in team.late) == 4 * 32, sync
-            team.late.clear()
-            assert not torch.equal(weights(team.learner), before)
-        assert not lost(team)
-        assert team.learner.updates == 4 * len(ways)
-        assert team.number == len(ways)  # a new group for each
+                report = group.update(made_up(32, seed))
+                num_priorities += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
+            assert group.states_equal("targets" if sync in OWN_MOMENTS else "all") or sync in APART, sync
+            assert num_priorities + sum(len(ids) for ids, _ in group.process_group.late_priorities) == 4 * 32, sync
+            group.process_group.late_priorities.clear()
+            assert not torch.equal(weights(group.learner), before)
+        assert not lost(group)
+        assert group.learner.updates == 4 * len(ways)
+        assert group.process_group.number == len(ways)  # a new group for each
 
 
-def test_one_that_is_slow_is_not_left_waiting_when_all_come_to_rest(team: LearnerGroup) -> None:
-    """The slow one has the newest weights by the time it pushes, and waits for a step that nobody makes."""
-    team.switch(ServerSync(spare=1))
-    team.update(made_up(32))
-    team.rest()
-    slow = team.mates[2]
+def test_a_slow_learner_is_released_when_the_group_quiesces(group: LearnerGroup) -> None:
+    """The slow one has the newest weights by the time it pushes, and waits for a step that does not come."""
+    group.set_sync_plan(ServerSync(spare=1))
+    group.update(made_up(32))
+    group.quiesce()
+    slow = group.pool.handles[2]
     for rounds in range(3):
         strike(process_of(slow).pid, signal.SIGSTOP)
         for seed in range(2):  # both are made without it
-            team.update(made_up(32, seed))
+            group.update(made_up(32, seed))
         strike(process_of(slow).pid, signal.SIGCONT)
         begun = time.monotonic()
-        team.rest()
+        group.quiesce()
         assert time.monotonic() - begun < 5, rounds
-        assert slow in team.group
-    assert not lost(team)
-    assert team.number == 1
-    assert team.learner.updates == 7
+        assert slow in group.process_group.members
+    assert not lost(group)
+    assert group.process_group.number == 1
+    assert group.learner.updates == 7
 
 
-def test_one_that_is_slow_is_let_go_before_a_switch(team: LearnerGroup) -> None:
-    """It waits at the server that is there, whatever comes after it."""
-    team.switch(ServerSync(spare=1))
-    team.update(made_up(32))
-    team.rest()
-    slow = team.mates[2]
+def test_a_slow_learner_is_released_before_a_switch(group: LearnerGroup) -> None:
+    """It waits at the current server, whatever strategy comes next."""
+    group.set_sync_plan(ServerSync(spare=1))
+    group.update(made_up(32))
+    group.quiesce()
+    slow = group.pool.handles[2]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
-        team.update(made_up(32, seed))
+        group.update(made_up(32, seed))
     strike(process_of(slow).pid, signal.SIGCONT)
-    team.switch(AllreduceSync())
+    group.set_sync_plan(AllreduceSync())
     begun = time.monotonic()
-    team.rest()
+    group.quiesce()
     assert time.monotonic() - begun < 5
-    assert slow in team.group
-    team.update(made_up(32))
-    assert not lost(team)
+    assert slow in group.process_group.members
+    group.update(made_up(32))
+    assert not lost(group)
 
 
 @pytest.mark.slow
-def test_one_that_is_slow_is_let_go_while_rank_0_pauses(hasty: LearnerGroup) -> None:
-    """Rank 0 judges, or waits for experience, for longer than anybody is waited for."""
-    hasty.switch(ServerSync(spare=1))
+def test_a_slow_learner_is_released_while_rank_0_pauses(hasty: LearnerGroup) -> None:
+    """Rank 0 evaluates, or waits for experience, for longer than the timeout."""
+    hasty.set_sync_plan(ServerSync(spare=1))
     hasty.update(made_up(32))
-    hasty.rest()
-    slow = hasty.mates[1]
+    hasty.quiesce()
+    slow = hasty.pool.handles[1]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
         hasty.update(made_up(32, seed))
     strike(process_of(slow).pid, signal.SIGCONT)
     time.sleep(1.5 * hasty.plan.learners.timeout_seconds)
     hasty.update(made_up(32))
-    hasty.rest()
+    hasty.quiesce()
     assert not lost(hasty)
-    assert hasty.number == 1
+    assert hasty.process_group.number == 1
 
 
-def test_a_switch_with_words_still_due_loses_nobody(team: LearnerGroup) -> None:
+def test_a_switch_with_outstanding_replies_loses_no_learner(group: LearnerGroup) -> None:
     for _ in range(3):
         for sync in (ServerSync(max_staleness=None), AllreduceSync()):
-            team.switch(sync)
+            group.set_sync_plan(sync)
             for seed in range(3):
-                team.update(made_up(32, seed))
-    assert not lost(team)
-    assert team.learner.updates == 18
+                group.update(made_up(32, seed))
+    assert not lost(group)
+    assert group.learner.updates == 18
 
 
 @pytest.mark.parametrize(("sync", "how"), STRIKES)
-def test_who_is_lost_is_done_without_and_replaced(hasty: LearnerGroup, sync: Sync, how: signal.Signals) -> None:
-    team = hasty
-    team.switch(sync)
-    team.update(made_up(32))
-    gone, healthy = team.mates[1], team.mates[2]
-    strike(process_of(gone).pid, how)
+def test_a_lost_learner_is_restarted_while_the_others_continue(
+    hasty: LearnerGroup, sync: Sync, how: signal.Signals
+) -> None:
+    group = hasty
+    group.set_sync_plan(sync)
+    group.update(made_up(32))
+    lost_handle, healthy = group.pool.handles[1], group.pool.handles[2]
+    strike(process_of(lost_handle).pid, how)
     begun, made = time.monotonic(), 1
-    while team.mates[1] is gone:
-        team.update(made_up(32, made))
+    while group.pool.handles[1] is lost_handle:
+        group.update(made_up(32, made))
         made += 1
     noticed = LIMIT_SECONDS + 1.0 if how == signal.SIGSTOP else 0.0  # the grace of these tests is a second
-    assert time.monotonic() - begun < noticed + 5  # and somebody else is started
-    assert team.learner.updates == made
-    assert lost(team) == [1]
-    assert team.mates[2] is healthy
-    assert not gone.life.is_alive()
-    until(lambda: len(team.group) == 2 or not team.update(made_up(32, 2)))
-    report = team.update(made_up(32, 3))
-    team.rest()
-    assert np.isfinite(report.priority).sum() + sum(len(ids) for ids, _ in (*report.late, *team.late)) >= 32
+    assert time.monotonic() - begun < noticed + 5  # and another one is started
+    assert group.learner.updates == made
+    assert lost(group) == [1]
+    assert group.pool.handles[2] is healthy
+    assert not lost_handle.control.is_alive()
+    until(lambda: len(group.process_group.members) == 2 or not group.update(made_up(32, 2)))
+    report = group.update(made_up(32, 3))
+    group.quiesce()
+    assert (
+        np.isfinite(report.priority).sum()
+        + sum(len(ids) for ids, _ in (*report.late, *group.process_group.late_priorities))
+        >= 32
+    )
 
 
-def test_one_that_died_while_nobody_looked_takes_nobody_along(team: LearnerGroup) -> None:
-    team.update(made_up(32))
-    healthy = team.mates[2]
-    strike(process_of(team.mates[1]).pid, signal.SIGKILL)
+def test_a_learner_that_died_between_updates_does_not_harm_the_others(group: LearnerGroup) -> None:
+    group.update(made_up(32))
+    healthy = group.pool.handles[2]
+    strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
     time.sleep(1.0)
     begun = time.monotonic()
-    team.update(made_up(32, 1))
+    group.update(made_up(32, 1))
     assert time.monotonic() - begun < LIMIT_SECONDS
-    assert team.mates[2] is healthy
-    assert lost(team) == [1]
+    assert group.pool.handles[2] is healthy
+    assert lost(group) == [1]
 
 
 @pytest.mark.parametrize("sync", [ServerSync(shards=2), ServerSync(shards=2, max_staleness=4)], ids=["step", "loose"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_shard_that_is_lost_comes_back_with_what_rank_0_has(
-    hasty: LearnerGroup, how: signal.Signals, sync: Sync
-) -> None:
-    team = hasty
-    team.switch(sync)
-    team.update(made_up(32))
-    team.rest()
-    assert isinstance(team.servers, ShardProcesses)
-    strike(team.servers.shards[1].process.pid, how)
+def test_a_lost_shard_is_restarted_with_rank_0s_state(hasty: LearnerGroup, how: signal.Signals, sync: Sync) -> None:
+    group = hasty
+    group.set_sync_plan(sync)
+    group.update(made_up(32))
+    group.quiesce()
+    assert isinstance(group.process_group.server, ShardProcesses)
+    strike(group.process_group.server.shards[1].process.pid, how)
     for seed in range(4):
-        team.update(made_up(32, seed))
-    team.rest()
-    assert team.learner.updates == 5
-    events = team.take_events()
+        group.update(made_up(32, seed))
+    group.quiesce()
+    assert group.learner.updates == 5
+    events = group.take_events()
     kinds = [event["kind"] for event in events]
-    assert "learner_lost" not in kinds  # it was nobody's fault among the learners
+    assert "learner_lost" not in kinds  # no learner was at fault
     assert kinds.count("group_failed") == 1
-    told = [event["versions"] for event in events if event["kind"] == "server"]
-    assert team.number == 2  # all shards began anew, from what rank 0 had
-    assert len(told) >= 2
-    assert len(set(told[-1])) == 1 or not team.in_step
-    assert max(told[-1]) <= (4 if team.in_step else 4 * 3)  # counted from there
+    logged = [event["versions"] for event in events if event["kind"] == "server"]
+    assert group.process_group.number == 2  # all shards were restarted with rank 0's state
+    assert len(logged) >= 2
+    assert len(set(logged[-1])) == 1 or not group.process_group.synchronous
+    assert max(logged[-1]) <= (4 if group.process_group.synchronous else 4 * 3)  # counted from there
 
 
-def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
+def test_a_shard_that_is_stopped_while_it_starts_times_out_soon(
     hasty: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, started = ShardProcess.start, list[ShardProcess]()
@@ -395,7 +401,7 @@ def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
 
     monkeypatch.setattr(ShardProcess, "start", stopped)
     monkeypatch.setattr(driver, "START_SECONDS", 1.0)
-    hasty.switch(ServerSync(shards=2))
+    hasty.set_sync_plan(ServerSync(shards=2))
     begun = time.monotonic()
     hasty.update(made_up(32))
     assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 5  # once, however many are stopped
@@ -407,159 +413,158 @@ def test_a_shard_that_is_stopped_while_it_starts_is_not_waited_for_long(
     assert "learner_lost" not in kinds
 
 
-def test_nobody_is_left_and_the_run_goes_on_alone() -> None:
-    with teamed(small_plan(2, more={"learners.restarts": 0})) as team:
-        strike(process_of(team.mates[1]).pid, signal.SIGKILL)
-        team.update(made_up(32))
-        report = team.update(made_up(32, 1))
-        assert team.learner.updates == 2
-        assert not team.mates
+def test_rank_0_continues_alone_when_no_learner_is_left() -> None:
+    with learner_group(small_plan(2, more={"learners.restarts": 0})) as group:
+        strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
+        group.update(made_up(32))
+        report = group.update(made_up(32, 1))
+        assert group.learner.updates == 2
+        assert not group.pool.handles
         assert np.isfinite(report.priority).all()
 
 
-def taken(team: LearnerGroup) -> list[int]:
-    """Gradients that shards had taken in whenever they were asked since the last time."""
-    return [max(event["taken"]) for event in team.take_events() if event["kind"] == "server"]
+def taken(group: LearnerGroup) -> list[int]:
+    """Gradients that the shards had taken, at each pull since the last call."""
+    return [max(event["taken"]) for event in group.take_events() if event["kind"] == "server"]
 
 
-def test_one_that_is_found_lost_before_its_part_is_dealt_has_nobody_learn_twice(
-    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+def test_a_learner_found_lost_before_the_scatter_makes_no_other_learn_twice(
+    group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    team.switch(ServerSync(max_staleness=None, shards=1))
-    team.update(made_up(32))
-    team.rest()
-    assert taken(team) == [3]
-    quick, slow = team.mates[1], team.mates[2]
+    group.set_sync_plan(ServerSync(max_staleness=None, shards=1))
+    group.update(made_up(32))
+    group.quiesce()
+    assert taken(group) == [3]
+    quick, slow = group.pool.handles[1], group.pool.handles[2]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
-        team.update(made_up(32, seed))
-        until(lambda: not quick.dealt or quick.talk.waits(0.1))
-    hear = team.hear
+        group.update(made_up(32, seed))
+        until(lambda: not quick.pending_ids or quick.transport.poll(0.1))
+    collect_report = group.try_update.collect_report
 
-    def lost_meanwhile(mate: LearnerHandle) -> None:
-        if mate is slow and process_of(slow).is_alive():
-            time.sleep(0.5)  # whoever has a part of this batch has pushed its gradient
+    def lost_meanwhile(handle: LearnerHandle) -> None:
+        if handle is slow and process_of(slow).is_alive():
+            time.sleep(0.5)  # learners with a share of this batch have pushed their gradient
             process_of(slow).kill()
-        hear(mate)
+        collect_report(handle)
 
-    monkeypatch.setattr(team, "hear", lost_meanwhile)
-    team.update(made_up(32, 2))
-    assert taken(team)[0] == 3 + 2 * 2  # nothing of the batch that the next group learns from
-    assert team.learner.updates == 4
-
-
-def test_one_that_cannot_be_reached_has_nobody_learn_twice(team: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
-    team.switch(ServerSync(max_staleness=None, shards=1))
-    team.update(made_up(32))
-    team.rest()
-    gone = team.mates[2]
-    order = gone.order
-
-    def lost_meanwhile(*given: Any) -> None:
-        time.sleep(0.5)  # the other has pushed its gradient
-        process_of(gone).kill()
-        process_of(gone).join()
-        order(*given)
-
-    monkeypatch.setattr(gone, "order", lost_meanwhile)
-    team.take_events()
-    team.update(made_up(32, 1))
-    assert taken(team) == [3 + 2]  # rank 0's own and the other's, in the group that was
-    assert (team.number, team.learner.updates) == (1, 2)
+    monkeypatch.setattr(group.try_update, "collect_report", lost_meanwhile)
+    group.update(made_up(32, 2))
+    assert taken(group)[0] == 3 + 2 * 2  # without the batch that the next group learns from
+    assert group.learner.updates == 4
 
 
-def test_one_that_dies_while_a_group_forms_keeps_nobody_waiting(
-    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+def test_a_learner_that_cannot_be_reached_makes_no_other_learn_twice(
+    group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gone, healthy = team.mates[2], team.mates[1]
-    order = gone.order
+    group.set_sync_plan(ServerSync(max_staleness=None, shards=1))
+    group.update(made_up(32))
+    group.quiesce()
+    lost_handle = group.pool.handles[2]
+    send_request = lost_handle.send_request
 
     def lost_meanwhile(*given: Any) -> None:
-        process_of(gone).kill()
-        process_of(gone).join()
-        order(*given)
+        time.sleep(0.5)  # the other learner has pushed its gradient
+        process_of(lost_handle).kill()
+        process_of(lost_handle).join()
+        send_request(*given)
 
-    monkeypatch.setattr(gone, "order", lost_meanwhile)
+    monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
+    group.take_events()
+    group.update(made_up(32, 1))
+    assert taken(group) == [3 + 2]  # rank 0's own and the other's, in the first group
+    assert (group.process_group.number, group.learner.updates) == (1, 2)
+
+
+def test_a_learner_that_dies_while_a_group_forms_delays_no_other(
+    group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_handle, healthy = group.pool.handles[2], group.pool.handles[1]
+    send_request = lost_handle.send_request
+
+    def lost_meanwhile(*given: Any) -> None:
+        process_of(lost_handle).kill()
+        process_of(lost_handle).join()
+        send_request(*given)
+
+    monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
     begun = time.monotonic()
-    team.update(made_up(32))
-    assert time.monotonic() - begun < 5 < team.plan.learners.timeout_seconds
-    assert lost(team) == [2]
-    assert team.mates[1] is healthy
+    group.update(made_up(32))
+    assert time.monotonic() - begun < 5 < group.plan.learners.timeout_seconds
+    assert lost(group) == [2]
+    assert group.pool.handles[1] is healthy
 
 
-def test_a_team_that_is_interrupted_while_it_gathers_leaves_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_learners_start_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(3)
-    quarters = LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+    launcher = LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LearnerGroup, "await_everybody", interrupted)
+    monkeypatch.setattr(LearnerPool, "await_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        LearnerGroup(plan, alone(plan), quarters)
-    assert [life.is_alive() for life in quarters.lives.values()] == [False, False]
+        LearnerGroup(plan, alone(plan), launcher)
+    assert [control.is_alive() for control in launcher.processes.values()] == [False, False]
 
 
-def test_one_that_is_still_starting_is_not_asked_to_draw_anew(
-    team: LearnerGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(team, "batch_source", object())
-    for mate in team.mates.values():
-        monkeypatch.setattr(mate, "ready", False)
-    team.reseed(1)
-    assert [mate.owed for mate in team.mates.values()] == [0, 0]
-    assert not lost(team)
+def test_a_learner_that_is_still_starting_is_not_reseeded(group: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    for handle in group.pool.handles.values():
+        monkeypatch.setattr(handle, "ready", False)
+    ActorLearnerStates(group.pool).reseed(1)
+    assert [handle.num_outstanding for handle in group.pool.handles.values()] == [0, 0]
+    assert not lost(group)
 
 
-def test_rank_0_has_the_versions_of_the_weights_it_gathered(team: LearnerGroup) -> None:
-    team.switch(ServerSync(max_staleness=2, shards=2))
+def test_rank_0_has_the_versions_of_the_weights_it_pulled(group: LearnerGroup) -> None:
+    group.set_sync_plan(ServerSync(max_staleness=2, shards=2))
     for seed in range(3):
-        team.update(made_up(32, seed))
-    team.rest()
-    told = [event["versions"] for event in team.take_events() if event["kind"] == "server"]
-    assert isinstance(team.sync, ServerClient)
-    assert team.sync.versions == told[-1] == [9, 9]
+        group.update(made_up(32, seed))
+    group.quiesce()
+    logged = [event["versions"] for event in group.take_events() if event["kind"] == "server"]
+    assert isinstance(group.process_group.sync, ServerClient)
+    assert group.process_group.sync.versions == logged[-1] == [9, 9]
 
 
-def test_one_that_is_stopped_before_a_switch_is_charged_once(hasty: LearnerGroup) -> None:
-    team = hasty
-    team.switch(ServerSync(max_staleness=None))
-    team.update(made_up(32))
-    team.rest()
-    healthy = team.mates[2]
-    strike(process_of(team.mates[1]).pid, signal.SIGSTOP)
-    team.update(made_up(32))  # it owes a word, and nobody waits for it
-    team.switch(AllreduceSync())
-    team.update(made_up(32))
-    kinds = [event["kind"] for event in team.take_events()]
+def test_a_learner_that_is_stopped_before_a_switch_is_charged_once(hasty: LearnerGroup) -> None:
+    group = hasty
+    group.set_sync_plan(ServerSync(max_staleness=None))
+    group.update(made_up(32))
+    group.quiesce()
+    healthy = group.pool.handles[2]
+    strike(process_of(group.pool.handles[1]).pid, signal.SIGSTOP)
+    group.update(made_up(32))  # its reply is outstanding, and not waited for
+    group.set_sync_plan(AllreduceSync())
+    group.update(made_up(32))
+    kinds = [event["kind"] for event in group.take_events()]
     assert kinds.count("learner_lost") == 1
     assert "group_failed" not in kinds
-    assert len(team.budget.faults) == 1
-    assert team.mates[2] is healthy
+    assert len(group.pool.budget.faults) == 1
+    assert group.pool.handles[2] is healthy
 
 
-def test_a_group_that_fails_while_it_forms_has_no_history_of_its_own(
-    team: LearnerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_group_that_fails_while_it_forms_leaves_a_valid_history(
+    group: LearnerGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    team.plan = replace(team.plan, log=replace(team.plan.log, history=True))
-    team.settle(tmp_path)
-    serve, struck = team.quarters.serve, list[int]()
+    group.plan = replace(group.plan, log=replace(group.plan.log, history=True))
+    group.use_run_folder(tmp_path)
+    start_server, struck = group.pool.launcher.start_server, list[int]()
 
     def once(*given: Any) -> Any:
-        found = serve(*given)
+        found = start_server(*given)
         if not struck:
-            struck.append(process_of(team.mates[1]).pid or 0)
+            struck.append(process_of(group.pool.handles[1]).pid or 0)
             strike(struck[0], signal.SIGKILL)
         return found
 
-    monkeypatch.setattr(team.quarters, "serve", once)
-    team.switch(ServerSync(shards=2))
+    monkeypatch.setattr(group.pool.launcher, "start_server", once)
+    group.set_sync_plan(ServerSync(shards=2))
     for seed in range(3):
-        team.update(made_up(32, seed))
-    team.rest()
-    team.history.close()
+        group.update(made_up(32, seed))
+    group.quiesce()
+    group.process_group.history.close()
     assert struck
-    assert team.learner.updates == 3
+    assert group.learner.updates == 3
     assert check_history(tmp_path / "history") == []
 
 
@@ -567,150 +572,151 @@ def test_a_group_that_fails_while_it_forms_has_no_history_of_its_own(
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(max_staleness=None)], ids=["step", "loose"])
 def test_each_loss_is_charged_once(sync: Sync) -> None:
     more = {"learners.restarts": 2, "learners.timeout_seconds": LIMIT_SECONDS}
-    with teamed(small_plan(3, more=more)) as team:
-        team.switch(sync)
+    with learner_group(small_plan(3, more=more)) as group:
+        group.set_sync_plan(sync)
         replaced: list[bool] = []
         while len(replaced) < 3:
-            until(lambda: len(team.group) == 2 or not team.update(made_up(32)))
-            strike(process_of(team.mates[1]).pid, signal.SIGKILL)
+            until(lambda: len(group.process_group.members) == 2 or not group.update(made_up(32)))
+            strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
             seen = len(replaced)
             while len(replaced) == seen:
-                team.update(made_up(32, 1))
-                replaced += [row["replaced"] for row in team.take_events() if row["kind"] == "learner_lost"]
+                group.update(made_up(32, 1))
+                replaced += [row["replaced"] for row in group.take_events() if row["kind"] == "learner_lost"]
         assert replaced == [True, True, False]
-        assert list(team.mates) == [2]  # who was well is kept
+        assert list(group.pool.handles) == [2]  # the healthy one is kept
 
 
-def test_a_group_that_fails_again_and_again_is_given_up_and_rank_0_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    with teamed(small_plan(2, more={"learners.restarts": 1})) as team:
-        team.update(made_up(32))
+def test_a_group_that_keeps_failing_is_given_up_and_rank_0_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    with learner_group(small_plan(2, more={"learners.restarts": 1})) as group:
+        group.update(made_up(32))
 
         def fail(*_: Any) -> float:
             raise CommLost("the link is down")
 
-        monkeypatch.setattr(team, "agreed", fail)
-        team.update(made_up(32, 1))
-        kinds = [event["kind"] for event in team.take_events()]
+        monkeypatch.setattr(group.process_group, "sync_step", fail)
+        group.update(made_up(32, 1))
+        kinds = [event["kind"] for event in group.take_events()]
         assert kinds.count("learners_given_up") == 1
-        assert not team.mates
-        assert team.learner.updates == 2
+        assert not group.pool.handles
+        assert group.learner.updates == 2
 
 
-def test_a_partner_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_learner_that_cannot_start_reports_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(2, more={"learners.restarts": 0})
     spec = spec_of(plan)
-    quarters = LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo))
-    quarters.shown = None  # type: ignore[assignment]  nobody can make a network for that
-    team = LearnerGroup(plan, alone(plan), quarters)
+    launcher = LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo))
+    launcher.env_spec = None  # type: ignore[assignment]  no network can be made for that
+    group = LearnerGroup(plan, alone(plan), launcher)
     try:
-        team.update(made_up(32))
-        (lost,) = [event for event in team.take_events() if event["kind"] == "learner_lost"]
+        group.update(made_up(32))
+        (lost,) = [event for event in group.take_events() if event["kind"] == "learner_lost"]
         assert "AttributeError" in lost["what"]
     finally:
-        team.close()
+        group.close()
 
 
-def test_a_codec_that_was_given_up_stays_so_in_the_next_group() -> None:
+def test_a_rejected_codec_stays_rejected_in_the_next_group() -> None:
     misled = {"sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
-    with teamed(small_plan(2, more=misled)) as team:
+    with learner_group(small_plan(2, more=misled)) as group:
         for seed in range(4):
-            team.update(made_up(32, seed))
-        assert "codec_given_up" in [event["kind"] for event in team.take_events()]
-        team.leave()
-        team.update(made_up(32))
-        assert isinstance(team.agreement, AllreduceSync)
-        assert isinstance(team.agreement.codec, NoCodec)
-        team.switch(LocalSync(codec=TopKCodec()))  # by a schedule that knows nothing of it
-        assert team.agreement == LocalSync()
-        team.switch(LocalSync(codec=Int8Codec()))
-        assert team.agreement == LocalSync(codec=Int8Codec())  # nobody has found fault with that one
-        team.tell("codec_given_up", cosine=-1.0)  # a late word of the group that is, not of the one to come
-        assert team.agreement == LocalSync(codec=Int8Codec())
-        saved = together(team)
-    with teamed(small_plan(2, more=misled)) as resumed:
-        rejoin(resumed, {name: saved[name] for name in ("sync", "learners")})  # as it was once saved
-        assert resumed.agreement == LocalSync(codec=Int8Codec())
-        assert not resumed.mistrusted
-        rejoin(resumed, saved)
-        resumed.switch(LocalSync(codec=TopKCodec()))
-        assert resumed.agreement == LocalSync()
+            group.update(made_up(32, seed))
+        assert "codec_given_up" in [event["kind"] for event in group.take_events()]
+        group.process_group.disband()
+        group.update(made_up(32))
+        assert isinstance(group.sync_plan, AllreduceSync)
+        assert isinstance(group.sync_plan.codec, NoCodec)
+        group.set_sync_plan(LocalSync(codec=TopKCodec()))  # as a schedule would
+        assert group.sync_plan == LocalSync()
+        group.set_sync_plan(LocalSync(codec=Int8Codec()))
+        assert group.sync_plan == LocalSync(codec=Int8Codec())  # that one was not rejected
+        # A late report of the current group, which has another codec than the next one.
+        group.process_group.on_strategy_event("codec_given_up", cosine=-1.0)
+        assert group.sync_plan == LocalSync(codec=Int8Codec())
+        saved = group.state_dict()
+    with learner_group(small_plan(2, more=misled)) as resumed:
+        resumed.load_state_dict({name: saved[name] for name in ("sync", "learners")})  # as older versions saved it
+        assert resumed.sync_plan == LocalSync(codec=Int8Codec())
+        assert not resumed.process_group.rejected_codecs
+        resumed.load_state_dict(saved)
+        resumed.set_sync_plan(LocalSync(codec=TopKCodec()))
+        assert resumed.sync_plan == LocalSync()
 
 
-@pytest.mark.parametrize("who", [0, 1])
-def test_with_a_server_a_codec_is_given_up_by_everybody(who: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("giving_up", [0, 1])
+def test_with_a_server_one_learner_rejects_a_codec_for_all(giving_up: int, monkeypatch: pytest.MonkeyPatch) -> None:
     coded = {"sync.type": "server", "sync.codec.type": "top_k", "sync.check_every_rounds": 2}
-    with teamed(small_plan(2, more=coded)) as team:
-        team.update(made_up(32))
-        if who == 0:
-            team.tell("codec_given_up", cosine=-1.0)
+    with learner_group(small_plan(2, more=coded)) as group:
+        group.update(made_up(32))
+        if giving_up == 0:
+            group.process_group.on_strategy_event("codec_given_up", cosine=-1.0)
         else:
-            (mate,) = team.group
-            answer = mate.answer
+            (handle,) = group.process_group.members
+            receive_reply = handle.receive_reply
 
             def misled(kind: str, limit_seconds: float) -> Parts:
-                facts, arrays = answer(kind, limit_seconds)
+                facts, arrays = receive_reply(kind, limit_seconds)
                 return {**facts, "given_up": -1.0}, arrays
 
-            monkeypatch.setattr(mate, "answer", misled)
-            team.update(made_up(32))
+            monkeypatch.setattr(handle, "receive_reply", misled)
+            group.update(made_up(32))
             monkeypatch.undo()
-        team.update(made_up(32))
-        assert isinstance(team.formed, ServerSync)
-        assert team.formed.codec == NoCodec()
-        assert team.number == 2
-        assert not lost(team)
+        group.update(made_up(32))
+        assert isinstance(group.process_group.sync_plan, ServerSync)
+        assert group.process_group.sync_plan.codec == NoCodec()
+        assert group.process_group.number == 2
+        assert not lost(group)
 
 
-def test_a_partner_says_that_its_codec_was_given_up() -> None:
+def test_a_learner_reports_that_it_gave_up_its_codec() -> None:
     coded = {"sync.type": "server", "sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
-    with teamed(small_plan(2, more=coded)) as team:
-        told = list[dict[str, Any]]()
+    with learner_group(small_plan(2, more=coded)) as group:
+        logged = list[dict[str, Any]]()
         for seed in range(3):
-            team.update(made_up(32, seed))
-            told += [event for event in team.take_events() if event["kind"] == "codec_given_up"]
-        assert [event.get("learner") for event in told] == [None, 1]  # both judged in their second round
-        assert team.number == 2
+            group.update(made_up(32, seed))
+            logged += [event for event in group.take_events() if event["kind"] == "codec_given_up"]
+        assert [event.get("learner") for event in logged] == [None, 1]  # both checked it in their second round
+        assert group.process_group.number == 2
 
 
 def test_a_stale_gradient_makes_a_smaller_step_of_the_optimiser() -> None:
     block = WeightBlock(
         small_plan(2, more={"optim.type": "sgd"}), ServerSync(max_staleness=None, slow_down=True, shards=1), [3]
     )
-    block.load([np.zeros(3, np.float32) for _ in block.kept])
+    block.load([np.zeros(3, np.float32) for _ in block.state_tensors])
     block.rate = 0.5
     for sequence in range(3):  # all of the first version: 0, 1 and 2 steps old
         block.shard.push(Push((0, 0, sequence), 0, torch.ones(3)), 0.0)
     assert block.shard.weights.tolist() == [-0.5 - 0.5 - 0.25] * 3
 
 
-def test_words_of_a_time_that_is_taken_back_are_heard_before_it_is(team: LearnerGroup) -> None:
-    team.switch(ServerSync(max_staleness=None))
-    team.update(made_up(32))
-    strike(process_of(team.mates[1]).pid, signal.SIGSTOP)
-    team.update(made_up(32))
-    assert team.mates[1].owed > 0
-    strike(process_of(team.mates[1]).pid, signal.SIGCONT)
-    team.forget()
-    assert [mate.owed for mate in team.mates.values()] == [0, 0]
-    assert not lost(team)
+def test_outstanding_replies_are_drained_before_a_rollback(group: LearnerGroup) -> None:
+    group.set_sync_plan(ServerSync(max_staleness=None))
+    group.update(made_up(32))
+    strike(process_of(group.pool.handles[1]).pid, signal.SIGSTOP)
+    group.update(made_up(32))
+    assert group.pool.handles[1].num_outstanding > 0
+    strike(process_of(group.pool.handles[1]).pid, signal.SIGCONT)
+    group.discard_state()
+    assert [handle.num_outstanding for handle in group.pool.handles.values()] == [0, 0]
+    assert not lost(group)
 
 
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(shards=2), LocalSync(every_updates=1)], ids=str)
-def test_weights_that_are_replaced_reach_everybody(team: LearnerGroup, sync: Sync) -> None:
-    team.switch(sync)
-    team.update(made_up(32))
-    team.rest()
-    saved, moments = team.learner.model_arrays(), team.learner.optim_arrays()
+def test_replaced_weights_reach_all_learners(group: LearnerGroup, sync: Sync) -> None:
+    group.set_sync_plan(sync)
+    group.update(made_up(32))
+    group.quiesce()
+    saved, moments = group.learner.model_arrays(), group.learner.optim_arrays()
     for seed in range(3):
-        team.update(made_up(32, seed))
-    after = weights(team.learner).clone()
-    team.forget()
-    team.learner.load_model_arrays(saved)
-    team.learner.load_optim_arrays(moments)
-    team.learner.updates = 1
+        group.update(made_up(32, seed))
+    after = weights(group.learner).clone()
+    group.discard_state()
+    group.learner.load_model_arrays(saved)
+    group.learner.load_optim_arrays(moments)
+    group.learner.updates = 1
     for seed in range(3):
-        team.update(made_up(32, seed))
-    torch.testing.assert_close(weights(team.learner), after, rtol=1e-5, atol=1e-6)
+        group.update(made_up(32, seed))
+    torch.testing.assert_close(weights(group.learner), after, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -724,55 +730,57 @@ def test_weights_that_are_replaced_reach_everybody(team: LearnerGroup, sync: Syn
     ],
     ids=str,
 )
-def test_a_batch_that_is_not_finite_moves_nobody_then_or_later(team: LearnerGroup, sync: Sync) -> None:
-    team.switch(sync)
-    team.update(made_up(32))
-    before, bad = weights(team.learner).clone(), made_up(32)
+def test_a_batch_that_is_not_finite_changes_no_weights_then_or_later(group: LearnerGroup, sync: Sync) -> None:
+    group.set_sync_plan(sync)
+    group.update(made_up(32))
+    before, bad = weights(group.learner).clone(), made_up(32)
     bad.reward[1] = np.nan  # in the part of rank 1
     with pytest.raises(NonFiniteUpdate):
-        team.update(bad)
-    assert torch.equal(weights(team.learner), before)
+        group.update(bad)
+    assert torch.equal(weights(group.learner), before)
     for seed in range(3):
-        team.update(made_up(32, seed))
-    assert team.learner.updates == 4
-    assert team.learner.finite()
+        group.update(made_up(32, seed))
+    assert group.learner.updates == 4
+    assert group.learner.is_finite()
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_others_of_its_window(team: LearnerGroup, tmp_path: Path) -> None:
-    team.plan = replace(team.plan, log=replace(team.plan.log, history=True))
-    team.settle(tmp_path)
-    team.switch(WindowSync(num_gradients=3))
-    team.update(made_up(32))
-    team.rest()
-    before, bad = weights(team.learner).clone(), made_up(32)
+def test_a_gradient_that_is_not_finite_does_not_spoil_the_others_of_its_window(
+    group: LearnerGroup, tmp_path: Path
+) -> None:
+    group.plan = replace(group.plan, log=replace(group.plan.log, history=True))
+    group.use_run_folder(tmp_path)
+    group.set_sync_plan(WindowSync(num_gradients=3))
+    group.update(made_up(32))
+    group.quiesce()
+    before, bad = weights(group.learner).clone(), made_up(32)
     bad.reward[1] = np.nan  # in the part of rank 1
-    team.update(bad)  # rank 0's own is taken
-    team.rest()
-    assert not torch.equal(weights(team.learner), before)
-    assert team.learner.finite()
-    told = [event for event in team.take_events() if event["kind"] == "server"]
-    assert (told[-1]["versions"], told[-1]["refused"]) == ([2], {"skipped": 1})
-    team.history.close()
+    group.update(bad)  # rank 0's own is taken
+    group.quiesce()
+    assert not torch.equal(weights(group.learner), before)
+    assert group.learner.is_finite()
+    logged = [event for event in group.take_events() if event["kind"] == "server"]
+    assert (logged[-1]["versions"], logged[-1]["refused"]) == ([2], {"skipped": 1})
+    group.process_group.history.close()
     assert check_history(tmp_path / "history") == []
 
 
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(), EasgdSync()], ids=str)
-def test_a_reset_is_everybodys(sync: Sync) -> None:
+def test_a_reset_applies_to_all_learners(sync: Sync) -> None:
     resets = {"algo.reset.type": "periodic", "algo.reset.every_updates": 3, "algo.reset.keep": 0.0}
     plan = small_plan(2, more=resets)
-    with teamed(plan) as team:
-        team.switch(sync)
+    with learner_group(plan) as group:
+        group.set_sync_plan(sync)
         for seed in range(3):
-            report = team.update(made_up(32, seed))
+            report = group.update(made_up(32, seed))
         assert report.stats["reset"] == 1
-        fresh = weights(team.learner).clone()
-        team.update(made_up(32, 5))
+        fresh = weights(group.learner).clone()
+        group.update(made_up(32, 5))
         # A step from the fresh weights, not from the old ones.
-        assert float((weights(team.learner) - fresh).abs().max()) < 0.1
+        assert float((weights(group.learner) - fresh).abs().max()) < 0.1
         if isinstance(sync, AllreduceSync):
-            assert team.alike()
-        else:  # shards and centres begin anew, with everybody at rank 0's weights
-            assert team.number == 2
+            assert group.states_equal()
+        else:  # shards and centres start anew, with rank 0's weights
+            assert group.process_group.number == 2
 
 
 class Sleepy(nn.Module):
@@ -789,20 +797,22 @@ class Sleepy(nn.Module):
 
 
 @pytest.mark.parametrize("balance", [True, False])
-def test_a_learner_that_is_slower_is_named_and_gets_less_if_shares_follow(balance: bool) -> None:
+def test_a_slow_learner_is_logged_and_gets_fewer_items_if_balanced(balance: bool) -> None:
     asked = {name: value for name, value in SMALL.items() if not name.startswith("net.torso")}
     asked |= {"learners.num": 2, "algo.batch_size": 32, "learners.balance": balance}
     plan = make_plan("CartPole-v1", overrides=asked)
     plan = resolve(plan, spec_of(plan), own_torso=True)
     torso, spec = Sleepy(), spec_of(plan)
-    learner = lone_learner(plan, spec, spec, torso)
-    team = LearnerGroup(plan, learner, LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo), (None, torso, None)))
-    with closing(team):
+    learner = build_learner(plan, spec, spec, torso)
+    group = LearnerGroup(
+        plan, learner, LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo), (None, torso, None))
+    )
+    with closing(group):
         for at in range(51):
-            report = team.update(made_up(32, at))
+            report = group.update(made_up(32, at))
         assert np.isfinite(report.priority).all()
-        told = [event for event in team.take_events() if event["kind"] == "learner_slow"]
-        assert [event["learner"] for event in told] == [1]
-        assert told[0]["speed"] < 0.6
-        assert isinstance(team.dealing, SplitScatter)
-        assert (int((team.dealing.owners == 1).sum()) < 16) == balance
+        logged = [event for event in group.take_events() if event["kind"] == "learner_slow"]
+        assert [event["learner"] for event in logged] == [1]
+        assert logged[0]["speed"] < 0.6
+        assert isinstance(group.process_group.scatter, SplitScatter)
+        assert (int((group.process_group.scatter.owners == 1).sum()) < 16) == balance

@@ -1,4 +1,4 @@
-"""Learners and server shards in processes of Ray: the steps of one learner; who is lost takes nobody along."""
+"""Learners and server shards in processes of Ray: the steps of one learner; a lost learner does not harm the others."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ import torch
 
 from qfleet.data import Batch
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
-from tests.distributed.learners.test_group import LINE, alone, made_up, small_plan, spec_of, weights
+from tests.distributed.learners.test_group import LINE, made_up, single, small_plan, spec_of, weights
 from tests.distributed.ray.test_driver import family, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -20,7 +20,7 @@ PLACE = {"runtime.type": "ray", "runtime.learner_cpus": 0.5, "runtime.actor_cpus
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Any]:
+def group() -> Iterator[Any]:
     """Three learners on a Ray of their own."""
     pytest.importorskip("ray")
     from qfleet.distributed.learners.group import LearnerGroup
@@ -30,7 +30,7 @@ def team() -> Iterator[Any]:
     more = {**PLACE, "learners.timeout_seconds": LIMIT_SECONDS, "learners.restarts": 100, "optim.clip_norm": None}
     plan = small_plan(3, more=more)
     with session(plan):
-        made = LearnerGroup(plan, alone(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
+        made = LearnerGroup(plan, single(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
         try:
             yield made
         finally:
@@ -45,12 +45,12 @@ def pids(role: str) -> list[int]:
     return sorted(pid for pid, line in family(os.getpid()).items() if f"ray::{role}" in line)
 
 
-def whole(team: Any) -> None:
-    """Go on until everybody is there."""
+def whole(group: Any) -> None:
+    """Update until all learners have joined."""
     until = time.monotonic() + 90
-    while len(team.group) < 2:
-        team.update(some(99))
-        assert time.monotonic() < until, team.take_events()
+    while len(group.process_group.members) < 2:
+        group.update(some(99))
+        assert time.monotonic() < until, group.take_events()
 
 
 @pytest.mark.parametrize(
@@ -58,64 +58,64 @@ def whole(team: Any) -> None:
     [AllreduceSync(), ServerSync(shards=2), AllreduceSync(codec=Int8Codec()), LocalSync(every_updates=2)],
     ids=["allreduce", "server", "int8", "local"],
 )
-def test_three_learners_on_ray_make_the_steps_of_one(team: Any, sync: Sync) -> None:
-    whole(team)
-    team.rest()
-    one = alone(team.plan)
-    one.load_model_arrays(team.learner.model_arrays())
-    one.load_optim_arrays(team.learner.optim_arrays())
-    one.updates, before = team.learner.updates, team.learner.updates
-    team.switch(sync)
+def test_three_learners_on_ray_make_the_steps_of_one(group: Any, sync: Sync) -> None:
+    whole(group)
+    group.quiesce()
+    one = single(group.plan)
+    one.load_model_arrays(group.learner.model_arrays())
+    one.load_optim_arrays(group.learner.optim_arrays())
+    one.updates, before = group.learner.updates, group.learner.updates
+    group.set_sync_plan(sync)
     for seed in range(10):
         one.update(some(seed))
-        team.update(some(seed))
-    team.rest()
-    assert team.learner.updates == before + 10
+        group.update(some(seed))
+    group.quiesce()
+    assert group.learner.updates == before + 10
     near = 1e-3 if sync in (AllreduceSync(), ServerSync(shards=2)) else 0.1
-    torch.testing.assert_close(weights(team.learner), weights(one), rtol=near, atol=near)
-    events = team.take_events()
+    torch.testing.assert_close(weights(group.learner), weights(one), rtol=near, atol=near)
+    events = group.take_events()
     ahead = sync == AllreduceSync(codec=Int8Codec())  # by one's own part of what the codec owes
-    assert ahead or team.alike("targets" if isinstance(sync, ServerSync) else "all"), events
+    assert ahead or group.states_equal("targets" if isinstance(sync, ServerSync) else "all"), events
     assert not [event for event in events if event["kind"] == "learner_lost"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(max_staleness=None)], ids=["allreduce", "server"])
-def test_a_partner_on_ray_that_is_lost_is_replaced(team: Any, sync: Sync, how: signal.Signals) -> None:
-    whole(team)
-    team.switch(sync)
-    team.update(some(0))
-    team.take_events()
-    before, begun = team.learner.updates, time.monotonic()
-    victim = pids("PartnerHost")[0]
+def test_a_lost_learner_on_ray_is_restarted(group: Any, sync: Sync, how: signal.Signals) -> None:
+    whole(group)
+    group.set_sync_plan(sync)
+    group.update(some(0))
+    group.take_events()
+    before, begun = group.learner.updates, time.monotonic()
+    victim = pids("LearnerHost")[0]
     os.kill(victim, how)
     lost: list[Any] = []
     made = 0
     while not lost:
-        team.update(some(made))
+        group.update(some(made))
         made += 1
-        lost = [event for event in team.take_events() if event["kind"] == "learner_lost"]
+        lost = [event for event in group.take_events() if event["kind"] == "learner_lost"]
         assert time.monotonic() - begun < 30
     assert len(lost) == 1
     assert lost[0]["replaced"]
-    assert team.learner.updates == before + made
-    whole(team)
-    wait_for(lambda: victim not in pids("PartnerHost"))  # Ray ends one that is stopped in its own time
+    assert group.learner.updates == before + made
+    whole(group)
+    wait_for(lambda: victim not in pids("LearnerHost"))  # Ray ends one that is stopped in its own time
 
 
-def test_a_shard_on_ray_that_is_lost_comes_back_with_what_rank_0_has(team: Any) -> None:
-    whole(team)
-    team.switch(ServerSync(shards=2))
-    team.update(some(0))
-    team.rest()
-    team.take_events()
-    before = team.learner.updates
+def test_a_lost_shard_on_ray_is_restarted_with_rank_0s_state(group: Any) -> None:
+    whole(group)
+    group.set_sync_plan(ServerSync(shards=2))
+    group.update(some(0))
+    group.quiesce()
+    group.take_events()
+    before = group.learner.updates
     os.kill(pids("ShardHost")[0], signal.SIGKILL)
     for seed in range(4):
-        team.update(some(seed))
-    team.rest()
-    events = team.take_events()
-    assert team.learner.updates == before + 4
+        group.update(some(seed))
+    group.quiesce()
+    events = group.take_events()
+    assert group.learner.updates == before + 4
     assert not [event for event in events if event["kind"] == "learner_lost"]
     versions = [event["versions"] for event in events if event["kind"] == "server"]
     assert versions

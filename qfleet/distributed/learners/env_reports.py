@@ -1,0 +1,49 @@
+"""What actor-learners report of their environments: steps, finished episodes and faults."""
+
+from typing import Any
+
+import msgspec
+
+from qfleet.data.wire_format import Facts
+from qfleet.learn import BatchSource
+
+
+class EnvReports:
+    """Reports of all actor-learners since the run began; `batch_source` is rank 0's own if it is one of them."""
+
+    def __init__(self, batch_source: BatchSource | None) -> None:
+        self.batch_source = batch_source
+        self.steps = 0  # of the other learners
+        self.counted_steps: dict[str, int] = {}  # steps in the last report, by instance of an actor-learner
+        self.finished: list[tuple[float, int]] = []
+        self.faults: list[dict[str, Any]] = []
+
+    def total_steps(self) -> int:
+        """Environment steps of all actor-learners, rank 0's included."""
+        return self.steps + (0 if self.batch_source is None else self.batch_source.steps)
+
+    def add(self, facts: Facts) -> None:
+        """Count one report; before its first batch an actor-learner reports no steps."""
+        self.finished += msgspec.json.decode(str(facts["episodes"]), type=list[tuple[float, int]])
+        self.faults += msgspec.json.decode(str(facts["faults"]), type=list[dict[str, Any]])
+        if "steps" not in facts:
+            return
+        instance = str(facts["instance_id"])
+        steps = int(facts["steps"])  # type: ignore[arg-type]
+        self.steps += steps - self.counted_steps.get(instance, 0)
+        self.counted_steps[instance] = steps
+
+    def discard(self) -> None:
+        """The run rolls back: episodes and faults since its checkpoint do not count."""
+        self.finished = []
+        self.faults = []
+
+    def restore(self, facts: Facts) -> None:
+        """An actor-learner resumed from a checkpoint: the steps it had reported by then are counted already."""
+        self.counted_steps[str(facts["instance_id"])] = int(facts.get("steps", 0))  # type: ignore[arg-type]
+
+    def take(self) -> dict[str, Any]:
+        """Episodes and faults since the last call, as stats of an update's report."""
+        stats = {"episodes": self.finished, **({"faults": self.faults} if self.faults else {})}
+        self.discard()
+        return stats

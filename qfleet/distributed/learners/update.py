@@ -1,0 +1,141 @@
+"""One update by all learners of a process group: scatter the batch, step, and collect the reports."""
+
+import math
+import time
+
+from qfleet.data import Batch, Report, Sequences
+from qfleet.distributed.learners.handle import LearnerHandle, LearnerLost
+from qfleet.distributed.learners.launcher import SLOTS
+from qfleet.distributed.learners.process_group import ProcessGroup
+from qfleet.distributed.learners.worker import compute_and_step
+from qfleet.plan.sync_schema import ServerSync
+from qfleet.sync.comm import CommLost
+from qfleet.sync.strategies import gradient_callback
+
+RELEASE_SECONDS = 0.02
+
+
+class GroupUpdate:
+    """Makes updates with a process group, or on rank 0 alone while it has no members."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.learner = group.learner
+        self.pool = group.pool
+        self.finite = True  # was rank 0's gradient in the last update?
+
+    def __call__(self, batch: Batch | Sequences) -> Report:
+        """Try to make one update; `CommLost` if a learner was lost before rank 0 made its step."""
+        return self.together(batch) if self.group.members else self.alone(batch)
+
+    def alone(self, batch: Batch | Sequences) -> Report:
+        """One update on rank 0 only, because no other learner is ready."""
+        report = self.learner.update(batch)
+        items = len(batch.ids)
+        fields = {"update": self.learner.updates, "own": items, "items": items, "finite": True}
+        self.group.history.note("team", "made", group=0, **fields)
+        return report
+
+    def together(self, batch: Batch | Sequences) -> Report:
+        """Scatter the batch, compute rank 0's share, step by the strategy, and collect the members' reports."""
+        group = self.group
+        if self.learner.reset is not None and self.learner.reset.due(self.learner.updates + 1):
+            self.quiesce()  # a reset also changes moments, which a server may hold
+        self.await_free_slots()
+        # The group may be disbanded by the time the step was made.
+        scatter = group.scatter
+        number = group.number
+        group.requested_at = time.monotonic()
+        own, share = scatter.begin(batch)
+        for rank, handle in enumerate(group.members, 1):
+            self.send_share(handle, rank)
+        pending, norm, seconds = compute_and_step(
+            self.learner, own, share, group.sync_step, gradient_callback(group.sync)
+        )
+        self.finite = math.isfinite(norm)
+        fields = {"update": self.learner.updates + 1, "own": len(own.ids), "items": scatter.items}
+        group.history.note("team", "made", group=number, **fields, finite=self.finite)
+        scatter.speeds.note(0, len(own.ids), seconds)
+        for handle in group.members.copy():
+            while self.has_share(handle) and (group.synchronous or handle.transport.poll(0.0)):
+                self.collect_report(handle)
+        self.log_slow_learners()
+        report = self.learner.finish_shared_update(pending, norm)
+        scatter.complete(report)
+        return report
+
+    def has_share(self, handle: LearnerHandle) -> bool:
+        """Is this learner a member that has not reported on all its shares?"""
+        return bool(handle.pending_ids) and handle in self.group.members
+
+    def await_free_slots(self) -> None:
+        """Wait for reports of members with no slot for another share. A member found lost here is lost before any part
+        of this batch is sent: what the shards hold is pulled, and this batch is not in it when it is scattered again.
+        """
+        for handle in self.group.members.copy():
+            if len(handle.pending_ids) == SLOTS:
+                self.collect_report(handle)
+            if handle not in self.group.members:
+                raise CommLost("the group is over")
+
+    def send_share(self, handle: LearnerHandle, rank: int) -> None:
+        """Send a member its share of the batch."""
+        facts, arrays, ids = self.group.scatter.share_for(rank)
+        fields = {"update": self.learner.updates + 1, "learner": handle.number, "items": len(ids)}
+        self.group.history.note("team", "dealt", group=self.group.number, **fields)
+        handle.pending_ids.append(ids)
+        try:
+            handle.send_request({**facts, "updates": self.learner.updates, "rate": self.learner.learning_rate}, arrays)
+        except CommLost:
+            if self.group.synchronous:
+                raise
+            # Others may have pushed their share already: the batch counts, and the loss is found after our own step.
+
+    def collect_report(self, handle: LearnerHandle) -> None:
+        """Receive a member's priorities; the group is over if it failed, and forms anew if it alone skipped the step."""
+        group = self.group
+        try:
+            facts, arrays = handle.receive_reply("learned", self.pool.reply_timeout_seconds)
+        except LearnerLost as cause:
+            self.pool.lose(handle, str(cause))
+            return
+        except CommLost as cause:
+            group.fail(cause)
+            return
+        ids = handle.pending_ids.popleft()
+        group.history.note("team", "learned", group=group.number, learner=handle.number)
+        group.scatter.on_report(1 + group.members.index(handle), ids, (facts, arrays))
+        if facts.get("behind"):
+            self.pool.log_inexact(handle, "it acts too slowly to keep pace")
+        if "given_up" in facts:
+            group.on_strategy_event("codec_given_up", learner=handle.number, cosine=facts["given_up"])
+        finite = bool(facts["finite"])
+        group.must_reform = group.must_reform or (group.synchronous and finite != self.finite)
+
+    def log_slow_learners(self) -> None:
+        """Log learners that have become slow; shares follow the speeds if the plan balances."""
+        members = self.group.members
+        for rank, speed in self.group.scatter.speeds.rebalance() if members else ():
+            number = 0 if rank == 0 else members[rank - 1].number
+            self.pool.log_event("learner_slow", learner=number, speed=round(speed, 3))
+
+    def quiesce(self) -> None:
+        """Wait until no member computes, and pull what shards hold into rank 0's learner."""
+        try:
+            for handle in self.group.members.copy():
+                while self.has_share(handle):
+                    self.release(handle)
+                    self.collect_report(handle)
+            self.group.pull()
+        except CommLost as cause:
+            self.group.fail(cause)
+
+    def release(self, handle: LearnerHandle) -> None:
+        """Let a slow member continue that waits at the server for a step of rank 0, which does not come now."""
+        server = self.group.server
+        sync_plan = self.group.sync_plan
+        until = time.monotonic() + self.pool.reply_timeout_seconds
+        if server is None or not isinstance(sync_plan, ServerSync) or not sync_plan.spare:
+            return
+        while not handle.transport.poll(RELEASE_SECONDS) and handle.control.is_alive() and time.monotonic() < until:
+            server.release()
