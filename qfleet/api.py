@@ -18,13 +18,13 @@ from qfleet.distributed.local_run import prepared, resume_here, train_here
 from qfleet.distributed.runtime import RankFinished, is_on_ray, stand_by
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
-from qfleet.learn.learner import arrays
+from qfleet.learn.learner import state_arrays
 from qfleet.plan import check, diff, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
-from qfleet.training.checkpoints.migrations import room_for
-from qfleet.training.checkpoints.saved_weights import SavedWeights, give, weights_of
+from qfleet.training.checkpoints.migrations import max_file_bytes
+from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.evaluator import Evaluator
 from qfleet.training.log.run_log import Callback
@@ -119,10 +119,10 @@ def train(
     if stand_by(plan, env, torso, explore):
         raise RankFinished(0)
     source = None if weights_from is None else find_run(weights_from, out)
-    folder, line = train_here(
+    folder, components = train_here(
         plan, own, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
     )
-    return Run(folder, line.plan, line.policy, env)
+    return Run(folder, components.plan, components.policy, env)
 
 
 def resume(
@@ -158,8 +158,8 @@ def resume(
         return load_ended(folder, env, torso)
     if stand_by(plan, env, torso, explore):
         raise RankFinished(0)
-    line = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
-    return Run(folder, plan, line.policy, env)
+    components = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
+    return Run(folder, plan, components.policy, env)
 
 
 def load_ended(folder: Path, env: EnvMaker | None, torso: nn.Module | None) -> Run:
@@ -271,16 +271,16 @@ def load(
     """
     folder = find_run(path, out)
     plan = open_plan(folder, env, trust_env)
-    judge = Evaluator(plan, env)
-    world = judge.world(0, 1)
+    evaluator = Evaluator(plan, env)
+    world = evaluator.world(0, 1)
     try:
         if torso is None:
             require_network(plan, world.spec)
         policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
     finally:
         world.close()
-    weights = weights_of(folder, room_for(arrays(policy.net).values()), which)
-    give(policy, weights, plan, own_env=env is not None)
+    weights = read_weights(folder, max_file_bytes(state_arrays(policy.net).values()), which)
+    load_into_policy(policy, weights, plan, own_env=env is not None)
     return Run(folder, plan, policy, env, weights)
 
 

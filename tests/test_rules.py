@@ -26,13 +26,20 @@ VAGUE = re.compile(r"(Manager|Handler|Helper|Utils?|Base|Mixin|Factory|Impl|V2)$
 VAGUE_FILES = {"base", "common", "helpers", "misc", "util", "utils"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
 MAX_FUNCTION_LINES = 50
+MAX_METHODS = 25
+MAX_MODULES = 16  # in one folder
+# Words that meant something in this code alone. The right ones are in docs/house.md.
+RETIRED = re.compile(
+    r"(^|_)(diary|judge|keeper|fleet|mate|mates|quarters|seat|seats|shelf|belt|heed|heeded|tend|hire|hired|crew|crowd"
+    r"|dealt|dealing|cargo|freight|parcel|parcels|slab|wish|wishes|partner|partners|last_words)(_|$)"
+)
 FILE_CALLS = {"open", "logging.FileHandler", "os.open", "os.replace", "os.rename", "os.unlink", "os.remove", "os.mkdir"}
 FILE_CALLS |= {"os.makedirs", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree", "shutil.copy"}
 FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "rmdir", "touch", "rmtree"}
 # Files that are not in a run folder, or whose folder is made here: each with the reason.
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
-    "qfleet/training/process/supervise.py": "/proc",
+    "qfleet/training/process/supervised_process.py": "/proc",
     "qfleet/system/descendants.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
@@ -150,7 +157,41 @@ def long_functions(tree: ast.Module) -> Iterator[str]:
                 yield f"{node.lineno}: {node.name} has {lines} lines"
 
 
+def packed_assignments(tree: ast.Module) -> Iterator[str]:
+    """One assignment per line: `a, b = x, y` is for swaps and for tuples that a function returns."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+            continue
+        targets = [ast.unparse(target) for target in node.targets]
+        swap = {name.strip("()") for name in targets[0].split(", ")} & {ast.unparse(value) for value in node.value.elts}
+        if isinstance(node.targets[0], ast.Tuple) and not swap:
+            yield f"{node.lineno}: {targets[0]} = ..."
+
+
+def large_classes(tree: ast.Module) -> Iterator[str]:
+    """A class with more methods is several."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in node.body)
+            if methods > MAX_METHODS:
+                yield f"{node.lineno}: {node.name} has {methods} methods"
+
+
+def retired_names(tree: ast.Module) -> Iterator[str]:
+    """Names are the field's own."""
+    for node in ast.walk(tree):
+        fields = (getattr(node, field, None) for field in ("id", "attr", "arg", "name"))
+        yield from (
+            f"{getattr(node, 'lineno', 0)}: {name}"
+            for name in fields
+            if isinstance(name, str) and RETIRED.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+        )
+
+
 RULES: list[Rule] = [
+    packed_assignments,
+    large_classes,
+    retired_names,
     unsafe_imports,
     ray_imports,
     unsafe_calls,
@@ -205,6 +246,12 @@ def test_sources_keep_the_rule(rule: Rule) -> None:
         (direct_file_calls, "os.open(path, os.O_RDONLY)"),
         (direct_file_calls, "shutil.rmtree(path)"),
         (long_functions, "def f():\n" + "    x = 1\n" * 60),
+        (packed_assignments, "a, b = 1, 2"),
+        (packed_assignments, "self.a, self.b = a, b"),
+        (large_classes, "class Wide:\n" + "".join(f"    def f{each}(self): ...\n" for each in range(26))),
+        (retired_names, "def last_words(): ..."),
+        (retired_names, "self.feed_keeper = keeper"),
+        (retired_names, "class CrowdPolicy: ..."),
     ],
 )
 def test_the_rule_catches(rule: Rule, code: str) -> None:
@@ -227,6 +274,9 @@ def test_the_rule_catches(rule: Rule, code: str) -> None:
         (multiprocessing_starts, "with hidden_main(not main), theirs:\n    process.start()"),
         (multiprocessing_starts, "thread.start()"),
         (vague_names, "class Learner: ..."),
+        (packed_assignments, "a, b = b, a"),
+        (packed_assignments, "a, b = f()"),
+        (retired_names, "def judgement(extend, order): ..."),
         (direct_file_calls, "open(open_inside(folder, 'x'), 'rb')"),
         (direct_file_calls, "os.open(os.devnull, os.O_WRONLY)"),
     ],
@@ -238,6 +288,21 @@ def test_the_rule_lets_pass(rule: Rule, code: str) -> None:
 def test_nothing_is_left_for_later() -> None:
     found = [str(path.relative_to(ROOT)) for path in SOURCES if UNFINISHED.search(path.read_text("utf-8"))]
     assert not found
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_folders_can_be_seen_at_once() -> None:
+    folders = {path.parent for path in SOURCES}
+    sizes = {str(folder.relative_to(ROOT)): len(list(folder.glob("*.py"))) for folder in folders}
+    assert not {name: size for name, size in sizes.items() if size > MAX_MODULES}
 
 
 def test_file_names_say_something() -> None:

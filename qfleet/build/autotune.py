@@ -25,7 +25,7 @@ from qfleet.build.isolated_call import answer_of
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
-from qfleet.learn.compiled_update import cache_folder, not_whole
+from qfleet.learn.compiled_update import cache_folder, why_not_compilable
 from qfleet.nets import make_net
 from qfleet.plan import total_updates
 from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView
@@ -219,7 +219,7 @@ def has_bfloat16(device: torch.device) -> bool:
 def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[str, ...]]:
     """Compile if the plan says so and it can be done; left open, if it saves more seconds than it costs."""
     asked = plan.runtime.compile
-    reason = not_whole(plan)
+    reason = why_not_compilable(plan)
     if reason is not None:
         return False, (f"runtime.compile=true has no effect: {reason}",) if asked else ()
     if asked is not None:
@@ -276,7 +276,7 @@ def compile_seconds(plan: Plan, spec: Spec) -> list[float]:
         begin = clock()
         learner.update(batch)
         spent = clock() - begin
-        return [] if learner.whole is None else [spent, quickest(learner, batch, clock, float("inf"))]
+        return [] if learner.compiled_update is None else [spent, quickest(learner, batch, clock, float("inf"))]
 
 
 def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:

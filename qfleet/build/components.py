@@ -15,7 +15,7 @@ from torch import nn
 
 from qfleet.act import Actor, Explore, Explorer, Policy, PopulationPolicy, make_explorer
 from qfleet.audit.history import HistoryLog
-from qfleet.data import Array, Rollout, Spec, State, World
+from qfleet.data import Array, Batch, Report, Rollout, Sequences, Spec, State, World
 from qfleet.data.state_reader import saved_count
 from qfleet.envs import TRAIN, is_native, make_world
 from qfleet.errors import UsageError
@@ -26,12 +26,12 @@ from qfleet.learn import (
     ReplaySource,
     dormant_units,
     make_batch_source,
-    make_bonus,
+    make_count_bonus,
     make_learner,
     rate_factors,
 )
 from qfleet.learn.peers import Peers
-from qfleet.learn.transfer import looking_up
+from qfleet.learn.transfer import with_mirror
 from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
 from qfleet.plan.schema import (
     BufferReplay,
@@ -44,9 +44,7 @@ from qfleet.plan.schema import (
     SteadyBatch,
     SteadyRate,
 )
-from qfleet.plan.sync_schema import Codec
-from qfleet.plan.sync_schema import Sync as SyncPlan
-from qfleet.plan.validate.placement import has_bundles, is_central, num_senders, one_bundle
+from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
@@ -81,7 +79,7 @@ class ReplayProcess(Protocol):
 
     budget: RestartBudget  # how often it may be started again
 
-    def settle(self, folder: Path) -> None:
+    def use_run_folder(self, folder: Path) -> None:
         """The run's folder is here."""
         ...
 
@@ -89,7 +87,7 @@ class ReplayProcess(Protocol):
         """Begin anew, with nothing in it."""
         ...
 
-    def rest(self) -> None:
+    def flush(self) -> None:
         """Return when everything asked of it is done."""
         ...
 
@@ -113,7 +111,7 @@ class ActorSide(Protocol):
         """Come back; returns the lanes [B] whose world could not."""
         ...
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """Nothing more is needed of it until the run goes on, if it does."""
         ...
 
@@ -130,11 +128,11 @@ class RemoteActors(ActorSide, Protocol):
     version: int  # of the weights that were published last
     workers: int
 
-    def settle(self, folder: Path, tell: Callable[..., object]) -> None:
+    def use_run_folder(self, folder: Path, tell: Callable[..., object]) -> None:
         """The run's folder is here; `tell` takes what happens to actors."""
         ...
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Replace actors that failed."""
         ...
 
@@ -146,11 +144,11 @@ class RemoteActors(ActorSide, Protocol):
         """The next rollout, if one has come."""
         ...
 
-    def take_in(self, rollout: Rollout) -> None:
+    def insert(self, rollout: Rollout) -> None:
         """Put a rollout into the replay."""
         ...
 
-    def news(self) -> dict[str, Any]:
+    def drain_stats(self) -> dict[str, Any]:
         """What happened to actors since this was last asked."""
         ...
 
@@ -176,9 +174,10 @@ class Components:
     actor: ActorSide
     batch_source: BatchSource
     learner: Learner | PopulationLearner
+    peers: Peers | None = None  # the group of several learners, which has `learner` as its rank 0
     remote: ReplayProcess | None = None  # the feed's replay, if it lives elsewhere
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
-    doubts: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
+    inexact_reasons: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 
     @property
     def remote_actors(self) -> RemoteActors | None:
@@ -188,7 +187,7 @@ class Components:
     @property
     def steps(self) -> int:
         """Environment steps that came in, those of other learners' bundles too."""
-        return self.batch_source.steps + (0 if self.peers is None else self.peers.steps)
+        return self.batch_source.steps + (0 if self.peers is None else self.peers.env_steps)
 
     @property
     def forgiven(self) -> int:
@@ -198,7 +197,7 @@ class Components:
     @property
     def policy(self) -> Policy:
         """The policy that the run is making: of a population, the leader's."""
-        return self.policies[self.learner.leader if isinstance(self.learner, PopulationLearner) else 0]
+        return self.policies[self.learner.leader_index if isinstance(self.learner, PopulationLearner) else 0]
 
     @property
     def policies(self) -> list[Policy]:
@@ -206,10 +205,9 @@ class Components:
         acting = self.actor.policy
         return acting.policies if isinstance(acting, PopulationPolicy) else [acting]
 
-    @property
-    def peers(self) -> Peers | None:
-        """The other learners, if there are any."""
-        return self.learner.peers if isinstance(self.learner, Learner) else None
+    def update(self, batch: Batch | Sequences) -> Report:
+        """One update, by all learners if there are several."""
+        return self.learner.update(batch) if self.peers is None else self.peers.update(batch)
 
     def state_dict(self) -> State:
         """Everything but weights, moments and replay rows, which have files of their own."""
@@ -221,7 +219,7 @@ class Components:
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
             **({} if drawn is None else {"accelerator": drawn}),
-            **({} if self.peers is None else {"together": together(self.peers)}),
+            **({} if self.peers is None else {"together": self.peers.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
@@ -233,14 +231,14 @@ class Components:
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
         if self.peers is not None and "together" in state:
-            rejoin(self.peers, state["together"])
+            self.peers.load_state_dict(state["together"])
         return self.actor.load_state_dict(state["actor"])
 
     def dormant(self) -> float | None:
         """The share of units that hardly ever fire, by the policy's network: without its noise it draws nothing."""
         self.policy.noisy = False
         set_noise(self.policy.net, active=False)
-        self.policy.follow()
+        self.policy.refresh_weights()
         return dormant_units(self.policy.net, self.batch_source.replay)
 
     def moving(self) -> State:
@@ -251,7 +249,7 @@ class Components:
         now: State = {}
         moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
         if moves or plan.steer.learning_rate != SteadyRate():
-            now["learning_rate"] = learner.rate()
+            now["learning_rate"] = learner.current_rate()
         if isinstance(batch_source, ReplaySource) and plan.steer.batch != SteadyBatch():
             now["batch_size"] = batch_source.batch_size
         if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
@@ -260,10 +258,10 @@ class Components:
             now["resets"] = learner.reset.number(learner.updates)
         return now
 
-    def rest(self) -> None:
+    def wait_until_idle(self) -> None:
         """Return when every learner is at rest, and what they know is in `learner`."""
         if self.peers is not None:
-            self.peers.rest()
+            self.peers.quiesce()
 
     def close(self) -> None:
         """Let go of whoever acts, learns and remembers."""
@@ -271,22 +269,6 @@ class Components:
         if self.peers is not None:
             self.peers.close()
         self.batch_source.replay.close()
-
-
-def together(peers: Peers) -> State:
-    """How several learners agree, by which codecs no more, and how many they are."""
-    sync = msgspec.json.encode(peers.agreement).decode()
-    mistrusted = msgspec.json.encode(sorted(peers.mistrusted, key=str)).decode()
-    return {"sync": sync, "mistrusted": mistrusted, "learners": peers.num, "steps": peers.steps}
-
-
-def rejoin(peers: Peers, state: State) -> None:
-    """The same again. A run that goes back does not forget which codecs were given up; once they were not saved."""
-    peers.mistrusted |= msgspec.json.decode(state.get("mistrusted", "[]"), type=set[Codec])
-    peers.switch(msgspec.json.decode(state["sync"], type=SyncPlan))
-    peers.resize(int(state["learners"]))
-    # Before there were bundles only the driver's own steps counted.
-    peers.steps = int(state.get("steps", 0))
 
 
 def device_rng(device: str | None) -> Array | None:
@@ -336,11 +318,11 @@ def join_parts(
     policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
     stored = policy_spec(spec, policies[0])
     learners = make_learners(plan, spec, stored, policies, torso)
-    own = one_bundle(plan)
+    own = actor_learner_plan(plan)
     replay = (remember or own_replay)(own, stored)
     if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
         show_places(replay, learners, device)
-    bonus = make_bonus(plan, stored, stream(plan.seed, NOVELTY))
+    bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY))
     batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
     return Components(
@@ -353,7 +335,7 @@ def show_places(replay: ReplayBuffer, learners: list[Learner], device: torch.dev
     mirror = Mirror(replay.store, device)
     replay.mirrored = True
     for learner in learners:
-        learner.carry = looking_up(learner.carry, mirror)
+        learner.transfer = with_mirror(learner.transfer, mirror)
 
 
 def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
@@ -396,7 +378,7 @@ def make_actor(
         stream(plan.seed, EXPLORE, *who),
         worker=worker,
         incarnation=incarnation,
-        tell_values=tells_values(plan),
+        record_values=tells_values(plan),
         elapsed=elapsed,
     )
 
@@ -469,7 +451,7 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
     """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
         fork_server(ROLES)  # before environments have one started that knows only what they need
-    num = one_bundle(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_bundles(plan) else 1
+    num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
     threads = plan.runtime.threads or world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
 
@@ -489,8 +471,8 @@ def make_own_world(
     seed = int(stream(plan.seed, WORLDS, *who).integers(2**31)) if any(who) else plan.seed
     env = plan.env
     threads = 1
-    if is_central(plan) and is_native(env, make):
+    if has_central_inference(plan) and is_native(env, make):
         threads = plan.actors.num
-    elif is_central(plan):
+    elif has_central_inference(plan):
         env = msgspec.structs.replace(env, workers=max(env.workers, plan.actors.num))
     return make_world(env, seed=seed, stream=TRAIN, num=num, make=make, threads=threads, logs=logs)

@@ -24,7 +24,7 @@ from qfleet.build.components import ROLES, EnvMaker
 from qfleet.build.resolve import require_device
 from qfleet.data import World
 from qfleet.envs import time_env
-from qfleet.envs.step_timer import any_allowed
+from qfleet.envs.step_timer import random_allowed_actions
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, ProcessesRuntime
@@ -100,8 +100,8 @@ def measure(
         policy = policy_on(torch.device(device))
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
-            state = policy.blank(batch)
-            looked = timed(partial(policy.look, obs, state))
+            state = policy.initial_state(batch)
+            looked = timed(partial(policy.forward, obs, state))
             looks[device, batch] = median(looked)  # somebody else may have had the core for a while
     handover = handover_seconds() if plan.actors.num > 1 else 0.0  # of one actor none is central
     return Costs(taken, looks, handover)
@@ -150,7 +150,7 @@ def step_seconds(world: World) -> float:
     last = [world.reset()]
 
     def step() -> None:
-        world.send(any_allowed(world, last[0], rng))
+        world.send(random_allowed_actions(world, last[0], rng))
         last[0] = world.receive()
 
     return fmean(timed(step)) / world.num  # not their median: resets are rare and dear

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from qfleet.envs.workers.process import end_group
-from qfleet.system.child_process import die_with_parent, hidden_main
+from qfleet.system.child_process import die_with_parent, hidden_main, kill_process_group
 
 
 def answer_of(work: Callable[..., list[float]], args: tuple[Any, ...], limit_seconds: float) -> list[float] | None:
@@ -31,7 +30,7 @@ def answer_of(work: Callable[..., list[float]], args: tuple[Any, ...], limit_sec
     finally:
         line.close()
         if process.pid is not None:  # it was started
-            end_group(process)
+            kill_process_group(process)
 
 
 def answer(line: Connection, work: Callable[..., list[float]], args: tuple[Any, ...]) -> None:

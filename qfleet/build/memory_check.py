@@ -12,7 +12,7 @@ from qfleet.errors import UsageError
 from qfleet.nets.qnet import make_memory, make_net
 from qfleet.plan.schema import FreshReplay, NoMemory, OwnTorso, Plan, ProcessesRuntime, RayRuntime
 from qfleet.plan.validate.placement import has_replay_process
-from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_items, ring_rows, tree_levels
+from qfleet.replay import Prioritized, Replay, frame_bytes, make_replay, queue_length, ring_rows, tree_levels
 
 GIB = 2**30
 COPY_BYTES = 100  # of one entry in the count of copies
@@ -38,7 +38,7 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
     tree = 8 * int(tree_levels(items)[-1]) if isinstance(sample.sampler, Prioritized) else 0
     copies = COPY_BYTES * items if sample.filter is not None else 0
     # Of every row the serial number of the item that begins there; of every item where it begins.
-    numbers = 8 * (rows + queue_items(items, lanes, window))
+    numbers = 8 * (rows + queue_length(items, lanes, window))
     kept = sample.store.row_bytes
     if sample.store.packed is not None:
         kept -= frame_bytes(spec) * (PACKED_TIMES - 1) // PACKED_TIMES

@@ -15,20 +15,20 @@ from qfleet.build.resolve import require_device, resolve
 from qfleet.data import World
 from qfleet.distributed.runtime import components_for
 from qfleet.errors import UsageError
-from qfleet.nets import under_own_names
+from qfleet.nets import match_names
 from qfleet.plan import diff, read_plan, trusted_settings
-from qfleet.plan.draft import show
+from qfleet.plan.draft import format_value
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
-from qfleet.training.checkpoints.migrations import room_for
-from qfleet.training.checkpoints.saved_weights import weights_of
+from qfleet.training.checkpoints.migrations import max_file_bytes
+from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign, write_run_plan
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest
-from qfleet.training.session import interactive_watcher, noting, run_session, teller, threads
+from qfleet.training.session import interactive_watcher, progress_note, run_session, threads, warner
 from qfleet.training.trainer import Trainer
-from qfleet.watch import Watcher, new_run_dir, provenance, write_json
+from qfleet.watch import Watcher, collect_provenance, new_run_dir, write_json
 from qfleet.watch.run_directory import next_name
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def train_here(
     command: list[str] | None,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
-    desk: "LearnerEndpoint | None" = None,
-    asked: StopRequest | None = None,
+    endpoint: "LearnerEndpoint | None" = None,
+    stop_request: StopRequest | None = None,
 ) -> tuple[Path, Components]:
     """Train a checked plan to its end in a new run directory; returns the directory and the run's components.
 
-    `source` is the run whose weights this one begins with. On Ray, actors reach the run through `desk`, and `asked`
-    hears the signals that the driver passes on.
+    `source` is the run whose weights this one begins with. On Ray, actors reach the run through `endpoint`, and
+    `stop_request` receives the signals that the driver passes on.
     """
     env = own[0]
     watcher = watcher if watcher is not None else interactive_watcher()
@@ -61,28 +61,25 @@ def train_here(
 
     def begin(trainer: Trainer) -> list[str]:
         for text in warnings:
-            teller(trainer.run_log)(text)
-        trainer.checkpointer.require_space()
-        trainer.doubt(trainer.unpromised())
-        trainer.doubt([] if trainer.line.peers is None else trainer.line.peers.chances())
-        trainer.begin()
-        return trainer.line.notes
+            warner(trainer.run_log)(text)
+        trainer.start()
+        return trainer.components.notes
 
     with threads(plan):
         world = make_train_world(plan, env)
     with ExitStack() as closing_both:
         closing_both.callback(world.close)
-        line = prepared(plan, world, own, source, warnings.append, noting(watcher), desk)
-        closing_both.callback(line.close)
-        plan = line.plan
+        components = prepared(plan, world, own, source, warnings.append, progress_note(watcher), endpoint)
+        closing_both.callback(components.close)
+        plan = components.plan
         chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
         folder = new_run_dir(out, plan.env.id, chosen)
         write_run_plan(plan, folder / "run.toml")
-        origin = {**provenance(command), "own_env": env is not None, "not_exact": line.doubts}
+        origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_json(folder / "provenance.json", origin)
         sign(folder, plan.env, trusted_settings(plan))
-        run_session(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
-    return folder, line
+        run_session(components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request)
+    return folder, components
 
 
 def resume_here(
@@ -94,14 +91,14 @@ def resume_here(
     strict: bool,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
-    desk: "LearnerEndpoint | None" = None,
-    asked: StopRequest | None = None,
+    endpoint: "LearnerEndpoint | None" = None,
+    stop_request: StopRequest | None = None,
 ) -> Components:
     """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
     env = own[0]
 
     def begin(trainer: Trainer) -> list[str]:
-        lost = trainer.come_back(strict=strict)
+        lost = trainer.resume(strict=strict)
         write_run_plan(plan, folder / "run.toml")
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
@@ -114,9 +111,11 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(components_for(plan, world, *own, desk)) as line:
-            run_session(line, folder, begin, env=env, callbacks=callbacks, watcher=watcher, asked=asked)
-    return line
+        with closing(components_for(plan, world, *own, endpoint)) as components:
+            run_session(
+                components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request
+            )
+    return components
 
 
 def prepared(
@@ -126,7 +125,7 @@ def prepared(
     source: Path | None,
     warn: Callable[[str], object],
     tell: Callable[[str], object] = lambda text: None,
-    desk: "LearnerEndpoint | None" = None,
+    endpoint: "LearnerEndpoint | None" = None,
 ) -> Components:
     """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
 
@@ -135,29 +134,29 @@ def prepared(
     asked_threads = plan.runtime.threads
     plan = resolve(plan, world.spec, own_torso=own[1] is not None, own_explore=own[2] is not None)
     require_memory(plan, world.spec)
-    plan, told, doubts = settled_machine(plan, asked_threads, world.spec, tell)
-    line = components_for(plan, world, *own, desk)
-    line.notes = [*getattr(world, "notes", ()), *told, *line.notes]
-    line.doubts = doubts
+    plan, told, inexact_reasons = settled_machine(plan, asked_threads, world.spec, tell)
+    components = components_for(plan, world, *own, endpoint)
+    components.notes = [*getattr(world, "notes", ()), *told, *components.notes]
+    components.inexact_reasons = inexact_reasons
     with ExitStack() as unless_all_is_well:
-        unless_all_is_well.callback(line.close)
+        unless_all_is_well.callback(components.close)
         if source is not None:
-            adopt(line, source, warn)
+            adopt(components, source, warn)
         unless_all_is_well.pop_all()
-    return line
+    return components
 
 
-def adopt(line: Components, source: Path, warn: Callable[[str], object]) -> None:
+def adopt(components: Components, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
-    own = line.learner.model_arrays()
-    found = weights_of(source, room_for(own.values()), warn=warn)
+    own = components.learner.model_arrays()
+    found = read_weights(source, max_file_bytes(own.values()), warn=warn)
     weights = found.arrays
     with suppress(KeyError):
-        weights = under_own_names(own.keys(), weights)
+        weights = match_names(own.keys(), weights)
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
     unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
     if unlike:
-        there = net_settings(source, line.plan)
+        there = net_settings(source, components.plan)
         raise UsageError(
             f"--from {source.name}: its weights do not fit this plan's network",
             f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
@@ -166,10 +165,10 @@ def adopt(line: Components, source: Path, warn: Callable[[str], object]) -> None
             else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
         )
     try:
-        line.learner.begin_with(weights)
+        components.learner.load_initial_weights(weights)
     except MALFORMED as error:
         raise malformed(found.checkpoint, error) from error
-    line.notes.append(f"begins with the {found.text(line.plan)}, of {source.name}")
+    components.notes.append(f"begins with the {found.text(components.plan)}, of {source.name}")
 
 
 def net_settings(source: Path, plan: Plan) -> str:
@@ -179,4 +178,4 @@ def net_settings(source: Path, plan: Plan) -> str:
     except UsageError:
         return f"see net.* in {source / 'run.toml'}"
     paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
-    return " ".join(f"{path}={show(value).strip('[]').replace(' ', '')}" for path, value in paths)
+    return " ".join(f"{path}={format_value(value).strip('[]').replace(' ', '')}" for path, value in paths)

@@ -11,10 +11,10 @@ from qfleet.build.inference_placement import settled
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
-from qfleet.plan.validate.placement import has_bundles
+from qfleet.plan.validate.placement import has_actor_learners
 
 if TYPE_CHECKING:
-    from qfleet.distributed.learners.launcher import LearnerLauncher, Own
+    from qfleet.distributed.learners.launcher import LearnerLauncher, UserParts
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
 
@@ -36,9 +36,9 @@ def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore
         return False
     from qfleet.distributed import mpi
 
-    if not mpi.is_partner(plan):
+    if not mpi.is_worker_rank(plan):
         return False
-    mpi.learn_beside(make, torso, explore)
+    mpi.rank_main(make, torso, explore)
     return True
 
 
@@ -48,31 +48,31 @@ def components_for(
     make: EnvMaker | None,
     torso: nn.Module | None,
     explore: Explore | None,
-    desk: "LearnerEndpoint | None" = None,
+    endpoint: "LearnerEndpoint | None" = None,
 ) -> Components:
     """The line that the plan's runtime turns, with its partners if several learners are asked for.
 
-    A plan for Ray needs a `desk`; without one the line can be looked at but not run.
+    A plan for Ray needs a `endpoint`; without one the line can be looked at but not run.
     """
-    line = acting_components(plan, world, make, torso, explore, desk)
-    runs_here = desk is not None or not isinstance(plan.runtime, RayRuntime)
-    if plan.learners.num > 1 and isinstance(line.learner, Learner) and runs_here:
+    components = acting_components(plan, world, make, torso, explore, endpoint)
+    runs_here = endpoint is not None or not isinstance(plan.runtime, RayRuntime)
+    if plan.learners.num > 1 and isinstance(components.learner, Learner) and runs_here:
         from qfleet.distributed.learners.group import (
             LearnerGroup,  # most runs have one learner, and no time to import torch's groups
         )
 
         try:
-            quarters = quarters_for(plan, world.spec, line, (make, torso, explore))
-            line.learner.peers = LearnerGroup(
-                plan, line.learner, quarters, line.batch_source if has_bundles(plan) else None
+            launcher = learner_launcher(plan, world.spec, components, (make, torso, explore))
+            components.peers = LearnerGroup(
+                plan, components.learner, launcher, components.batch_source if has_actor_learners(plan) else None
             )
         except BaseException:
-            line.close()
+            components.close()
             raise
-    return line
+    return components
 
 
-def quarters_for(plan: Plan, shown: Spec, line: Components, own: "Own") -> "LearnerLauncher":
+def learner_launcher(plan: Plan, shown: Spec, components: Components, own: "UserParts") -> "LearnerLauncher":
     """Where the plan's other learners live."""
     from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 
@@ -83,8 +83,8 @@ def quarters_for(plan: Plan, shown: Spec, line: Components, own: "Own") -> "Lear
     if isinstance(plan.runtime, RayRuntime):
         from qfleet.distributed.ray.learners import RayLearnerLauncher
 
-        return RayLearnerLauncher(plan, shown, line.spec, own)
-    return LocalLearnerLauncher(plan, shown, line.spec, line.batch_source.replay.cut, own)
+        return RayLearnerLauncher(plan, shown, components.spec, own)
+    return LocalLearnerLauncher(plan, shown, components.spec, components.batch_source.replay.cut, own)
 
 
 def acting_components(
@@ -93,14 +93,14 @@ def acting_components(
     make: EnvMaker | None,
     torso: nn.Module | None,
     explore: Explore | None,
-    desk: "LearnerEndpoint | None",
+    endpoint: "LearnerEndpoint | None",
 ) -> Components:
     """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
-    if has_bundles(plan):
-        line = make_components(plan, world, torso, explore)
-        if isinstance(line.actor, Actor):
-            line.actor.elapsed = lambda: all_steps(line, plan.learners.num)
-        return line
+    if has_actor_learners(plan):
+        components = make_components(plan, world, torso, explore)
+        if isinstance(components.actor, Actor):
+            components.actor.elapsed = lambda: all_steps(components, plan.learners.num)
+        return components
     if isinstance(plan.runtime, ProcessesRuntime):
         # Most runs need no processes, nor the time to import them.
         from qfleet.distributed.actors.process import make_process_components, require_sendable
@@ -108,18 +108,18 @@ def acting_components(
         require_sendable((make, torso, explore))
         plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
         world.close()
-        line = make_process_components(plan, world.spec, make, torso, explore)
-        line.notes = notes
-        return line
+        components = make_process_components(plan, world.spec, make, torso, explore)
+        components.notes = notes
+        return components
     if isinstance(plan.runtime, RayRuntime):
         from qfleet.distributed.ray.driver import make_ray_components  # an extra, and slow to import
 
         world.close()
-        return make_ray_components(plan, world.spec, (make, torso, explore), desk)
+        return make_ray_components(plan, world.spec, (make, torso, explore), endpoint)
     return make_components(plan, world, torso, explore)
 
 
-def all_steps(line: Components, bundles: int) -> int:
+def all_steps(components: Components, bundles: int) -> int:
     """Steps that all bundles have made; until the others have said how many, each as many as ours."""
-    told = 0 if line.peers is None else line.peers.steps
-    return line.batch_source.steps + told if told else line.batch_source.steps * bundles
+    told = 0 if components.peers is None else components.peers.env_steps
+    return components.batch_source.steps + told if told else components.batch_source.steps * bundles

@@ -17,7 +17,7 @@ from qfleet.escape import indented
 from qfleet.plan import read_plan
 from qfleet.system.child_process import die_with_parent
 from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.process.signals import ENDINGS
+from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.watch import json_line
 from qfleet.watch.console import JsonWatcher, SafeStream
 from qfleet.watch.run_directory import is_run
@@ -25,12 +25,12 @@ from qfleet.watch.run_directory import is_run
 PLAN_FILE = "plan.toml"
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """Train or resume one member; the exit code is that of the run."""
-    asked = _parse(words)
+    arguments = _parse(argv)
     try:
-        _die_with(asked.parent)
-        return _begin(asked).exit_code
+        _die_with(arguments.parent)
+        return _begin(arguments).exit_code
     except KeyboardInterrupt:
         return ENDINGS["SIGINT"][1]
     except QfleetError as error:
@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> int:
         return _tell(QfleetError(f"{type(error).__name__}: {error}", "This is a bug in qfleet, not in what you did."))
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser("qfleet member")
     parser.add_argument("--group", type=Path, required=True)
     parser.add_argument("--name", required=True)
@@ -51,32 +51,32 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trust-env", action="store_true")
     parser.add_argument("--trust-run", action="store_true")
     parser.add_argument("--strict", action="store_true")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
-def _begin(asked: argparse.Namespace) -> Run:
-    path = asked.group / asked.name
+def _begin(arguments: argparse.Namespace) -> Run:
+    path = arguments.group / arguments.name
     watcher = _watcher()
     if is_run(path):
-        trust = {"trust_env": asked.trust_env, "trust_run": asked.trust_run}
-        return resume(path, steps=asked.steps, strict=asked.strict, watcher=watcher, **trust)
-    plan = read_plan(asked.group / PLAN_FILE)
-    require_trust(asked.group, plan.env, asked.trust_env or asked.trust_run)
-    require_places(asked.group, plan, asked.trust_run)
+        trust = {"trust_env": arguments.trust_env, "trust_run": arguments.trust_run}
+        return resume(path, steps=arguments.steps, strict=arguments.strict, watcher=watcher, **trust)
+    plan = read_plan(arguments.group / PLAN_FILE)
+    require_trust(arguments.group, plan.env, arguments.trust_env or arguments.trust_run)
+    require_places(arguments.group, plan, arguments.trust_run)
     return train(
-        msgspec.structs.replace(plan, seed=asked.seed),
-        out=asked.group,
-        name=asked.name,
+        msgspec.structs.replace(plan, seed=arguments.seed),
+        out=arguments.group,
+        name=arguments.name,
         watcher=watcher,
-        weights_from=asked.weights_from,
-        command=["qfleet", "train", "--plan", str(asked.group / PLAN_FILE), "--seed", str(asked.seed)],
+        weights_from=arguments.weights_from,
+        command=["qfleet", "train", "--plan", str(arguments.group / PLAN_FILE), "--seed", str(arguments.seed)],
     )
 
 
 def _watcher() -> JsonWatcher:
     """Rows for the parent; warnings are rows too, which are in no file, so that the group can show them."""
     out = SafeStream(sys.stdout)
-    return JsonWatcher(out, lambda text: out.line(json_line({"kind": "warning", "text": text})))
+    return JsonWatcher(out, lambda text: out.write_line(json_line({"kind": "warning", "text": text})))
 
 
 def _die_with(parent: int) -> None:
@@ -93,5 +93,7 @@ def _die_with(parent: int) -> None:
 def _tell(error: QfleetError) -> int:
     """The error for the parent, and for the log."""
     print(f"error: {indented(error)}", file=sys.stderr)
-    SafeStream(sys.stdout).line(json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix}))
+    SafeStream(sys.stdout).write_line(
+        json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix})
+    )
     return error.exit_code

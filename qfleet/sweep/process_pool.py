@@ -16,8 +16,9 @@ from typing import Any
 from qfleet.files import open_log
 from qfleet.system.child_process import python_command
 from qfleet.system.descendants import descendants, send_all
-from qfleet.training.process.signals import ENDINGS, StopRequest
-from qfleet.training.process.supervise import ENV_FAILED, stopping
+from qfleet.training.process.forward_signals import ENDINGS, forward_ctrl_z
+from qfleet.training.process.hang_watch import ENV_FAILED
+from qfleet.training.process.signals import StopRequest
 
 LOOK_EVERY_SECONDS = 0.2
 # A member that was asked to save and leave may have a large replay to write.
@@ -125,7 +126,7 @@ class ProcessPool:
         jobs: Sequence[Job],
         at_once: int,
         threads: int,
-        asked: StopRequest,
+        stop_request: StopRequest,
         *,
         on_start: Callable[[str], None],
         on_row: Callable[[str, Row], None],
@@ -136,7 +137,7 @@ class ProcessPool:
         self.alive = dict[str, PoolProcess]()
         self.at_once = at_once
         self.threads = threads
-        self.asked = asked
+        self.stop_request = stop_request
         self.on_start = on_start
         self.on_row = on_row
         self.on_end = on_end
@@ -147,7 +148,7 @@ class ProcessPool:
     def work(self) -> None:
         """Until every job has ended, or has left because somebody asked; Ctrl-Z stops them all."""
         try:
-            with stopping(lambda: [child.pid for child in self.alive.values()]):
+            with forward_ctrl_z(lambda: [child.pid for child in self.alive.values()]):
                 while self.waiting or self.alive:
                     self._turn()
         finally:
@@ -162,7 +163,7 @@ class ProcessPool:
         self.look()
 
     def _start(self) -> None:
-        while self.waiting and len(self.alive) < self.at_once and not self.asked:
+        while self.waiting and len(self.alive) < self.at_once and not self.stop_request:
             job = self.waiting.popleft()
             child = self.alive[job.name] = PoolProcess(job, self.threads)
             self._selector.register(child.pipe, selectors.EVENT_READ)
@@ -170,13 +171,13 @@ class ProcessPool:
 
     def _pass_on(self) -> None:
         """The signal that asked this process to leave, to every child, once; a child that stays too long is killed."""
-        if not self.asked:
+        if not self.stop_request:
             return
         if self.leave_by is None:
             self.waiting.clear()
             self.leave_by = time.monotonic() + LEAVE_LIMIT_SECONDS
             for child in self.alive.values():
-                child.send(getattr(signal, str(self.asked.name)))
+                child.send(getattr(signal, str(self.stop_request.name)))
         elif time.monotonic() > self.leave_by:
             for child in self.alive.values():
                 child.kill()

@@ -22,32 +22,33 @@ from qfleet.build.components import make_train_world
 from qfleet.build.memory_check import estimate, require_memory
 from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
-from qfleet.files import is_folder, names_inside, read_inside, remove_drafts, require_plain
+from qfleet.files import is_folder, list_inside, read_inside, remove_drafts, require_regular_files
 from qfleet.plan import plan_hash, read_plan, to_toml, trusted_settings
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.plan.secrets import hidden_words
+from qfleet.plan.secrets import redacted_arguments
 from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.save import hold_run
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.process_pool import Job, ProcessPool, outcome
 from qfleet.training.env_trust import require_places, require_trust, sign, write_run_plan
-from qfleet.training.process.signals import ENDINGS, StopRequest, listening
+from qfleet.training.process.forward_signals import ENDINGS
+from qfleet.training.process.signals import StopRequest, listening
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run, write_file
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.console import auto_mode
 from qfleet.watch.run_directory import (
     GROUP_FILE,
     check_name,
-    find_entry,
+    find_run_or_group,
     is_run,
     member_dirs,
     next_name,
     read_tables,
     resume_command,
 )
-from qfleet.watch.run_files import last_rows, unwritable
+from qfleet.watch.run_files import last_rows, unwritable_error
 from qfleet.watch.sweep_console import GroupWatcher, make_group_watcher
 
 FORMAT = 1
@@ -156,7 +157,7 @@ def train_group(
     write_run_plan(plan, folder / PLAN_FILE)
     sign(folder, plan.env, trusted_settings(plan))
     kept = {
-        "command": None if command is None else hidden_words(command),
+        "command": None if command is None else redacted_arguments(command),
         "weights_from": None if source is None else str(source),
     }
     with hold_run(folder):
@@ -175,7 +176,7 @@ def resume_group(
     watcher: GroupWatcher | None = None,
 ) -> Group:
     """Go on with the members of a group that have not come to their end; `steps` moves the end of all."""
-    folder = find_entry(path, out)
+    folder = find_run_or_group(path, out)
     plan, members, kept = _open(folder)
     require_trust(folder, plan.env, trust_env or trust_run)
     require_places(folder, plan, trust_run)
@@ -189,8 +190,8 @@ def resume_group(
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         room = find_room(plan, len(todo), jobs) if todo else Capacity(1, 1, ())
         run_session = _SweepRunner(folder, plan, members, room, kept, watcher)
-        asked = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
-        run_session.options = [word for word, given in asked.items() if given]
+        flags = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
+        run_session.options = [word for word, given in flags.items() if given]
         return run_session.run(todo)
 
 
@@ -280,7 +281,7 @@ def _recall(member: Member, folder: Path, end: int) -> None:
     if not is_run(folder):
         _clear(folder)
         return
-    if not names_inside(folder, "checkpoints") and not last_rows(folder / "metrics.jsonl"):
+    if not list_inside(folder, "checkpoints") and not last_rows(folder / "metrics.jsonl"):
         remove_run(folder)
         return
     status = read_json(folder / "status.json")
@@ -334,7 +335,7 @@ class _SweepRunner:
 
     def run(self, todo: list[Member]) -> Group:
         """All that is to do, and word of how it ended."""
-        with listening(self.watcher) as asked:
+        with listening(self.watcher) as stop_request:
             for member in todo:
                 member.state = "waiting"
                 member.exit_code = None
@@ -343,11 +344,11 @@ class _SweepRunner:
             self._adopt_plan()
             self._tell("start", self._introduction())
             try:
-                self._crew(todo, asked).work()
+                self._crew(todo, stop_request).work()
             except BaseException as error:
                 self._end(*self._broken(error))
                 raise
-            self._end(*self._ending(asked.name))
+            self._end(*self._ending(stop_request.name))
         return Group(self.folder)
 
     def _adopt_plan(self) -> None:
@@ -356,21 +357,21 @@ class _SweepRunner:
         write_run_plan(self.plan, self.folder / PLAN_FILE)
         self._write("running", None, "")
 
-    def _crew(self, todo: list[Member], asked: StopRequest) -> ProcessPool:
+    def _crew(self, todo: list[Member], stop_request: StopRequest) -> ProcessPool:
         try:
-            require_plain(self.folder, "logs")
+            require_regular_files(self.folder, "logs")
         except OSError as error:
-            raise unwritable(self.folder / "logs", error) from error
+            raise unwritable_error(self.folder / "logs", error) from error
         jobs = [Job(each.name, self._words(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return ProcessPool(
             jobs,
             self.room.jobs,
             self.room.threads,
-            asked,
+            stop_request,
             on_start=self._started,
             on_row=self._row,
             on_end=self._ended,
-            look=lambda: self._tell("live", [shown(member, asked) for member in self.members.values()]),
+            look=lambda: self._tell("live", [shown(member, stop_request) for member in self.members.values()]),
         )
 
     def _words(self, member: Member) -> tuple[str, ...]:
@@ -467,9 +468,9 @@ class _SweepRunner:
         write_file(self.folder / GROUP_FILE, text.encode("ascii"))
 
 
-def shown(member: Member, asked: StopRequest) -> dict[str, Any]:
+def shown(member: Member, stop_request: StopRequest) -> dict[str, Any]:
     """For a display; members that still run when the group is asked to leave are saving."""
-    leaving = asked and member.state == "running"
+    leaving = stop_request and member.state == "running"
     return {**member.show(), **({"state": "saving"} if leaving else {})}
 
 

@@ -1,7 +1,7 @@
-"""The runtime of a fleet: learning goes on here while actors act elsewhere.
+"""The asynchronous loop: this process learns while actors act in other processes.
 
-A turn takes one rollout in and makes the updates it allows; then everything is at rest, as after a turn of `inline`.
-Rollouts wait until their turn comes, and actors wait for room: that is all the back-pressure there is.
+A turn inserts one rollout and makes the updates that it allows; then nothing is under way, as after a turn of `inline`.
+Rollouts queue up, and actors wait while the queue is full: that is all the back-pressure there is.
 """
 
 import time
@@ -11,7 +11,7 @@ from typing import Any
 from qfleet.audit.history import NOTED_IDS, HistoryLog
 from qfleet.build.components import Components, RemoteActors
 from qfleet.data import Array, Batch, Rollout, Sequences, Tick
-from qfleet.learn import BatchSource, ReplaySource, learning
+from qfleet.learn import BatchSource, ReplaySource, run_learner
 from qfleet.replay import Replay
 from qfleet.system.timers import Stopwatch
 from qfleet.training.channels import LatestWeights, RolloutQueue
@@ -20,7 +20,7 @@ NAP_SECONDS = 0.001
 
 
 class RecordedSource:
-    """A feed whose batches and updates are written down."""
+    """A batch source whose batches and updates are recorded in the history of operations."""
 
     def __init__(self, batch_source: BatchSource, history: HistoryLog) -> None:
         self.batch_source = batch_source
@@ -29,21 +29,18 @@ class RecordedSource:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.batch_source, name)
 
-    def take(self, expected: int) -> Batch | Sequences | None:
+    def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
         """The next batch."""
-        batch = self.batch_source.take(expected)
-        # A remote replay drew it some time ago and notes that itself; ids of fresh experience are places in its block.
-        if (
-            batch is not None
-            and isinstance(self.batch_source, ReplaySource)
-            and isinstance(self.batch_source.replay, Replay)
-        ):
+        batch = self.batch_source.next_batch(in_flight_steps)
+        # A remote replay sampled it earlier and records that itself; ids of fresh experience are places in its block.
+        here = isinstance(self.batch_source, ReplaySource) and isinstance(self.batch_source.replay, Replay)
+        if batch is not None and here:
             self.history.note("learner", "sampled", ids=batch.ids[:NOTED_IDS].tolist())
         return batch
 
-    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
-        """It was learned from."""
-        self.batch_source.learned(batch, priority)
+    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Pass on the batch's new priorities, and record the update."""
+        self.batch_source.after_update(batch, priority)
         if isinstance(self.batch_source, ReplaySource):
             limiter = self.batch_source.limiter
             steps = self.batch_source.steps
@@ -51,62 +48,65 @@ class RecordedSource:
 
 
 class AsyncLoop:
-    """Turns the learner of a line whose actors are a fleet."""
+    """Runs the learner beside a pool of actors."""
 
-    def __init__(self, line: Components, pool: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None) -> None:
-        self.line = line
+    def __init__(
+        self, components: Components, pool: RemoteActors, skipped: int = 0, watch: Stopwatch | None = None
+    ) -> None:
+        self.components = components
         self.pool = pool
-        self.shelf = LatestWeights()
+        self.latest_weights = LatestWeights()
         self.watch = watch or Stopwatch()
-        self.heard = False  # `heard`: has a rollout come yet?
-        batch_source = RecordedSource(line.batch_source, pool.history) if pool.keeps_history else line.batch_source
-        self.learner = learning(
-            line.learner, batch_source, RolloutQueue(1), self.shelf, skipped=skipped, watch=self.watch
-        )
-        # From the first moment on: an evaluation may come before the first step.
-        pool.policy.load(0, line.learner.weights())
-        pool.publish(line.learner.updates + 1, line.learner.weights())
+        self.received_any = False
+        batch_source = components.batch_source
+        if pool.keeps_history:
+            batch_source = RecordedSource(batch_source, pool.history)
+        parts = (components.learner, batch_source, RolloutQueue(1), self.latest_weights)
+        self.learner = run_learner(*parts, skipped=skipped, watch=self.watch, update=components.update)
+        # At once: an evaluation may come before the first step.
+        pool.policy.load(0, components.learner.weights())
+        pool.publish(components.learner.updates + 1, components.learner.weights())
         pool.start()
 
     def turn(self) -> Iterator[Tick]:
-        """One rollout and the updates that go with it; an empty one if none has come."""
-        self.pool.tend()
-        yield Tick(busy=True, stats=self.pool.news())
+        """Insert one rollout and make its updates; wait a moment if none has arrived."""
+        self.pool.poll()
+        yield Tick(busy=True, stats=self.pool.drain_stats())
         yield from self.update()
-        if (rollout := self.take_in()) is None:
+        if (rollout := self.insert_next()) is None:
             self.nap()
             return
         stats = {"episodes": rollout.finished, "lag": self.pool.version - rollout.version}
         yield Tick(busy=True, stats=stats)
         yield from self.update()
 
-    def take_in(self) -> Rollout | None:
-        """The next rollout, remembered."""
+    def insert_next(self) -> Rollout | None:
+        """Insert the next rollout into the replay, if one has arrived."""
         with self.watch.insert:
             rollout = self.pool.collect()
             if rollout is not None:
-                self.pool.take_in(rollout)
-                self.heard = True
+                self.pool.insert(rollout)
+                self.received_any = True
         return rollout
 
     def nap(self) -> None:
-        """Wait a moment for experience. Before the first of it actors are only starting, which is nobody's idleness."""
-        if not self.heard:
+        """Wait a moment for experience; the time in which actors start does not count as idle."""
+        if not self.received_any:
             time.sleep(NAP_SECONDS)
             return
         with self.watch.idle:
             time.sleep(NAP_SECONDS)
 
     def update(self) -> Iterator[Tick]:
-        """Updates until the gate shuts; then everyone may have the new weights."""
-        before = self.line.learner.updates
+        """Update until the limiter stops it, then publish the new weights."""
+        before = self.components.learner.updates
         while (tick := next(self.learner)).busy:
-            self.pool.tend()  # a turn may be long, and a death is to be seen within 2 s
+            self.pool.poll()  # a turn may be long, and a dead actor is to be noticed within 2 s
             yield tick
-        if self.line.learner.updates > before:
+        if self.components.learner.updates > before:
             with self.watch.sync:
-                self.pool.publish(self.shelf.version, self.shelf.weights)
+                self.pool.publish(self.latest_weights.version, self.latest_weights.weights)
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Replace actors that failed."""
-        self.pool.tend()
+        self.pool.poll()

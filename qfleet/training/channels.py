@@ -1,4 +1,4 @@
-"""Carriers inside one process: a bounded queue and a shelf for weights."""
+"""Channels inside one process: a bounded queue of rollouts and the latest weights."""
 
 from collections import deque
 from typing import Any
@@ -14,26 +14,26 @@ class RolloutQueue:
         self.waiting: deque[Rollout] = deque()
 
     def put(self, rollout: Rollout) -> bool:
-        """Hand one over; False when there is no room."""
+        """Append a rollout; False if the queue is full."""
         if len(self.waiting) == self.slots:
             return False
         self.waiting.append(rollout)
         return True
 
     def get(self) -> Rollout | None:
-        """The oldest one waiting, if any."""
+        """The oldest rollout, if any."""
         return self.waiting.popleft() if self.waiting else None
 
 
 class LatestWeights:
-    """A Board that passes weights by reference: reader and writer share them."""
+    """A weights board that passes weights by reference: reader and writer share them."""
 
     def __init__(self) -> None:
         self.version = 0
         self.weights = None
 
     def publish(self, version: int, weights: Any) -> None:
-        """Replace what readers see."""
+        """Replace the weights."""
         self.version = version
         self.weights = weights
 

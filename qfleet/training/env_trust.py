@@ -17,7 +17,7 @@ from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
 from qfleet.plan import names_code, trusted_settings, write_plan
-from qfleet.plan.draft import show
+from qfleet.plan.draft import format_value
 from qfleet.plan.schema import Env, Plan
 from qfleet.plan.secrets import typed_secrets
 from qfleet.watch import read_json, write_json
@@ -125,7 +125,7 @@ def require_places(run_dir: Path, plan: Plan, trust_run: bool) -> None:
     settings = trusted_settings(plan)
     if not settings or trust_run or _has(run_dir, "settings_proof", places_proof(run_dir, settings)):
         return
-    named = ", ".join(f"{path}={show(value)}" for path, value in settings.items())
+    named = ", ".join(f"{path}={format_value(value)}" for path, value in settings.items())
     raise UsageError(
         f"{run_dir.name} says where to connect, or whom to trust: {named}",
         "This run was not created by a command of yours at this place; whoever answers there can run code here.",

@@ -1,14 +1,23 @@
-"""The judge: the greedy policy on worlds of its own. Validation seeds steer the run, test seeds only report."""
+"""Evaluation of the greedy policy in worlds of its own: validation seeds choose the best, test seeds only report."""
 
 from collections.abc import Callable
-from typing import Any
 
-from qfleet.act import EvaluationResult, Policy, lanes_for, play
-from qfleet.build.components import EnvMaker
+from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
+from qfleet.build.components import Components, EnvMaker
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
+from qfleet.errors import NoCheckpointError
+from qfleet.learn import PopulationLearner, load_state_arrays, state_arrays
 from qfleet.plan.schema import Plan
+from qfleet.save import Checkpoints
+from qfleet.training.checkpoints.checkpointer import MALFORMED
+from qfleet.training.checkpoints.migrations import max_file_bytes, read_arrays
+from qfleet.training.log.fault_log import ENV_FAULT
+from qfleet.training.log.run_log import RunLog
+from qfleet.training.log.run_status import Row, without_returns
 from qfleet.watch import summarize
+
+Stop = Callable[[], bool]  # asked between the steps of an evaluation: shall it be interrupted?
 
 
 class Evaluator:
@@ -20,42 +29,143 @@ class Evaluator:
         self.validation: World | None = None
 
     def world(self, stream: int, episodes: int) -> World:
-        """Worlds for so many episodes side by side."""
+        """A world with a lane for each of these episodes."""
         return make_world(
             self.plan.env,
             seed=self.plan.seed,
             stream=stream,
-            num=lanes_for(episodes),
+            num=num_eval_lanes(episodes),
             make=self.make,
             threads=self.plan.runtime.threads or 1,
         )
 
-    def validate(self, policy: Policy, stop: Callable[[], bool] = lambda: False) -> dict[str, Any] | None:
-        """The same validation episodes each time; None when it was cut short."""
+    def validate(self, policy: Policy, stop: Stop = lambda: False) -> Row | None:
+        """Play the same validation episodes each time; None if `stop` interrupted it."""
         episodes = self.plan.eval.episodes
         self.validation = self.validation or self.world(VALIDATION, episodes)
-        played = play(policy, self.validation, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
+        played = evaluate_policy(policy, self.validation, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
         return None if stop() else evaluation("validation", played)
 
-    def test(
-        self, policy: Policy, episodes: int | None = None, stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, Any] | None:
-        """Episodes nothing else in the run has seen; None when it was cut short."""
+    def test(self, policy: Policy, episodes: int | None = None, stop: Stop = lambda: False) -> Row | None:
+        """Play episodes that nothing else in the run has seen; None if `stop` interrupted it."""
         episodes = episodes or self.plan.eval.test_episodes
         world = self.world(TEST, episodes)
         try:
-            played = play(policy, world, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
+            played = evaluate_policy(policy, world, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
         finally:
             world.close()
         return None if stop() else evaluation("test", played)
 
     def close(self) -> None:
-        """Let go of the validation world."""
+        """Close the validation world."""
         if self.validation is not None:
             self.validation.close()
             self.validation = None
 
 
-def evaluation(split: str, played: EvaluationResult) -> dict[str, Any]:
+def evaluation(split: str, played: EvaluationResult) -> Row:
     """The fields of an evaluation row."""
     return {"split": split, "epsilon": 0.0, **played.row(), **summarize(played.returns)}
+
+
+class RunEvaluation:
+    """Evaluates a run's policy and keeps the best evaluation so far in its state."""
+
+    def __init__(self, components: Components, evaluator: Evaluator, checkpoints: Checkpoints, run_log: RunLog) -> None:
+        self.components = components
+        self.evaluator = evaluator
+        self.checkpoints = checkpoints
+        self.run_log = run_log
+        self.train_state = run_log.train_state
+
+    def validate(self, stop: Stop, *, all_members: bool = True) -> bool:
+        """Evaluate on validation seeds; is the policy the best so far? An interrupted evaluation stays due."""
+        with self.run_log.stopwatch.eval:
+            row = self.validate_members(stop) if all_members else self.validate_leader(stop)
+        if row is None:
+            return False
+        steps = self.components.steps
+        self.train_state.judged_steps = steps
+        self.log_evaluation(row)
+        return self.train_state.add_evaluation({"env_steps": steps, **without_returns(row)})
+
+    def validate_leader(self, stop: Stop) -> Row | None:
+        """Evaluate the policy that the run is making."""
+        return self.evaluator.validate(self.components.policy, stop=stop)
+
+    def validate_members(self, stop: Stop) -> Row | None:
+        """Evaluate every member of a population, and let the best one lead it; without a population, the policy."""
+        learner = self.components.learner
+        if not isinstance(learner, PopulationLearner):
+            return self.validate_leader(stop)
+        results = [self.evaluator.validate(policy, stop=stop) for policy in self.components.policies]
+        rows = [row for row in results if row is not None]
+        if len(rows) < len(results):
+            return None
+        scores = [row["mean"] for row in rows]
+        learner.choose_leader(scores)
+        return {**rows[learner.leader_index], "members": scores, "leader": learner.leader_index}
+
+    def exploit(self, scores: list[float]) -> None:
+        """Let the worst member of a population take the weights of the best one."""
+        learner = self.components.learner
+        if not isinstance(learner, PopulationLearner):
+            return
+        worst = learner.exploit(scores)
+        if worst is None:
+            return
+        best = learner.leader_index
+        text = f"member {worst} ({scores[worst]:.4g}) takes the weights of member {best} ({scores[best]:.4g})"
+        self.run_log.log_change("exploit", text, member=worst, leader=best)
+
+    def restore_best(self, before: Row | None) -> None:
+        """The newest best policy could not be saved: the one before stays the best."""
+        lost = self.train_state.best or {}
+        self.train_state.best = before
+        reason = f"the best policy so far, {lost['mean']:g} at step {lost['env_steps']}, could not be saved"
+        self.run_log.mark_inexact([reason])
+
+    def test_best(self, stop: Stop) -> Row | None:
+        """Score the best checkpoint on test seeds, which nothing else in the run has seen."""
+        step, which = self.load_best_weights()
+        with self.run_log.stopwatch.eval:
+            found = self.evaluator.test(self.components.policy, stop=stop)
+        if found is None:
+            return None
+        row = {"checkpoint": step, "which": which, **self.train_state.best_context(), **found}
+        self.log_evaluation(row)
+        return row
+
+    def load_best_weights(self) -> tuple[int, str]:
+        """Load the best checkpoint's weights into the policy, if it can be read; its step, and `best` or `latest`."""
+        best = self.train_state.best
+        step = best["env_steps"] if best else self.components.steps
+        policy = self.components.policy
+        before = state_arrays(policy.net)
+        try:
+            found = self.checkpoints.load(step, whole=False)
+            policy.refresh_weights()  # otherwise it would later copy the learner's newest weights over the best
+            load_state_arrays(policy.net, read_arrays(found, "model.safetensors", max_file_bytes(before.values())))
+        except (NoCheckpointError, *MALFORMED) as cause:
+            load_state_arrays(policy.net, before)
+            text = cause.what if isinstance(cause, NoCheckpointError) else str(cause)
+            reason = f"the best checkpoint cannot be used, the last weights were evaluated instead: {text}"
+            self.run_log.mark_inexact([reason])
+            return self.components.steps, "latest"
+        return step, "best" if best else "latest"
+
+    def log_evaluation(self, row: Row) -> None:
+        """Write an evaluation's row; warn if episodes were cut short or lost with their environment."""
+        if row["cut_episodes"]:
+            self.run_log.warn(cut_warning(self.components.plan.eval.max_steps))
+        if row.get("lost_episodes"):
+            self.run_log.mark_inexact([ENV_FAULT])
+        self.run_log.log_row("eval", **row)
+
+
+def cut_warning(max_steps: int) -> str:
+    """What the scores of episodes that were cut short mean."""
+    return (
+        f"evaluation episodes had not ended after eval.max_steps={max_steps} steps and were cut there: "
+        "their scores only say how far they came (cut_episodes in the rows)"
+    )

@@ -1,7 +1,7 @@
 """Steering: what validation scores change while a run goes on. Test seeds are never looked at.
 
-It acts between turns, when the line is at rest; what it counts stands in the book and what it changes in the learner
-and the feed, so a checkpoint holds all of it. Scores before the first update say nothing about learning: not counted.
+It acts between turns. Its counters are in the train state and what it changes in the learner and the batch source, so
+a checkpoint holds all of it. Scores before the first update say nothing about learning and are not counted.
 """
 
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ class Adjustment:
 
     @property
     def text(self) -> str:
-        """In one line."""
+        """The change in one line."""
         change = f"{self.setting} {self.before:g} -> {self.after:g}"
         return f"{change}: no better score in {evaluations(self.patience)}"
 
 
 def evaluations(count: int) -> str:
-    """How many, in words."""
+    """`1 evaluation`, `2 evaluations`."""
     return f"{count} evaluation{'s' * (count != 1)}"
 
 
 class PlateauControl:
-    """Lowers the learning rate, grows the batch, and knows when to give up."""
+    """Lowers the learning rate and grows the batch when scores stop improving, and decides when to give up."""
 
-    def __init__(self, line: Components, train_state: TrainState) -> None:
-        self.line = line
-        self.plan = line.plan.steer
+    def __init__(self, components: Components, train_state: TrainState) -> None:
+        self.components = components
+        self.plan = components.plan.steer
         self.train_state = train_state
 
-    def see(self, score: float) -> list[Adjustment]:
-        """Take the mean of a validation in; only a strictly better one counts as progress."""
+    def adjust(self, score: float) -> list[Adjustment]:
+        """Adjust settings to the mean of a validation; only a strictly better one counts as progress."""
         train_state = self.train_state
-        if not self.line.learner.updates:
+        if not self.components.learner.updates:
             return []
         if train_state.peak is None or score > train_state.peak:
             train_state.peak = score
@@ -52,15 +52,15 @@ class PlateauControl:
             train_state.rate_waited = 0
             train_state.batch_waited = 0
             return []
-        train_state.stale = train_state.stale + 1
-        train_state.rate_waited = train_state.rate_waited + 1
-        train_state.batch_waited = train_state.batch_waited + 1
-        return [act for act in (self.lower_rate(), self.grow_batch()) if act is not None]
+        train_state.stale += 1
+        train_state.rate_waited += 1
+        train_state.batch_waited += 1
+        return [change for change in (self.lower_rate(), self.grow_batch()) if change is not None]
 
     def lower_rate(self) -> Adjustment | None:
         """A lower learning rate, if patience has run out and the floor is not reached."""
         plan = self.plan.learning_rate
-        learner = self.line.learner
+        learner = self.components.learner
         if not isinstance(plan, PlateauRate) or self.train_state.rate_waited < plan.patience:
             return None
         self.train_state.rate_waited = 0
@@ -71,9 +71,9 @@ class PlateauControl:
         return Adjustment("optim.learning_rate", before, learner.learning_rate, plan.patience)
 
     def grow_batch(self) -> Adjustment | None:
-        """A larger batch, if patience has run out; the gate goes on to count updates, so their number stays."""
+        """A larger batch, if patience has run out; the limiter counts updates, so their number stays."""
         plan = self.plan.batch
-        batch_source = self.line.batch_source
+        batch_source = self.components.batch_source
         if not (isinstance(plan, GrowingBatch) and isinstance(batch_source, ReplaySource)):
             return None
         if self.train_state.batch_waited < plan.patience:
@@ -86,5 +86,5 @@ class PlateauControl:
         return Adjustment("algo.batch_size", before, batch_source.batch_size, plan.patience)
 
     def gave_up(self) -> bool:
-        """Is it time to stop?"""
+        """Has the score been stale for longer than the plan allows?"""
         return self.plan.stop_patience is not None and self.train_state.stale >= self.plan.stop_patience

@@ -1,4 +1,4 @@
-"""What turns the components of a run: one thread for everything, or a learner beside actors in other processes."""
+"""The two loops of a run: everything in one thread, or a learner beside actors in other processes."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -11,19 +11,19 @@ from qfleet.training.inline import InlineLoop
 
 
 class Runtime(Protocol):
-    """Turns the parts of a line."""
+    """Runs the components of a run."""
 
     def turn(self) -> Iterator[Tick]:
-        """Some steps and the updates that go with them; afterwards everything is at rest."""
+        """Some steps and the updates that go with them; then nothing is under way."""
         ...
 
-    def tend(self) -> None:
-        """A short look at what lives elsewhere, for when no turn comes for a while."""
+    def poll(self) -> None:
+        """Watch over actors in other processes while no turn is made."""
         ...
 
 
-def make_runtime(line: Components, skipped: int = 0, watch: Stopwatch | None = None) -> Runtime:
-    """The runtime for a line; `skipped` updates in a row were not finite so far, `watch` takes its time."""
-    if line.remote_actors is not None:
-        return AsyncLoop(line, line.remote_actors, skipped, watch)
-    return InlineLoop(line, skipped, watch)
+def make_runtime(components: Components, skipped: int = 0, watch: Stopwatch | None = None) -> Runtime:
+    """The loop for these components; the last `skipped` updates were not finite, `watch` measures the stages."""
+    if components.remote_actors is not None:
+        return AsyncLoop(components, components.remote_actors, skipped, watch)
+    return InlineLoop(components, skipped, watch)

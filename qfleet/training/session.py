@@ -1,4 +1,4 @@
-"""Conducting a run: its lock, signals, threads and log around the course, and word of how it ended."""
+"""A run in this process: its lock, signals, threads and log around the trainer, and the record of how it ended."""
 
 import logging
 import sys
@@ -14,62 +14,63 @@ from qfleet import heartbeat
 from qfleet.build.components import LAYERS, Components, EnvMaker, device_rng, set_device_rng, stream
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
-from qfleet.files import make_folder, open_log, require_plain
+from qfleet.files import make_folder, open_log, require_regular_files
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.training.checkpoints.checkpointer import Checkpointer
 from qfleet.training.evaluator import Evaluator
-from qfleet.training.log.run_log import Callback, Ending, Row, RunLog
-from qfleet.training.process.hang_watch import watching
+from qfleet.training.log.run_log import Callback, RunLog
+from qfleet.training.log.run_status import Ending, Row
+from qfleet.training.process.hang_warnings import watching
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.trainer import Trainer
-from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, make_watcher, provenance, write_card
-from qfleet.watch.run_files import unwritable
+from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, collect_provenance, make_watcher, write_card
+from qfleet.watch.run_files import unwritable_error
 
 LOG_FILE = "run-0.log"
 
 
 def run_session(
-    line: Components,
+    components: Components,
     folder: Path,
     begin: Callable[[Trainer], list[str]],
     *,
     env: EnvMaker | None,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
-    asked: StopRequest | None = None,
+    stop_request: StopRequest | None = None,
 ) -> None:
-    """Run a course under its lock, and leave a status behind whatever happens; `begin` says what is worth telling.
+    """Train under the run's lock, and write a status whatever happens; `begin` starts or resumes, and returns notes.
 
-    `asked` is given where signals reach another process, which passes them on.
+    `stop_request` is given where signals reach another process, which passes them on.
     """
-    plan = line.plan
-    heartbeat.tell(folder=str(folder.absolute()))
+    plan = components.plan
+    heartbeat.update_run_info(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
     with (
         threads(plan),
-        own_torch_rng(plan),
+        run_torch_rng(plan),
         hold_run(folder) as held,
-        listening(watcher, asked) as asked,
-        logbook(folder) as log,
+        listening(watcher, stop_request) as stop_request,
+        error_log(folder) as log,
     ):
-        run_log = RunLog(line, folder, watcher, callbacks, require_folder=held.require_in_place)
-        trainer = make_trainer(line, run_log, env, asked)
+        run_log = RunLog(components, folder, watcher, callbacks, require_folder=held.require_in_place)
+        trainer = make_trainer(components, run_log, env, stop_request)
         status: Row = {}
         try:
             notes = begin(trainer)
-            run_log.warn_of_clock()
-            run_log.begin()
+            run_log.warn_if_clock_ends()
+            run_log.start_timing()
             run_log.write_status()
             if watcher is not None:
-                watcher.start(introduction(plan, folder, notes))
-                watcher.live(run_log.snapshot())  # what is known to be wrong is said before the first step
+                watcher.start(run_introduction(plan, folder, notes))
+                watcher.live(run_log.snapshot())  # warnings are shown before the first step
             run_log.callbacks += row_writers(plan, folder, trainer.steps)
-            with watching(asked, plan.env.step_timeout_seconds, folder, run_log.warn):
-                status = run_log.write_status(*trainer.complete())
+            with watching(stop_request, plan.env.step_timeout_seconds, folder, run_log.warn):
+                status = run_log.write_status(*trainer.train())
         except BaseException as error:
-            status = write_down(error, trainer, log)
+            status = write_error(error, trainer, log)
             raise
         finally:
             if watcher is not None:
@@ -81,69 +82,69 @@ def run_session(
             run_log.warn(f"card.md could not be written: {cause}")  # the run itself is done
 
 
-def write_down(error: BaseException, trainer: Trainer, log: logging.Logger) -> Row:
-    """The status of a run that raised, in its log and folder as far as these can be written: the error goes first."""
+def write_error(error: BaseException, trainer: Trainer, log: logging.Logger) -> Row:
+    """Record the error in the run's log and status; if these cannot be written either, the first error counts."""
     if isinstance(error, QfleetError):
-        error.log = str(trainer.folder / "logs" / LOG_FILE)
+        error.log = str(trainer.run_log.folder / "logs" / LOG_FILE)
     refused = isinstance(error, UsageError | KeyboardInterrupt)
-    ended = failure(error)
-    status: Row = {"state": ended.state, "exit_code": ended.exit_code, "reason": ended.reason}
+    ending = error_ending(error)
+    status = ending.row()
     try:
         trainer.run_log.require_folder()
     except StorageError:
-        return status  # there is no folder to write it down in
+        return status  # there is no folder to write into
     try:
         log.error("the run ended with an error", exc_info=error)
     except Exception as second:
         trainer.run_log.warn(f"logs/run-0.log cannot be written: {second}")
     try:
-        return trainer.run_log.write_failure(ended, begun=trainer.checkpointer.last is not None, refused=refused)
+        return trainer.run_log.write_failure(ending, begun=trainer.checkpointer.last is not None, refused=refused)
     except Exception as second:
         error.add_note(f"The status could not be written either: {type(second).__name__}: {second}")
         return status
 
 
 def interactive_watcher() -> Watcher | None:
-    """In a terminal or a notebook somebody is looking; a script stays silent unless it asks for a watcher."""
+    """A live screen in a terminal or a notebook; a script stays silent unless it passes a watcher."""
     mode = auto_mode(sys.stdout)
     return make_watcher(mode) if mode == "live" else None
 
 
-def noting(watcher: Watcher | None) -> Callable[[str], object]:
-    """Where to say what takes a while before a run begins; a watcher that has no place for it is not told."""
+def progress_note(watcher: Watcher | None) -> Callable[[str], object]:
+    """Shows what takes a while before a run begins, if the watcher can."""
     found: Callable[[str], object] = getattr(watcher, "note", str)
     return found
 
 
 def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
-    """Where rows go besides metrics.jsonl."""
+    """Callbacks that write rows besides metrics.jsonl."""
     return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
 
 
-def make_trainer(line: Components, run_log: RunLog, env: EnvMaker | None, asked: StopRequest) -> Trainer:
-    """The course of a line, with its judge and keeper."""
-    keep = line.plan.save.keep
+def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, stop_request: StopRequest) -> Trainer:
+    """The trainer of these components, with its evaluator and checkpointer."""
+    keep = components.plan.save.keep
     events = run_log.events.event
-    checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, events=events, warn=teller(run_log))
-    checkpointer = Checkpointer(checkpoints, line, provenance(None)["versions"])
-    if line.remote_actors is not None:
-        line.remote_actors.settle(run_log.folder, run_log.note_actor)
-    if line.remote is not None:
-        line.remote.settle(run_log.folder)
-    if line.peers is not None:
-        line.peers.settle(run_log.folder)
-    return Trainer(line, Evaluator(line.plan, env), checkpointer, run_log, asked)
+    checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, events=events, warn=warner(run_log))
+    checkpointer = Checkpointer(checkpoints, components, collect_provenance(None)["versions"])
+    if components.remote_actors is not None:
+        components.remote_actors.use_run_folder(run_log.folder, run_log.faults.actor_event)
+    if components.remote is not None:
+        components.remote.use_run_folder(run_log.folder)
+    if components.peers is not None:
+        components.peers.use_run_folder(run_log.folder)
+    return Trainer(components, Evaluator(components.plan, env), checkpointer, run_log, stop_request)
 
 
-def teller(run_log: RunLog) -> Callable[[str], None]:
-    """Where word of damage goes: into the diary, and to a script without a watcher as a Python warning."""
+def warner(run_log: RunLog) -> Callable[[str], None]:
+    """Warns of damage: in the run's log, and in a script without a watcher as a Python warning."""
 
-    def tell(text: str) -> None:
+    def warn(text: str) -> None:
         run_log.warn(text)
         if run_log.watcher is None:
             warnings.warn(text, CheckpointWarning, stacklevel=2)
 
-    return tell
+    return warn
 
 
 @contextmanager
@@ -158,7 +159,7 @@ def threads(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def own_torch_rng(plan: Plan) -> Iterator[None]:
+def run_torch_rng(plan: Plan) -> Iterator[None]:
     """Torch's generator, which random layers draw from, seeded for the time of a run and then as it was.
 
     On an accelerator its own generator too; those of other devices are never touched.
@@ -198,15 +199,15 @@ class EscapedFormat(logging.Formatter):
 
 
 @contextmanager
-def logbook(folder: Path) -> Iterator[logging.Logger]:
+def error_log(folder: Path) -> Iterator[logging.Logger]:
     """logs/run-0.log: the traceback of an error that ended this run."""
     log = logging.getLogger(f"qfleet.{folder.name}")
     try:
         for name in ("logs", "history"):
-            require_plain(folder, name)  # these files are opened later, some of them by children
+            require_regular_files(folder, name)  # these files are opened later, some of them by children
         make_folder(folder, "logs")
     except OSError as error:
-        raise unwritable(folder / "logs", error) from error
+        raise unwritable_error(folder / "logs", error) from error
     handler = LogFile(folder / "logs" / LOG_FILE)
     handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
@@ -217,8 +218,8 @@ def logbook(folder: Path) -> Iterator[logging.Logger]:
         log.removeHandler(handler)
 
 
-def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:
-    """What a watcher is told first."""
+def run_introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:
+    """What a watcher shows first."""
     return {
         "run": str(folder),
         "env": plan.env.id,
@@ -230,8 +231,8 @@ def introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, An
     }
 
 
-def failure(error: BaseException) -> Ending:
-    """How a run ends that raised."""
+def error_ending(error: BaseException) -> Ending:
+    """How a run that raised ends."""
     if isinstance(error, QfleetError):
         state = "diverged" if error.exit_code == 3 else "failed"
         return Ending(state, error.exit_code, error.what)

@@ -1,4 +1,4 @@
-"""The book: what a run has seen so far, in counts that repeat exactly."""
+"""The counters of a run, which a checkpoint holds and an exact resume repeats."""
 
 from collections import deque
 from dataclasses import dataclass, field, fields
@@ -10,17 +10,17 @@ from qfleet.data import State, Tick
 from qfleet.data.state_reader import saved_count, saved_number
 
 RECENT = 100  # episodes that `return_mean` averages over
-MOST_REASONS = 20  # that are kept of a run that is not exact
+MAX_REASONS = 20  # kept of a run that is not exact
 UNKNOWN = "an earlier version of qfleet did not write down why"
 
 
-def kinds_of_fields() -> dict[str, Any]:
+def field_types() -> dict[str, Any]:
     """The type of each field as it is saved."""
     return {**get_type_hints(TrainState), "recent": list[float]}
 
 
 def require_score(row: dict[str, Any] | None) -> None:
-    """Refuse an evaluation that does not say when it was made and what it found."""
+    """Refuse a saved evaluation that lacks its step or its scores."""
     if row is not None:
         for name in ("env_steps", "episodes"):
             saved_count(row, name)
@@ -36,7 +36,7 @@ class TrainState:
     episodes: int = 0
     loss_sum: float = 0.0
     loss_count: int = 0
-    lag_sum: int = 0  # updates between the weights that rollouts were acted by and those when they came in
+    lag_sum: int = 0  # updates between the weights that chose a rollout's actions and those when it arrived
     lag_count: int = 0
     gradient_norm: float = 0.0
     value_mean: float = 0.0  # of the last update: the first sign of divergence
@@ -44,21 +44,21 @@ class TrainState:
     skipped_in_a_row: int = 0
     rollbacks: int = 0
     exact: bool = True  # still the run that its plan and seed decide
-    not_exact: list[str] = field(default_factory=list)  # the reasons, if it is not
+    not_exact: list[str] = field(default_factory=list)  # the reasons why not
     lost: list[str] = field(default_factory=list)  # actors and learners that were given up, and why
     logged_steps: int = 0
-    judged_steps: int = 0
+    judged_steps: int = 0  # at the last evaluation; checkpoints call it so
     best: dict[str, Any] | None = None
     last_eval: dict[str, Any] | None = None
-    evaluations: int | None = 0  # that the best one was chosen from; None: an older version did not count them
-    # What steering counts: the best score it saw, and evaluations since then or since it last acted.
+    evaluations: int | None = 0  # that the best was chosen from; None: an older version did not count them
+    # Plateau control: the best score it saw, and evaluations since then or since its last adjustment.
     peak: float | None = None
     stale: int = 0
     rate_waited: int = 0
     batch_waited: int = 0
 
-    def note(self, tick: Tick) -> None:
-        """Take a worker's tick in."""
+    def add_tick(self, tick: Tick) -> None:
+        """Add what a worker's tick reports."""
         stats = tick.stats
         if "loss" in stats:
             self.loss_sum += stats["loss"]
@@ -76,14 +76,14 @@ class TrainState:
             self.recent.append(value)
             self.episodes += 1
 
-    def doubt(self, reason: str) -> None:
+    def mark_inexact(self, reason: str) -> None:
         """The run is not exact, for this reason."""
         self.exact = False
-        if reason not in self.not_exact and len(self.not_exact) < MOST_REASONS:
+        if reason not in self.not_exact and len(self.not_exact) < MAX_REASONS:
             self.not_exact.append(reason)
 
-    def judge(self, row: dict[str, Any]) -> bool:
-        """Take a validation in: is it the best so far? Of equals the later one is, for it has seen more."""
+    def add_evaluation(self, row: dict[str, Any]) -> bool:
+        """Add a validation; is it the best so far? Of equals the later one is, because it has learned longer."""
         self.last_eval = row
         self.evaluations = None if self.evaluations is None else self.evaluations + 1
         if self.best is not None and row["mean"] < self.best["mean"]:
@@ -91,14 +91,14 @@ class TrainState:
         self.best = row
         return True
 
-    def chosen(self) -> dict[str, Any]:
-        """What the score of the best policy is to be seen beside: how many it was chosen from, and the last one."""
+    def best_context(self) -> dict[str, Any]:
+        """What puts the best score into context: how many it was chosen from, and the last one."""
         return {"best_of": self.evaluations, "last_eval": self.last_eval}
 
-    def lose(self, what: str) -> None:
-        """Somebody who worked for the run is gone for good."""
-        if what not in self.lost and len(self.lost) < MOST_REASONS:
-            self.lost.append(what)
+    def add_lost(self, text: str) -> None:
+        """Keep that an actor or learner was given up."""
+        if text not in self.lost and len(self.lost) < MAX_REASONS:
+            self.lost.append(text)
 
     def return_mean(self) -> float | None:
         """Mean return of the newest training episodes."""
@@ -123,12 +123,12 @@ class TrainState:
         return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
 
     def load_state_dict(self, state: State) -> None:
-        """Take them back; what an older version did not count begins anew, but the best score is known."""
+        """Load them; counters that an older version did not have start afresh, but the best score is known."""
         fresh = vars(TrainState())
-        kinds = kinds_of_fields()
-        known = {name: msgspec.convert(value, kinds[name]) for name, value in state.items() if name in kinds}
+        types = field_types()
+        known = {name: msgspec.convert(value, types[name]) for name, value in state.items() if name in types}
         for name in known:
-            if kinds[name] is int:
+            if types[name] is int:
                 saved_count(known, name)
         for row in (known.get("best"), known.get("last_eval")):
             require_score(row)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qfleet.act import Policy, carry
+from qfleet.act import Policy, add_reward
 from qfleet.build.components import EnvMaker
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
@@ -61,13 +61,13 @@ def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
     last = False
     done = 0
     frames = 1
-    state = policy.blank(world.num)
+    state = policy.initial_state(world.num)
     yield picture(world)
     while done < episodes and frames < MAX_FRAMES:
         action, state, _ = policy.act(now.obs, state, mask=now.mask)
         world.send(action)
         now = world.receive()
-        state = carry(state, now.reward, np.array([last]))
+        state = add_reward(state, now.reward, np.array([last]))
         last = bool(now.terminated[0] | now.truncated[0]) and not last
         done += last
         frames += 1

@@ -365,3 +365,20 @@ def test_a_run_says_what_was_measured_and_its_plan_repeats_it(
 def weights_hash(run: Path) -> str:
     """Of what a run has learned."""
     return hashes(checkpoints(run)[-1])["model.safetensors"]
+
+
+@pytest.mark.filterwarnings("ignore:.*going on step by step:RuntimeWarning")
+def test_a_compiler_is_never_tried_in_this_process(kept: Measured, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ctrl-C here would reach the compiler, which takes it for an error of its own, and no limit could end it."""
+    tried: list[int] = []
+
+    def compiler(*_: Any) -> Any:
+        tried.append(os.getpid())
+        raise OSError("no compiler")
+
+    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", compiler)
+    monkeypatch.setattr(autotune, "answer_of", lambda work, args, limit: None)
+    plan = plan_of(threads=1)
+    kept.put(f"{name_of(plan, VECTOR)} float32", 1e-2)
+    measured_choices(plan, VECTOR, 1, kept)
+    assert tried == []

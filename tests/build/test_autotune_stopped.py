@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.distributed.actors.test_process import alive, kin_of
+from tests.distributed.actors.test_process import alive, process_tree
 
 LONG = ["train", "CartPole-v1", "until.steps=100_000_000", "--out"]
 
@@ -24,7 +24,7 @@ def test_ctrl_c_while_it_measures_leaves_cleanly(words: str, tmp_path: Path) -> 
         assert process.stdout is not None
         assert next(line for line in process.stdout if words in line).endswith(" s)\n")
         time.sleep(1.0)
-        kin = kin_of(process.pid)
+        kin = process_tree(process.pid)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130

@@ -91,13 +91,13 @@ def test_a_core_that_is_taken_away_for_moments_does_not_decide() -> None:
 
     def disturbed(device: torch.device) -> Policy:
         policy, calls = make_policy(plan, world.spec, device), count()
-        look = policy.look
+        look = policy.forward
 
         def now_and_then(*given: Any) -> Any:
             time.sleep(0.05 if next(calls) % 5 == 4 else 0.0)
             return look(*given)
 
-        policy.look = now_and_then  # type: ignore[method-assign]
+        policy.forward = now_and_then  # type: ignore[method-assign]
         return policy
 
     assert max(measure(plan, world, disturbed).look_seconds.values()) < 0.005  # the mean is twice that at least
@@ -135,7 +135,7 @@ def test_an_environment_that_fails_is_left_to_the_actors() -> None:
     [
         (toys.Hanging, "", "was not done after"),
         (toys.Crashing, "", "was ended by SIGSEGV"),
-        (toys.Crashing, "exit", "left with exit code 7"),
+        (toys.Crashing, "exit", "ended with exit code 7"),
     ],
 )
 def test_an_environment_that_hangs_or_crashes_is_timed_in_a_process_of_its_own(toy: Any, fault: str, said: str) -> None:

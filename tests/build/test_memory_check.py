@@ -18,16 +18,16 @@ from qfleet.build.resolve import resolve
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
 from qfleet.replay import Prioritized
-from qfleet.training import trainer
-from qfleet.training.session import own_torch_rng
-from qfleet.training.trainer import unpromised
+from qfleet.training.log import run_status
+from qfleet.training.log.run_status import device_inexact_reasons
+from qfleet.training.session import run_torch_rng
 from tests.support.run_fixtures import Reference
 from tests.support.runs import Settings, checkpoints, events, same, small, trained, until
 from tests.support.variants import ACTOR, FRESH, GRU, LSTM, R2D2
 from tests.training.test_faults import bad_updates
 
 
-def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
+def components_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
     """A line that is ready to run."""
     plan = small(changes, env_id)
     world = make_train_world(plan)
@@ -51,21 +51,25 @@ def line_of(changes: Settings, env_id: str = "CartPole-v1") -> Components:
     ],
 )
 def test_the_estimate_is_what_the_replay_takes(changes: Settings, env_id: str) -> None:
-    line = line_of(changes, env_id)
-    replay = line.batch_source.replay
+    components = components_of(changes, env_id)
+    replay = components.batch_source.replay
     took = sum(column.nbytes for column in replay.store.columns().values()) + replay.items.nbytes
     took += replay.serials.nbytes
     if isinstance(replay.sampler, Prioritized):
         took += replay.sampler.tree.nbytes
     took += COPY_BYTES * replay.capacity if replay.filter is not None else 0
-    assert replay_bytes(line.plan, line.actor.world.spec) == took
-    assert estimate(line.plan, line.actor.world.spec)["replay_bytes"] == rehearse(line.plan)["replay_bytes"] == took
-    line.close()
+    assert replay_bytes(components.plan, components.actor.world.spec) == took
+    assert (
+        estimate(components.plan, components.actor.world.spec)["replay_bytes"]
+        == rehearse(components.plan)["replay_bytes"]
+        == took
+    )
+    components.close()
 
 
 def test_looking_at_the_needs_draws_nothing() -> None:
-    line, before = line_of(LSTM), torch.get_rng_state()
-    replay_bytes(line.plan, line.actor.world.spec)
+    components, before = components_of(LSTM), torch.get_rng_state()
+    replay_bytes(components.plan, components.actor.world.spec)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -94,11 +98,11 @@ def test_a_rehearsal_makes_nothing_and_refuses_a_name_that_is_taken(tmp_path: Pa
 
 def feed_of(changes: Settings) -> ReplaySource:
     """A feed whose replay was not saved after 400 steps."""
-    line = line_of(changes)
-    batch_source = line.batch_source
+    components = components_of(changes)
+    batch_source = components.batch_source
     assert isinstance(batch_source, ReplaySource)
     batch_source.load_state_dict({**batch_source.state_dict(), "steps": 400}, with_replay=False)
-    line.close()
+    components.close()
     return batch_source
 
 
@@ -154,11 +158,15 @@ def test_bad_batches_in_a_row_are_counted_over_a_resume(tmp_path: Path, monkeypa
 
 
 def test_only_a_cpu_or_deterministic_kernels_promise_to_repeat() -> None:
-    assert unpromised("cpu") == unpromised(None) == []
-    assert unpromised("cuda:1") == unpromised("mps") == ["determinism on accelerators is not promised"]
+    assert device_inexact_reasons("cpu") == device_inexact_reasons(None) == []
+    assert (
+        device_inexact_reasons("cuda:1")
+        == device_inexact_reasons("mps")
+        == ["determinism on accelerators is not promised"]
+    )
     torch.use_deterministic_algorithms(True)
     try:
-        assert unpromised("cuda") == []
+        assert device_inexact_reasons("cuda") == []
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -180,42 +188,44 @@ class Cuda:
         self.state = seed
 
 
-def on_cuda(line: Components) -> Components:
+def on_cuda(components: Components) -> Components:
     """The line with a plan that says cuda; its networks stay where they are."""
-    plan = line.plan
+    plan = components.plan
     return replace(
-        line, plan=msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, device="cuda"))
+        components, plan=msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, device="cuda"))
     )
 
 
 def test_the_generator_of_an_accelerator_is_saved_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda, line = Cuda(monkeypatch), on_cuda(line_of({}))
-    line.actor.start()
-    with own_torch_rng(line.plan):
+    cuda, components = Cuda(monkeypatch), on_cuda(components_of({}))
+    components.actor.start()
+    with run_torch_rng(components.plan):
         seeded = cuda.state
         assert seeded != 7
-        saved = line.state_dict()
+        saved = components.state_dict()
         cuda.state = 8
-        line.load_state_dict(saved)
+        components.load_state_dict(saved)
         assert cuda.state == seeded
-        line.load_state_dict({name: value for name, value in saved.items() if name != "accelerator"})
+        components.load_state_dict({name: value for name, value in saved.items() if name != "accelerator"})
         assert cuda.state == seeded  # a checkpoint of another device has none
     assert cuda.state == 7
-    line.close()
+    components.close()
 
 
 def test_a_cpu_run_leaves_other_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded: list[int] = []
     monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     before = torch.get_rng_state()
-    with own_torch_rng(small()):
+    with run_torch_rng(small()):
         assert not torch.equal(torch.get_rng_state(), before)
     assert torch.equal(torch.get_rng_state(), before)
     assert seeded == []
 
 
 def test_a_run_on_an_accelerator_says_that_it_is_not_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "unpromised", lambda device: ["determinism on accelerators is not promised"])
+    monkeypatch.setattr(
+        run_status, "device_inexact_reasons", lambda device: ["determinism on accelerators is not promised"]
+    )
     run = trained(until(small(), 60), tmp_path)
     assert run.status["exact"] is False
     (warning,) = events(run.path, "warning")

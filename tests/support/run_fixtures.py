@@ -6,7 +6,7 @@ from typing import Protocol
 import pytest
 
 from qfleet import Run
-from qfleet.training.trainer import Trainer
+from qfleet.training.checkpointing import Saver, is_due
 from tests.support.nursery import Nursery
 from tests.support.runs import Settings, small, trained
 
@@ -34,7 +34,9 @@ def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def every_save(monkeypatch: pytest.MonkeyPatch) -> None:
     """Save whenever enough steps were made, be the disk as slow as it likes: the same checkpoints every time."""
-    monkeypatch.setattr(Trainer, "save_due", lambda self: self.due(self.plan.save.every_steps, self.tried_steps))
+    monkeypatch.setattr(
+        Saver, "due", lambda self: is_due(self.components.steps, self.plan.every_steps, self.tried_steps)
+    )
 
 
 @pytest.fixture(scope="session")

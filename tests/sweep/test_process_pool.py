@@ -59,7 +59,7 @@ class Watch:
     """Runs a crew of stand-ins and remembers what it heard."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked = folder, StopRequest()
+        self.folder, self.stop_request = folder, StopRequest()
         self.started: list[str] = []
         self.rows: list[tuple[str, Any]] = []
         self.codes: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Watch:
             jobs,
             at_once,
             3,
-            self.asked,
+            self.stop_request,
             on_start=self.started.append,
             on_row=lambda name, row: self.rows.append((name, row)),
             on_end=self.codes.__setitem__,
@@ -137,7 +137,7 @@ def test_a_signal_is_passed_on_once_and_nothing_more_begins(watch: Watch, name: 
 
     def look() -> None:
         if len((watch.folder / "notes").read_text().splitlines() if (watch.folder / "notes").exists() else []) >= 2:
-            watch.asked.name = name
+            watch.stop_request.name = name
 
     group.look = look
     began = time.monotonic()
@@ -158,7 +158,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_parent_only(watch: Watch) -> None:
 def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.5)
     group = watch.crew(1, a=["sleep=60", "stubborn"])
-    group.look = lambda: setattr(watch.asked, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
+    group.look = lambda: setattr(watch.stop_request, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
     group.work()
     assert watch.codes == {"a": -signal.SIGKILL}
     assert [what for _, what, _, _ in watch.notes()] == ["begin", "SIGINT"]
@@ -168,7 +168,7 @@ def test_what_it_has_started_is_killed_with_it(watch: Watch, monkeypatch: pytest
     monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.3)
     mark = f"9{os.getpid()}{time.monotonic_ns()}"
     group = watch.crew(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
-    group.look = lambda: setattr(watch.asked, "name", "SIGINT" if watch.rows else None)
+    group.look = lambda: setattr(watch.stop_request, "name", "SIGINT" if watch.rows else None)
     group.work()
     limit = time.monotonic() + 2
     while started(mark) and time.monotonic() < limit:

@@ -19,7 +19,7 @@ from qfleet.save import hold_run, verify_run
 from qfleet.sweep import process_pool, sweep
 from qfleet.sweep.sweep import cores, find_room
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
-from qfleet.watch.safe_stream import SafeStream
+from qfleet.watch.console import SafeStream
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.support.nursery import Child, Nursery
 from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, trained, words
@@ -195,7 +195,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
         return writing
 
     with monkeypatch.context() as patched:
-        for name in ("keep_plan", "write_file"):
+        for name in ("write_run_plan", "write_file"):
             patched.setattr(sweep, name, counted(getattr(sweep, name)))
         with pytest.raises(Killed):
             resume_group(made.path, steps=900)

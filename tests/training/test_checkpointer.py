@@ -56,8 +56,8 @@ class Wider(Random):
         return np.append(obs, 0).astype(np.float32), info
 
     def step(self, action):  # type: ignore[no-untyped-def]
-        obs, *rest = super().step(action)
-        return np.append(obs, 0).astype(np.float32), *rest
+        obs, *wait_until_idle = super().step(action)
+        return np.append(obs, 0).astype(np.float32), *wait_until_idle
 
 
 def test_another_environment_is_refused_and_nothing_is_set_aside(tmp_path: Path) -> None:
@@ -107,25 +107,25 @@ def test_looking_at_a_run_with_another_environment_is_a_clear_error(tmp_path: Pa
 # Lanes that move by themselves
 
 
-def line_at_rest() -> Components:
+def components_at_rest() -> Components:
     plan = small({"replay.capacity": 400, "env.num": 4})
     world = make_train_world(plan)
-    line = make_components(resolve(plan, world.spec), world)
-    line.actor.start()
-    return line
+    components = make_components(resolve(plan, world.spec), world)
+    components.actor.start()
+    return components
 
 
-def send(line: Components, worker: int, num: int, seed: int, end: float = 0.1) -> None:
+def send(components: Components, worker: int, num: int, seed: int, end: float = 0.1) -> None:
     """So many rows of an actor's two lanes."""
-    spec, rng = line.batch_source.replay.spec, np.random.default_rng(seed)
+    spec, rng = components.batch_source.replay.spec, np.random.default_rng(seed)
     rows = random_stream(rng, spec, 2, num, end)
-    line.batch_source.insert(replace(rollout(rows), source=(worker, 0, seed)))
+    components.batch_source.insert(replace(rollout(rows), source=(worker, 0, seed)))
 
 
-def everything(line: Components) -> list[bytes]:
+def everything(components: Components) -> list[bytes]:
     """All that can be drawn, in order."""
-    replay = line.batch_source.replay
-    batch = replay.take(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
+    replay = components.batch_source.replay
+    batch = replay.read_batch(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
     return [getattr(batch, name).tobytes() for name in ("obs", "action", "reward", "discount", "next_obs")]
 
 
@@ -134,47 +134,47 @@ def test_groups_of_lanes_are_saved_and_restored_on_their_own(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
-    line, rng = line_at_rest(), np.random.default_rng(seed)
+    components, rng = components_at_rest(), np.random.default_rng(seed)
     store, linked = Checkpoints(tmp_path, keep=2), 0
-    keeps = checkpointer.Checkpointer(store, line, {})
+    keeps = checkpointer.Checkpointer(store, components, {})
     for step in range(40):
         worker = int(rng.random() < 0.2)  # one is four times as fast
-        send(line, worker, int(rng.choice([1, 8, 13])), step)
+        send(components, worker, int(rng.choice([1, 8, 13])), step)
         if rng.random() < 0.3:
-            line.batch_source.replay.seal(slice(2 * worker, 2 * worker + 2))
+            components.batch_source.replay.seal(slice(2 * worker, 2 * worker + 2))
         if rng.random() < 0.6:
             found = keeps.save(step, {"step": step}, {})
             linked += sum((found.path / name).stat().st_nlink > 1 for name in found.files)
-            again = line_at_rest()
+            again = components_at_rest()
             checkpointer.Checkpointer(store, again, {}).load(store.load(step))
-            assert everything(again) == everything(line)
-            assert again.batch_source.replay.spans() == line.batch_source.replay.spans()
+            assert everything(again) == everything(components)
+            assert again.batch_source.replay.spans() == components.batch_source.replay.spans()
             again.close()
     assert linked  # what had not changed was not written again
-    line.close()
+    components.close()
 
 
 def test_a_segment_that_a_seal_has_changed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
-    line = line_at_rest()
-    keeps = checkpointer.Checkpointer(Checkpoints(tmp_path), line, {})
-    send(line, 0, 8, seed=0, end=0.0)
+    components = components_at_rest()
+    keeps = checkpointer.Checkpointer(Checkpoints(tmp_path), components, {})
+    send(components, 0, 8, seed=0, end=0.0)
     first = keeps.save(0, {}, {})
-    assert line.batch_source.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
-    send(line, 0, 1, seed=1, end=0.0)
+    assert components.batch_source.replay.seal(slice(0, 2)) == 2  # the newest row of a whole segment becomes final
+    send(components, 0, 1, seed=1, end=0.0)
     second = keeps.save(1, {}, {})
     whole = "replay/rows_000000000000_000000000008_00000_00002.zst"
     assert whole not in first.files
     assert unpack_tensors(decompress(second.read(whole), 2**20))["last"].any(1).tolist() == [False] * 7 + [True]
-    line.close()
+    components.close()
 
 
 def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_rows, "segment_rows", lambda bytes_per_row: 8)
-    line, store = line_at_rest(), Checkpoints(tmp_path)
-    send(line, 0, 20, 0)
-    send(line, 1, 5, 1)
-    keeps = checkpointer.Checkpointer(store, line, {})
+    components, store = components_at_rest(), Checkpoints(tmp_path)
+    send(components, 0, 20, 0)
+    send(components, 1, 5, 1)
+    keeps = checkpointer.Checkpointer(store, components, {})
     found = keeps.save(1, {}, {})
     blobs = {name: found.read(name) for name in found.files}
     segments = sorted(name for name in blobs if name.startswith("replay/"))
@@ -185,9 +185,9 @@ def test_missing_or_foreign_segments_are_refused(tmp_path: Path, monkeypatch: py
             keeps.load(store.load(2))
     extra = {"replay/rows_000000000005_000000000008_00002_00004.zst": blobs[segments[0]]}
     store.commit(3, {**blobs, **extra}.items(), found.meta)
-    with pytest.raises(NoCheckpointError, match="belongs nowhere"):
+    with pytest.raises(NoCheckpointError, match="is not a part of the replay"):
         keeps.load(store.load(3))
-    line.close()
+    components.close()
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("ALE/Pong-v5", marks=pytest.mark.atari)])

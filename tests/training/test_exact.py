@@ -87,10 +87,10 @@ def test_updates_keep_the_ratio_at_every_checkpoint(ratio: float, tmp_path: Path
     run = trained(plan, tmp_path)
     counts = []
     for checkpoint in checkpoints(run.path):
-        line = json.loads((checkpoint / "state.json").read_text())["line"]
-        steps = line["actor"]["steps"]
-        counts.append(line["updates"])
-        assert line["updates"] == line["feed"]["gate"]["updates"]
+        state = json.loads((checkpoint / "state.json").read_text())["line"]
+        steps = state["actor"]["steps"]
+        counts.append(state["updates"])
+        assert state["updates"] == state["feed"]["gate"]["updates"]
         assert counts[-1] == int(Fraction(str(ratio)) / 16 * max(0, steps - 40))
     assert len(counts) >= 6
     assert counts[-1] == run.status["updates"] > 0

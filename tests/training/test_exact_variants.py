@@ -86,10 +86,10 @@ def test_fresh_experience_is_learned_from_block_by_block(tmp_path: Path) -> None
     run = trained(small({**PQN, "save.keep": 100}), tmp_path)
     counts = []
     for checkpoint in checkpoints(run.path):
-        line = json.loads((checkpoint / "state.json").read_text())["line"]
-        rows = line["feed"]["replay"]["row"]
+        state = json.loads((checkpoint / "state.json").read_text())["line"]
+        rows = state["feed"]["replay"]["row"]
         # A block is 8 rows and the one after; it is learned from in the turn after the one that completed it.
-        counts.append((rows, line["updates"]))
-        assert line["updates"] == 2 * 4 * max(0, (rows - 2) // 8)
+        counts.append((rows, state["updates"]))
+        assert state["updates"] == 2 * 4 * max(0, (rows - 2) // 8)
     assert len(counts) >= 6
     assert counts[-1][1] > 0

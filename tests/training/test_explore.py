@@ -149,28 +149,28 @@ def stored(changes: Settings, steps: int = 120) -> tuple[Any, list[Array]]:
     """A line after so many rows, and the raw rewards that came in."""
     plan = small(changes)
     world = make_train_world(plan)
-    line, raw = make_components(plan, world), []
-    line.actor.start()
+    components, raw = make_components(plan, world), []
+    components.actor.start()
     for _ in range(steps):
-        line.actor.send()
-        rollout, _ = line.actor.receive()
+        components.actor.send()
+        rollout, _ = components.actor.receive()
         raw.append(rollout.reward.copy())
-        line.batch_source.insert(rollout)
+        components.batch_source.insert(rollout)
     world.close()
-    return line, raw
+    return components, raw
 
 
 def test_clipped_rewards_get_the_bonus_and_are_not_clipped_again() -> None:
-    line, _ = stored({**BONUS, "env.clip_reward": True, "algo.n_step": 1, "algo.bonus.scale": 3.0})
-    batch = line.batch_source.replay.sample(500)
+    components, _ = stored({**BONUS, "env.clip_reward": True, "algo.n_step": 1, "algo.bonus.scale": 3.0})
+    batch = components.batch_source.replay.sample(500)
     assert isinstance(batch, Batch)
     assert batch.reward.max() > 1.5
-    assert not line.batch_source.replay.fold.clip
+    assert not components.batch_source.replay.fold.clip
 
 
 def test_a_memory_is_shown_the_worlds_rewards_while_learning_too() -> None:
-    line, _ = stored(MEMORY)
-    batch = line.batch_source.replay.sample(200)
+    components, _ = stored(MEMORY)
+    batch = components.batch_source.replay.sample(200)
     assert isinstance(batch, Sequences)
     assert set(batch.gain[~batch.last].ravel().tolist()) == {1.0}
     assert batch.reward.max() > 1.0

@@ -22,9 +22,10 @@ from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.save import verify_run
 from qfleet.save.files import RealFiles
 from qfleet.testing.toys import NotFinite, Random, Unrepeatable
-from qfleet.training import trainer
+from qfleet.training import checkpointing
+from qfleet.training.checkpointing import Saver
 from qfleet.training.log.run_log import RunLog
-from qfleet.training.trainer import Trainer
+from qfleet.training.recovery import Recovery
 from qfleet.watch.text import end_lines
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, Settings, checkpoints, events, resumed, rows, same, small, status, trained, until
@@ -79,9 +80,9 @@ def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -
     plan = small()
     world = make_train_world(plan)
     run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
-    fault = {"kind": "died", "lanes": [0], "quarantined": [0], "what": "worker 0, at lane 0, left with exit code 7"}
+    fault = {"kind": "died", "lanes": [0], "quarantined": [0], "what": "worker 0, at lane 0, ended with exit code 7"}
     for who in ({"actor": 0}, {"actor": 1}, {"actor": 1}, {}):
-        run_log.note_fault({**who, **fault})
+        run_log.faults.env_fault({**who, **fault})
     assert [text.partition(" failed")[0] for text in run_log.warnings] == [
         "actor 0, environment 0",
         "actor 1, environment 0",
@@ -94,11 +95,11 @@ def test_a_learner_or_actor_that_is_given_up_is_told_and_kept(tmp_path: Path) ->
     plan = small({"learners.num": 2})
     world = make_train_world(plan)
     run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
-    run_log.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": True})
+    run_log.faults.learner_event({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": True})
     assert run_log.train_state.lost == []
-    run_log.note_learner({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": False})
-    run_log.note_actor("actor_lost", worker=0, words="", restart_seconds=0.1)
-    run_log.note_actor("actor_lost", worker=0, words="", restart_seconds=None)
+    run_log.faults.learner_event({"kind": "learner_lost", "learner": 1, "what": "it left", "replaced": False})
+    run_log.faults.actor_event("actor_lost", worker=0, words="", restart_seconds=0.1)
+    run_log.faults.actor_event("actor_lost", worker=0, words="", restart_seconds=None)
     assert run_log.train_state.lost == [
         "learner 1 (of 2) was lost for good at step 0: it left",
         "actor 0 (of 1) was lost for good at step 0: it did not say why",
@@ -111,7 +112,7 @@ def test_a_learner_or_actor_that_is_given_up_is_told_and_kept(tmp_path: Path) ->
         ),
     ]
     assert run_log.write_status()["lost"] == run_log.train_state.lost
-    assert [line for line in end_lines(status(tmp_path)) if line.startswith("lost: ")] == [
+    assert [components for components in end_lines(status(tmp_path)) if components.startswith("lost: ")] == [
         f"lost: {text}" for text in run_log.train_state.lost
     ]
     run_log.close()
@@ -247,7 +248,7 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path: Path, monkeypatch: 
         return report
 
     monkeypatch.setattr(Learner, "update", updating)
-    monkeypatch.setattr(Trainer, "save_due", lambda self: True)
+    monkeypatch.setattr(Saver, "due", lambda self: True)
     run = trained(small({"save.keep": 1_000}), tmp_path)
     assert [event["cause"] for event in events(run.path, "rollback")] == ["weights are not finite"]
     assert run.exit_code == 0
@@ -264,14 +265,14 @@ def test_divergence_in_the_very_last_step_is_divergence_too(last: Settings, tmp_
 
 def test_a_roll_back_leaves_nothing_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    load = Trainer.load
+    load = Recovery.load
 
-    def loading(self: Trainer, **options: Any) -> int:
+    def loading(self: Recovery, **options: Any) -> int:
         lost = load(self, **options)
-        seen.append(self.line.actor.in_flight)
+        seen.append(self.components.actor.in_flight)
         return lost
 
-    monkeypatch.setattr(Trainer, "load", loading)
+    monkeypatch.setattr(Recovery, "load", loading)
     bad_updates(monkeypatch, lambda call: 40 <= call < 45)
     trained(small(), tmp_path)
     assert seen == [0]
@@ -347,14 +348,14 @@ class Full(RealFiles):
 def full_disk(monkeypatch: pytest.MonkeyPatch, refusing: Callable[[int], bool]) -> list[int]:
     """Saves, by number, find the disk full; answers with the numbers tried."""
     tried: list[int] = []
-    save = Trainer.save
+    save = Saver.save
 
-    def saving(self: Trainer) -> None:
-        tried.append(self.steps)
+    def saving(self: Saver) -> None:
+        tried.append(self.components.steps)
         self.checkpointer.checkpoints._files = Full(lambda: refusing(len(tried)))
         save(self)
 
-    monkeypatch.setattr(Trainer, "save", saving)
+    monkeypatch.setattr(Saver, "save", saving)
     return tried
 
 
@@ -407,13 +408,13 @@ class Stuck(RealFiles):
 def test_a_commit_whose_clean_up_fails_is_a_commit(
     tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = Trainer.save
+    save = Saver.save
 
-    def saving(self: Trainer) -> None:
+    def saving(self: Saver) -> None:
         self.checkpointer.checkpoints._files = Stuck()
         save(self)
 
-    monkeypatch.setattr(Trainer, "save", saving)
+    monkeypatch.setattr(Saver, "save", saving)
     run = trained(small(), tmp_path)
     assert run.exit_code == 0
     assert len(checkpoints(run.path)) > 4  # one for each save: none went
@@ -429,7 +430,7 @@ def test_a_best_checkpoint_stays_the_best_when_best_json_cannot_be_written(
     def refuse(path: Path, document: Any) -> None:
         raise StorageError(f"cannot write {path.name}", "the system said: no", "wait")
 
-    monkeypatch.setattr(trainer, "write_json", refuse)
+    monkeypatch.setattr(checkpointing, "write_json", refuse)
     run = trained(small(JUDGED), tmp_path)
     assert run.exit_code == 0
     assert {event["text"] for event in events(run.path, "warning")} == {

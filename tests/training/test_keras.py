@@ -11,8 +11,8 @@ import torch
 
 from qfleet import Plan, load, resume, train
 from qfleet.build.components import make_components, make_train_world
-from qfleet.learn import arrays
-from qfleet.nets import under_own_names
+from qfleet.learn import state_arrays
+from qfleet.nets import match_names
 from qfleet.training.inline import InlineLoop
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="keras is not installed")
@@ -44,16 +44,16 @@ def plan_of(**more: Any) -> Plan:
 @pytest.mark.parametrize("target", [{"type": "copy", "every_updates": 2}, {"type": "average", "tau": 0.5}])
 def test_it_acts_by_what_it_has_learned(keras: Any, target: dict[str, Any]) -> None:
     plan = plan_of(**{f"algo.target.{name}": value for name, value in target.items()})
-    line = make_components(plan, make_train_world(plan), torso_of(keras))
-    line.actor.start()
-    before = line.policy.look(OBS)[0]
-    runtime = InlineLoop(line)
-    while line.learner.updates < 4:
+    components = make_components(plan, make_train_world(plan), torso_of(keras))
+    components.actor.start()
+    before = components.policy.forward(OBS)[0]
+    runtime = InlineLoop(components)
+    while components.learner.updates < 4:
         list(runtime.turn())
-    acted, _ = line.policy.look(OBS)
+    acted, _ = components.policy.forward(OBS)
     with torch.no_grad():
-        learned = line.learner.net.eval()(torch.from_numpy(OBS)).numpy()
-    line.close()
+        learned = components.learner.net.eval()(torch.from_numpy(OBS)).numpy()
+    components.close()
     assert np.array_equal(acted, learned)
     assert not np.allclose(acted, before)
 
@@ -67,10 +67,12 @@ def test_a_run_is_resumed_exactly_and_loaded_under_other_names(keras: Any, tmp_p
     train(plan_of(**{"until.steps": 44}), torso=torso_of(keras), out=tmp_path, name="parts")
     parts = resume("parts", steps=60, torso=torso_of(keras), out=tmp_path)
     found = load("whole", which="latest", torso=torso_of(keras), out=tmp_path)
-    assert list(arrays(parts.policy.net)) != list(arrays(found.policy.net))  # Keras numbers what a process makes
-    own = arrays(parts.policy.net)
-    for name, value in under_own_names(own.keys(), arrays(found.policy.net)).items():
+    assert list(state_arrays(parts.policy.net)) != list(
+        state_arrays(found.policy.net)
+    )  # Keras numbers what a process makes
+    own = state_arrays(parts.policy.net)
+    for name, value in match_names(own.keys(), state_arrays(found.policy.net)).items():
         assert np.array_equal(own[name], value)
-    assert np.array_equal(parts.policy.look(OBS)[0], found.policy.look(OBS)[0])
+    assert np.array_equal(parts.policy.forward(OBS)[0], found.policy.forward(OBS)[0])
     best = load("whole", torso=torso_of(keras), out=tmp_path)
-    assert np.array_equal(whole.policy.look(OBS)[0], best.policy.look(OBS)[0])
+    assert np.array_equal(whole.policy.forward(OBS)[0], best.policy.forward(OBS)[0])

@@ -11,8 +11,8 @@ from qfleet import load, resume
 from qfleet.data import Array
 from qfleet.errors import UsageError
 from qfleet.save import Checkpoints, pack_state, pack_tensors, unpack_state, unpack_tensors
-from qfleet.training.checkpoints.checkpointer import decisive
-from qfleet.training.checkpoints.migrations import completed, renamed
+from qfleet.training.checkpoints.checkpointer import decisive_settings
+from qfleet.training.checkpoints.migrations import current_layer_name, with_new_settings
 from qfleet.watch import read_rows
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, PONG, Settings, checkpoints, hashes, resumed, rows, same, small, status, trained
@@ -113,20 +113,20 @@ def test_fresh_experience_without_the_values_it_was_acted_by_is_gathered_anew(tm
 
 
 def test_settings_that_came_later_had_their_defaults() -> None:
-    now = decisive(small())
+    now = decisive_settings(small())
     before = {path: value for path, value in now.items() if re.match("|".join(KNOWN), path)}
     assert len(before) < len(now)
-    found = completed(before)
+    found = with_new_settings(before)
     assert {path: found[path] for path in before} == before
     assert (found["algo.view.type"], found["net.memory.type"], found["population.num"]) == ("steps", "off", 1)
-    assert completed({"algo.from_the_future": 1}) == {"algo.from_the_future": 1}
+    assert with_new_settings({"algo.from_the_future": 1}) == {"algo.from_the_future": 1}
 
 
 def test_a_torso_of_ones_own_keeps_its_names() -> None:
-    assert renamed("torso.layers.0.weight", "own") == "torso.layers.0.weight"
-    assert renamed("exp_avg.torso.layers.0.weight", "mlp") == "exp_avg.torso.layers.0.linear.weight"
-    assert renamed("torso.layers.4.bias", "nature") == "torso.layers.6.bias"
-    assert renamed("head.value.hidden.bias", "own") == "head.value.hidden.linear.bias"
+    assert current_layer_name("torso.layers.0.weight", "own") == "torso.layers.0.weight"
+    assert current_layer_name("exp_avg.torso.layers.0.weight", "mlp") == "exp_avg.torso.layers.0.linear.weight"
+    assert current_layer_name("torso.layers.4.bias", "nature") == "torso.layers.6.bias"
+    assert current_layer_name("head.value.hidden.bias", "own") == "head.value.hidden.linear.bias"
 
 
 # Refusals
@@ -200,4 +200,4 @@ def test_evaluations_that_only_report_may_change(tmp_path: Path) -> None:
     run = trained(ending(small(JUDGED), 120), tmp_path).path
     edit(run, "\nepisodes = 3\n", "\nepisodes = 5\n")
     assert resume(run, steps=210).status["best"]["episodes"] == 5
-    assert "eval.test_episodes" not in decisive(small(STEERED))
+    assert "eval.test_episodes" not in decisive_settings(small(STEERED))

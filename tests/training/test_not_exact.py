@@ -9,9 +9,9 @@ import pytest
 
 from qfleet import resume, train
 from qfleet.errors import StorageError
-from qfleet.training.log.run_log import CLOCK_ENDS
+from qfleet.training.log.fault_log import ENV_FAULT
+from qfleet.training.log.run_status import ASYNCHRONOUS, CLOCK_ENDS
 from qfleet.training.train_state import UNKNOWN, TrainState
-from qfleet.training.trainer import ASYNCHRONOUS, FAULTED
 from qfleet.watch import RowLog, read_json
 from tests.support.runs import JUDGED, LOCAL, Settings, checkpoints, events, resumed, rows, same, small, trained
 from tests.training.test_faults import BREAKING, full_disk
@@ -76,7 +76,7 @@ def test_a_run_whose_environment_failed_is_not_exact(tmp_path: Path) -> None:
     toy: Settings = {"env.options": {"every": 40}, "env.workers": 1, "env.rebuilds": 1000, "until.steps": 100}
     run = train(small(toy, BREAKING), out=tmp_path)
     assert events(run.path, "env_fault")
-    assert (run.status["exact"], run.status["not_exact"]) == (False, [FAULTED])
+    assert (run.status["exact"], run.status["not_exact"]) == (False, [ENV_FAULT])
 
 
 def test_a_run_with_actors_in_processes_says_so_from_the_beginning(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_an_update_that_could_not_be_compiled_is_told(tmp_path: Path, monkeypatc
     def fails(*_: Any) -> Any:
         raise OSError("no compiler")
 
-    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", fails)
+    monkeypatch.setattr("qfleet.learn.compiled_update.compile_with_inductor", fails)
     with pytest.warns(RuntimeWarning, match="going on step by step"):
         run = train(small({"runtime.compile": True, "until.steps": 100}), out=tmp_path)
     (reason,) = run.status["not_exact"]

@@ -71,7 +71,7 @@ def one(run: Path, field: str) -> list[Any]:
 
 
 @pytest.fixture
-def line() -> Iterator[Components]:
+def components() -> Iterator[Components]:
     changes = {**RATE, **BATCH, **STOP, "steer.learning_rate.patience": 2, "optim.learning_rate": 1e-3}
     changes |= {"steer.learning_rate.factor": 0.1, "steer.learning_rate.floor": 2e-5, "steer.stop_patience": 4}
     plan = small({**changes, "runtime.device": "cpu", "until.steps": 400})
@@ -81,34 +81,34 @@ def line() -> Iterator[Components]:
     made.close()
 
 
-def test_only_a_strictly_better_score_resets_patience(line: Components) -> None:
-    steering = PlateauControl(line, TrainState())
-    acts = [[act.setting for act in steering.see(score)] for score in (5.0, 5.0, 4.0, 6.0, 6.0, 1.0)]
+def test_only_a_strictly_better_score_resets_patience(components: Components) -> None:
+    steering = PlateauControl(components, TrainState())
+    acts = [[act.setting for act in steering.adjust(score)] for score in (5.0, 5.0, 4.0, 6.0, 6.0, 1.0)]
     rate, batch = "optim.learning_rate", "algo.batch_size"
     assert acts == [[], [batch], [rate, batch], [], [], [rate]]
     assert steering.train_state.stale == 2
     assert not steering.gave_up()
-    steering.see(5.9)
-    steering.see(6.0)
+    steering.adjust(5.9)
+    steering.adjust(6.0)
     assert steering.gave_up()
 
 
-def test_the_rate_falls_to_its_floor_and_the_batch_grows_to_its_largest(line: Components) -> None:
-    steering = PlateauControl(line, TrainState())
-    acts = [act for score in [1.0] * 12 for act in steering.see(score)]
+def test_the_rate_falls_to_its_floor_and_the_batch_grows_to_its_largest(components: Components) -> None:
+    steering = PlateauControl(components, TrainState())
+    acts = [act for score in [1.0] * 12 for act in steering.adjust(score)]
     found = [(act.before, act.after) for act in acts if act.setting == "optim.learning_rate"]
     assert found == [(1e-3, pytest.approx(1e-4)), (pytest.approx(1e-4), 2e-5)]
     assert [(act.before, act.after) for act in acts if act.setting == "algo.batch_size"] == [(16, 32), (32, 50)]
-    assert line.learner.learning_rate == line.learner.rate() == 2e-5
-    assert isinstance(line.batch_source, ReplaySource)
-    assert line.batch_source.batch_size == 50
-    assert line.batch_source.limiter.ratio == Fraction(5, 16)
+    assert components.learner.learning_rate == components.learner.current_rate() == 2e-5
+    assert isinstance(components.batch_source, ReplaySource)
+    assert components.batch_source.batch_size == 50
+    assert components.batch_source.limiter.ratio == Fraction(5, 16)
 
 
-def test_scores_before_the_first_update_do_not_count(line: Components) -> None:
-    steering = PlateauControl(line, TrainState())
-    line.learner.updates = 0
-    assert [steering.see(9.0) for _ in range(9)] == [[]] * 9
+def test_scores_before_the_first_update_do_not_count(components: Components) -> None:
+    steering = PlateauControl(components, TrainState())
+    components.learner.updates = 0
+    assert [steering.adjust(9.0) for _ in range(9)] == [[]] * 9
     assert steering.train_state == TrainState()
 
 
@@ -233,13 +233,13 @@ def test_the_seed_decides_the_fresh_weights(tmp_path: Path) -> None:
     assert not any(torch.equal(nets[0][name], net[name]) for net in nets[2:])
 
 
-def test_no_reset_goes_back_to_weights_there_were_before(line: Components) -> None:
-    make = make_fresh(line.plan, line.spec, None, 0)
+def test_no_reset_goes_back_to_weights_there_were_before(components: Components) -> None:
+    make = make_fresh(components.plan, components.spec, None, 0)
     name = "head.actions.out.weight"
     first, second, again = (make(number).state_dict()[name] for number in (1, 2, 1))
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
-    assert not torch.equal(first, line.policy.net.state_dict()[name])
+    assert not torch.equal(first, components.policy.net.state_dict()[name])
 
 
 def test_a_torso_of_ones_own_is_left_alone(tmp_path: Path) -> None:
@@ -386,40 +386,40 @@ def test_counting_sleepers_often_changes_no_number(changes: Settings, tmp_path: 
 
 def test_sleepers_are_counted_without_noise_and_noise_comes_back() -> None:
     plan = small({"net.noisy": True, "runtime.device": "cpu"})
-    line = make_components(plan, make_train_world(plan))
-    layers = [layer for layer in line.policy.net.modules() if isinstance(layer, Noisy)]
+    components = make_components(plan, make_train_world(plan))
+    layers = [layer for layer in components.policy.net.modules() if isinstance(layer, Noisy)]
     try:
-        obs, rng = line.actor.world.reset().obs, np.random.default_rng(0)
+        obs, rng = components.actor.world.reset().obs, np.random.default_rng(0)
         for _ in range(2):
-            line.policy.act(obs, epsilon=0.1, rng=rng)
+            components.policy.act(obs, epsilon=0.1, rng=rng)
             assert [layer.active for layer in layers] == [True] * len(layers) != []
-            line.dormant()
+            components.dormant()
             assert not any(layer.active for layer in layers)
     finally:
-        line.close()
+        components.close()
 
 
 def test_dropout_is_for_learning_only() -> None:
     plan = small({"net.dropout": 0.5, "runtime.device": "cpu"})
-    line = make_components(plan, make_train_world(plan))
+    components = make_components(plan, make_train_world(plan))
     try:
-        obs = line.actor.world.reset().obs
+        obs = components.actor.world.reset().obs
         drawn = torch.get_rng_state()
-        acted, _ = line.policy.look(obs)
-        assert (line.policy.look(obs)[0] == acted).all()
+        acted, _ = components.policy.forward(obs)
+        assert (components.policy.forward(obs)[0] == acted).all()
         assert torch.equal(torch.get_rng_state(), drawn)
         shown = torch.from_numpy(obs)
-        assert not torch.equal(line.learner.net(shown), line.learner.net(shown))
-        assert torch.equal(line.learner.target(shown), line.learner.target(shown))
+        assert not torch.equal(components.learner.net(shown), components.learner.net(shown))
+        assert torch.equal(components.learner.target(shown), components.learner.target(shown))
     finally:
-        line.close()
+        components.close()
 
 
 # Settings that are refused, word for word
 
 PLATEAU: Settings = {"steer.learning_rate.type": "plateau"}
 GROW: Settings = {"steer.batch.type": "grow"}
-BLIND = "Steering looks at validation scores, and there are none with 0 episodes."
+BLIND = "Steering uses validation scores, and there are none with 0 episodes."
 
 
 @pytest.mark.parametrize(
@@ -467,13 +467,13 @@ BLIND = "Steering looks at validation scores, and there are none with 0 episodes
         (
             {"steer.stop_patience": 20},
             "steer.stop_patience=20 (Python) never runs out: the run makes 20 evaluations\n"
-            "The first score is what the others are compared with, so it takes one evaluation more.\n"
+            "The first score is the one that others are compared with, so it takes one evaluation more.\n"
             "Lower steer.stop_patience or eval.every_steps=5000, or raise until.steps.",
         ),
         (
             {**PLATEAU, "until.steps": 15_000},
             "steer.learning_rate.patience=3 (default) never runs out: the run makes 3 evaluations\n"
-            "The first score is what the others are compared with, so it takes one evaluation more.\n"
+            "The first score is the one that others are compared with, so it takes one evaluation more.\n"
             "Lower steer.learning_rate.patience or eval.every_steps=5000, or raise until.steps.",
         ),
         (

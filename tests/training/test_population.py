@@ -14,12 +14,12 @@ import torch
 
 from qfleet import load, train
 from qfleet.act import Policy, PopulationPolicy
-from qfleet.act.policy import carry
+from qfleet.act.policy import add_reward
 from qfleet.build.components import Components, make_components, make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.learn import Learner, NonFiniteUpdate, PopulationLearner, ReplaySource, rate_factors
-from qfleet.learn.population import part
+from qfleet.learn.batch_split import strided_part
 from qfleet.nets import QNet
 from qfleet.plan import make_plan
 from qfleet.save import unpack_tensors
@@ -71,39 +71,39 @@ def told(run: Path, kind: str) -> list[Settings]:
     return [row for row in rows(run) if row["kind"] == kind]
 
 
-def lined(changes: Settings | None = None) -> Components:
+def make_components_with(changes: Settings | None = None) -> Components:
     """The parts of a small run."""
     plan = small({**FOUR, "runtime.device": "cpu", **(changes or {})})
     return make_components(plan, make_train_world(plan))
 
 
-def members(line: Components) -> PopulationLearner:
+def members(components: Components) -> PopulationLearner:
     """The learners, seen to be several."""
-    assert isinstance(line.learner, PopulationLearner)
-    return line.learner
+    assert isinstance(components.learner, PopulationLearner)
+    return components.learner
 
 
-def turned(line: Components, turns: int) -> None:
+def turned(components: Components, turns: int) -> None:
     """Act and learn."""
-    line.actor.start()
-    runtime = InlineLoop(line)
+    components.actor.start()
+    runtime = InlineLoop(components)
     for _ in range(turns):
         list(runtime.turn())
 
 
 @pytest.fixture
-def line() -> Iterator[Components]:
+def components() -> Iterator[Components]:
     """Members that have learned a little."""
-    made = lined({"population.spread": 2})
+    made = make_components_with({"population.spread": 2})
     turned(made, 30)
     assert made.learner.updates > 10
     yield made
     made.close()
 
 
-def one_batch(line: Components) -> Batch | Sequences:
+def one_batch(components: Components) -> Batch | Sequences:
     """As much as every member's batch together."""
-    batch = line.batch_source.replay.sample(16 * 4)
+    batch = components.batch_source.replay.sample(16 * 4)
     assert batch is not None
     return batch
 
@@ -127,13 +127,13 @@ def outputs(net: QNet) -> Array:
 
 
 def test_one_member_is_no_population(tmp_path: Path) -> None:
-    line = lined({"population.num": 1, "population.every_steps": None})
+    components = make_components_with({"population.num": 1, "population.every_steps": None})
     try:
-        assert type(line.learner) is Learner
-        assert type(line.actor.policy) is Policy
-        assert line.policies == [line.policy]
+        assert type(components.learner) is Learner
+        assert type(components.actor.policy) is Policy
+        assert components.policies == [components.policy]
     finally:
-        line.close()
+        components.close()
     run = trained(small({**FOUR, "population.num": 1, "population.every_steps": None}), tmp_path).path
     assert told(run, "exploit") == []
     assert not any("members" in row or "leader" in row for row in told(run, "eval"))
@@ -144,57 +144,57 @@ def test_one_member_is_no_population(tmp_path: Path) -> None:
 
 
 def test_members_begin_with_weights_of_their_own() -> None:
-    line = lined()
+    components = make_components_with()
     try:
-        weights = [outputs(learner.net) for learner in members(line).learners]
+        weights = [outputs(learner.net) for learner in members(components).learners]
         assert len({tuple(row) for row in weights}) == 4
-        for learner, policy in zip(members(line).learners, line.policies, strict=True):
+        for learner, policy in zip(members(components).learners, components.policies, strict=True):
             assert np.array_equal(outputs(learner.net), outputs(policy.net))
             assert np.array_equal(outputs(learner.net), outputs(learner.target))
     finally:
-        line.close()
+        components.close()
 
 
 @pytest.mark.parametrize("changes", [{}, LSTM], ids=["steps", "memory"])
 def test_a_lane_is_acted_in_by_its_member(changes: Settings) -> None:
-    line = lined({**changes, "env.num": 8})
+    components = make_components_with({**changes, "env.num": 8})
     try:
-        crowd, now = line.actor.policy, line.actor.world.reset()
+        crowd, now = components.actor.policy, components.actor.world.reset()
         assert isinstance(crowd, PopulationPolicy)
-        state = crowd.blank(8)
+        state = crowd.initial_state(8)
         assert (state is None) == (not changes)
         for _ in range(2):  # the second time with something to remember
             kept = None if state is None else state.copy()
-            action, after, values = crowd.decide(now.obs, kept, lambda values: values.argmax(1), noisy=False)
+            action, after, values = crowd.select_actions(now.obs, kept, lambda values: values.argmax(1), noisy=False)
             for lane in range(8):
                 own = None if kept is None else kept[lane : lane + 1]
-                chosen, then, looked = line.policies[lane % 4].act(now.obs[lane : lane + 1], own)
+                chosen, then, looked = components.policies[lane % 4].act(now.obs[lane : lane + 1], own)
                 assert chosen[0] == action[lane]
                 np.testing.assert_allclose(looked[0], values[lane], rtol=1e-5, atol=1e-7)
                 if then is not None and after is not None:
                     np.testing.assert_allclose(then[0], after[lane], rtol=1e-5, atol=1e-7)
-            state = carry(after, np.ones(8, np.float32), np.zeros(8, np.bool_))
+            state = add_reward(after, np.ones(8, np.float32), np.zeros(8, np.bool_))
         # Members do differ, so that a lane of somebody else's would have been seen.
-        assert not np.allclose(line.policies[0].look(now.obs, kept)[0], values, rtol=1e-3)
+        assert not np.allclose(components.policies[0].forward(now.obs, kept)[0], values, rtol=1e-3)
     finally:
-        line.close()
+        components.close()
 
 
-def test_policies_have_the_newest_weights(line: Components) -> None:
-    for learner, policy in zip(members(line).learners, line.policies, strict=True):
+def test_policies_have_the_newest_weights(components: Components) -> None:
+    for learner, policy in zip(members(components).learners, components.policies, strict=True):
         assert np.array_equal(outputs(learner.net), outputs(policy.net))
 
 
 def test_noise_is_for_exploring_only() -> None:
-    line = lined({"net.noisy": True})
+    components = make_components_with({"net.noisy": True})
     try:
-        obs, crowd = line.actor.world.reset().obs, line.actor.policy
-        quiet = [crowd.decide(obs, None, lambda values: values.argmax(1), noisy=False)[2] for _ in range(2)]
-        loud = [crowd.decide(obs, None, lambda values: values.argmax(1), noisy=True)[2] for _ in range(2)]
+        obs, crowd = components.actor.world.reset().obs, components.actor.policy
+        quiet = [crowd.select_actions(obs, None, lambda values: values.argmax(1), noisy=False)[2] for _ in range(2)]
+        loud = [crowd.select_actions(obs, None, lambda values: values.argmax(1), noisy=True)[2] for _ in range(2)]
         assert np.array_equal(quiet[0], quiet[1])
         assert (loud[0] != loud[1]).all()
     finally:
-        line.close()
+        components.close()
 
 
 # Learning
@@ -202,11 +202,11 @@ def test_noise_is_for_exploring_only() -> None:
 
 @pytest.mark.parametrize("changes", [{}, LSTM], ids=["steps", "sequences"])
 def test_a_batch_is_dealt_out_whole(changes: Settings) -> None:
-    line = lined(changes)
+    components = make_components_with(changes)
     try:
-        turned(line, 30)
-        batch = one_batch(line)
-        parts = [part(batch, at, 4) for at in range(4)]
+        turned(components, 30)
+        batch = one_batch(components)
+        parts = [strided_part(batch, at, 4) for at in range(4)]
         assert isinstance(batch, Sequences) == bool(changes)
         for name in batch.__slots__:
             whole = getattr(batch, name)
@@ -220,31 +220,31 @@ def test_a_batch_is_dealt_out_whole(changes: Settings) -> None:
                 assert got.flags.c_contiguous
                 assert np.array_equal(got, whole.take(range(at, 64, 4), axis))
     finally:
-        line.close()
+        components.close()
 
 
-def test_each_member_learns_from_its_part_as_if_alone(line: Components) -> None:
-    batch, before = one_batch(line), [everything(learner) for learner in members(line).learners]
-    members(line).lead([0.0, 0.0, 1.0, 0.0])
-    report = members(line).update(batch)
-    together = [everything(learner) for learner in members(line).learners]
-    for at, learner in enumerate(members(line).learners):
+def test_each_member_learns_from_its_part_as_if_alone(components: Components) -> None:
+    batch, before = one_batch(components), [everything(learner) for learner in members(components).learners]
+    members(components).choose_leader([0.0, 0.0, 1.0, 0.0])
+    report = members(components).update(batch)
+    together = [everything(learner) for learner in members(components).learners]
+    for at, learner in enumerate(members(components).learners):
         learner.load_model_arrays({name[4:]: value for name, value in before[at].items() if name.startswith("net.")})
         learner.load_optim_arrays(before[at])
         learner.updates -= 1
-        alone = learner.update(part(batch, at, 4))
+        alone = learner.update(strided_part(batch, at, 4))
         assert equal(everything(learner), together[at])
         assert not equal(together[at], before[at])
         assert np.array_equal(report.priority[at::4], alone.priority)
         assert ((report.loss, report.stats) == (alone.loss, alone.stats)) == (at == 2)
 
 
-def test_when_one_member_cannot_learn_nobody_does(line: Components) -> None:
-    learners, batch = members(line).learners, one_batch(line)
+def test_when_one_member_cannot_learn_nobody_does(components: Components) -> None:
+    learners, batch = members(components).learners, one_batch(components)
     batch.reward[3] = np.nan
-    before, count = [everything(learner) for learner in learners], line.learner.updates
+    before, count = [everything(learner) for learner in learners], components.learner.updates
     with pytest.raises(NonFiniteUpdate):
-        line.learner.update(batch)
+        components.learner.update(batch)
     assert [learner.updates for learner in learners] == [count] * 4
     assert all(equal(everything(learner), kept) for learner, kept in zip(learners, before, strict=True))
 
@@ -254,80 +254,82 @@ def test_updates_per_step_are_those_of_one_learner(tmp_path: Path) -> None:
     assert run.status["updates"] == int(Fraction(5, 16) * (run.status["env_steps"] - 40)) > 50
 
 
-def test_every_member_gets_a_batch_of_the_plans_size(line: Components) -> None:
-    assert isinstance(line.batch_source, ReplaySource)
-    line.batch_source.batch_size = 5
-    line.batch_source.limiter.updates = 0
-    batch = line.batch_source.take(0)
+def test_every_member_gets_a_batch_of_the_plans_size(components: Components) -> None:
+    assert isinstance(components.batch_source, ReplaySource)
+    components.batch_source.batch_size = 5
+    components.batch_source.limiter.updates = 0
+    batch = components.batch_source.next_batch(0)
     assert batch is not None
     assert len(batch.ids) == 20
 
 
-def test_learning_rates_are_spread_around_the_plans(line: Components) -> None:
+def test_learning_rates_are_spread_around_the_plans(components: Components) -> None:
     assert rate_factors(3, 2.0) == [0.5, 1.0, 2.0]
     assert np.prod(rate_factors(4, 3.0)) == pytest.approx(1.0)
-    rates = [learner.rate() for learner in members(line).learners]
+    rates = [learner.current_rate() for learner in members(components).learners]
     assert rates == pytest.approx([0.01 * 2**power for power in (-1.5, -0.5, 0.5, 1.5)])
-    assert [learner.optimizer.learning_rate for learner in members(line).learners] == rates
-    line.learner.learning_rate = 0.001
-    assert [learner.rate() for learner in members(line).learners] == pytest.approx([rate / 10 for rate in rates])
+    assert [learner.optimizer.learning_rate for learner in members(components).learners] == rates
+    components.learner.learning_rate = 0.001
+    assert [learner.current_rate() for learner in members(components).learners] == pytest.approx(
+        [rate / 10 for rate in rates]
+    )
 
 
 def test_what_is_normalised_is_normalised_alike() -> None:
-    line = lined({"env.normalize": "both"})
+    components = make_components_with({"env.normalize": "both"})
     try:
-        turned(line, 20)
-        nets = [net for at in members(line).learners for net in (at.net, at.target)]
-        for net in (*nets, *(policy.net for policy in line.policies)):
+        turned(components, 20)
+        nets = [net for at in members(components).learners for net in (at.net, at.target)]
+        for net in (*nets, *(policy.net for policy in components.policies)):
             assert net.normalize is not None
             assert net.rewards is not None
             assert float(net.normalize.count) > 70
             assert net.normalize.mean.data_ptr() == nets[0].normalize.mean.data_ptr()  # type: ignore[union-attr]
             assert float(net.rewards.count) > 60
     finally:
-        line.close()
+        components.close()
 
 
 def test_resets_bring_everyone_weights_of_its_own() -> None:
-    line = lined({**RESET, "algo.reset.keep": 0})
+    components = make_components_with({**RESET, "algo.reset.keep": 0})
     try:
-        fresh = [learner.reset.fresh(1) for learner in members(line).learners if learner.reset is not None]
-        begun = [learner.net for learner in members(line).learners]
+        fresh = [learner.reset.fresh(1) for learner in members(components).learners if learner.reset is not None]
+        begun = [learner.net for learner in members(components).learners]
         assert len({tuple(outputs(net)) for net in (*fresh, *begun)}) == 8  # type: ignore[arg-type]
     finally:
-        line.close()
+        components.close()
 
 
 # Leading, and taking over
 
 
-def test_of_equals_the_old_leader_leads(line: Components) -> None:
+def test_of_equals_the_old_leader_leads(components: Components) -> None:
     leaders = []
     for scores in ([1, 1, 1, 1], [1, 2, 3, 3], [1, 3, 3, 3], [1, 2, 2, 9], [8, 8, 1, 1]):
-        members(line).lead(scores)
-        leaders.append(members(line).leader)
+        members(components).choose_leader(scores)
+        leaders.append(members(components).leader_index)
     assert leaders == [0, 2, 2, 3, 0]
 
 
-def test_the_worst_becomes_the_best_but_for_its_rate(line: Components) -> None:
-    population, scores = members(line), [3.0, 9.0, 1.0, 2.0]
+def test_the_worst_becomes_the_best_but_for_its_rate(components: Components) -> None:
+    population, scores = members(components), [3.0, 9.0, 1.0, 2.0]
     before = [everything(learner) for learner in population.learners]
-    rates = [learner.rate() for learner in population.learners]
-    population.lead(scores)
+    rates = [learner.current_rate() for learner in population.learners]
+    population.choose_leader(scores)
     assert population.exploit(scores) == 2
     after = [everything(learner) for learner in population.learners]
     assert equal(after[2], before[1])
     assert all(equal(after[at], before[at]) for at in (0, 1, 3))
-    assert [learner.rate() for learner in population.learners] == rates
+    assert [learner.current_rate() for learner in population.learners] == rates
     # A copy, not the same thing twice.
-    population.update(one_batch(line))
+    population.update(one_batch(components))
     assert not equal(everything(population.learners[2]), everything(population.learners[1]))
 
 
-def test_nobody_takes_over_from_equals_or_before_the_first_update(line: Components) -> None:
-    assert members(line).exploit([2.0, 2.0, 2.0, 2.0]) is None
-    members(line).updates = 0
-    assert members(line).exploit([2.0, 1.0, 2.0, 2.0]) is None
+def test_nobody_takes_over_from_equals_or_before_the_first_update(components: Components) -> None:
+    assert members(components).exploit([2.0, 2.0, 2.0, 2.0]) is None
+    members(components).updates = 0
+    assert members(components).exploit([2.0, 1.0, 2.0, 2.0]) is None
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *scores: list[float]) -> list[Policy]:
@@ -387,13 +389,13 @@ def saved(run: Path, name: str, checkpoint: int = -1) -> dict[str, Array]:
 def test_the_leaders_weights_have_the_plain_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, *SCORES[:1], [4.0, 3.0, 7.0, 6.0])
     line_seen: list[PopulationLearner] = []
-    plain = PopulationLearner.lead
+    plain = PopulationLearner.choose_leader
 
     def lead(self: PopulationLearner, scores: list[float]) -> None:
         line_seen.append(self)
         plain(self, scores)
 
-    monkeypatch.setattr(PopulationLearner, "lead", lead)
+    monkeypatch.setattr(PopulationLearner, "choose_leader", lead)
     run = trained(until(small({**FOUR, "eval.test_episodes": 0}), 100), tmp_path)
     model, optim = saved(run.path, "model.safetensors"), saved(run.path, "optim.safetensors")
     learners = line_seen[0].learners
@@ -418,16 +420,16 @@ def test_the_best_checkpoint_scores_what_its_row_says(tmp_path: Path) -> None:
     assert load(run.path).evaluate(2)["mean"] == run.status["score"]["mean"]
 
 
-def test_arrays_come_back_to_their_members(line: Components) -> None:
-    population = members(line)
-    population.lead([0.0, 0.0, 1.0, 0.0])
+def test_arrays_come_back_to_their_members(components: Components) -> None:
+    population = members(components)
+    population.choose_leader([0.0, 0.0, 1.0, 0.0])
     kept = population.model_arrays(), population.optim_arrays()
     before = [everything(learner) for learner in population.learners]
-    population.lead([9.0, 0.0, 1.0, 0.0])
-    population.update(one_batch(line))
+    population.choose_leader([9.0, 0.0, 1.0, 0.0])
+    population.update(one_batch(components))
     population.load_model_arrays(kept[0])
     population.load_optim_arrays(kept[1])
-    assert population.leader == 2
+    assert population.leader_index == 2
     assert all(equal(everything(at), was) for at, was in zip(population.learners, before, strict=True))
     short = {name: value for name, value in kept[1].items() if not name.startswith("member.1.")}
     with pytest.raises(KeyError, match="1 members are missing"):
@@ -514,7 +516,7 @@ def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference:
         (
             {"population.num": 3},
             "env.num=8 (default) is not a multiple of population.num=3 (Python)\n"
-            "Each member acts in as many environments as every other.\n"
+            "All members have the same number of environments.\n"
             "Set env.num=9, or another multiple.",
         ),
         (
@@ -526,7 +528,7 @@ def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference:
         (
             {"population.num": 2, "eval.episodes": 0},
             "population.num=2 (Python) does not go with eval.episodes=0 (Python)\n"
-            "Validation scores decide who leads, and there are none with 0 episodes.\n"
+            "Validation scores decide which member leads, and there are none with 0 episodes.\n"
             "Set eval.episodes to 20 or so, or leave population.num at 1.",
         ),
         (
@@ -538,7 +540,7 @@ def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference:
         (
             {"population.every_steps": 5_000},
             "population.every_steps=5000 (Python) has no effect\n"
-            "With population.num=1 there is nobody to take weights from.\n"
+            "With population.num=1 there is no other member to take weights from.\n"
             "Leave population.every_steps out.",
         ),
         (

@@ -10,7 +10,7 @@ from qfleet import load, train
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
 from qfleet.save import Checkpoints, CheckpointWarning
-from qfleet.training.trainer import Trainer
+from qfleet.training.evaluator import RunEvaluation
 from qfleet.watch.compare import compare
 from tests.support.runs import JUDGED, Settings, checkpoints, small, trained, until
 from tests.training.test_damage import flip
@@ -70,16 +70,17 @@ def test_a_new_run_says_whose_weights_it_begins_with(
 
 
 def test_a_score_of_other_weights_than_the_best_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    report = Trainer.report
+    test_best = RunEvaluation.test_best
 
-    def harmed(trainer: Trainer) -> Any:
-        flip(trainer.folder / "checkpoints" / f"step_{trainer.book.best['env_steps']:012d}" / "model.safetensors")  # type: ignore[index]
-        return report(trainer)
+    def damaged(evaluation: RunEvaluation, stop: Any) -> Any:
+        step = evaluation.train_state.best["env_steps"]  # type: ignore[index]
+        flip(evaluation.run_log.folder / "checkpoints" / f"step_{step:012d}" / "model.safetensors")
+        return test_best(evaluation, stop)
 
-    monkeypatch.setattr(Trainer, "report", harmed)
+    monkeypatch.setattr(RunEvaluation, "test_best", damaged)
     run = trained(small(EVALUATED), tmp_path)
     (reason,) = run.status["not_exact"]
-    assert reason.startswith("the best checkpoint cannot be used, the last weights were judged instead: ")
+    assert reason.startswith("the best checkpoint cannot be used, the last weights were evaluated instead: ")
     assert (run.status["score"]["which"], run.status["score"]["checkpoint"]) == ("latest", run.status["env_steps"])
     assert "could not be read, the score is that of its last weights" in compare(run.path).notes[0]
 

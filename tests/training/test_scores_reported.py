@@ -61,8 +61,8 @@ def collapsing(monkeypatch: pytest.MonkeyPatch, *means: float) -> None:
     """Validations find these means, one after the other."""
     validate, left = Evaluator.validate, list(means)
 
-    def found(judge: Evaluator, *args: Any, **how: Any) -> dict[str, Any] | None:
-        row = validate(judge, *args, **how)
+    def found(evaluator: Evaluator, *args: Any, **how: Any) -> dict[str, Any] | None:
+        row = validate(evaluator, *args, **how)
         mean = left.pop(0)
         return None if row is None else {**row, "mean": mean, "low": mean - 1, "high": mean + 1}
 
@@ -93,8 +93,8 @@ def test_a_best_that_is_the_last_is_called_so(tmp_path: Path, monkeypatch: pytes
 
 def test_a_run_of_an_older_version_does_not_know_how_many_there_were() -> None:
     train_state = TrainState()
-    assert train_state.judge({"env_steps": 10, "episodes": 3, "mean": 5.0, "low": 4.0, "high": 6.0})
+    assert train_state.add_evaluation({"env_steps": 10, "episodes": 3, "mean": 5.0, "low": 4.0, "high": 6.0})
     before = {name: value for name, value in train_state.state_dict().items() if name != "evaluations"}
     train_state.load_state_dict(before)
-    assert not train_state.judge({"env_steps": 20, "episodes": 3, "mean": 4.0, "low": 4.0, "high": 6.0})
+    assert not train_state.add_evaluation({"env_steps": 20, "episodes": 3, "mean": 4.0, "low": 4.0, "high": 6.0})
     assert train_state.chosen()["best_of"] is None

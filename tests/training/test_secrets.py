@@ -14,7 +14,7 @@ from qfleet.envs import make_world
 from qfleet.errors import UsageError, redacted
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
-from qfleet.plan.secrets import hidden_words, looks_secret, typed_secrets
+from qfleet.plan.secrets import looks_secret, redacted_arguments, typed_secrets
 from qfleet.training.env_trust import require_trust, sign
 from tests.support.runs import LOCAL, Settings, words
 
@@ -164,7 +164,7 @@ def test_which_names_look_like_secrets() -> None:
 def test_words_of_a_command_are_hidden() -> None:
     given = ["train", "X-v0", "env.options.api_key=a=b", "env.options.size=3", "env.options={token = 'a'}"]
     told = ["train", "X-v0", "env.options.api_key=(hidden)", "env.options.size=3", "env.options=(hidden)"]
-    assert hidden_words(given) == told
+    assert redacted_arguments(given) == told
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from qfleet import Plan, heartbeat
-from qfleet.act import play as played
+from qfleet.act import evaluate_policy as played
 from qfleet.save import verify_run
 from qfleet.training import evaluator
-from qfleet.training.process.hang_watch import HangWarnings
+from qfleet.training.process.hang_warnings import HangWarnings
 from qfleet.training.process.signals import StopRequest, listening
 from tests.support.nursery import Child, Nursery
 from tests.support.run_fixtures import Reference
@@ -80,7 +80,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int, late: bool) -> None
             signal.raise_signal(signal.SIGINT)
         return returns
 
-    monkeypatch.setattr(evaluator, "play", play)
+    monkeypatch.setattr(evaluator, "evaluate_policy", play)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -125,9 +125,9 @@ def test_signals_of_others_come_back_afterwards(tmp_path: Path) -> None:
 def test_a_signal_that_is_ignored_does_not_end_the_run() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     try:
-        with listening() as asked:
+        with listening() as stop_request:
             signal.raise_signal(signal.SIGHUP)
-            assert not asked
+            assert not stop_request
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -147,11 +147,11 @@ def test_only_a_second_request_leaves_at_once(
     requests: int | None, second: signal.Signals, leaves: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[int] = []
-    monkeypatch.setattr(heartbeat, "num_requests", lambda: requests)
-    monkeypatch.setattr(heartbeat, "leave_at_once", left.append)
-    asked = StopRequest()
-    asked.receive(signal.SIGTERM, None)
-    asked.receive(second, None)
+    monkeypatch.setattr(heartbeat, "num_stop_requests", lambda: requests)
+    monkeypatch.setattr(heartbeat, "exit_at_once", left.append)
+    stop_request = StopRequest()
+    stop_request.receive(signal.SIGTERM, None)
+    stop_request.receive(second, None)
     assert bool(left) == leaves
 
 
@@ -160,15 +160,15 @@ def test_a_run_from_python_is_not_left_before_a_call_has_had_its_time(
     kind: int, limit: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[str] = []
-    asked = StopRequest()
-    asked.name = "SIGTERM"
-    looking = HangWarnings(asked, 30.0, tmp_path, lambda text: None, threading.get_ident())
-    monkeypatch.setattr(looking, "leave", left.append)
-    with heartbeat.inside(kind):
+    stop_request = StopRequest()
+    stop_request.name = "SIGTERM"
+    hangs = HangWarnings(stop_request, 30.0, tmp_path, lambda text: None, threading.get_ident())
+    monkeypatch.setattr(hangs, "leave", left.append)
+    with heartbeat.env_call(kind):
         for now in (1.0, 8.0, limit):
-            looking.look(now)
+            hangs.poll(now)
         assert not left
-        looking.look(limit + 2)
+        hangs.poll(limit + 2)
     assert len(left) == 1
 
 

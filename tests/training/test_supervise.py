@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import ctypes, os, signal, subprocess, sys, time
 from qfleet import heartbeat
-from qfleet.training.process import supervise
-supervise.GRACE_SECONDS = 0.5
+from qfleet.system.descendants import descendants
+from qfleet.training.process import hang_watch, supervise
+hang_watch.GRACE_SECONDS = 0.5
 {before}
 def asked(number, frame):
     print("saving...", flush=True)
@@ -32,7 +33,7 @@ def work():
     heartbeat.update_run_info(env="Toy", step_seconds={limit})
     {work}
     return 0
-sys.exit(supervise.supervised(work))
+sys.exit(supervise.run_supervised(work))
 """
 IN = "os.write(1, b'%d\\n' % os.getpid()); "  # what it does in a moment can be disturbed from here on
 HANG = "heartbeat.enter_env_call(heartbeat.STEP, 3); "
@@ -171,7 +172,7 @@ def test_slow_calls_that_are_healthy_are_waited_for_after_a_signal() -> None:
 def test_adopted_processes_that_have_ended_do_not_stay_as_zombies() -> None:
     orphans = "os.system('for i in 1 2 3 4 5; do (setsid sleep 0.05 &); done'); time.sleep(0.6); "
     count = "print(sum(open(f'/proc/{pid}/stat').read().rpartition(')')[2].split()[0] == 'Z'"
-    code, out, _ = run(orphans + count + " for pid in supervise.descendants(os.getppid())))")
+    code, out, _ = run(orphans + count + " for pid in descendants(os.getppid())))")
     assert (code, out) == (0, "0\n")
 
 

@@ -24,7 +24,7 @@ from qfleet.training.inline import InlineLoop
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.timing import RunTimes
 from qfleet.watch import make_watcher, read_json, read_rows
-from tests.distributed.actors.test_pool import make_theatre
+from tests.distributed.actors.test_pool import make_fake_pool
 from tests.support.runs import JUDGED, LOCAL, resumed, small, status, trained
 from tests.support.variants import FRESH
 
@@ -32,9 +32,9 @@ from tests.support.variants import FRESH
 def make(**changes: Any) -> Components:
     plan = small({name.replace("__", "."): value for name, value in changes.items()})
     world = make_train_world(plan)
-    line = make_components(resolve(plan, world.spec), world)
-    line.actor.start()
-    return line
+    components = make_components(resolve(plan, world.spec), world)
+    components.actor.start()
+    return components
 
 
 def progress(run: Path) -> list[dict[str, Any]]:
@@ -45,18 +45,18 @@ def progress(run: Path) -> list[dict[str, Any]]:
 
 
 def test_inline_all_updates_lie_between_choosing_a_step_and_taking_it_in() -> None:
-    line = make()
-    runtime, lags = InlineLoop(line), list[int]()
+    components = make()
+    runtime, lags = InlineLoop(components), list[int]()
     for _ in range(60):
         lags += [tick.stats["lag"] for tick in runtime.turn() if "lag" in tick.stats]
     assert len(lags) == 60
-    assert sum(lags) == line.learner.updates > 40
+    assert sum(lags) == components.learner.updates > 40
     assert set(lags) == {0, 1, 2}  # 5 updates for 16 steps
 
 
 def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
-    line = make(**{name.replace(".", "__"): value for name, value in FRESH.items()})
-    runtime, batch_source = InlineLoop(line), line.batch_source
+    components = make(**{name.replace(".", "__"): value for name, value in FRESH.items()})
+    runtime, batch_source = InlineLoop(components), components.batch_source
     assert isinstance(batch_source, FreshSource)
     for block in range(3):
         while (
@@ -64,14 +64,14 @@ def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
         ):  # until the block is complete, which the next turn learns from
             list(runtime.turn())
         serials = np.arange(batch_source.learned_items, batch_source.replay.head)
-        items = batch_source.replay.take(serials, np.ones(len(serials), np.float32))
+        items = batch_source.replay.read_batch(serials, np.ones(len(serials), np.float32))
         assert isinstance(items, Sequences)
         with torch.no_grad():
             best = batch_source.learner.net(torch.from_numpy(items.obs).flatten(0, 1)).amax(1).view(items.last.shape)
         # Its first row was the last of the block before, acted by the network before; no return needs its value.
-        torch.testing.assert_close(torch.from_numpy(batch_source.told(serials))[1:], best[1:])
+        torch.testing.assert_close(torch.from_numpy(batch_source.best_values(serials))[1:], best[1:])
         list(runtime.turn())
-        assert line.learner.updates == (block + 1) * batch_source.epochs * batch_source.minibatches
+        assert components.learner.updates == (block + 1) * batch_source.epochs * batch_source.minibatches
 
 
 def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,20 +84,20 @@ def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch
 
 
 def test_a_fleets_lag_is_in_versions_shown() -> None:
-    line, pool, _, _ = make_theatre()
-    runtime, seen = AsyncLoop(line, pool), list[tuple[int, int]]()
-    take_in = pool.take_in
+    components, pool, _, _ = make_fake_pool()
+    runtime, seen = AsyncLoop(components, pool), list[tuple[int, int]]()
+    insert = pool.insert
 
     def watched(rollout: Rollout) -> None:
         seen.append((pool.version, rollout.version))
-        take_in(rollout)
+        insert(rollout)
 
-    pool.take_in = watched  # type: ignore[method-assign]
+    pool.insert = watched  # type: ignore[method-assign]
     lags: list[int] = []
     for _ in range(60):
-        for hand in pool.hands.values():
-            while len(hand.queue.waiting) < 4:  # type: ignore[attr-defined]
-                next(hand.act)  # type: ignore[attr-defined]  # as actors do that are not asked
+        for handle in pool.handles.values():
+            while len(handle.queue.waiting) < 4:  # type: ignore[attr-defined]
+                next(handle.act)  # type: ignore[attr-defined]  # as actors do that are not asked
         lags += [tick.stats["lag"] for tick in runtime.turn() if "lag" in tick.stats]
     assert lags == [shown - acted for shown, acted in seen]
     assert len(lags) > 20
@@ -123,20 +123,20 @@ def test_age_of_uniform_draws_is_half_of_what_is_kept(tmp_path: Path) -> None:
 
 
 def test_news_are_means_since_the_last_ones_and_survive_a_checkpoint() -> None:
-    line = make()
-    runtime = InlineLoop(line)
+    components = make()
+    runtime = InlineLoop(components)
     for _ in range(30):
         list(runtime.turn())
-    batch_source = line.batch_source
+    batch_source = components.batch_source
     assert isinstance(batch_source, ReplaySource)
     other = make().batch_source
     other.load_state_dict(batch_source.state_dict())
-    age = batch_source.news()["replay_age"]
-    assert other.news()["replay_age"] == age is not None
-    assert batch_source.news()["replay_age"] is None
+    age = batch_source.take_metrics()["replay_age"]
+    assert other.take_metrics()["replay_age"] == age is not None
+    assert batch_source.take_metrics()["replay_age"] is None
     older = {name: value for name, value in batch_source.state_dict().items() if name != "drawn"}
     other.load_state_dict(older)
-    assert other.news()["replay_age"] is None
+    assert other.take_metrics()["replay_age"] is None
 
 
 # Rows
@@ -168,23 +168,23 @@ def test_without_a_replay_there_is_no_age(tmp_path: Path) -> None:
 
 
 def test_a_learner_that_mostly_idles_is_waiting() -> None:
-    line, now = make(), [0]
-    times = RunTimes(line)
-    times.watch = Stopwatch(lambda: now[0])
-    times.mark = times.watch.read()
-    assert times.limiter() == "filling"
-    line.learner.updates = 5
-    assert times.limiter() == "learning"
-    with times.watch.idle:
+    components, now = make(), [0]
+    times = RunTimes(components)
+    times.stopwatch = Stopwatch(lambda: now[0])
+    times.mark = times.stopwatch.read()
+    assert times.learner_state() == "filling"
+    components.learner.updates = 5
+    assert times.learner_state() == "learning"
+    with times.stopwatch.idle:
         now[0] += 60
     now[0] += 40
-    assert times.limiter() == "waiting"
+    assert times.learner_state() == "waiting"
     times.take_shares()
     now[0] += 40
-    assert times.limiter() == "learning"
-    assert isinstance(line.batch_source, ReplaySource)
-    line.batch_source.refill = 3
-    assert times.limiter() == "filling"
+    assert times.learner_state() == "learning"
+    assert isinstance(components.batch_source, ReplaySource)
+    components.batch_source.refill = 3
+    assert times.learner_state() == "filling"
 
 
 def test_all_warnings_are_in_the_snapshot(tmp_path: Path) -> None:
@@ -196,35 +196,36 @@ def test_all_warnings_are_in_the_snapshot(tmp_path: Path) -> None:
 
 
 def test_actors_that_are_only_starting_do_not_make_the_learner_idle() -> None:
-    line, pool, _, _ = make_theatre()
+    components, pool, _, _ = make_fake_pool()
     watch = Stopwatch()
-    runtime = AsyncLoop(line, pool, 0, watch)
-    hands, pool.hands = pool.hands, {}  # nobody answers yet
+    runtime = AsyncLoop(components, pool, 0, watch)
+    handles = pool.handles
+    pool.handles = {}  # no actor answers yet
     list(runtime.turn())
-    assert (watch.idle.spent, line.steps) == (0, 0)
-    pool.hands = hands
+    assert (watch.idle.total_ns, components.steps) == (0, 0)
+    pool.handles = handles
     list(runtime.turn())
-    assert line.steps > 0 < watch.insert.spent
-    pool.hands = {}
+    assert components.steps > 0 < watch.insert.total_ns
+    pool.handles = {}
     list(runtime.turn())
-    assert watch.idle.spent >= 1_000_000  # a nap of a millisecond
+    assert watch.idle.total_ns >= 1_000_000  # a nap of a millisecond
 
 
 def test_the_time_of_an_actor_that_was_replaced_still_counts() -> None:
     plan = small({"runtime.type": "processes", "actors.num": 2})
     with closing(make_train_world(plan)) as world:
         plan, spec = resolve(plan, world.spec), world.spec
-    with closing(make_process_components(plan, spec)) as line:
-        assert isinstance(line.actor, ActorPool)
-        site = line.actor.site
-        assert isinstance(site, ProcessActorLauncher)
-        site.gauges.set(0, env_ns=500, wait_ns=30)
-        site.gauges.set(1, env_ns=7)
-        hand = site.hire(0, 1)
-        hand.end()
-        assert site.counts()["env_ns"] == 507
-        assert site.counts()["wait_ns"] >= 30
-        hand.close()
+    with closing(make_process_components(plan, spec)) as components:
+        assert isinstance(components.actor, ActorPool)
+        launcher = components.actor.launcher
+        assert isinstance(launcher, ProcessActorLauncher)
+        launcher.counters.set(0, env_ns=500, wait_ns=30)
+        launcher.counters.set(1, env_ns=7)
+        handle = launcher.launch(0, 1)
+        handle.stop()
+        assert launcher.counts()["env_ns"] == 507
+        assert launcher.counts()["wait_ns"] >= 30
+        handle.close()
 
 
 # The summary
@@ -266,7 +267,7 @@ def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
     assert 0 < profile["actors_busy"] <= 1
     assert 0 < profile["speed_up"] <= 3 == profile["processes"]
     assert profile["parallel_efficiency"] == pytest.approx(profile["speed_up"] / 3, abs=1e-4)
-    worked = sum(spent for stage, spent in profile["seconds"].items() if stage not in ("idle", "other"))
+    worked = sum(total_ns for stage, total_ns in profile["seconds"].items() if stage not in ("idle", "other"))
     assert profile["work_seconds"] > worked
     rows = progress(run.path)
     assert rows[-1]["actors"] == "2/2"
@@ -287,18 +288,18 @@ def test_a_profile_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest
     assert "functions that took the most time" in (tmp_path / "p" / "profile.txt").read_text()
     assert main(["resume", str(tmp_path / "p"), "--steps", "360", "--profile", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert all(json.loads(line)["kind"] for line in out.splitlines())
+    assert all(json.loads(components)["kind"] for components in out.splitlines())
     assert "per update" in err
     assert read_json(tmp_path / "p" / "profile.json")["env_steps"] < 100
 
 
 def test_on_ray_there_is_the_table_but_no_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from qfleet.cli.profile import keep_profile, make_traces
+    from qfleet.cli.profile import make_traces, save_profile
 
     here, away = small(), small({"runtime.type": "ray", "actors.num": 2})
     assert [len(make_traces(*asked)) for asked in ((True, here), (False, here), (True, away))] == [1, 0, 0]
     run = trained(here, tmp_path)
-    keep_profile(run, make_traces(True, away), json=False, quiet=False)
+    save_profile(run, make_traces(True, away), json=False, quiet=False)
     assert "per update" in (shown := capsys.readouterr().out)
     assert "functions" not in shown
     assert read_json(run.path / "profile.json") == run.status["profile"]

@@ -1,4 +1,4 @@
-"""The keeper: a run at rest to and from checkpoints."""
+"""The state of a run to and from checkpoints."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from qfleet.build.components import Components, together
+from qfleet.build.components import Components
 from qfleet.data import Array, State
 from qfleet.data.state_reader import saved_tree, saved_value
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.files import is_file
 from qfleet.plan import flatten
 from qfleet.plan.schema import OwnTorso, Plan, SteadyBatch, SteadyRate
-from qfleet.plan.secrets import hidden_settings
-from qfleet.plan.validate.placement import has_bundles
+from qfleet.plan.secrets import redacted_settings
+from qfleet.plan.validate.placement import has_actor_learners
 from qfleet.save import (
     Checkpoint,
     Checkpoints,
@@ -23,15 +23,21 @@ from qfleet.save import (
     pack_tensors,
     unpack_state,
 )
-from qfleet.training.checkpoints.migrations import arrays_in, completed, lacks_values, room_for, with_spans
-from qfleet.training.checkpoints.replay_segments import is_settled, packed_rows, restore_rows, segments_of
+from qfleet.training.checkpoints.migrations import (
+    lacks_values,
+    max_file_bytes,
+    read_arrays,
+    with_new_settings,
+    with_spans,
+)
+from qfleet.training.checkpoints.replay_segments import is_final, pack_rows, restore_rows, segments_of
 
-# Parts of a plan that may change while a run goes on; what validation decides fixes how it is done.
+# Parts of a plan that may change when a run is resumed; eval. is fixed if validation scores change what is learned.
 FREE = ("until.", "eval.", "save.", "log.", "runtime.", "steer.stop_patience", "env.check_bounds")
-MOST_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
-JUDGING = ("eval.every_steps", "eval.episodes", "eval.max_steps")
-MOST_SAID = 300  # characters of what is malformed
-# What values of another type, shape or size lead to.
+MAX_STATE_BYTES = 256 << 20  # counters, generators, half-played episodes, priorities; rows come on top
+EVALUATION_SETTINGS = ("eval.every_steps", "eval.episodes", "eval.max_steps")
+MAX_ERROR_CHARS = 300  # of a message about malformed state
+# The errors that values of another type, shape or size raise.
 MALFORMED = (
     LookupError,
     ValueError,
@@ -45,60 +51,62 @@ MALFORMED = (
 
 
 class Checkpointer:
-    """Saves a line into a run's checkpoints and brings it back."""
+    """Saves components and train state as checkpoints, and loads them."""
 
-    def __init__(self, checkpoints: Checkpoints, line: Components, versions: dict[str, str]) -> None:
+    def __init__(self, checkpoints: Checkpoints, components: Components, versions: dict[str, str]) -> None:
         self.checkpoints = checkpoints
-        self.line = line
+        self.components = components
         self.versions = versions
         self.last: Checkpoint | None = None
         self.previous: Checkpoint | None = None  # the one before the last
-        self.told: State = {}  # by the last checkpoint
-        self.begun_anew = False  # a block of fresh experience, because an older version had not kept all of it
+        self.committed_state: State = {}  # `stepless_state` of the last checkpoint
+        self.discards_fresh_block = False  # because an older version did not save all of it
 
     def save(self, step: int, train_state: State, meta: dict[str, Any]) -> Checkpoint:
-        """Commit everything as it is now, unless that is done already."""
+        """Commit the present state, unless the last checkpoint holds it already."""
         again = self.last is not None and self.last.step == step
-        if again and self.last is not None and self.told == self.tells(train_state):
+        if again and self.last is not None and self.committed_state == self.stepless_state(train_state):
             return self.last
         new = self.checkpoints.commit(step, self.blobs(train_state), {**self.identity(), **meta})
         # Only now: `blobs` reads from the last checkpoint and the one before it while the new one is written.
         self.previous = self.previous if again else self.last
-        self.last, self.told = new, self.tells(train_state)
+        self.last = new
+        self.committed_state = self.stepless_state(train_state)
         return new
 
-    def tells(self, train_state: State) -> State:
-        """What can be another one although no step was made: the book, and how learners agree."""
-        return {"book": train_state} if self.line.peers is None else {"book": train_state, **together(self.line.peers)}
+    def stepless_state(self, train_state: State) -> State:
+        """What can change without a step: the train state, and how learners are synchronised."""
+        peers = self.components.peers
+        return {"book": train_state, **({} if peers is None else peers.state_dict())}
 
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint says about itself, so that it is not read as something else."""
-        plan = self.line.plan
+        """What a checkpoint belongs to, so that it is not loaded into another run."""
+        plan = self.components.plan
         return {
             "versions": self.versions,
-            "plan": decisive(plan),
-            "spec": as_json(asdict(self.line.spec)),
+            "plan": decisive_settings(plan),
+            "spec": as_json(asdict(self.components.spec)),
             "conditions": self.conditions(),
             "replay": plan.save.replay,
         }
 
     def require_space(self) -> None:
-        """Refuse to begin where checkpoints cannot fit even if the replay packs to a twentieth."""
-        learner = self.line.learner
-        replay = self.line.batch_source.replay
+        """Refuse to begin if checkpoints do not fit on the disk even with the replay compressed to a twentieth."""
+        learner = self.components.learner
+        replay = self.components.batch_source.replay
         weights = sum(array.nbytes for array in (*learner.model_arrays().values(), *learner.optim_arrays().values()))
-        bundles = self.line.plan.learners.num if has_bundles(self.line.plan) else 1
-        rows = bundles * replay.store.rows * replay.store.lanes * replay.store.row_bytes
-        self.checkpoints.require_space((self.line.plan.save.keep + 1) * (weights + rows // 20))
+        num_replays = self.components.plan.learners.num if has_actor_learners(self.components.plan) else 1
+        rows = num_replays * replay.store.rows * replay.store.lanes * replay.store.row_bytes
+        self.checkpoints.require_space((self.components.plan.save.keep + 1) * (weights + rows // 20))
 
     def conditions(self) -> dict[str, Any]:
         """What bit-equal numbers depend on besides the plan."""
-        runtime = self.line.plan.runtime
+        runtime = self.components.plan.runtime
         numbers = {"precision": runtime.precision, "compile": runtime.compile}
         return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": runtime.threads, **numbers}
 
     def changed_conditions(self) -> list[str]:
-        """What is no longer as it was when the last checkpoint was written."""
+        """Conditions that have changed since the last checkpoint was written."""
         before = self.last.meta["conditions"] if self.last is not None else {}
         return [
             f"{name} {before[name]} -> {now}" for name, now in self.conditions().items() if before.get(name, now) != now
@@ -106,33 +114,33 @@ class Checkpointer:
 
     def blobs(self, train_state: State) -> Iterator[tuple[str, bytes | Link]]:
         """The files of a checkpoint, made one at a time."""
-        line = self.line
-        yield "model.safetensors", pack_tensors(line.learner.model_arrays())
-        yield "optim.safetensors", pack_tensors(line.learner.optim_arrays())
-        yield from pack_state({"line": line.state_dict(), "book": train_state}).items()
-        if line.plan.save.replay == "full":
-            yield from self.segments()
-            yield from self.bundles()
+        components = self.components
+        yield "model.safetensors", pack_tensors(components.learner.model_arrays())
+        yield "optim.safetensors", pack_tensors(components.learner.optim_arrays())
+        yield from pack_state({"line": components.state_dict(), "book": train_state}).items()
+        if components.plan.save.replay == "full":
+            yield from self.replay_files()
+            yield from self.peer_files()
 
-    def segments(self) -> Iterator[tuple[str, bytes | Link]]:
-        """Replay rows, most of which are in an earlier checkpoint already."""
-        replay = self.line.batch_source.replay
+    def replay_files(self) -> Iterator[tuple[str, bytes | Link]]:
+        """The rows of the replay, most of which are in an earlier checkpoint already."""
+        replay = self.components.batch_source.replay
         for segment in segments_of(replay):
-            yield segment.name, self.kept(segment.name) or packed_rows(replay, segment)
+            yield segment.name, self.unchanged_file(segment.name) or pack_rows(replay, segment)
 
-    def bundles(self) -> Iterator[tuple[str, bytes | Link]]:
-        """What other learners remember, each in a folder of its own; one that is lost on the way is left out."""
-        for name, read in self.line.peers.archive() if self.line.peers is not None else ():
-            if (blob := self.kept(name) or read()) is not None:
+    def peer_files(self) -> Iterator[tuple[str, bytes | Link]]:
+        """The state of other learners, each in a folder of its own; one that is lost meanwhile is left out."""
+        for name, read in self.components.peers.state_files() if self.components.peers is not None else ():
+            if (blob := self.unchanged_file(name) or read()) is not None:
                 yield name, blob
 
-    def kept(self, name: str) -> bytes | Link | None:
-        """A segment as an earlier checkpoint holds it, if nothing has happened to it since.
+    def unchanged_file(self, name: str) -> bytes | Link | None:
+        """A file from an earlier checkpoint, if its content cannot have changed since.
 
         It is written twice and linked from then on, each time to the copy of the checkpoint before the last: two
-        checkpoints in a row never share a file, so one bad sector spoils one of them.
+        checkpoints in a row never share a file, so one bad sector damages only one of them.
         """
-        if not is_settled(name):
+        if not is_final(name):
             return None
         try:
             if self.previous is not None and name in self.previous.files and is_file(self.previous.path, name):
@@ -142,103 +150,111 @@ class Checkpointer:
             return None
 
     def load(self, checkpoint: Checkpoint) -> tuple[State, Array]:
-        """Bring the line back; returns the book and the lanes [B] whose world could not be re-driven."""
+        """Load the components; returns the train state and the lanes [B] whose environment could not be re-driven."""
         try:
-            self.require_fitting(checkpoint.meta)
-            train_state, lost = self.unpack(checkpoint)
+            self.require_same_run(checkpoint.meta)
+            train_state, lost = self.load_files(checkpoint)
         except MALFORMED as error:
             raise malformed(checkpoint, error) from error
-        self.last, self.previous, self.told = checkpoint, None, self.tells(train_state)
+        self.last = checkpoint
+        self.previous = None
+        self.committed_state = self.stepless_state(train_state)
         return train_state, lost
 
-    def require_fitting(self, meta: dict[str, Any]) -> None:
-        """Refuse another plan or environment, and what a checkpoint cannot say of itself."""
-        require_same_plan(saved_tree(meta, "plan"), self.line.plan)
-        require_same("the environment", as_json(asdict(self.line.spec)), saved_tree(meta, "spec"))
+    def require_same_run(self, meta: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another plan or environment, or with malformed meta data."""
+        require_same_plan(saved_tree(meta, "plan"), self.components.plan)
+        require_same("the environment", as_json(asdict(self.components.spec)), saved_tree(meta, "spec"))
         saved_tree(meta, "conditions")
         if saved_value(meta, "replay") not in ("full", "none"):
             raise ValueError("replay: expected full or none")
 
-    def unpack_weights(self, checkpoint: Checkpoint) -> None:
-        """Weights and moments; a torso of the user's own may be another one than it was."""
-        learner = self.line.learner
-        model = room_for(learner.model_arrays().values())
-        optim = room_for(learner.optim_arrays().values()) + model
+    def load_weights(self, checkpoint: Checkpoint) -> None:
+        """Load weights and the optimiser's moments; a torso of the user's own may have changed."""
+        learner = self.components.learner
+        model = max_file_bytes(learner.model_arrays().values())
+        optim = max_file_bytes(learner.optim_arrays().values()) + model
         try:
-            learner.load_model_arrays(arrays_in(checkpoint, "model.safetensors", model))
-            learner.load_optim_arrays(arrays_in(checkpoint, "optim.safetensors", optim))
+            learner.load_model_arrays(read_arrays(checkpoint, "model.safetensors", model))
+            learner.load_optim_arrays(read_arrays(checkpoint, "optim.safetensors", optim))
         except MALFORMED as error:
-            if not isinstance(self.line.plan.net.torso, OwnTorso):
+            if not isinstance(self.components.plan.net.torso, OwnTorso):
                 raise
             raise UsageError(
-                f"{checkpoint.path.name} does not fit this run's network: {shortened(error)}",
+                f"{checkpoint.path.name} does not fit this run's network: {one_line(error)}",
                 "The checkpoint is whole, so the torso is not the one it was trained with.",
                 "Resume with the torso of the beginning; the checkpoint was not touched.",
             ) from error
 
-    def unpack(self, checkpoint: Checkpoint) -> tuple[State, Array]:
-        """Every file into its place."""
-        line = self.line
-        self.unpack_weights(checkpoint)
-        store = line.batch_source.replay.store
-        rest = MOST_STATE_BYTES + store.rows * store.lanes * store.row_bytes
-        state = unpack_state({name: checkpoint.read(name, rest) for name in ("state.json", "state.safetensors")})
+    def load_files(self, checkpoint: Checkpoint) -> tuple[State, Array]:
+        """Load every file."""
+        components = self.components
+        self.load_weights(checkpoint)
+        store = components.batch_source.replay.store
+        max_bytes = MAX_STATE_BYTES + store.rows * store.lanes * store.row_bytes
+        state = unpack_state({name: checkpoint.read(name, max_bytes) for name in ("state.json", "state.safetensors")})
         with_replay = checkpoint.meta["replay"] == "full"
-        self.begun_anew = with_replay and lacks_values(state["line"]["feed"])
-        with_replay = with_replay and not self.begun_anew
+        self.discards_fresh_block = with_replay and lacks_values(state["line"]["feed"])
+        with_replay = with_replay and not self.discards_fresh_block
         if with_replay:
-            replay = with_spans(state["line"]["feed"]["replay"], line.batch_source.replay)
+            replay = with_spans(state["line"]["feed"]["replay"], components.batch_source.replay)
             state["line"]["feed"]["replay"] = replay
             names = [name for name in checkpoint.files if name.startswith("replay/")]
-            restore_rows(line.batch_source.replay.store, names, checkpoint.read, replay)
-        lost = line.load_state_dict(state["line"], with_replay=with_replay)
-        if line.peers is not None:
-            line.peers.adopt([name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read)
+            restore_rows(components.batch_source.replay.store, names, checkpoint.read, replay)
+        lost = components.load_state_dict(state["line"], with_replay=with_replay)
+        if components.peers is not None:
+            components.peers.load_state_files(
+                [name for name in checkpoint.files if name.startswith("bundles/")], checkpoint.read
+            )
         return state["book"], lost
 
 
 def malformed(checkpoint: Checkpoint, error: BaseException) -> NoCheckpointError:
     """A checkpoint with the right hashes that cannot have been written by this run; it stays in place."""
     return NoCheckpointError(
-        f"{checkpoint.path.name} is malformed: {shortened(error)}",
+        f"{checkpoint.path.name} is malformed: {one_line(error)}",
         "Its files have the hashes that were recorded, but what they hold is no state of this run.",
         "Move that folder away to go on from an older checkpoint, or restore the run folder from a copy.",
     )
 
 
-def shortened(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:MOST_SAID]
+def one_line(error: BaseException) -> str:
+    """An error in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_CHARS]
 
 
-def decisive(plan: Plan) -> dict[str, Any]:
+def decisive_settings(plan: Plan) -> dict[str, Any]:
     """The settings that a checkpoint's numbers depend on, as plain JSON values."""
-    fixed = JUDGING if judged_decides(plan) else ()
-    values = as_json(hidden_settings(flatten(plan)))
+    fixed = EVALUATION_SETTINGS if evaluation_decides(plan) else ()
+    values = as_json(redacted_settings(flatten(plan)))
     return {p: value for p, value in values.items() if p in fixed or not p.startswith(FREE)}
 
 
-def judged_decides(plan: Plan) -> bool:
-    """Does what a validation finds change what is learned?"""
+def evaluation_decides(plan: Plan) -> bool:
+    """Do validation scores change what is learned?"""
     steer = plan.steer
     return plan.population.num > 1 or steer.learning_rate != SteadyRate() or steer.batch != SteadyBatch()
 
 
 def as_json(values: dict[str, Any]) -> dict[str, Any]:
-    """The values as JSON gives them back."""
+    """The values after a round trip through JSON."""
     back: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values))
     return back
 
 
 def require_same_plan(saved: dict[str, Any], plan: Plan) -> None:
-    """Refuse another plan; how validations were made is not guessed where an older version did not write it down."""
-    now = {path: value for path, value in decisive(plan).items() if path in saved or path not in JUDGING}
-    before = as_json(hidden_settings(completed(saved)))
+    """Refuse another plan; evaluation settings are compared only if the checkpoint has them."""
+    now = {
+        path: value
+        for path, value in decisive_settings(plan).items()
+        if path in saved or path not in EVALUATION_SETTINGS
+    }
+    before = as_json(redacted_settings(with_new_settings(saved)))
     require_same("run.toml", now, {path: before[path] for path in before if path in now or not path.startswith(FREE)})
 
 
 def require_same(where: str, now: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Refuse to go on under another plan or in another world: what was stored for one would be misread by the other."""
+    """Refuse to resume with another plan or environment: saved state would be misread."""
     changed = sorted(path for path in saved.keys() | now.keys() if saved.get(path) != now.get(path))
     if changed:
         path = changed[0]

@@ -1,4 +1,4 @@
-"""Checkpoints of older versions: settings they did not know yet, layers that had other names, lanes in step."""
+"""Checkpoints of older versions: settings that did not exist yet, other names of layers, lanes with the same rows."""
 
 import re
 from collections.abc import Iterable
@@ -17,32 +17,32 @@ HIDDEN = re.compile(r"(head\.\w+\.hidden)\.(weight|bias)$")
 TORSO = re.compile(r"(torso\.layers)\.(\d+)\.(weight|bias)$")
 
 
-def completed(saved: dict[str, Any]) -> dict[str, Any]:
-    """A checkpoint's settings; those that came later had their defaults, which leave things as they were."""
+def with_new_settings(saved: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint's settings, and the defaults of settings that did not exist yet, which change nothing."""
     draft = Draft()
     try:
-        draft.lay(Assignment(path, value, "checkpoint") for path, value in saved.items())
-    except UsageError:  # a setting that this version does not have: the comparison with the plan will tell
+        draft.apply_layer(Assignment(path, value, "checkpoint") for path, value in saved.items())
+    except UsageError:  # a setting that this version does not have: the comparison with the plan reports it
         return saved
     return {**draft.values, **saved}
 
 
-def room_for(arrays: Iterable[Array]) -> int:
-    """The most bytes that a file of such arrays can have: older versions kept a little more, names need some too."""
+def max_file_bytes(arrays: Iterable[Array]) -> int:
+    """The largest size of a file with these arrays: older versions stored a little more, and names need some bytes."""
     return 2 * sum(array.nbytes for array in arrays) + SPARE_BYTES
 
 
-def arrays_in(checkpoint: Checkpoint, file: str, most_bytes: int) -> dict[str, Array]:
-    """The arrays of one file, under the names that layers have now."""
-    arrays = unpack_tensors(checkpoint.read(file, most_bytes))
+def read_arrays(checkpoint: Checkpoint, file: str, max_bytes: int) -> dict[str, Array]:
+    """The arrays of one file, under the present names of layers."""
+    arrays = unpack_tensors(checkpoint.read(file, max_bytes))
     if not any(HIDDEN.search(name) for name in arrays):
         return arrays
     torso = str(checkpoint.meta.get("plan", {}).get("net.torso.type"))
-    return {renamed(name, torso): value for name, value in arrays.items()}
+    return {current_layer_name(name, torso): value for name, value in arrays.items()}
 
 
-def renamed(name: str, torso: str) -> str:
-    """An old name as it is now; a torso of the user's own keeps its names."""
+def current_layer_name(name: str, torso: str) -> str:
+    """The present name of a layer; a torso of the user's own keeps its names."""
     name = HIDDEN.sub(r"\1.linear.\2", name)
     if torso == "mlp":
         return TORSO.sub(r"\1.\2.linear.\3", name)
@@ -52,7 +52,7 @@ def renamed(name: str, torso: str) -> str:
 
 
 def with_spans(state: State, replay: Replay) -> State:
-    """A replay's state with the rows of each group of lanes; all lanes were in step, and windows began at strides."""
+    """A replay's state with the rows of each group of lanes; once all lanes had the same rows."""
     if "spans" in state:
         return state
     row = saved_count(state, "row")
@@ -63,5 +63,5 @@ def with_spans(state: State, replay: Replay) -> State:
 
 
 def lacks_values(batch_source: State) -> bool:
-    """Is this fresh experience without the values that it was acted by? Once they were found by another look at it."""
+    """Was fresh experience saved without the values of its actions? Older versions recomputed them."""
     return "learned_items" in batch_source and "told" not in batch_source

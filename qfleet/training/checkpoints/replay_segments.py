@@ -27,20 +27,20 @@ def segments_of(replay: Replay) -> Iterator[Segment]:
             yield Segment(segment_name(lanes, begin, end, is_open=end == span[2]), (lanes, begin, end))
 
 
-def is_settled(name: str) -> bool:
-    """Does this file hold the same rows for ever?"""
+def is_final(name: str) -> bool:
+    """Will the rows of this file never change?"""
     return name.endswith(".zst") and not name.endswith(f"{OPEN}.zst")
 
 
-def packed_rows(replay: Replay, segment: Segment) -> bytes:
-    """A segment's file."""
+def pack_rows(replay: Replay, segment: Segment) -> bytes:
+    """The content of a segment's file."""
     lanes, begin, end = segment.span
     return compress(pack_tensors(replay.store.read(begin, end, lanes)))
 
 
 def restore_rows(store: Store, names: Iterable[str], read: Callable[[str, int], bytes], state: State) -> None:
-    """Rows out of their files, which must be all there, in order and no larger than they can be."""
-    parts = sorted((*segment_place(name, store.lanes), name) for name in names)
+    """Read rows from their files, which must be complete and no larger than their rows can be."""
+    parts = sorted((*parse_segment_name(name, store.lanes), name) for name in names)
     for lanes, at, head in saved_spans(state, store.lanes, store.rows):
         while at < head:
             if not parts or parts[0][:3] != (lanes.start, lanes.stop, at) or not at < parts[0][3] <= head:
@@ -50,7 +50,7 @@ def restore_rows(store: Store, names: Iterable[str], read: Callable[[str, int], 
             store.restore(at, end, unpack_tensors(decompress(read(name, limit), limit)), lanes)
             at = end
     if parts:
-        raise ValueError(f"{parts[0][-1]} belongs nowhere")
+        raise ValueError(f"{parts[0][-1]} is not a part of the replay")
 
 
 def cut_span(span: Span, row_bytes: int) -> Iterator[Span]:
@@ -64,12 +64,12 @@ def cut_span(span: Span, row_bytes: int) -> Iterator[Span]:
 
 
 def segment_name(lanes: slice, begin: int, end: int, *, is_open: bool) -> str:
-    """A name says what is in the file for ever, unless it is open: then it is never taken from another checkpoint."""
+    """The name of a file: equal names hold equal rows, except that an open segment may still change."""
     place = f"{begin:012d}_{end:012d}_{lanes.start:05d}_{lanes.stop:05d}"
     return f"replay/rows_{place}{OPEN if is_open else ''}.zst"
 
 
-def segment_place(name: str, lanes: int) -> tuple[int, int, int, int]:
+def parse_segment_name(name: str, lanes: int) -> tuple[int, int, int, int]:
     """Lanes and rows [begin, end) of a segment; in older versions it held all lanes."""
     begin, end, *group = (int(part) for part in name.removesuffix(".zst").removesuffix(OPEN).split("_")[1:])
     first, stop = group or (0, lanes)

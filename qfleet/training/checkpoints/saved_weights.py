@@ -1,4 +1,4 @@
-"""The weights of a run, and which ones they are: of its best checkpoint, of its latest, or any that can be read."""
+"""The saved weights of a run: of its best checkpoint, of its latest, or of any that can be read."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,11 +8,11 @@ from typing import Any
 from qfleet.act import Policy
 from qfleet.data import Array
 from qfleet.errors import NoCheckpointError, UsageError
-from qfleet.learn import restore
+from qfleet.learn import load_state_arrays
 from qfleet.plan.schema import OwnTorso, Plan
 from qfleet.save import Checkpoint, Checkpoints
-from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed, require_same_plan, shortened
-from qfleet.training.checkpoints.migrations import arrays_in
+from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed, one_line, require_same_plan
+from qfleet.training.checkpoints.migrations import read_arrays
 from qfleet.watch import read_json
 
 WHICH = ("best", "latest", "any")
@@ -37,17 +37,17 @@ class SavedWeights:
         return {"which": self.which, "step": self.step, "checkpoint": self.step, "checkpoint_name": name}
 
     def text(self, plan: Plan) -> str:
-        """The same in words."""
+        """What they are, for a message."""
         untrained = ", untrained" if self.step <= max(0, plan.algo.learn_start_steps) else ""
         return f"{self.which} weights, step {self.step}{untrained}"
 
 
-def weights_of(
-    folder: Path, most_bytes: int, which: str = "best", warn: Callable[[str], object] | None = None
+def read_weights(
+    folder: Path, max_bytes: int, which: str = "best", warn: Callable[[str], object] | None = None
 ) -> SavedWeights:
-    """The weights of a run's best or latest checkpoint; of a run without an evaluation the latest, and called so.
+    """The weights of a run's best or latest checkpoint; a run without an evaluation has only a latest one.
 
-    `any` is the best one, or the latest where the best cannot be read. A file of more than `most_bytes` is damaged.
+    `any` is the best one, or the latest where the best cannot be read. A file of more than `max_bytes` is damaged.
     """
     if which not in WHICH:
         raise UsageError(
@@ -59,30 +59,30 @@ def weights_of(
     step = best_step(folder)
     if which != "latest" and step is not None:
         try:
-            return found(checkpoints.load(step, whole=False), "best", most_bytes)
+            return weights_in(checkpoints.load(step, whole=False), "best", max_bytes)
         except NoCheckpointError as error:
             if which == "best":
-                raise lost_best(folder, error) from error
+                raise best_unreadable(folder, error) from error
             checkpoints.warn(f"{error.what} The latest checkpoint is used instead.")
-    return checkpoints.restore(lambda checkpoint: found(checkpoint, "latest", most_bytes), whole=False)
+    return checkpoints.restore(lambda checkpoint: weights_in(checkpoint, "latest", max_bytes), whole=False)
 
 
 def best_step(folder: Path) -> int | None:
     """The step of the best checkpoint, if the run was evaluated; both files that say so may be missing."""
-    noted = read_json(folder / "best.json").get("step")
-    status = read_json(folder / "status.json").get("best")
-    told = status.get("env_steps") if isinstance(status, dict) else None
-    steps = [step for step in (noted, told) if isinstance(step, int) and 0 <= step < 10**12]
+    step = read_json(folder / "best.json").get("step")
+    best = read_json(folder / "status.json").get("best")
+    status_step = best.get("env_steps") if isinstance(best, dict) else None
+    steps = [found for found in (step, status_step) if isinstance(found, int) and 0 <= found < 10**12]
     return steps[0] if steps else None
 
 
-def found(checkpoint: Checkpoint, which: str, most_bytes: int) -> SavedWeights:
+def weights_in(checkpoint: Checkpoint, which: str, max_bytes: int) -> SavedWeights:
     """A checkpoint's weights."""
-    return SavedWeights(arrays_in(checkpoint, "model.safetensors", most_bytes), checkpoint, which)
+    return SavedWeights(read_arrays(checkpoint, "model.safetensors", max_bytes), checkpoint, which)
 
 
-def lost_best(folder: Path, error: NoCheckpointError) -> NoCheckpointError:
-    """The best checkpoint cannot be read, and nothing else is called the best."""
+def best_unreadable(folder: Path, error: NoCheckpointError) -> NoCheckpointError:
+    """The error for a best checkpoint that cannot be read."""
     return NoCheckpointError(
         f"the best checkpoint of {folder.name} cannot be used: {error.what}",
         "Other weights of the run are not its best, so nothing was done with them.",
@@ -91,16 +91,16 @@ def lost_best(folder: Path, error: NoCheckpointError) -> NoCheckpointError:
     )
 
 
-def give(policy: Policy, weights: SavedWeights, plan: Plan, *, own_env: bool) -> None:
-    """Write the weights into a policy; what does not fit is another plan, an object of the user's, or malformed."""
+def load_into_policy(policy: Policy, weights: SavedWeights, plan: Plan, *, own_env: bool) -> None:
+    """Load the weights into a policy; the error says whether the plan, the user's own objects or the file is wrong."""
     try:
-        restore(policy.net, weights.arrays)
+        load_state_arrays(policy.net, weights.arrays)
     except MALFORMED as error:
         require_same_plan(weights.checkpoint.meta.get("plan", {}), plan)
         if not (own_env or isinstance(plan.net.torso, OwnTorso)):
             raise malformed(weights.checkpoint, error) from error
         raise UsageError(
-            f"the weights of {weights.checkpoint.path.name} do not fit its network: {shortened(error)}",
+            f"the weights of {weights.checkpoint.path.name} do not fit its network: {one_line(error)}",
             "The torso or the environment is not the one this run was trained with.",
             "Use the torso and environment of the beginning.",
         ) from error

@@ -1,29 +1,30 @@
-"""Where a run's time goes, and what its learner is doing: the fields of rows and of status.json that tell."""
+"""Where a run's time goes and what its learner is doing, as fields of rows and of status.json."""
 
 from typing import Any
 
 from qfleet.build.components import Components
 from qfleet.learn import ReplaySource
 from qfleet.system.timers import Stopwatch
-from qfleet.watch import Meter, cores, profile_of, rounded, shares_of, since, with_other
+from qfleet.watch import EnergyMeter, cores, profile_of, rounded, shares_of, times_between, with_other
 
-ACTOR_TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")  # what actors count; `wait` is for room
-WAITING = 0.5  # of the time without anything to learn from, and the learner counts as waiting
+ACTOR_TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")  # what actors count; `wait` is for room in the queue
+WAITING_SHARE = 0.5  # of the time idle, and the learner counts as waiting
 
 
 class RunTimes:
-    """The stopwatch of this process, the gauges of actors elsewhere, and the marks that shares are counted from."""
+    """The stopwatch of this process, the times of remote actors, and the marks that shares are counted from."""
 
-    def __init__(self, line: Components) -> None:
-        self.line = line
-        self.watch = Stopwatch()
-        self.meter = Meter()
-        self.first = (line.steps, line.learner.updates)
-        self.mark, self.actor_mark = self.watch.read(), self.actors()
+    def __init__(self, components: Components) -> None:
+        self.components = components
+        self.stopwatch = Stopwatch()
+        self.meter = EnergyMeter()
+        self.first = (components.steps, components.learner.updates)
+        self.mark = self.stopwatch.read()
+        self.actor_mark = self.actor_times()
 
-    def actors(self) -> dict[str, int]:
-        """Nanoseconds of actors that live elsewhere."""
-        actors = self.line.remote_actors
+    def actor_times(self) -> dict[str, int]:
+        """Nanoseconds of remote actors, by stage."""
+        actors = self.components.remote_actors
         if actors is None:
             return {}
         counts = actors.counts()
@@ -32,54 +33,54 @@ class RunTimes:
     def savings(self) -> dict[str, dict[str, float]]:
         """What compression has saved and cost, where there is any: `rollouts` in flight, frames in the `replay`."""
         found: dict[str, dict[str, float]] = {}
-        actors = self.line.remote_actors
-        freight = {} if actors is None else actors.counts()
-        if freight.get("raw_bytes"):
-            found["rollouts"] = saving(freight["raw_bytes"], freight["sent_bytes"], freight["pack_ns"] / 1e9)
-        if (kept := self.line.batch_source.replay.store.saving()) is not None:
+        actors = self.components.remote_actors
+        counts = {} if actors is None else actors.counts()
+        if counts.get("raw_bytes"):
+            found["rollouts"] = saving(counts["raw_bytes"], counts["sent_bytes"], counts["pack_ns"] / 1e9)
+        if (kept := self.components.batch_source.replay.store.compression_savings()) is not None:
             seconds = kept.pack_seconds + kept.unpack_seconds
             found["replay"] = saving(kept.raw_bytes, kept.packed_bytes, seconds)
         return found
 
     def state(self) -> dict[str, str]:
-        """What the gate lets the learner do, and how many actors work."""
-        return {"gate": self.limiter(), "actors": self.working()}
+        """What the learner is doing, and how many actors work."""
+        return {"gate": self.learner_state(), "actors": self.working()}
 
-    def limiter(self) -> str:
+    def learner_state(self) -> str:
         """`filling` before there is enough to learn from, `waiting` for experience, or `learning`."""
-        batch_source = self.line.batch_source
-        if not self.line.learner.updates or (isinstance(batch_source, ReplaySource) and batch_source.refill):
+        batch_source = self.components.batch_source
+        if not self.components.learner.updates or (isinstance(batch_source, ReplaySource) and batch_source.refill):
             return "filling"
-        spent = since(self.watch.read(), self.mark)
-        return "waiting" if spent["idle"] > WAITING * spent["wall"] else "learning"
+        spent = times_between(self.stopwatch.read(), self.mark)
+        return "waiting" if spent["idle"] > WAITING_SHARE * spent["wall"] else "learning"
 
     def working(self) -> str:
-        """Actors at work, of all: 2/2."""
-        actors = self.line.remote_actors
+        """Working actors, of all: 2/2."""
+        actors = self.components.remote_actors
         return "1/1" if actors is None else f"{actors.num_working()}/{actors.workers}"
 
     def take_shares(self) -> dict[str, dict[str, float]]:
-        """Each stage's share of the time since this was last asked."""
-        now = self.watch.read()
-        theirs = self.actors()
-        spent = with_other(since(now, self.mark))
-        there = since(theirs, self.actor_mark)
+        """Each stage's share of the time since the last call."""
+        now = self.stopwatch.read()
+        actor_times = self.actor_times()
+        spent = with_other(times_between(now, self.mark))
+        there = times_between(actor_times, self.actor_mark)
         self.mark = now
-        self.actor_mark = theirs
+        self.actor_mark = actor_times
         elsewhere = {"actor_stages": rounded(shares_of(there))} if there else {}
         return {"stages": rounded(shares_of(spent)), **elsewhere}
 
     def profile(self) -> dict[str, Any]:
         """The whole time so far, and what it means."""
         steps, updates = self.first
-        actors = self.line.remote_actors
+        actors = self.components.remote_actors
         lost = 0 if actors is None else actors.num_given_up()
         found = profile_of(
-            self.watch.read(),
-            self.actors(),
-            self.line.plan,
-            env_steps=max(0, self.line.steps - steps),
-            updates=max(0, self.line.learner.updates - updates),
+            self.stopwatch.read(),
+            self.actor_times(),
+            self.components.plan,
+            env_steps=max(0, self.components.steps - steps),
+            updates=max(0, self.components.learner.updates - updates),
             cores=cores(),
             joules=self.meter.joules(),
             savings=self.savings(),
@@ -88,5 +89,5 @@ class RunTimes:
 
 
 def saving(raw_bytes: int, packed_bytes: int, seconds: float) -> dict[str, float]:
-    """As profiles have it."""
+    """The fields of a profile."""
     return {"raw_bytes": raw_bytes, "packed_bytes": packed_bytes, "seconds": round(seconds, 3)}

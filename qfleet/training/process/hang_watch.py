@@ -1,100 +1,112 @@
-"""Calls of environments that hang in a run without a supervisor: a thread of its own says so, and obeys SIGTERM.
+"""Does a call of an environment hang? The supervisor of a run looks at its heartbeat again and again."""
 
-Commands are supervised from outside (`qfleet/training/process/supervise.py`); a run that is started from Python is not.
-"""
-
-import os
-import sys
-import threading
+import signal
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
 
-from qfleet import heartbeat
-from qfleet.frames import own_frames
-from qfleet.heartbeat import CALLS
-from qfleet.training.process.signals import ENDINGS, StopRequest
-from qfleet.training.process.supervise import GRACE_SECONDS, ExitVerdict, call_limit, report
+from qfleet.heartbeat import CALLS, IMPORT, MAKE
+from qfleet.training.process.forward_signals import ENDINGS
+from qfleet.training.process.supervised_process import ExitVerdict, SupervisedProcess, print_error
 
-LOOK_SECONDS = 0.25
-LEAVING = ("SIGTERM", "SIGHUP")  # Ctrl-C may only mean a cell of a notebook
-
-
-@contextmanager
-def watching(asked: StopRequest, step_seconds: float, folder: Path, warn: Callable[[str], object]) -> Iterator[None]:
-    """Look at the calls of environments for the time of a run, unless somebody else does."""
-    if heartbeat.is_attached() or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    over = threading.Event()
-    main = threading.get_ident()
-    hangs = HangWarnings(asked, step_seconds, folder, warn, main)
-    thread = threading.Thread(target=hangs.look_until, args=(over,), name="qfleet-hangs", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(timeout=2 * LOOK_SECONDS)
+ENV_FAILED = 4  # exit code
+# A call that takes longer than this hangs, unless the plan has another limit.
+STEP_SECONDS = 30.0
+MAKE_SECONDS = 60.0
+END_FACTOR = 4  # times that, and the process is ended
+GRACE_SECONDS = 5.0  # that a call may take after a stop signal, at least
+GRACE_FACTOR = 2  # times the longest call of that kind so far, if that is longer
+AT_ONCE_SECONDS = 0.7  # that the process may take after a second stop signal
+POLL_SECONDS = 0.1
 
 
-class HangWarnings:
-    """Looks again and again whether the main thread is still in the same call."""
+class HangWatch:
+    """Decides when a process must be ended: a call of an environment hangs, or stop signals have no effect."""
 
     def __init__(
-        self, asked: StopRequest, step_seconds: float, folder: Path, warn: Callable[[str], object], main: int
+        self, child: SupervisedProcess, stop_signals: list[int], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.asked = asked
-        self.step_seconds = step_seconds
-        self.folder = folder
-        self.warn = warn
-        self.main = main
+        self.child = child
+        self.stop_signals = stop_signals
+        self.clock = clock
+        self.since = clock()  # when the present call began
+        self.polled_at = self.since
         self.call: tuple[int, int, int] | None = None
-        self.since = self.asked_since = 0.0
+        self.stop_signal_times: list[float] = []
+        self.longest: dict[int, float] = {}  # seconds of the longest call of each kind that has returned
         self.warned = False
 
-    def look_until(self, over: threading.Event) -> None:
-        """A thread's life."""
-        while not over.wait(LOOK_SECONDS):
-            self.look(time.monotonic())
-
-    def look(self, now: float) -> None:
-        """Say that a call hangs, and leave if that is asked for."""
-        call = heartbeat.present_call()
+    def poll(self) -> ExitVerdict | None:
+        """Why the child must be ended, if it must."""
+        now = self.clock()
+        call = self.child.heartbeat.call()
+        if now - self.polled_at > 10 * POLL_SECONDS:  # it was this process that did not run
+            self.since += now - self.polled_at
+        self.polled_at = now
+        self.stop_signal_times += [now] * (len(self.stop_signals) - len(self.stop_signal_times))
         if call != self.call:
+            self.record_returned(now - self.since)
             self.call = call
             self.since = now
             self.warned = False
-        self.asked_since = self.asked_since or now if self.asked.name in LEAVING else 0.0
-        if call is None:
-            return
-        stuck = now - self.since
-        if stuck <= call_limit(call[1], self.step_seconds):
-            return
-        if self.asked_since and min(stuck, now - self.asked_since) > GRACE_SECONDS:
-            self.leave(f"stopped by {self.asked.name}; {self.named(call)} did not return within {stuck:.0f} s")
+        if len(self.stop_signal_times) > 1 and now - self.stop_signal_times[1] > AT_ONCE_SECONDS:
+            return self.stopped_by_signal("it was asked to leave at once")
+        return None if call is None else self.check_call(now - self.since, now)
+
+    def record_returned(self, seconds: float) -> None:
+        """Record how long the call took that has returned."""
+        if self.call is not None:
+            kind = self.call[1]
+            self.longest[kind] = max(seconds, self.longest.get(kind, 0.0))
+
+    def grace(self) -> float:
+        """Seconds that the present call may take after a signal: a slow call is healthy if it was always slow."""
+        longest = 0.0 if self.call is None else self.longest.get(self.call[1], 0.0)
+        return max(GRACE_SECONDS, min(GRACE_FACTOR * longest, self.limit()))
+
+    def check_call(self, stuck: float, now: float) -> ExitVerdict | None:
+        """Warn of a call that has taken `stuck` seconds, or decide to end the process."""
+        if self.stop_signal_times and min(stuck, now - self.stop_signal_times[0]) > (grace := self.grace()):
+            return self.stopped_by_signal(f"{self.call_name()} did not return within {grace:.3g} s")
+        if stuck <= self.limit():
+            return None
+        if stuck > END_FACTOR * self.limit():
+            what = f"{self.call_name()} has not returned for {stuck:.0f} s"
+            return ExitVerdict(ENV_FAILED, "failed", what, self.child.current_frames())
         if not self.warned:
             self.warned = True
-            self.tell(f"{self.named(call)} has not returned for {stuck:.0f} s")
+            self.warn(stuck)
+        return None
 
-    def named(self, call: tuple[int, int, int]) -> str:
-        """A call in words, with the line of the user's own code that it is in."""
-        frame = sys._current_frames().get(self.main)
-        text = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        at = "".join(f" (at {own})" for own in own_frames(text, 1))
-        return f"environment {call[2]}: {CALLS[call[1]]}{at}"
+    def warn(self, stuck: float) -> None:
+        """Print that a call seems to hang, and where."""
+        frames = self.child.current_frames()
+        until = f"the run ends after {END_FACTOR * self.limit():.0f} s (env.step_timeout_seconds)"
+        stopped = " (it is stopped, not by Ctrl-Z here: does it use the terminal?)" if self.child.is_stopped() else ""
+        print_error(f"warning: {self.call_name()} has not returned for {stuck:.0f} s{stopped}; {until}")
+        for frame in frames:
+            print_error(f"   at: {frame}")
 
-    def tell(self, text: str) -> None:
-        """Into the events, and to standard error: the main thread shows nothing now."""
-        self.warn(text)
-        with suppress(OSError):
-            os.write(2, f"warning: {ascii(text)[1:-1]}\n".encode())
+    def limit(self) -> float:
+        """Seconds after which the present call hangs."""
+        step_seconds = float(self.child.heartbeat.run_info().get("step_seconds") or STEP_SECONDS)
+        return step_seconds if self.call is None else call_limit(self.call[1], step_seconds)
 
-    def leave(self, what: str) -> None:
-        """End this process; the last commit is whole."""
-        state, code = ENDINGS[str(self.asked.name)]
-        with suppress(Exception):
-            report(ExitVerdict(code, state, what), str(self.folder))
-        heartbeat.leave_at_once(code)
+    def call_name(self) -> str:
+        """The present call, for a message."""
+        env = self.child.heartbeat.run_info().get("env") or "the environment"
+        if self.call is None:
+            return str(env)
+        _, kind, lane = self.call
+        name = CALLS[kind]
+        return f"{env}: {name}" if kind in (MAKE, IMPORT) else f"{env}, lane {lane}: {name}()"
+
+    def stopped_by_signal(self, why: str) -> ExitVerdict:
+        """The verdict on a process that is ended because of a stop signal."""
+        name = signal.Signals(self.stop_signals[0]).name
+        state, code = ENDINGS[name]
+        return ExitVerdict(code, state, f"stopped by {name}; {why}", self.child.current_frames())
+
+
+def call_limit(kind: int, step_seconds: float) -> float:
+    """Seconds after which a call of this kind hangs: making an environment takes longer than a step."""
+    return max(step_seconds, MAKE_SECONDS) if kind in (MAKE, IMPORT) else step_seconds
