@@ -1,4 +1,4 @@
-"""Rollouts, batches and priorities as parcels, and back with suspicion: what does not fit the world is a ValueError.
+"""Rollouts, batches and priorities as array messages, and back with checks: what does not fit the spec is a ValueError.
 
 Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from, A actions, K ended episodes.
 """
@@ -13,15 +13,15 @@ import numpy as np
 from qfleet.data.types import Array, Batch, Rollout, Sequences, Spec
 from qfleet.data.wire_format import Arrays, Parts, packed_bytes, to_bytes, unpack
 
-# A dtype and a shape, in which a letter stands for a length that is free but the same everywhere.
-Form: TypeAlias = tuple[str, tuple[int | str, ...]]
+# A dtype and a shape, in which a letter stands for a length that is free but the same in all arrays of a message.
+ArrayForm: TypeAlias = tuple[str, tuple[int | str, ...]]
 COLUMNS = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
-LARGEST = 2**62
+MAX_COUNT = 2**62
 
 
 def rollout_parts(rollout: Rollout) -> Parts:
-    """What a parcel carries of a rollout."""
-    arrays = present(rollout, COLUMNS)
+    """A rollout as the parts of a message."""
+    arrays = arrays_of(rollout, COLUMNS)
     arrays["returns"] = np.array([episode[0] for episode in rollout.finished], np.float64)
     arrays["lengths"] = np.array([episode[1] for episode in rollout.finished], np.int64)
     arrays["ends"] = np.array(rollout.ends, np.int64)
@@ -29,13 +29,13 @@ def rollout_parts(rollout: Rollout) -> Parts:
 
 
 def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
-    """The rollout of so many lanes of such a world that a parcel carries."""
-    meta, arrays = parts
-    source = fact(meta, "source")
-    version = fact(meta, "version")
-    if fact(meta, "kind") != "rollout" or not (is_counts(source, 3) and is_counts([version], 1)):
-        raise ValueError(f"not a rollout's description: {meta}")
-    fit(arrays, rollout_forms(spec, lanes), optional=("value",))
+    """The rollout of a message, checked against the spec and the number of lanes."""
+    facts, arrays = parts
+    source = required_field(facts, "source")
+    version = required_field(facts, "version")
+    if required_field(facts, "kind") != "rollout" or not (are_counts(source, 3) and are_counts([version], 1)):
+        raise ValueError(f"not a rollout's description: {facts}")
+    require_forms(arrays, rollout_forms(spec, lanes), optional=("value",))
     require_range("action", arrays["action"], spec.num_actions)
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS if name in arrays}
     if len(arrays["returns"]) > arrays["last"].size:
@@ -48,100 +48,92 @@ def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
 
 
 def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
-    """The most that a rollout of so many rows can need."""
+    """The largest message of a rollout with this many rows."""
     free = {"T": rows, "K": rows * lanes}
-    arrays = {name: blank(form, free) for name, form in rollout_forms(spec, lanes).items()}
-    return packed_bytes({"kind": "rollout", "source": [LARGEST] * 3, "version": LARGEST}, arrays)
+    arrays = {name: empty_array(form, free) for name, form in rollout_forms(spec, lanes).items()}
+    return packed_bytes({"kind": "rollout", "source": [MAX_COUNT] * 3, "version": MAX_COUNT}, arrays)
 
 
 @dataclass(slots=True)
-class SentBytes:
-    """What compressing rollouts has saved and cost so far."""
+class CompressionStats:
+    """Bytes saved and time spent by the compression of rollouts so far."""
 
     raw_bytes: int = 0
     sent_bytes: int = 0
-    pack_ns: int = 0  # copying and checking included
+    pack_ns: int = 0  # including copies and checksums
 
-    def add(self, arrays: Arrays, sent_bytes: int, begun_ns: int) -> None:
-        """One more was packed, from `begun_ns` on."""
+    def add(self, arrays: Arrays, sent_bytes: int, started_ns: int) -> None:
+        """Count one rollout, whose packing started at `started_ns`."""
         self.raw_bytes += sum(array.nbytes for array in arrays.values())
         self.sent_bytes += sent_bytes
-        self.pack_ns += time.perf_counter_ns() - begun_ns
+        self.pack_ns += time.perf_counter_ns() - started_ns
 
 
-def pack_rollout(rollout: Rollout, *, compress: Collection[str] = (), freight: SentBytes | None = None) -> bytes:
-    """A rollout for a wire."""
-    begun = time.perf_counter_ns()
-    (meta, arrays) = rollout_parts(rollout)
-    parcel = to_bytes(meta, arrays, compress=compress)
-    if freight is not None:
-        freight.add(arrays, len(parcel), begun)
-    return parcel
+def pack_rollout(
+    rollout: Rollout, *, compress: Collection[str] = (), compression_stats: CompressionStats | None = None
+) -> bytes:
+    """The bytes of a rollout's message."""
+    started = time.perf_counter_ns()
+    facts, arrays = rollout_parts(rollout)
+    message = to_bytes(facts, arrays, compress=compress)
+    if compression_stats is not None:
+        compression_stats.add(arrays, len(message), started)
+    return message
 
 
 def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int) -> Rollout:
-    """A rollout from a wire."""
+    """The rollout of a message's bytes."""
     return as_rollout(unpack(view, limit_bytes=limit_bytes), spec, lanes)
 
 
 def batch_parts(batch: Batch | Sequences) -> Parts:
-    """What a parcel carries of a batch or of sequences."""
-    return {"kind": type(batch).__name__}, present(batch, batch.__slots__)
+    """A batch or sequences as the parts of a message."""
+    return {"kind": type(batch).__name__}, arrays_of(batch, batch.__slots__)
 
 
 def as_batch(parts: Parts, spec: Spec) -> Batch | Sequences:
-    """The batch or the sequences that a parcel carries."""
-    meta, arrays = parts
-    kind = fact(meta, "kind")
+    """The batch or the sequences of a message, checked against the spec."""
+    facts, arrays = parts
+    kind = required_field(facts, "kind")
     if kind == "Batch":
-        fit(arrays, batch_forms(spec), optional=("mask", "next_mask"))
+        require_forms(arrays, batch_forms(spec), optional=("mask", "next_mask"))
     elif kind == "Sequences":
-        fit(arrays, sequence_forms(spec), optional=("mask",))
+        require_forms(arrays, sequence_forms(spec), optional=("mask",))
         require_range("ahead", arrays["ahead"], len(arrays["obs"]))
     else:
-        raise ValueError(f"neither a batch nor sequences: {meta}")
+        raise ValueError(f"neither a batch nor sequences: {facts}")
     require_range("action", arrays["action"], spec.num_actions)
     return Batch(**arrays) if kind == "Batch" else Sequences(**arrays)
 
 
-def blank_batch(spec: Spec, num: int, window: int = 0, learned: int = 0) -> Batch | Sequences:
-    """A batch of so many items, or sequences of `window` rows, that nothing was written to; to know how long it is."""
+def template_batch(spec: Spec, num: int, window: int = 0, learned: int = 0) -> Batch | Sequences:
+    """An uninitialised batch of `num` items, or sequences of `window` rows, to measure the size of messages."""
     lengths = {"N": num, "W": window, "L": learned}
     if window:
-        return Sequences(**{name: blank(form, lengths) for name, form in sequence_forms(spec).items()})
-    return Batch(**{name: blank(form, lengths) for name, form in batch_forms(spec).items()})
-
-
-def pack_batch(batch: Batch | Sequences, *, compress: Collection[str] = ()) -> bytes:
-    """A batch for a wire."""
-    return to_bytes(*batch_parts(batch), compress=compress)
-
-
-def unpack_batch(view: memoryview | bytes, spec: Spec, *, limit_bytes: int) -> Batch | Sequences:
-    """A batch from a wire."""
-    return as_batch(unpack(view, limit_bytes=limit_bytes), spec)
+        return Sequences(**{name: empty_array(form, lengths) for name, form in sequence_forms(spec).items()})
+    return Batch(**{name: empty_array(form, lengths) for name, form in batch_forms(spec).items()})
 
 
 def priority_parts(ids: Array, priority: Array) -> Parts:
-    """What a parcel carries of priorities [N] on their way back."""
+    """Ids and new priorities [N] as the parts of a message."""
     return {"kind": "priorities"}, {"ids": ids, "priority": priority}
 
 
 def as_priorities(parts: Parts) -> tuple[Array, Array]:
-    """The ids [N] and priorities [N] that a parcel carries."""
-    meta, arrays = parts
-    if fact(meta, "kind") != "priorities":
-        raise ValueError(f"not priorities: {meta}")
-    fit(arrays, {"ids": ("int64", ("N",)), "priority": ("float32", ("N",))})
+    """The ids [N] and priorities [N] of a message."""
+    facts, arrays = parts
+    if required_field(facts, "kind") != "priorities":
+        raise ValueError(f"not priorities: {facts}")
+    require_forms(arrays, {"ids": ("int64", ("N",)), "priority": ("float32", ("N",))})
     if not (np.isfinite(arrays["priority"]).all() and (arrays["priority"] >= 0).all()):
         raise ValueError("priority: expected finite numbers from 0 on")
     return arrays["ids"], arrays["priority"]
 
 
-def rollout_forms(spec: Spec, lanes: int) -> dict[str, Form]:
-    """A rollout's arrays."""
+def rollout_forms(spec: Spec, lanes: int) -> dict[str, ArrayForm]:
+    """The forms of a rollout's arrays."""
     row = ("T", lanes)
-    forms: dict[str, Form] = {
+    forms: dict[str, ArrayForm] = {
         "obs": (spec.dtype, (*row, *spec.obs)),
         "action": ("int64", row),
         "reward": ("float32", row),
@@ -152,12 +144,12 @@ def rollout_forms(spec: Spec, lanes: int) -> dict[str, Form]:
         "lengths": ("int64", ("K",)),
         "ends": ("int64", ("K",)),
     }
-    masks: dict[str, Form] = {"mask": ("bool", (*row, spec.num_actions))} if spec.masked else {}
+    masks: dict[str, ArrayForm] = {"mask": ("bool", (*row, spec.num_actions))} if spec.masked else {}
     return forms | masks | ({"state": ("float32", (*row, *spec.state))} if spec.state else {})
 
 
-def batch_forms(spec: Spec) -> dict[str, Form]:
-    """A batch's arrays."""
+def batch_forms(spec: Spec) -> dict[str, ArrayForm]:
+    """The forms of a batch's arrays."""
     numbers = dict.fromkeys(("reward", "discount", "weight"), ("float32", ("N",)))
     items = dict.fromkeys(("action", "ids"), ("int64", ("N",)))
     shape: tuple[int | str, ...] = ("N", *spec.input_shape)
@@ -166,11 +158,11 @@ def batch_forms(spec: Spec) -> dict[str, Form]:
     return {**shown, **items, **numbers, **masks}
 
 
-def sequence_forms(spec: Spec) -> dict[str, Form]:
-    """Sequences' arrays."""
+def sequence_forms(spec: Spec) -> dict[str, ArrayForm]:
+    """The forms of sequences' arrays."""
     rows = ("W", "N")
     learned = ("L", "N")
-    forms: dict[str, Form] = {
+    forms: dict[str, ArrayForm] = {
         "obs": (spec.dtype, (*rows, *spec.input_shape)),
         "action": ("int64", rows),
         "gain": ("float32", rows),
@@ -185,16 +177,17 @@ def sequence_forms(spec: Spec) -> dict[str, Form]:
     return forms | ({"mask": ("bool", (*rows, spec.num_actions))} if spec.masked else {})
 
 
-def present(holder: Rollout | Batch | Sequences, names: Collection[str]) -> Arrays:
-    """The arrays that are there."""
+def arrays_of(holder: Rollout | Batch | Sequences, names: Collection[str]) -> Arrays:
+    """Those of the named arrays that are not None."""
     return {name: array for name in names if (array := getattr(holder, name)) is not None}
 
 
-def fit(arrays: Arrays, forms: Mapping[str, Form], optional: Collection[str] = ()) -> None:
-    """Every array is there, of its form, and no other."""
-    missing = forms.keys() - arrays.keys() - set(optional)
-    if missing or (strange := arrays.keys() - forms.keys()):
-        raise ValueError(f"{sorted(missing)} missing" if missing else f"{sorted(strange)} not expected")
+def require_forms(arrays: Arrays, forms: Mapping[str, ArrayForm], optional: Collection[str] = ()) -> None:
+    """Raise a ValueError unless all arrays are present with their forms, and no others."""
+    if missing := forms.keys() - arrays.keys() - set(optional):
+        raise ValueError(f"{sorted(missing)} missing")
+    if unexpected := arrays.keys() - forms.keys():
+        raise ValueError(f"{sorted(unexpected)} not expected")
     lengths: dict[str, int] = {}
     for name, array in arrays.items():
         dtype, shape = forms[name]
@@ -205,28 +198,28 @@ def fit(arrays: Arrays, forms: Mapping[str, Form], optional: Collection[str] = (
         if array.dtype != dtype or list(array.shape) != wanted:
             raise ValueError(f"{name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
     if any(size == 0 for letter, size in lengths.items() if letter != "K"):
-        raise ValueError("it is empty")
+        raise ValueError("the arrays are empty")
 
 
-def fact(meta: Mapping[str, Any], name: str) -> Any:
-    """A field of a parcel's description."""
-    if name not in meta:
+def required_field(facts: Mapping[str, Any], name: str) -> Any:
+    """A field of a message's facts, which must be present."""
+    if name not in facts:
         raise ValueError(f"{name} is missing")
-    return meta[name]
+    return facts[name]
 
 
-def is_counts(values: Any, num: int) -> bool:
-    """Are these so many whole numbers from 0 on?"""
+def are_counts(values: Any, num: int) -> bool:
+    """Is this a list of `num` integers, none negative?"""
     return isinstance(values, list) and len(values) == num and all(type(n) is int and n >= 0 for n in values)
 
 
 def require_range(name: str, array: Array, count: int) -> None:
-    """Every number is one of 0, ..., count - 1."""
+    """Raise a ValueError unless all numbers are in 0, ..., count - 1."""
     if array.min() < 0 or array.max() >= count:
         raise ValueError(f"{name}: expected 0 to {count - 1}, got {array.min()} to {array.max()}")
 
 
-def blank(form: Form, lengths: Mapping[str, int]) -> Array:
-    """An array of this form that nothing was written to."""
+def empty_array(form: ArrayForm, lengths: Mapping[str, int]) -> Array:
+    """An uninitialised array of this form."""
     dtype, shape = form
     return np.empty([size if isinstance(size, int) else lengths[size] for size in shape], dtype)

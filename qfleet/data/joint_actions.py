@@ -1,14 +1,14 @@
-"""Joint actions: one number for a choice in every dimension. The last dimension counts fastest, as in C."""
+"""Joint actions: one number for the choices in all dimensions, in C order (the last dimension varies fastest)."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-LARGEST = 2**62  # joint actions that a 64-bit number can hold with room to spare
+MAX_JOINT_ACTIONS = 2**62  # fits into 64 bits with room to spare
 
 
 def strides(counts: Sequence[int]) -> list[int]:
-    """By how much a joint action grows with each dimension's choice."""
+    """The stride of each dimension in the joint action."""
     return list(accumulate(reversed(counts[1:]), lambda a, b: a * b, initial=1))[::-1]
 
 
@@ -18,5 +18,5 @@ def split_actions(joint: Any, counts: Sequence[int]) -> list[Any]:
 
 
 def join_actions(choices: Sequence[Any], counts: Sequence[int]) -> Any:
-    """The joint action of a choice in each dimension."""
+    """The joint action of these choices, one per dimension."""
     return sum(choice * stride for choice, stride in zip(choices, strides(counts), strict=True))

@@ -1,4 +1,4 @@
-"""Reading saved state with suspicion: what is not as it was written is a ValueError naming the field. B lanes."""
+"""Checked reading of saved state: a field with the wrong type, shape or range is a ValueError that names it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from qfleet.errors import UsageError
 INTEGERS = "iu"
 FLOATS = "f"
 FLAGS = "b"
-LARGEST = 1e300  # that a saved number can be
-_PHILOX_WORDS = 4
+MAX_NUMBER = 1e300
+_PHILOX_BUFFER = 4  # numbers
 
 
 def saved_array(state: State, name: str, kinds: str, shape: tuple[int | None, ...]) -> Array:
@@ -47,13 +47,13 @@ def saved_count(state: State, name: str, high: int = 2**53) -> int:
 def saved_number(state: State, name: str) -> float:
     """One finite number."""
     value = saved_value(state, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < MAX_NUMBER:
         raise ValueError(f"{name}: expected a number, got {_described(value)}")
     return float(value)
 
 
 def saved_tree(state: State, name: str) -> dict[str, Any]:
-    """A field that holds others."""
+    """A field that holds other fields."""
     value = saved_value(state, name)
     if not isinstance(value, dict):
         raise ValueError(f"{name}: expected named values, got {_described(value)}")
@@ -61,17 +61,17 @@ def saved_tree(state: State, name: str) -> dict[str, Any]:
 
 
 def saved_value(state: State, name: str) -> Any:
-    """A field of any kind, if it is there."""
+    """A field of any type, which must be present."""
     if not isinstance(state, Mapping) or name not in state:
         raise ValueError(f"{name} is missing")
     return state[name]
 
 
 def restore_generator(generator: np.random.Generator, state: State) -> None:
-    """Put a generator's state back."""
-    # NumPy takes any position and would read outside the buffer.
+    """Restore a generator's state."""
+    # NumPy accepts any position and would read outside the buffer.
     if isinstance(generator.bit_generator, np.random.Philox):
-        saved_count(state, "buffer_pos", _PHILOX_WORDS)
+        saved_count(state, "buffer_pos", _PHILOX_BUFFER)
     try:
         generator.bit_generator.state = state
     except (KeyError, TypeError, IndexError, OverflowError, ValueError) as error:
@@ -79,7 +79,7 @@ def restore_generator(generator: np.random.Generator, state: State) -> None:
 
 
 def check_lanes(saved: int, num: int) -> None:
-    """A saved world fits only a world with as many lanes."""
+    """Refuse a saved world with another number of lanes."""
     if saved != num:
         raise UsageError(
             f"env.num={num}, but the checkpoint holds {saved} environments.",

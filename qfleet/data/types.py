@@ -1,4 +1,4 @@
-"""What travels between rooms. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
+"""The data types that rooms exchange. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,13 +7,13 @@ from typing import Any, Protocol, TypeAlias
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
-# Whatever must survive a restart: a tree of dicts whose leaves are JSON values or NumPy arrays.
+# State to be saved: a tree of dicts whose leaves are JSON values or NumPy arrays.
 State: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """Shapes and dtypes of a world. `obs` is what is stored per step; with `stack` > 1 a policy sees that many."""
+    """Shapes and dtypes of a world. `obs` is the shape stored per step; with `stack` > 1 a policy sees that many."""
 
     obs: tuple[int, ...]
     dtype: str
@@ -29,13 +29,13 @@ class Spec:
 
     @property
     def num_actions(self) -> int:
-        """How many actions the network values."""
+        """The number of (joint) actions."""
         return math.prod(self.actions)
 
 
 @dataclass(slots=True)
 class Step:
-    """A world's answer for all lanes. One that ended shows its final observation; the next answer is its reset."""
+    """The result of one step in all lanes. A lane that ended has its final observation; its next step is its reset."""
 
     obs: Array  # [B, *input_shape]
     reward: Array  # [B] float32
@@ -43,7 +43,7 @@ class Step:
     truncated: Array  # [B] bool
     mask: Array | None = None  # [B, A] bool, True = allowed
     # Lanes [B] whose step never happened, because their environment failed: the observation before was the episode's
-    # last, and the one shown now begins a new one. None: all went well.
+    # last, and this one begins a new episode. None: no lane failed.
     lost: Array | None = None
 
 
@@ -54,25 +54,25 @@ class Rollout:
     obs: Array  # [T, B, *spec.obs]
     action: Array  # [T, B] int64
     reward: Array  # [T, B] float32, raw
-    discount: Array  # [T, B] float32, the world's own: 1 or 0
+    discount: Array  # [T, B] float32, the environment's own: 1 or 0
     last: Array  # [T, B] bool
     source: tuple[int, int, int]  # (worker, incarnation, sequence)
     version: int
     mask: Array | None = None  # [T, B, A] bool
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
-    value: Array | None = None  # [T, B, 2] float32, what the policy expected: of its action, of the best one
-    finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended in it
-    ends: tuple[int, ...] = ()  # the row in which each of these ended: rows do not tell of truncations
+    value: Array | None = None  # [T, B, 2] float32, the policy's Q-values: of its action, of the best action
+    finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended
+    ends: tuple[int, ...] = ()  # the row in which each of these ended
 
 
 def count_steps(rollout: Rollout) -> int:
-    """Rows that are steps: all but final observations."""
+    """The number of rows that are steps, not final observations."""
     return int(rollout.last.size - rollout.last.sum())
 
 
 @dataclass(slots=True)
 class Batch:
-    """What a learner learns from; n-step and gamma are already folded into reward and discount."""
+    """A learner's batch of steps; n-step and gamma are already folded into reward and discount."""
 
     obs: Array  # [N, *input_shape]
     action: Array  # [N] int64
@@ -87,10 +87,10 @@ class Batch:
 
 @dataclass(slots=True)
 class Sequences:
-    """What a recurrent learner learns from: windows of W rows, the first `burn_in` of which only warm the memory up.
+    """A recurrent learner's batch of windows of W rows, the first `burn_in` of which only warm the memory up.
 
-    The L rows after these are learned from; `ahead` tells the window's row that each of them bootstraps from. Rows of
-    `last` hold final observations: they are looked at but not learned from, and the memory is blank after them.
+    The L rows after these are learned from; `ahead` is the window's row that each of them bootstraps from. Rows with
+    `last` hold final observations: they are not learned from, and the memory is blank after them.
     """
 
     obs: Array  # [W, N, *input_shape]
@@ -108,17 +108,17 @@ class Sequences:
 
 @dataclass(slots=True)
 class Report:
-    """What one update has to say."""
+    """The result of one update."""
 
     loss: float
-    priority: Array  # [N] float32; NaN where nobody knows
+    priority: Array  # [N] float32; NaN where unknown
     stats: dict[str, Any] = field(default_factory=dict)
     late: list[tuple[Array, Array]] = field(default_factory=list)  # ids and priorities of earlier batches
 
 
 @dataclass(slots=True)
 class Tick:
-    """One unit of a worker's work: did it do anything, and what is worth telling."""
+    """One unit of a worker's work: whether it did anything, and its statistics."""
 
     busy: bool
     stats: dict[str, Any] = field(default_factory=dict)
@@ -139,35 +139,35 @@ class World(Protocol):
         ...
 
     def receive(self) -> Step:
-        """Finish the step begun by `send`."""
+        """Finish the step that `send` started."""
         ...
 
     def abandon(self, lanes: Array) -> None:
-        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
+        """Abandon these lanes' episodes (bool [B]): their next step begins a new one, as after a truncation."""
         ...
 
     def state_dict(self) -> State:
-        """Everything needed to come back to this very moment."""
+        """The state needed for an exact restore."""
         ...
 
     def load_state_dict(self, state: State) -> Step:
-        """Come back, by restoring or re-driving; the answer shows the observations reached."""
+        """Restore the state, directly or by replaying actions; returns the observations reached."""
         ...
 
     def close(self) -> None:
-        """Let go of processes, threads and memory."""
+        """Release processes, threads and memory."""
         ...
 
 
 class Channel(Protocol):
-    """Carries Rollouts; never blocks."""
+    """A queue of rollouts that never blocks."""
 
     def put(self, rollout: Rollout) -> bool:
-        """Hand one over; False when there is no room."""
+        """Add a rollout; False when the channel is full."""
         ...
 
     def get(self) -> Rollout | None:
-        """The oldest one waiting, if any."""
+        """Take the oldest rollout, if there is one."""
         ...
 
 
@@ -175,7 +175,7 @@ class WeightsBoard(Protocol):
     """Holds the newest weights; never blocks."""
 
     def publish(self, version: int, weights: Any) -> None:
-        """Replace what readers see."""
+        """Replace the weights."""
         ...
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:

@@ -1,4 +1,4 @@
-"""Rollouts, batches and priorities come back as they were; what does not fit the world is refused.
+"""Rollouts, batches and priorities are unpacked as they were packed; what does not fit the spec is refused.
 
 Shapes: T rows, B lanes, N items, W rows of a window, A actions.
 """
@@ -17,12 +17,10 @@ from qfleet.data.array_messages import (
     as_priorities,
     as_rollout,
     batch_parts,
-    pack_batch,
     pack_rollout,
     priority_parts,
     rollout_bytes,
     rollout_parts,
-    unpack_batch,
     unpack_rollout,
 )
 from qfleet.data.wire_format import pack, to_bytes, unpack
@@ -97,15 +95,15 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(SPECS, st.integers(1, 4), st.integers(1, 3), st.booleans(), st.booleans())
-def test_a_rollout_comes_back(spec: Spec, rows: int, lanes: int, values: bool, squeezed: bool) -> None:
+def test_rollouts_are_unpacked_as_packed(spec: Spec, rows: int, lanes: int, values: bool, compressed: bool) -> None:
     rollout = make_rollout(spec, rows, lanes, values=values)
     rollout = replace(rollout, finished=rollout.finished[: rows * lanes], ends=rollout.ends[: rows * lanes])
-    parcel = pack_rollout(rollout, compress=("obs",) if squeezed else ())
-    assert same(unpack_rollout(parcel, spec, lanes, limit_bytes=LIMIT), rollout)
+    message = pack_rollout(rollout, compress=("obs",) if compressed else ())
+    assert same(unpack_rollout(message, spec, lanes, limit_bytes=LIMIT), rollout)
 
 
 @given(SPECS, st.integers(1, 4), st.integers(1, 3))
-def test_the_room_for_a_rollout_is_enough_for_the_largest(spec: Spec, rows: int, lanes: int) -> None:
+def test_rollout_bytes_is_the_length_of_the_largest_message(spec: Spec, rows: int, lanes: int) -> None:
     finished = ((1e300, 2**60),) * (rows * lanes)
     largest = {"finished": finished, "ends": (rows - 1,) * len(finished), "source": (2**62,) * 3, "version": 2**62}
     rollout = replace(make_rollout(spec, rows, lanes), **largest)
@@ -114,12 +112,12 @@ def test_the_room_for_a_rollout_is_enough_for_the_largest(spec: Spec, rows: int,
 
 
 @given(SPECS, st.booleans())
-def test_a_batch_comes_back(spec: Spec, sequences: bool) -> None:
+def test_batches_are_unpacked_as_packed(spec: Spec, sequences: bool) -> None:
     batch = make_sequences(spec) if sequences else make_batch(spec)
-    assert same(unpack_batch(pack_batch(batch), spec, limit_bytes=LIMIT), batch)
+    assert same(as_batch(unpack(to_bytes(*batch_parts(batch)), limit_bytes=LIMIT), spec), batch)
 
 
-def test_priorities_come_back() -> None:
+def test_priorities_are_unpacked_as_packed() -> None:
     ids, priority = np.array([5, 7], np.int64), np.array([0.5, 2.0], np.float32)
     found = as_priorities(unpack(to_bytes(*priority_parts(ids, priority)), limit_bytes=LIMIT))
     assert [part.tolist() for part in found] == [[5, 7], [0.5, 2.0]]
@@ -153,7 +151,7 @@ def test_a_rollout_that_does_not_fit_is_refused(name: str) -> None:
         as_rollout(rollout_parts(replace(make_rollout(PLAIN), **changes)), PLAIN, 2)
 
 
-def test_what_nobody_asked_for_is_refused() -> None:
+def test_unexpected_arrays_and_kinds_are_refused() -> None:
     bare = replace(PLAIN, masked=False)
     with pytest.raises(ValueError, match=r"\['mask'\] not expected"):
         as_rollout(rollout_parts(make_rollout(PLAIN)), bare, 2)
@@ -181,6 +179,6 @@ def test_batches_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize("priority", [np.nan, np.inf, -1.0])
-def test_priorities_must_be_numbers(priority: float) -> None:
+def test_priorities_must_be_finite_and_not_negative(priority: float) -> None:
     with pytest.raises(ValueError, match="priority"):
         as_priorities(priority_parts(np.zeros(2, np.int64), np.array([1.0, priority], np.float32)))

@@ -1,4 +1,4 @@
-"""Parcels come back as they were, and nothing but a whole parcel is taken for one. Shapes: K words."""
+"""Array messages are unpacked as they were packed, and only whole messages are accepted."""
 
 import contextlib
 import operator
@@ -39,7 +39,7 @@ def same(one: dict[str, Array], other: dict[str, Array]) -> bool:
 
 
 def forged(table: Any, tail: bytes = b"", length: int | None = None, table_bytes: int | None = None) -> bytes:
-    """A parcel with a right checksum and whatever else."""
+    """A message with a valid checksum and any table."""
     raw = table if isinstance(table, bytes) else msgspec.msgpack.encode(table)
     body = raw + bytes(-(wire_format.HEADER_BYTES + len(raw)) % wire_format.ALIGN) + tail
     size = wire_format.HEADER_BYTES + len(body) if length is None else length
@@ -50,17 +50,17 @@ def forged(table: Any, tail: bytes = b"", length: int | None = None, table_bytes
 
 
 @given(FACTS, ARRAYS, st.booleans())
-def test_what_comes_out_is_what_went_in(meta: Any, arrays: dict[str, Array], squeezed: bool) -> None:
-    parcel = to_bytes(meta, arrays, compress=tuple(arrays) if squeezed else ())
-    facts, found = unpack(parcel, limit_bytes=LIMIT)
-    assert facts == meta
+def test_messages_are_unpacked_as_packed(facts: Any, arrays: dict[str, Array], compressed: bool) -> None:
+    message = to_bytes(facts, arrays, compress=tuple(arrays) if compressed else ())
+    found_facts, found = unpack(message, limit_bytes=LIMIT)
+    assert found_facts == facts
     assert same(found, arrays)
     assert all(array.flags.writeable and array.flags.aligned for array in found.values())
-    assert len(parcel) <= packed_bytes(meta, arrays)
-    assert squeezed or len(parcel) == packed_bytes(meta, arrays)
+    assert len(message) <= packed_bytes(facts, arrays)
+    assert compressed or len(message) == packed_bytes(facts, arrays)
 
 
-def test_arrays_with_gaps_are_sent_whole_and_come_back_as_copies() -> None:
+def test_arrays_with_strides_are_packed_and_unpacked_as_copies() -> None:
     array = np.arange(60.0).reshape(3, 4, 5)[:, ::2, ::-1]
     memory = bytearray(2000)
     pack({}, {"a": array}, memoryview(memory))
@@ -69,12 +69,12 @@ def test_arrays_with_gaps_are_sent_whole_and_come_back_as_copies() -> None:
     assert np.array_equal(found["a"], array)
 
 
-def test_long_arrays_come_back() -> None:
+def test_long_arrays_are_unpacked_as_packed() -> None:
     array = np.random.default_rng(0).integers(0, 256, 300_001, dtype=np.uint8)
     assert np.array_equal(unpack(to_bytes({}, {"a": array}), limit_bytes=LIMIT)[1]["a"], array)
 
 
-def test_equal_things_make_equal_bytes_whatever_was_there() -> None:
+def test_equal_messages_have_equal_bytes_whatever_the_memory_held() -> None:
     dirty = bytearray(b"\xff" * 1000)
     length = pack({"a": 1}, {"x": np.arange(3, dtype=np.uint8)}, memoryview(dirty))
     assert bytes(dirty[:length]) == to_bytes({"a": 1}, {"x": np.arange(3, dtype=np.uint8)})
@@ -83,43 +83,43 @@ def test_equal_things_make_equal_bytes_whatever_was_there() -> None:
 
 @pytest.mark.parametrize("size", [60, 150_000])
 def test_every_flipped_byte_is_noticed(size: int) -> None:
-    parcel = bytearray(to_bytes({"step": 3}, {"a": np.arange(size, dtype=np.uint8), "b": np.ones(3)}))
-    places = range(len(parcel)) if size < 100 else random.Random(0).sample(range(len(parcel)), 300)
-    for place in places:
+    message = bytearray(to_bytes({"step": 3}, {"a": np.arange(size, dtype=np.uint8), "b": np.ones(3)}))
+    positions = range(len(message)) if size < 100 else random.Random(0).sample(range(len(message)), 300)
+    for position in positions:
         for bit in (1, 16, 128):
-            parcel[place] ^= bit
-            with pytest.raises(ValueError):  # noqa: PT011  which part notices depends on the place
-                unpack(bytes(parcel), limit_bytes=LIMIT)
-            parcel[place] ^= bit
-    unpack(bytes(parcel), limit_bytes=LIMIT)
+            message[position] ^= bit
+            with pytest.raises(ValueError):  # noqa: PT011  which part notices depends on the position
+                unpack(bytes(message), limit_bytes=LIMIT)
+            message[position] ^= bit
+    unpack(bytes(message), limit_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 39, 40, 41, 100])
-def test_a_piece_of_a_parcel_is_none(cut: int) -> None:
-    parcel = to_bytes({"step": 3}, {"a": np.arange(60)})
+def test_part_of_a_message_is_refused(cut: int) -> None:
+    message = to_bytes({"step": 3}, {"a": np.arange(60)})
     with pytest.raises(MessageNotWhole):
-        unpack(parcel[:cut], limit_bytes=LIMIT)
+        unpack(message[:cut], limit_bytes=LIMIT)
     with pytest.raises(MessageNotWhole):
-        unpack(parcel[cut + 1 :], limit_bytes=LIMIT)
+        unpack(message[cut + 1 :], limit_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("size", [50, 20_000])
-def test_a_mixture_of_two_parcels_is_none(size: int) -> None:
+def test_a_mixture_of_two_messages_is_refused(size: int) -> None:
     rng, moved = np.random.default_rng(1), np.arange(size, dtype=np.int64)
     one, other = to_bytes({"n": 1}, {"a": moved}), to_bytes({"n": 2}, {"a": np.roll(moved, 8)})
     for _ in range(200):
         kept = rng.random(len(one) // 8) < rng.random()
-        words = np.where(kept, np.frombuffer(one, np.uint64), np.frombuffer(other, np.uint64))
-        if words.tobytes() not in (one, other):
+        integers = np.where(kept, np.frombuffer(one, np.uint64), np.frombuffer(other, np.uint64))
+        if integers.tobytes() not in (one, other):
             with pytest.raises(ValueError):  # noqa: PT011
-                unpack(words.tobytes(), limit_bytes=LIMIT)
+                unpack(integers.tobytes(), limit_bytes=LIMIT)
 
 
 @pytest.mark.parametrize("size", [6_000, 600_000])  # below and above the size that is folded
-def test_a_picture_that_moved_is_another(size: int) -> None:
-    """Sums alone do not see a sprite that moves by whole words, nor two that move in opposite directions."""
+def test_the_checksum_sees_a_picture_that_moved(size: int) -> None:
+    """Sums alone do not see a sprite that moves by whole integers, nor two that move in opposite directions."""
     still = np.zeros(size, np.uint8)
-    still[1607:1640:16] = 200  # in the highest byte of words, where a product keeps the least
+    still[1607:1640:16] = 200  # in the highest byte of integers, where a product keeps the least
     moved, twice = np.roll(still, 32), np.roll(still, 32) + np.roll(still, 3000)
     back = still + np.roll(still, 3032)
     for one, other in ((still, moved), (twice, back)):
@@ -127,34 +127,37 @@ def test_a_picture_that_moved_is_another(size: int) -> None:
         assert wire_format.checksum(one) != wire_format.checksum(other)
 
 
-def test_rows_that_changed_places_are_noticed() -> None:
-    words = np.arange(4 * wire_format.ROW_WORDS, dtype=np.uint64)
-    swapped = words.reshape(4, -1)[[1, 0, 2, 3]].ravel()
-    assert wire_format.checksum(words.view(np.uint8)) != wire_format.checksum(swapped.view(np.uint8))
+def test_the_checksum_sees_swapped_rows() -> None:
+    integers = np.arange(4 * wire_format.CHECKSUM_COLUMNS, dtype=np.uint64)
+    swapped = integers.reshape(4, -1)[[1, 0, 2, 3]].ravel()
+    assert wire_format.checksum(integers.view(np.uint8)) != wire_format.checksum(swapped.view(np.uint8))
 
 
-def test_the_checksum_is_what_plain_arithmetic_says() -> None:
+def test_the_checksum_equals_plain_arithmetic() -> None:
     assert wire_format.ODD[:2].tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4 | 1]  # SplitMix64 from 0
-    words = [(number * 0x9E3779B97F4A7C15 + 12345) % 2**64 for number in range(2 * wire_format.ROW_WORDS + 7)]
-    data = np.array(words, np.uint64).view(np.uint8)
+    integers = [(number * 0x9E3779B97F4A7C15 + 12345) % 2**64 for number in range(2 * wire_format.CHECKSUM_COLUMNS + 7)]
+    data = np.array(integers, np.uint64).view(np.uint8)
     rows, odd = (
-        [words[: wire_format.ROW_WORDS], words[wire_format.ROW_WORDS : 2 * wire_format.ROW_WORDS]],
+        [
+            integers[: wire_format.CHECKSUM_COLUMNS],
+            integers[wire_format.CHECKSUM_COLUMNS : 2 * wire_format.CHECKSUM_COLUMNS],
+        ],
         wire_format.ODD.tolist(),
     )
     columns = [(first + second) % 2**64 for first, second in zip(*rows, strict=True)]
     products = [sum(map(operator.mul, row, odd)) % 2**64 for row in rows]
-    folded = [*columns, *products, *words[2 * wire_format.ROW_WORDS :]]
+    folded = [*columns, *products, *integers[2 * wire_format.CHECKSUM_COLUMNS :]]
     assert wire_format.checksum(data, 77) == zlib.crc32(struct.pack(f"<{len(folded)}Q", *folded), 77)
     assert wire_format.checksum(data[:800], 77) == zlib.crc32(data[:800].tobytes(), 77)
 
 
-def test_too_large_for_its_place() -> None:
+def test_a_message_that_is_too_large_is_refused() -> None:
     arrays = {"a": np.zeros(100, np.uint8)}
     room = packed_bytes({}, arrays)
     assert pack({}, arrays, memoryview(bytearray(room))) == room
     with pytest.raises(MessageTooLarge, match=f"{room} bytes"):
         pack({}, arrays, memoryview(bytearray(room - 1)))
-    with pytest.raises(ValueError, match="parcel of"):
+    with pytest.raises(ValueError, match="message of"):
         unpack(to_bytes({}, arrays), limit_bytes=room - 1)
 
 
@@ -171,7 +174,7 @@ BAD = {
     "huge and empty": ([{}, [["a", "<f4", [0, *[2**40] * 7], 0, False]]], 0),
     "more dimensions than any": ([{}, [["a", "|u1", [1] * 60, 1, False]]], 16),
     "shorter than its shape": ([{}, [["a", "<f4", [4], 8, False]]], 16),
-    "longer than the parcel": ([{}, [["a", "|u1", [400], 400, False]]], 16),
+    "longer than the message": ([{}, [["a", "|u1", [400], 400, False]]], 16),
     "twice": ([{}, [["a", "|u1", [1], 1, False]] * 2], 32),
     "neither true nor false": ([{}, [["a", "|b1", [1], 1, False]]], 16),
     "something behind": ([{}, []], 16),
@@ -186,7 +189,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_table_that_makes_no_sense_is_refused(name: str) -> None:
+def test_an_invalid_table_is_refused(name: str) -> None:
     table, size = BAD[name]
     with pytest.raises(ValueError, match=r"."):
         unpack(forged(table, b"\x07" * size), limit_bytes=LIMIT)
@@ -204,7 +207,7 @@ LIES = {  # each says that 2**32 - 1 more things follow
 
 
 @pytest.mark.parametrize("table", LIES.values(), ids=LIES.keys())
-def test_lengths_that_lie_take_no_memory(table: bytes) -> None:
+def test_false_lengths_allocate_no_memory(table: bytes) -> None:
     code = (
         "import resource, sys; from qfleet.data.wire_format import unpack\n"
         "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
@@ -219,15 +222,15 @@ def test_lengths_that_lie_take_no_memory(table: bytes) -> None:
 
 @given(st.binary(max_size=200), st.integers(0, 300), st.integers(0, 300))
 @settings(max_examples=300)
-def test_no_table_does_more_than_raise_a_value_error(table: bytes, length: int, table_bytes: int) -> None:
-    for parcel in (table, forged(table), forged(table, length=length), forged(table, table_bytes=table_bytes)):
+def test_any_bytes_raise_at_most_a_value_error(table: bytes, length: int, table_bytes: int) -> None:
+    for message in (table, forged(table), forged(table, length=length), forged(table, table_bytes=table_bytes)):
         with contextlib.suppress(ValueError):
-            unpack(parcel, limit_bytes=4096)
+            unpack(message, limit_bytes=4096)
 
 
 @given(st.data())
 @settings(max_examples=200)
-def test_a_changed_table_does_no_more_either(data: st.DataObject) -> None:
+def test_a_changed_table_raises_at_most_a_value_error(data: st.DataObject) -> None:
     entry = ["a", "|u1", [2, 3], 6, False]
     table = bytearray(msgspec.msgpack.encode([{"n": 1}, [entry, ["b", "<f8", [1], 8, True]]]))
     table[data.draw(st.integers(0, len(table) - 1))] = data.draw(st.integers(0, 255))
@@ -238,7 +241,7 @@ def test_a_changed_table_does_no_more_either(data: st.DataObject) -> None:
     assert sum(array.nbytes for array in arrays.values()) <= 4096
 
 
-def test_compression_saves_where_it_can_and_only_there() -> None:
+def test_arrays_are_compressed_only_where_that_saves_bytes() -> None:
     frames, noise = np.zeros((8, 84, 84), np.uint8), np.random.default_rng(0).integers(0, 256, 9000, dtype=np.uint8)
     arrays = {"frames": frames, "noise": noise}
     small = to_bytes({}, arrays, compress=("frames", "noise"))
@@ -261,7 +264,7 @@ def test_without_the_extra_compression_is_a_clear_error(monkeypatch: pytest.Monk
 def test_a_number_must_be_the_one_expected() -> None:
     memory = memoryview(bytearray(200))
     pack({}, {}, memory, number=7)
-    assert memory.cast("Q")[wire_format.NUMBER_WORD] == 7
+    assert memory.cast("Q")[wire_format.NUMBER_INDEX] == 7
     assert unpack(memory, limit_bytes=LIMIT, number=7) == ({}, {})
     with pytest.raises(MessageNotWhole, match="number 7"):
         unpack(memory, limit_bytes=LIMIT, number=8)
