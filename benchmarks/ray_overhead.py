@@ -10,7 +10,7 @@ from benchmarks.command import Finished, qfleet, run
 
 PAGE = report.ROOT / "docs" / "ray.md"
 BARS = {"cartpole": 0.6, "pong": 0.85}
-# Nothing is judged or saved on the way, so that acting, carrying and learning are all there is.
+# Without evaluation and checkpoints, to measure acting, transport and learning only.
 PLAIN = ["eval.episodes=0", "eval.test_episodes=0", "save.every_seconds=100000", "save.every_steps=1000000000"]
 WORLDS = {
     "cartpole": ["CartPole-v1", "log.every_steps=2000"],
@@ -40,30 +40,30 @@ def measure(world: str, runtime: str, actors: int, seconds: float) -> float:
 
 
 def main() -> None:
-    """Measure in turn, and say whether the bars are met."""
+    """Measure in turn, and report whether the bars are met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worlds", nargs="+", choices=sorted(WORLDS), default=sorted(WORLDS))
     parser.add_argument("--seconds", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--actors", type=int, default=1)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     rows, record = [], []
-    for world in asked.worlds:
+    for world in arguments.worlds:
         speeds: dict[str, list[float]] = {runtime: [] for runtime in RUNTIMES}
-        for number in range(asked.rounds):
+        for number in range(arguments.rounds):
             for runtime in RUNTIMES if number % 2 == 0 else reversed(RUNTIMES):
-                speeds[runtime].append(measure(world, runtime, asked.actors, asked.seconds))
+                speeds[runtime].append(measure(world, runtime, arguments.actors, arguments.seconds))
         record.append({"world": world, **speeds})
-        rows.append(line(world, speeds))
+        rows.append(table_row(world, speeds))
         print(*rows[-1], sep=" | ", flush=True)
     text = report.table(("world", "`processes`, env steps/s", "`ray`, env steps/s", "ratio", "bar", "met"), rows)
-    report.save("ray_overhead", {"settings": vars(asked), "lines": record}, text)
-    if set(asked.worlds) == set(WORLDS):
+    report.save("ray_overhead", {"settings": vars(arguments), "lines": record}, text)
+    if set(arguments.worlds) == set(WORLDS):
         report.publish("ray_overhead", "What Ray costs on one machine", "scripts/bench ray_overhead", page=PAGE)
     print(text)
 
 
-def line(world: str, speeds: dict[str, list[float]]) -> tuple[Any, ...]:
+def table_row(world: str, speeds: dict[str, list[float]]) -> tuple[Any, ...]:
     """A row of the table, by medians."""
     near, far = (statistics.median(speeds[runtime]) for runtime in ("processes", "ray"))
     ratio, bar = far / near, BARS[world]

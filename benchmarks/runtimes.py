@@ -12,23 +12,23 @@ from pathlib import Path
 from benchmarks.grid import Cell, Grid, main
 from benchmarks.report import ROOT, installed
 
-FLEET = ("runtime.type=processes", "actors.num=2")
+ACTORS = ("runtime.type=processes", "actors.num=2")
 PORT = 46_379
-WAYS: dict[str, tuple[str, ...]] = {
+RUNTIMES: dict[str, tuple[str, ...]] = {
     "inline": (),
-    "processes": FLEET,
-    "processes, replay too": (*FLEET, "runtime.replay_process=true"),
-    "processes, central": (*FLEET, "runtime.inference=central"),
+    "processes": ACTORS,
+    "processes, replay too": (*ACTORS, "runtime.replay_process=true"),
+    "processes, central": (*ACTORS, "runtime.inference=central"),
     "ray, two nodes": ("runtime.type=ray", "actors.num=2", f"runtime.address=127.0.0.1:{PORT}"),
 }
-# The whole budget, so that steps and updates compare; what is judged is the best checkpoint.
+# The whole budget, so that steps and updates compare; the best checkpoint is tested.
 WHOLE = ("until.score=none", "until.steps=40000")
 GRID = Grid(
     "runtimes",
     "The same plan on every runtime",
     tuple(
         Cell("CartPole-v1", "cartpole", 475.0, (*WHOLE, *settings), f"CartPole-v1, {name}")
-        for name, settings in WAYS.items()
+        for name, settings in RUNTIMES.items()
     ),
     seeds=5,
     columns=3,
@@ -52,7 +52,7 @@ def two_nodes() -> Iterator[None]:
         token.touch(0o600)
         token.write_text(secrets.token_hex(20), encoding="ascii")
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        script = [sys.executable, str(ROOT / "tests" / "run" / "ray_cluster.py"), str(PORT)]
+        script = [sys.executable, str(ROOT / "tests" / "support" / "ray_cluster.py"), str(PORT)]
         pipe = subprocess.PIPE
         with subprocess.Popen(script, stdin=pipe, stdout=pipe, text=True) as cluster:  # noqa: S603 - our own script
             if cluster.stdout is None or not cluster.stdout.readline().strip():

@@ -26,7 +26,7 @@ from qfleet.watch import read_rows
 N_STEP, DISCOUNT = 3, 0.9
 HUNG_SECONDS, STEP_SECONDS = 3.0, 1.5
 REPLACED_SECONDS = 5.0
-BATCHES_BETWEEN, LEARNED_SECONDS = 20, 60.0  # a run that learns makes so many in less than that
+BATCHES_BETWEEN, LEARNED_SECONDS = 20, 60.0  # a run that learns makes that many within this time
 MANY_BLOWS = 30  # of which every role gets some
 ROLES = ("actor", "env", "replay")
 SETTINGS: dict[str, Any] = {
@@ -61,18 +61,18 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Outcome:
-    """What a soak did and what it found; everything in `wrong` breaks a promise."""
+    """The result of a soak; every entry of `wrong` is a broken promise."""
 
     blows: Counter[str] = field(default_factory=Counter)
     env_steps: int = 0
     updates: int = 0
     batches: int = 0
-    slowest_seconds: float = 0.0  # until somebody was replaced
+    slowest_seconds: float = 0.0  # until a lost actor was replaced
     seconds: float = 0.0
     wrong: list[str] = field(default_factory=list)
 
 
-def offspring(pid: int) -> dict[int, list[int]]:
+def processes_by_parent(pid: int) -> dict[int, list[int]]:
     """Every process by its parent."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
@@ -84,11 +84,11 @@ def offspring(pid: int) -> dict[int, list[int]]:
 
 
 def victims() -> dict[str, list[int]]:
-    """Who may be hit: actors, their environments' processes, the replay."""
+    """The processes that may be hit: actors, their environment workers, the replay."""
     import multiprocessing
 
     named = {child.pid: child.name for child in multiprocessing.active_children() if child.pid is not None}
-    family = offspring(os.getpid())
+    family = processes_by_parent(os.getpid())
     actors = [pid for pid, name in named.items() if name.startswith("qfleet-actor")]
     # An environment's process is a child of a fork server that an actor started.
     envs = [pid for actor in actors for server in family.get(actor, []) for pid in family.get(server, [])]
@@ -96,7 +96,7 @@ def victims() -> dict[str, list[int]]:
 
 
 class Chaos:
-    """Hits somebody now and then, from a thread of its own."""
+    """Kills or stops random processes from a thread of its own."""
 
     def __init__(
         self, blows: int, seed: int, outcome: Outcome, pause_seconds: tuple[float, float] = (0.3, 3.0)
@@ -104,18 +104,18 @@ class Chaos:
         self.left, self.rng, self.outcome, self.pause_seconds = blows, random.Random(seed), outcome, pause_seconds
         self.over = threading.Event()
 
-    def learned(self) -> None:
-        """Return when the run has learned from some more batches, or does not seem to."""
+    def wait_for_learning(self) -> None:
+        """Wait until the run has learned from some more batches, at most LEARNED_SECONDS."""
         until, enough = time.monotonic() + LEARNED_SECONDS, self.outcome.batches + BATCHES_BETWEEN
         while self.outcome.batches < enough and time.monotonic() < until and not self.over.wait(0.05):
             pass
 
     def run(self) -> None:
-        """Until all blows are dealt: every second one, on average, to a run that has come to itself again."""
-        self.learned()
+        """Make all kills: every second one, on average, only after the run has recovered."""
+        self.wait_for_learning()
         while self.left and not self.over.wait(self.rng.uniform(*self.pause_seconds)):
             if self.rng.random() < 0.5:
-                self.learned()
+                self.wait_for_learning()
             found = {role: pids for role, pids in victims().items() if pids}
             role = self.rng.choice([role for role in ROLES if role in found] or [""])
             if role:
@@ -126,22 +126,22 @@ class Chaos:
                     self.left -= 1
 
     def still_on(self, row: dict[str, Any]) -> bool:
-        """A callback: the run may end when nobody is to be hit any more."""
+        """A callback that ends the run when all kills are made."""
         return not self.left
 
 
 @contextlib.contextmanager
 def witnessed(outcome: Outcome) -> Iterator[None]:
-    """Looks at every batch that is learned from."""
+    """Check every batch that is learned from."""
     learned = ReplaySource.learned
 
-    def look(self: ReplaySource, batch: Any, priority: Any) -> None:
+    def checked(self: ReplaySource, batch: Any, priority: Any) -> None:
         if isinstance(batch, Batch):
             outcome.batches += 1
             outcome.wrong.extend(untrue(batch, N_STEP, DISCOUNT)[:3])
         learned(self, batch, priority)
 
-    ReplaySource.learned = look  # type: ignore[method-assign]
+    ReplaySource.learned = checked  # type: ignore[method-assign]
     try:
         yield
     finally:
@@ -149,7 +149,7 @@ def witnessed(outcome: Outcome) -> Iterator[None]:
 
 
 def soak(blows: int, seed: int, out: Path, pause_seconds: tuple[float, float] = (0.3, 3.0)) -> Outcome:
-    """One run under so many blows."""
+    """One run under this many kills."""
     outcome, begin = Outcome(), time.monotonic()
     plan = make_plan("witness", overrides={**SETTINGS, "until.steps": 10**9, "seed": seed})
     chaos = Chaos(blows, seed, outcome, pause_seconds)
@@ -162,16 +162,16 @@ def soak(blows: int, seed: int, out: Path, pause_seconds: tuple[float, float] = 
             chaos.over.set()
             thread.join(10)
     outcome.seconds = time.monotonic() - begin
-    judge(run, outcome)
+    check_run(run, outcome)
     return outcome
 
 
-def judge(run: Run, outcome: Outcome) -> None:
-    """Compare what the run says with what it promised."""
+def check_run(run: Run, outcome: Outcome) -> None:
+    """Compare the run with its promises."""
     status, events = run.status, read_rows(run.path / "events.jsonl")
     outcome.env_steps, outcome.updates = status["env_steps"], status["updates"]
     outcome.wrong += [f"{found.rule}: {found.text}" for found in check_history(run.path / "history")]
-    if status["state"] != "stopped":  # by the callback, when all blows were dealt
+    if status["state"] != "stopped":  # by the callback, when all kills were made
         outcome.wrong.append(f"the run ended as {status['state']}: {status['reason']}")
     allowed = (outcome.env_steps - 200) * 2 // 16
     if outcome.updates != allowed:
@@ -190,21 +190,21 @@ def judge(run: Run, outcome: Outcome) -> None:
 
 
 def main() -> None:
-    """Run soaks and write down what they found."""
+    """Run a soak and save its result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="processes to kill or stop in all")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        outcome = soak(asked.kills, asked.seed, Path(folder))
+        outcome = soak(arguments.kills, arguments.seed, Path(folder))
     text = report.table(("blow", "times"), sorted(outcome.blows.items())) + "\n"
     text += (
-        f"{outcome.env_steps:,} steps, {outcome.updates:,} updates, {outcome.batches:,} batches looked at, "
-        f"{outcome.seconds:.0f} s; an actor was back {outcome.slowest_seconds:.1f} s at most after its loss was seen "
-        f"(its first rollout came in); violations: {len(outcome.wrong)}.\n"
+        f"{outcome.env_steps:,} steps, {outcome.updates:,} updates, {outcome.batches:,} batches checked, "
+        f"{outcome.seconds:.0f} s; an actor was back {outcome.slowest_seconds:.1f} s at most after its loss was found "
+        f"(until its first rollout); violations: {len(outcome.wrong)}.\n"
     )
-    report.save("soak", {"settings": vars(asked), **vars(outcome), "blows": dict(outcome.blows)}, text)
-    if asked.kills >= 200:
+    report.save("soak", {"settings": vars(arguments), **vars(outcome), "blows": dict(outcome.blows)}, text)
+    if arguments.kills >= 200:
         report.publish("soak", "Killed and stopped at random", "scripts/bench soak")
     print(text, *outcome.wrong[:20], sep="\n")
     if outcome.wrong:

@@ -5,7 +5,7 @@ from typing import Any
 
 from qfleet.data import State
 from qfleet.distributed.worker.ledger import Ledger, Source, Verdict
-from qfleet.distributed.worker.supervisor import Failing, Supervisor, WorkerFault
+from qfleet.distributed.worker.supervisor import FaultKind, Supervisor, WorkerFault
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.system.restart_budget import RestartBudget
 from tests.sim.driver import Parts
@@ -14,8 +14,8 @@ from tests.sim.driver import Parts
 class AcceptsTwice(Ledger):
     """No de-duplication."""
 
-    def judge(self, source: Source, steps: int = 0) -> Verdict:
-        verdict = super().judge(source, steps)
+    def admit(self, source: Source, steps: int = 0) -> Verdict:
+        verdict = super().admit(source, steps)
         if verdict == "duplicate":
             self.steps[source[0]] += steps
             return "accept"
@@ -25,29 +25,29 @@ class AcceptsTwice(Ledger):
 class AcceptsTheOld(Ledger):
     """Incarnations mean nothing: what comes from an old one is taken as if it were the newest's."""
 
-    def judge(self, source: Source, steps: int = 0) -> Verdict:
+    def admit(self, source: Source, steps: int = 0) -> Verdict:
         worker, incarnation, _ = source
         if 0 <= incarnation < self.incarnations[worker]:
             self.steps[worker] += steps
             return "accept"
-        return super().judge(source, steps)
+        return super().admit(source, steps)
 
 
 class ListensToTheDismissed(Ledger):
     """What arrives between a fault and the replacement is still accepted."""
 
-    def dismiss(self, worker: int) -> None:
+    def mark_lost(self, worker: int) -> None:
         pass
 
 
 class SkipsGaps(Ledger):
     """A rollout that overtook another one is accepted, and the other one is lost."""
 
-    def judge(self, source: Source, steps: int = 0) -> Verdict:
+    def admit(self, source: Source, steps: int = 0) -> Verdict:
         worker, incarnation, sequence = source
         if self.is_current(worker, incarnation):
             self.sequences[worker] = max(self.sequences[worker], sequence)
-        return super().judge(source, steps)
+        return super().admit(source, steps)
 
 
 class OpensAgain(Ledger):
@@ -60,7 +60,7 @@ class OpensAgain(Ledger):
 class CountsHalf(RateLimiter):
     """Every second update is not counted, so twice as many are made."""
 
-    def passed(self) -> None:
+    def count_update(self) -> None:
         self.skip = not getattr(self, "skip", False)
         self.updates += not self.skip
 
@@ -68,44 +68,44 @@ class CountsHalf(RateLimiter):
 class IgnoresTheStart(RateLimiter):
     """Learns from the first step on."""
 
-    def allowed(self, steps: int) -> int:
+    def allowed_updates(self, steps: int) -> int:
         return int(self.ratio * steps)
 
 
 class NeverHung(Supervisor):
     """Who is alive is well."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
-        return super().see(worker, now, alive=alive, progress=self.seats[worker].progress + 1)
+    def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
+        return super().check(worker, now, alive=alive, progress=self.records[worker].progress + 1)
 
 
 class NeverDead(Supervisor):
     """Nobody looks whether anyone is there."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
+    def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         return None
 
 
 class Hasty(Supervisor):
     """Takes who is slow for hung."""
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
+    def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         self.hung_seconds = self.start_seconds = 0.3
-        return super().see(worker, now, alive=alive, progress=progress)
+        return super().check(worker, now, alive=alive, progress=progress)
 
 
 class NoBudget(Supervisor):
     """Starts again for ever."""
 
-    def fail(self, worker: int, now: float, kind: Failing) -> WorkerFault:
-        self.seats[worker].budget = RestartBudget(self.restarts)
-        return super().fail(worker, now, kind)
+    def record_fault(self, worker: int, now: float, kind: FaultKind) -> WorkerFault:
+        self.records[worker].budget = RestartBudget(self.restarts)
+        return super().record_fault(worker, now, kind)
 
 
 class Slow(Supervisor):
     """Waits far too long before it starts again."""
 
-    def delay(self, faults: int) -> float:
+    def restart_delay(self, faults: int) -> float:
         return 40.0
 
 

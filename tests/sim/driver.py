@@ -138,7 +138,7 @@ class Driver:
             return
         self.looked_at = now
         for worker, actor in list(self.actors.items()):
-            fault = self.supervisor.see(worker, now, alive=actor.alive, progress=actor.progress)
+            fault = self.supervisor.check(worker, now, alive=actor.alive, progress=actor.progress)
             if fault is not None:
                 self.lose(fault)
         for worker in self.supervisor.due(now):
@@ -151,9 +151,9 @@ class Driver:
         if not (self.settings.wire and self.sim.rng.random() < 0.5):  # a kill may be lost on a network
             actor.alive = False
         while not self.settings.wire and (rollout := actor.ring.get()) is not None:
-            self.judge(rollout, rescued=True)
+            self.admit(rollout, rescued=True)
         self.retired.append(actor.ring)
-        self.memory.ledger.dismiss(worker)
+        self.memory.ledger.mark_lost(worker)
         self.note("dismissed", worker=worker)
         self.seal(worker)
         self.sim.notes.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
@@ -166,7 +166,7 @@ class Driver:
         self.memory.ledger.begin(worker, incarnation)
         self.note("began", worker=worker, incarnation=incarnation)
         self.sim.notes.note("supervisor", "started", worker=worker, incarnation=incarnation)
-        self.actors[worker] = self.sim.hire(worker, incarnation)
+        self.actors[worker] = self.sim.launch(worker, incarnation)
 
     def lanes(self, worker: int) -> slice:
         """A worker's share."""
@@ -186,7 +186,7 @@ class Driver:
     def owes_too_much(self) -> bool:
         """Is the learner too far behind to take more in?"""
         limiter, anything = self.memory.limiter, len(self.memory.replay) > 0  # while nothing is ready, more is needed
-        owed = limiter.allowed(self.memory.steps) - limiter.updates
+        owed = limiter.allowed_updates(self.memory.steps) - limiter.updates
         return anything and owed >= self.settings.band and "no band" not in self.sim.bugs
 
     def receive(self) -> None:
@@ -200,18 +200,18 @@ class Driver:
         self.sim.rng.shuffle(rings)
         for ring in rings:
             if not self.owes_too_much() and (waiting := ring.get()) is not None:
-                self.judge(waiting)
+                self.admit(waiting)
 
     def answer(self, sender: SimActor, rollout: Rollout) -> None:
         """On a wire the verdict goes back, or is lost."""
-        verdict = None if self.owes_too_much() else self.judge(rollout)
+        verdict = None if self.owes_too_much() else self.admit(rollout)
         answer = Answer(verdict, self.memory.ledger.is_current(*rollout.source[:2]))
         self.sim.wire.send(lambda: sender.hear(rollout, answer))
 
-    def judge(self, rollout: Rollout, *, rescued: bool = False) -> Verdict:
+    def admit(self, rollout: Rollout, *, rescued: bool = False) -> Verdict:
         """Once, in order, of the newest incarnation."""
         steps = int((~rollout.last).sum())
-        verdict = self.memory.ledger.judge(rollout.source, steps)
+        verdict = self.memory.ledger.admit(rollout.source, steps)
         if verdict == "accept":
             kept_up = rescued or self.keeps_up()
             self.sim.came_in(rollout, self.memory)
@@ -236,13 +236,13 @@ class Driver:
         """Some updates, while the gate is open; returns how many."""
         limiter, replay = self.memory.limiter, self.memory.replay
         made = 0
-        while made < UPDATES_PER_TURN and limiter.is_open(self.memory.steps):
+        while made < UPDATES_PER_TURN and limiter.can_update(self.memory.steps):
             batch = replay.sample(4)
             if batch is None:
                 break  # nothing has a whole window yet
             self.note("sampled", ids=batch.ids.tolist())
             self.sim.sampled(batch)
-            limiter.passed()
+            limiter.count_update()
             made += 1
             self.memory.updates += 1
             self.note("update", number=self.memory.updates, env_steps=self.memory.steps, forgiven=0)
@@ -264,7 +264,9 @@ class Driver:
         if self.sim.now - self.committed_at > 5.0:
             self.commit()
         gone = len(self.supervisor.quarantined) == self.settings.workers
-        whole = self.memory.steps >= self.settings.target_steps and not self.memory.limiter.is_open(self.memory.steps)
+        whole = self.memory.steps >= self.settings.target_steps and not self.memory.limiter.can_update(
+            self.memory.steps
+        )
         if gone or whole:
             self.done = True
             self.note("closed", **self.counters(), forgiven=0, done=whole)

@@ -167,7 +167,7 @@ class Simulation:
 
     # What the driver asks for and tells
 
-    def hire(self, worker: int, incarnation: int) -> SimActor:
+    def launch(self, worker: int, incarnation: int) -> SimActor:
         """A new actor; some are slow."""
         seconds = self.rng.choice([0.2, 0.5, 0.5, 1.5])
         if worker in self.lost_at:

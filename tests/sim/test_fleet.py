@@ -39,7 +39,7 @@ class Watcher:
     def observe(self, rollout: Rollout, lanes: slice) -> None:
         self.driver.sim.came_in(rollout, self.driver)  # type: ignore[arg-type]
 
-    def forget(self, lanes: slice) -> None:
+    def reset_returns(self, lanes: slice) -> None:
         width = self.driver.sim.settings.lanes
         self.driver.sim.sealing(lanes.start // width, self.driver)  # type: ignore[arg-type]
 
@@ -62,16 +62,16 @@ class SimHand:
     def get(self) -> Rollout | None:
         return self.actor.ring.get()
 
-    def troubles(self) -> list[dict[str, Any]]:
+    def env_faults(self) -> list[dict[str, Any]]:
         return []
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         pass
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self.actor.alive = False
 
-    def last_words(self) -> str:
+    def final_error(self) -> str:
         return ""
 
     def close(self) -> None:
@@ -85,14 +85,14 @@ class SimSite:
     driver: "FleetDriver"
     folder: Path | None = None
 
-    def hire(self, worker: int, incarnation: int) -> SimHand:
-        self.driver.actors[worker] = self.driver.sim.hire(worker, incarnation)
+    def launch(self, worker: int, incarnation: int) -> SimHand:
+        self.driver.actors[worker] = self.driver.sim.launch(worker, incarnation)
         return SimHand(self.driver.actors[worker])
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         self.driver.version = version
 
-    def tell(self, steps: int) -> None:
+    def publish_steps(self, steps: int) -> None:
         pass
 
     def counts(self) -> dict[str, int]:
@@ -128,13 +128,13 @@ class FleetDriver:
         explorer: Any = None
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
         self.pool = pool(learning, explorer, SimSite(self), self.make_supervisor(), **others)
-        self.pool.history, self.pool.tell = sim.notes, self.hear
+        self.pool.history, self.pool.log_event = sim.notes, self.hear
         self.noted = RecordedSource(self.batch_source, sim.notes)
         self.committed_at = sim.now
         if saved:
             self.pool.load_state_dict(saved.pool)
         else:
-            self.pool.open()
+            self.pool.open_history()
         self.pool.publish(self.updates + 1, None)
 
     @property
@@ -146,15 +146,17 @@ class FleetDriver:
         how = {"cut": StepCut(settings.n), "fold": Fold(settings.n, GAMMA)}
         replay = Replay(Spec((4,), "float32", (3,)), self.lanes, settings.capacity, Uniform(), rng, **how)  # type: ignore[arg-type]
         watcher: Any = Watcher(self, np.zeros(self.lanes))
-        return ReplaySource(replay, RateLimiter(settings.ratio, settings.start_steps), watcher, 4, width=settings.lanes)
+        return ReplaySource(
+            replay, RateLimiter(settings.ratio, settings.start_steps), watcher, 4, lanes_per_actor=settings.lanes
+        )
 
     def make_supervisor(self) -> Supervisor:
         limits = {"hung_seconds": self.settings.hung_seconds, "start_seconds": START_SECONDS}
         rng, restarts = np.random.default_rng(self.sim.seed), self.settings.restarts
         made = Supervisor(self.settings.workers, **limits, restarts=restarts, rng=rng)
         late = 25.0 if self.settings.stall else 0.0  # as in the driver
-        terms = {**made.terms(), "hung_seconds": made.hung_seconds + late, "replace_seconds": 5.0 + late}
-        made.terms = lambda: terms  # type: ignore[method-assign]
+        limits = {**made.limits(), "hung_seconds": made.hung_seconds + late, "replace_seconds": 5.0 + late}
+        made.limits = lambda: limits  # type: ignore[method-assign]
         return made
 
     def hear(self, kind: str, **fields: Any) -> None:
@@ -190,25 +192,25 @@ class FleetDriver:
     def turn(self) -> float:
         """As the runtime does: look after everyone, learn, take one rollout in, learn."""
         try:
-            self.pool.tend()
+            self.pool.poll()
         except EnvError:
             self.close(whole=False)
             return TURN_SECONDS
         made = self.learn()
         if (rollout := self.pool.collect()) is not None:
-            self.pool.take_in(rollout)
+            self.pool.insert(rollout)
             made += self.learn()
         if self.sim.now - self.committed_at > 5.0:
             self.commit()
-        if self.steps >= self.settings.target_steps and not self.batch_source.limiter.is_open(self.steps):
+        if self.steps >= self.settings.target_steps and not self.batch_source.limiter.can_update(self.steps):
             self.close(whole=True)
         return max(TURN_SECONDS, made * self.settings.update_seconds)
 
     def learn(self) -> int:
         before = self.updates
-        while (batch := self.noted.take(0)) is not None:
+        while (batch := self.noted.next_batch(0)) is not None:
             self.sim.sampled(batch)
-            self.noted.learned(batch, np.ones(len(batch.ids), np.float32))
+            self.noted.after_update(batch, np.ones(len(batch.ids), np.float32))
         if self.updates > before:
             self.pool.publish(self.updates + 1, None)
         return self.updates - before
@@ -246,27 +248,27 @@ def test_the_fleet_keeps_its_promises_under_faults_many_times() -> None:
 class NeverSeals(ActorPool):
     """Lets windows span the gap that a lost actor leaves."""
 
-    def lose(self, fault: WorkerFault, seen: str = "") -> None:
+    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
         batch_source, self.batch_source = self.batch_source, copy.copy(self.batch_source)
         self.batch_source.seal = lambda worker: 0  # type: ignore[method-assign]
-        super().lose(fault, seen)
+        super().remove_lost(fault, reason)
         batch_source.steps, self.batch_source = self.batch_source.steps, batch_source
 
 
 class CountsRescuedTwice(ActorPool):
     """Takes what a lost actor left in once more."""
 
-    def lose(self, fault: WorkerFault, seen: str = "") -> None:
-        left = list(self.hands[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
-        super().lose(fault, seen)
+    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
+        left = list(self.handles[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
+        super().remove_lost(fault, reason)
         for rollout in left:
-            self.take_in(rollout)
+            self.insert(rollout)
 
 
 class ForgetsTheLedger(ActorPool):
     """Goes on from a checkpoint as if nothing had ever come in."""
 
-    def restored(self, state: dict[str, Any]) -> list[int]:
+    def restore_ledger(self, state: dict[str, Any]) -> list[int]:
         return [-1] * self.workers
 
 

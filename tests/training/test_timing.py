@@ -276,9 +276,9 @@ def test_in_processes_actors_take_their_own_time(tmp_path: Path) -> None:
 
 def test_a_profile_of_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from qfleet.cli import main
-    from tests.support.runs import words
+    from tests.support.runs import train_arguments
 
-    command = [word for word in words(tmp_path, {"log.every_steps": 20}) if word != "--quiet"]
+    command = [word for word in train_arguments(tmp_path, {"log.every_steps": 20}) if word != "--quiet"]
     assert main([*command, "--profile", "--name", "p"]) == 0
     shown = capsys.readouterr().out
     assert "per update" in shown

@@ -1,4 +1,4 @@
-"""An actor's post: what it is told when it starts in a process of its own, and what it does there."""
+"""The main function of an actor process, and the setup it is started with."""
 
 import os
 import signal
@@ -22,26 +22,26 @@ from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_p
 from qfleet.data import Channel, Rollout, count_steps
 from qfleet.data import WeightsBoard as BoardLike
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard
-from qfleet.errors import QfleetError
+from qfleet.errors import QfleetError, UsageError
 from qfleet.files import open_log
 from qfleet.plan.schema import InlineRuntime, Plan
-from qfleet.system.child_process import StopRequested, bound_log, die_with_parent
+from qfleet.system.child_process import StopRequested, die_with_parent, limit_log
 from qfleet.system.descendants import adopt_orphans, end_descendants
 from qfleet.system.ring import RolloutRing, SharedCounters
 from qfleet.system.timers import Stopwatch
 
-DESCENDANTS_SECONDS = 0.3  # for what environments have started
+DESCENDANTS_SECONDS = 0.3  # for processes that environments have started
 NAP_SECONDS = 0.0005
 TICK_SECONDS = 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
-MAX_ERROR_CHARACTERS = 2_000  # of a traceback: a pipe is to hold several
-# Of each part of a message: a pipe takes up to 4,096 bytes whole or not at all, so nobody stops in the middle of one.
+MAX_ERROR_CHARACTERS = 2_000  # of an error in a message: a pipe must hold several
+# Of each text in a message: writes of up to 4,096 bytes to a pipe are atomic.
 MAX_PART_BYTES = 1_200
 
 
 @dataclass
 class ActorSetup:
-    """Everything an actor needs to know."""
+    """The arguments of an actor process."""
 
     plan: bytes  # as JSON
     worker: int
@@ -49,44 +49,50 @@ class ActorSetup:
     channel: RolloutRing
     board: SharedWeightsBoard
     counters: SharedCounters
-    reports: Connection  # for its last words
+    reports: Connection  # environment faults and the final error, to the driver
     make: EnvMaker | None = None
     torso: nn.Module | None = None
     explore: Explore | None = None
     log: str | None = None
     history: str | None = None
-    variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
+    variables: dict[str, str] = field(default_factory=dict, repr=False)  # named by `env.secrets`
 
 
 class EnvFaultMessage(msgspec.Struct, tag=True):
-    """An environment of the actor's failed; the actor goes on."""
+    """An environment failed; the actor goes on."""
 
     fault: dict[str, Any]
 
 
 class FinalError(msgspec.Struct, tag=True):
-    """Why an actor ended by itself: the parts of the error and its exit code; its log has the traceback."""
+    """The error that ended an actor, with its exit code; the actor's log has the traceback."""
 
     what: str
     why: str
     fix: str
     exit_code: int
 
+    def message(self) -> str:
+        """The message for the log; a UsageError is raised, because a restart cannot fix it."""
+        if self.exit_code == UsageError.exit_code:
+            raise UsageError(self.what, self.why, self.fix)
+        return self.what
 
-def report(setup: ActorSetup, reports: EnvFaultMessage | FinalError) -> None:
-    """Tell the driver, if there is room: nobody may have listened for a while."""
+
+def report(setup: ActorSetup, message: EnvFaultMessage | FinalError) -> None:
+    """Send a message to the driver, unless the pipe is full because the driver has not read it for a while."""
     if wait_for([], [setup.reports], [], 0)[1]:
-        setup.reports.send_bytes(msgspec.msgpack.encode(reports))
+        setup.reports.send_bytes(msgspec.msgpack.encode(message))
 
 
 def actor_main(setup: ActorSetup) -> None:
-    """The life of an actor's process."""
+    """The main function of an actor process."""
     die_with_parent()
     os.environ.update(setup.variables)
     with suppress(OSError):
-        os.setpgid(0, 0)  # what an environment starts is ended with it
+        os.setpgid(0, 0)  # processes that an environment starts are killed with it
     adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everyone in the terminal; the driver decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the driver decides
     signal.signal(signal.SIGTERM, on_sigterm)
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
     with redirect_output(setup.log):
@@ -100,18 +106,18 @@ def actor_main(setup: ActorSetup) -> None:
 
 
 def on_sigterm(number: int, frame: object) -> None:
-    """Asked to end: environments are closed first, and asking again does not disturb that."""
+    """End after closing the environments; ignore further SIGTERMs meanwhile."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise StopRequested(0)
 
 
 def act_until_stopped(setup: ActorSetup) -> None:
-    """Act until told to stop, or until nobody is left to act for."""
+    """Act until the board says stop."""
     torch.set_num_threads(1)
     plan = msgspec.json.decode(setup.plan, type=Plan)
     board = setup.board
     if isinstance(plan.runtime, InlineRuntime):
-        raise TypeError("an actor with a process of its own has no place in an inline run")
+        raise TypeError("an inline run has no actor processes")
     device = board.device
     members = range(plan.population.num)
     log = None if setup.log is None else Path(setup.log)
@@ -121,13 +127,13 @@ def act_until_stopped(setup: ActorSetup) -> None:
         actor = make_actor(plan, world, policy, setup.explore, **identity, elapsed=lambda: board.numbers()["env_steps"])
         actor.start()
         wait_for_weights(setup)
-        (channel, shown) = channels_of(setup)
+        channel, weights_board = channels_of(setup)
         watch = Stopwatch()
-        for tick in run_actor(actor, channel, shown, plan.runtime.chunk_rows, watch):
+        for tick in run_actor(actor, channel, weights_board, plan.runtime.chunk_rows, watch):
             report_progress(setup, tick.busy, watch)
-            if tick.stats:  # a rollout was handed over
+            if tick.stats:  # a rollout was sent
                 report_times(setup, watch)
-                bound_log()
+                limit_log()
             for fault in tick.stats.get("faults", ()):
                 report(setup, EnvFaultMessage({**fault, "cause": truncated(fault["cause"], -2 * MAX_PART_BYTES)}))
             if board.numbers()["stop"]:
@@ -135,32 +141,31 @@ def act_until_stopped(setup: ActorSetup) -> None:
 
 
 class RecordedChannels:
-    """A belt and a board whose use is written down."""
+    """The rollout channel and the weights board of an actor, with their use recorded in a history."""
 
     def __init__(self, setup: ActorSetup, history: History) -> None:
         self.setup = setup
         self.history = history
         self.identity = {"worker": setup.worker, "incarnation": setup.incarnation}
-        # the last sequence written down, and when it last said that it lives
-        self.noted = -1
+        self.last_sequence = -1  # recorded last
         self.ticked_at = 0.0
 
     def tick(self) -> None:
-        """Say about once a second that it lives."""
+        """Record a sign of life every TICK_SECONDS."""
         if (now := time.monotonic()) - self.ticked_at >= TICK_SECONDS:
             self.ticked_at = now
             self.history.note("actor", "ticked", **self.identity)
 
     def put(self, rollout: Rollout) -> bool:
-        """Hand one over."""
+        """Send a rollout; False when there is no room."""
         self.tick()
-        if rollout.source[2] > self.noted:
-            self.noted = rollout.source[2]
+        if rollout.source[2] > self.last_sequence:
+            self.last_sequence = rollout.source[2]
             self.history.note("actor", "sent", source=rollout.source, steps=count_steps(rollout))
         return self.setup.channel.put(rollout)
 
     def get(self) -> Rollout | None:
-        """What an actor never does."""
+        """Not used by an actor."""
         return None
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:
@@ -172,19 +177,19 @@ class RecordedChannels:
         return found
 
     def publish(self, version: int, weights: Any) -> None:
-        """What an actor never does."""
+        """Not used by an actor."""
 
 
 def channels_of(setup: ActorSetup) -> tuple[Channel, BoardLike]:
-    """What an actor's rollouts leave by and its weights come by."""
+    """The channel for rollouts and the board with weights."""
     if setup.history is None:
         return setup.channel, setup.board
-    noted = RecordedChannels(setup, History(Path(setup.history)))
-    return noted, noted
+    recorded = RecordedChannels(setup, History(Path(setup.history)))
+    return recorded, recorded
 
 
 def report_progress(setup: ActorSetup, busy: bool, watch: Stopwatch) -> None:
-    """Between two ticks: a sign of life, and a nap if there was nothing to do."""
+    """Count a tick; sleep a moment if it was idle."""
     setup.counters.add(setup.worker, progress=1)
     if not busy:
         setup.counters.add(setup.worker, waits=1)
@@ -194,36 +199,37 @@ def report_progress(setup: ActorSetup, busy: bool, watch: Stopwatch) -> None:
 
 
 def report_times(setup: ActorSetup, watch: Stopwatch) -> None:
-    """Where the time went so far, for the driver to read."""
+    """Write the times per stage and compression counts for the driver."""
     stages = {"env_ns": watch.env, "infer_ns": watch.infer, "sync_ns": watch.sync, "wait_ns": watch.idle}
-    setup.counters.set(setup.worker, **{name: lap.spent for name, lap in stages.items()}, **asdict(setup.channel.compression_stats))
+    times = {name: timer.total_ns for name, timer in stages.items()}
+    setup.counters.set(setup.worker, **times, **asdict(setup.channel.compression_stats))
 
 
 def wait_for_weights(setup: ActorSetup) -> None:
-    """Nobody acts by weights that nobody learned; the wait has a limit."""
-    limit = time.monotonic() + WEIGHTS_SECONDS
+    """Wait for the first published weights, at most WEIGHTS_SECONDS."""
+    deadline = time.monotonic() + WEIGHTS_SECONDS
     while setup.board.read(0) is None:
-        if time.monotonic() > limit:
+        if time.monotonic() > deadline:
             raise TimeoutError(f"no weights were published within {WEIGHTS_SECONDS:g} seconds")
         report_progress(setup, busy=False, watch=Stopwatch())
 
 
 def final_error_of(error: BaseException) -> FinalError:
-    """What an error has to say to the driver."""
+    """An error as a message to the driver."""
     if isinstance(error, QfleetError):
         return FinalError(truncated(error.what), truncated(error.why), truncated(error.fix), error.exit_code)
     return FinalError(truncated(f"{type(error).__name__}: {error}"), "", "", 1)
 
 
-def truncated(text: str, most: int = MAX_PART_BYTES) -> str:
-    """The first bytes of a text, or the last ones if `most` is negative."""
-    said = text.encode(errors="replace")
-    return (said[:most] if most > 0 else said[most:]).decode(errors="ignore")
+def truncated(text: str, num_bytes: int = MAX_PART_BYTES) -> str:
+    """The first `num_bytes` of a text, or the last ones if negative."""
+    encoded = text.encode(errors="replace")
+    return (encoded[:num_bytes] if num_bytes > 0 else encoded[num_bytes:]).decode(errors="ignore")
 
 
 @contextmanager
 def redirect_output(file: str | None) -> Iterator[None]:
-    """What an environment prints goes to a log, not over the screen."""
+    """Send standard output and error to a log file, or nowhere."""
     target = open_log(file or os.devnull)
     for stream in (1, 2):
         os.dup2(target, stream)

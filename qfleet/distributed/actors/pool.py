@@ -1,8 +1,8 @@
-"""The fleet: many actors that live elsewhere, to the rest of a run as one that acts.
+"""The actor pool: actors in other processes, used by the training loop like a single actor.
 
-It takes each rollout in once and in order (the ledger), replaces actors that die or hang (the supervisor) and seals
-their lanes, so that nothing that is learned spans the gap. One that is slow is named and not waited for. Where actors
-live and what carries their rollouts is the site's business.
+The pool accepts each rollout once and in order (ledger), replaces actors that die or hang (supervisor) and seals their
+lanes, so that no n-step return or sequence spans the gap. Slow actors are logged, not waited for. An `ActorLauncher`
+decides where actors run and how their rollouts travel.
 """
 
 import time
@@ -18,7 +18,7 @@ from qfleet.act import Explore, Explorer, Policy, PopulationPolicy, make_explore
 from qfleet.audit.history import History, HistoryLog, NoHistory
 from qfleet.build.components import LearnerSide, stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
-from qfleet.data.array_messages import COLUMNS, present
+from qfleet.data.array_messages import COLUMNS, arrays_of
 from qfleet.data.state_reader import saved_value
 from qfleet.distributed.worker.ledger import Ledger
 from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, WorkerFault
@@ -27,80 +27,80 @@ from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.plan.validate.placement import num_senders
 from qfleet.training.log.timing import ACTOR_TIMES
 
-TEND_SECONDS = 0.05
-SUPERVISE = 108  # the purpose of random numbers that spread restarts
-LARGEST_DELAY_SECONDS = 2.0  # an actor is back within five seconds of its loss
+POLL_SECONDS = 0.05
+SUPERVISE = 108  # random stream for the jitter of restart delays
+LARGEST_DELAY_SECONDS = 2.0  # so that a lost actor is back within five seconds
 
-# What actors count of themselves, over all incarnations.
-FREIGHT = ("raw_bytes", "sent_bytes", "pack_ns")  # of rollouts that travel compressed
-COUNTS = (*ACTOR_TIMES, *FREIGHT)
-IN_FLIGHT = ("obs", "state")  # the columns worth compressing
+# Counters that actors report, summed over all incarnations.
+COMPRESSION_COUNTS = ("raw_bytes", "sent_bytes", "pack_ns")  # of compressed rollouts
+COUNTS = (*ACTOR_TIMES, *COMPRESSION_COUNTS)
+COMPRESSED_COLUMNS = ("obs", "state")  # the columns worth compressing
 
 
 class ActorHandle(Protocol):
-    """One incarnation of an actor, wherever it lives."""
+    """One incarnation of an actor, in whatever process it runs."""
 
     def alive(self) -> bool:
-        """Is it there?"""
+        """Is the actor running?"""
         ...
 
     def progress(self) -> int:
-        """Its own count of things done; turns spent waiting for room count too."""
+        """The actor's own progress counter; it also rises while the actor waits for room."""
         ...
 
     def get(self) -> Rollout | None:
-        """The oldest rollout waiting, if any; also after its end."""
+        """The oldest rollout waiting, if any; also after the actor has ended."""
         ...
 
-    def troubles(self) -> list[dict[str, Any]]:
-        """What went wrong in its environments since this was last asked."""
+    def env_faults(self) -> list[dict[str, Any]]:
+        """Environment faults reported since the last call."""
         ...
 
-    def ask(self) -> None:
-        """Ask it to end, without waiting."""
+    def request_stop(self) -> None:
+        """Ask the actor to end, without waiting."""
         ...
 
-    def end(self) -> None:
-        """End it, by force if need be."""
+    def stop(self) -> None:
+        """Stop the actor, by force if need be."""
         ...
 
-    def last_words(self) -> str:
-        """Why it ended, as far as it could say; an error that no other try can mend is raised."""
+    def final_error(self) -> str:
+        """Why the actor ended, as far as known; raises a UsageError, which a restart cannot fix."""
         ...
 
     def close(self) -> None:
-        """Free what it held."""
+        """Free the resources of this incarnation."""
         ...
 
 
 class ActorLauncher(Protocol):
-    """Where actors live, and what carries their data."""
+    """Starts actors, and carries weights to them."""
 
-    folder: Path | None  # the run's, for their logs
+    folder: Path | None  # the run directory, for logs
 
-    def hire(self, worker: int, incarnation: int) -> ActorHandle:
-        """Start one."""
+    def launch(self, worker: int, incarnation: int) -> ActorHandle:
+        """Start an incarnation of a worker."""
         ...
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
-        """Show the newest weights and how many steps came in so far."""
+        """Publish the newest weights and the number of steps received so far."""
         ...
 
-    def tell(self, steps: int) -> None:
-        """Show how many steps came in so far."""
+    def publish_steps(self, steps: int) -> None:
+        """Publish the number of steps received so far."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """Of all actors so far: nanoseconds by stage (ACTOR_TIMES; `wait` is for room), and their FREIGHT."""
+        """ACTOR_TIMES (`wait` is for room) and COMPRESSION_COUNTS, summed over all actors so far."""
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all resources."""
         ...
 
 
 class ActorPool:
-    """Workers 0, 1, ... with an equal share of the lanes each."""
+    """Workers 0, 1, ..., each with an equal share of the lanes."""
 
     is_remote = True
 
@@ -108,7 +108,7 @@ class ActorPool:
         self,
         learning: LearnerSide,
         explorer: Explorer,
-        site: ActorLauncher,
+        launcher: ActorLauncher,
         supervisor: Supervisor,
         *,
         workers: int,
@@ -120,7 +120,7 @@ class ActorPool:
         self.policy: Policy | PopulationPolicy = learning.policy
         self.batch_source = learning.batch_source
         self.explorer = explorer
-        self.site = site
+        self.launcher = launcher
         self.supervisor = supervisor
         self.workers = workers
         self.lanes = lanes
@@ -128,44 +128,45 @@ class ActorPool:
         self.until_steps = until_steps
         self.history: HistoryLog = NoHistory()
         self.keeps_history = keeps_history
-        self.opened = False
-        self.tell: Callable[..., object] = lambda kind, **fields: None  # a diary's events, when there is one
+        self.history_opened = False
+        self.log_event: Callable[..., object] = lambda kind, **fields: None
         self.ledger = Ledger(workers)
-        self.pace = StragglerWatch()
-        self.hands: dict[int, ActorHandle] = {}
-        self.next = 0  # whose turn it is to be asked first
-        self.version = self.ahead = 0  # versions shown only rise, also after a run went back to a checkpoint
-        self.tended_at = float("-inf")
-        self.rescued: list[tuple[float, int]] = []  # episodes in rollouts of actors that have failed
-        self.lost_at: dict[int, float] = {}  # when somebody who is not back yet was lost
-        self.troubles: list[dict[str, Any]] = []  # of environments, to be told with the next tick
-        self.last_words = ""
+        self.straggler_watch = StragglerWatch()
+        self.handles: dict[int, ActorHandle] = {}
+        self.next_worker = 0  # polled first for a rollout
+        self.version = 0
+        self.version_offset = 0  # keeps published versions rising after a rollback to a checkpoint
+        self.polled_at = float("-inf")
+        self.rescued_episodes: list[tuple[float, int]] = []  # from rollouts of lost actors
+        self.lost_at: dict[int, float] = {}  # of workers that are not back yet
+        self.env_faults: list[dict[str, Any]] = []  # for the next tick
+        self.final_error = ""
 
     def counts(self) -> dict[str, int]:
         """Nanoseconds by stage and bytes sent, of all actors so far."""
-        return self.site.counts()
+        return self.launcher.counts()
 
     def num_working(self) -> int:
-        """Actors that are at work."""
-        return self.supervisor.working
+        """Number of running actors."""
+        return self.supervisor.num_running
 
     def num_given_up(self) -> int:
-        """Actors that failed too often and are not started again."""
+        """Number of actors that failed too often and are not started again."""
         return len(self.supervisor.quarantined)
 
-    # Who acts
+    # Workers
 
-    def settle(self, folder: Path, tell: Callable[..., object]) -> None:
-        """The run has a folder now, for logs, and somebody who writes down what happens."""
-        self.site.folder = folder
-        self.tell = tell
+    def use_run_folder(self, folder: Path, log_event: Callable[..., object]) -> None:
+        """Keep logs and history in the run directory; `log_event` writes to its events."""
+        self.launcher.folder = folder
+        self.log_event = log_event
         if self.keeps_history:
             self.history = History(folder / "history" / "learner.jsonl")
 
-    def open(self) -> None:
-        """A history begins, or begins again from a checkpoint."""
-        limiter = getattr(self.batch_source, "gate", None)
-        self.note_bounds(
+    def open_history(self) -> None:
+        """Record the start of a history, or its restart from a checkpoint."""
+        limiter = getattr(self.batch_source, "limiter", None)
+        self.record_bounds(
             "opened",
             ratio=None if limiter is None else str(limiter.ratio),
             start_steps=0 if limiter is None else limiter.start_steps,
@@ -175,190 +176,190 @@ class ActorPool:
             env_steps=self.batch_source.steps,
             updates=0 if limiter is None else limiter.updates,
         )
-        self.history.note("supervisor", "supervising", **self.supervisor.terms())
-        self.opened = True
+        self.history.note("supervisor", "supervising", **self.supervisor.limits())
+        self.history_opened = True
 
     def start(self) -> None:
-        """Hire everyone who is due."""
-        if not self.opened:
-            self.open()
+        """Launch all workers that are due."""
+        if not self.history_opened:
+            self.open_history()
         for worker in self.supervisor.due(now := self.clock()):
-            self.hire(worker, now)
+            self.launch(worker, now)
 
-    def hire(self, worker: int, now: float) -> None:
-        """Start the next incarnation of a worker."""
+    def launch(self, worker: int, now: float) -> None:
+        """Launch the next incarnation of a worker."""
         incarnation = self.supervisor.started(worker, now)
         self.ledger.begin(worker, incarnation)
         self.history.note("learner", "began", worker=worker, incarnation=incarnation)
         self.history.note("supervisor", "started", worker=worker, incarnation=incarnation)
-        self.hands[worker] = self.site.hire(worker, incarnation)
+        self.handles[worker] = self.launcher.launch(worker, incarnation)
 
-    def tend(self) -> None:
-        """Look after everyone, now and then: replace those who failed."""
+    def poll(self) -> None:
+        """Check all workers every POLL_SECONDS and replace those that failed."""
         now = self.clock()
-        if now - self.tended_at < TEND_SECONDS:
+        if now - self.polled_at < POLL_SECONDS:
             return
-        self.tended_at = now
-        for worker, hand in list(self.hands.items()):
-            self.troubles.extend({"actor": worker, **trouble} for trouble in hand.troubles())
-            fault = self.supervisor.see(worker, now, alive=hand.alive(), progress=hand.progress())
+        self.polled_at = now
+        for worker, handle in list(self.handles.items()):
+            self.env_faults.extend({"actor": worker, **env_fault} for env_fault in handle.env_faults())
+            fault = self.supervisor.check(worker, now, alive=handle.alive(), progress=handle.progress())
             if fault is not None:
-                self.lose(fault, silence(fault))
-        self.name_slow(now)
+                self.remove_lost(fault, hang_reason(fault))
+        self.log_stragglers(now)
         self.start()
         if len(self.supervisor.quarantined) == self.workers:
             raise EnvError(
                 f"all {self.workers} actors have failed more often than runtime.restarts allows",
-                f"The last one said: {self.last_words}",
+                f"The last error was: {self.final_error}",
                 "See logs/actor-*.log in the run's folder.",
             )
 
-    def name_slow(self, now: float) -> None:
-        """Tell of actors that bring in far less than the others; under back-pressure all are heard in turn: equal."""
+    def log_stragglers(self, now: float) -> None:
+        """Log actors that send far fewer rollouts than the others; under back-pressure all send equally many."""
         sequences = self.ledger.sequences
         incarnations = self.ledger.incarnations
-        # All rollouts are equally long. The ledger counts those of this incarnation; none yet: it is starting.
-        brought = {(worker, incarnations[worker]): sequences[worker] for worker in self.hands if sequences[worker]}
-        for (worker, incarnation), share in self.pace.see(now, brought).items():
-            self.tell("actor_slow", worker=worker, incarnation=incarnation, share=round(share, 3))
+        # All rollouts are equally long. An incarnation without a rollout is still starting.
+        rollouts = {(worker, incarnations[worker]): sequences[worker] for worker in self.handles if sequences[worker]}
+        for (worker, incarnation), share in self.straggler_watch.check(now, rollouts).items():
+            self.log_event("actor_slow", worker=worker, incarnation=incarnation, share=round(share, 3))
 
-    def lose(self, fault: WorkerFault, seen: str = "") -> None:
-        """An actor is gone: take in what it had handed over, and let nothing span the gap. `seen` is why, if known."""
+    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
+        """Remove a lost actor: insert the rollouts it had sent and seal its lanes. `reason` is the cause, if known."""
         worker = fault.worker
-        hand = self.hands.pop(fault.worker)
-        hand.end()
-        before = self.batch_source.steps
-        with suppress(ValueError):  # what makes no sense, and all behind it, is lost with the actor
-            while (rollout := self.accepted(hand.get())) is not None:
-                self.take_in(rollout)
-                self.rescued.extend(rollout.finished)
+        handle = self.handles.pop(fault.worker)
+        handle.stop()
+        steps_before = self.batch_source.steps
+        with suppress(ValueError):  # an invalid rollout and all after it are lost with the actor
+            while (rollout := self.accept(handle.get())) is not None:
+                self.insert(rollout)
+                self.rescued_episodes.extend(rollout.finished)
         self.lost_at[worker] = self.clock()
         self.batch_source.seal(worker)
-        self.note_bounds("sealed", worker=worker)
-        self.last_words = seen or hand.last_words()  # that it was ended here is not why
-        hand.close()
+        self.record_bounds("sealed", worker=worker)
+        self.final_error = reason or handle.final_error()  # which would only name the stop above
+        handle.close()
         self.history.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
         if fault.delay_seconds is None:
             self.history.note("supervisor", "quarantined", worker=worker)
-        self.tell(
+        self.log_event(
             "actor_lost",
             worker=worker,
             incarnation=fault.incarnation,
             cause=fault.kind,
-            words=self.last_words,
-            steps_rescued=self.batch_source.steps - before,
+            words=self.final_error,
+            steps_rescued=self.batch_source.steps - steps_before,
             restart_seconds=fault.delay_seconds,
         )
 
     def publish(self, version: int, weights: Any) -> None:
-        """Show everyone the newest weights and how far the run has come."""
-        if version + self.ahead <= self.version:
-            self.ahead = self.version + 1 - version
-        self.version = version + self.ahead
+        """Publish the newest weights and the step count to all actors."""
+        if version + self.version_offset <= self.version:
+            self.version_offset = self.version + 1 - version
+        self.version = version + self.version_offset
         self.history.note("learner", "published", version=self.version)
-        self.site.publish(self.version, weights, self.batch_source.steps)
+        self.launcher.publish(self.version, weights, self.batch_source.steps)
 
     # Rollouts
 
     def collect(self) -> Rollout | None:
-        """The next rollout that is new, everyone in turn."""
-        order = sorted(self.hands, key=lambda worker: (worker - self.next) % self.workers)
-        for worker in order:
+        """The next new rollout, polling workers in turn."""
+        for worker in sorted(self.handles, key=lambda worker: (worker - self.next_worker) % self.workers):
             try:
-                rollout = self.accepted(self.hands[worker].get())
-            except ValueError as nonsense:
-                seen = f"it handed over what makes no sense: {nonsense}"
-                self.lose(self.supervisor.fail(worker, self.clock(), "senseless"), seen)
+                rollout = self.accept(self.handles[worker].get())
+            except ValueError as error:
+                reason = f"it sent an invalid rollout: {error}"
+                self.remove_lost(self.supervisor.record_fault(worker, self.clock(), "senseless"), reason)
                 continue
             if rollout is not None:
-                self.next = (worker + 1) % self.workers
+                self.next_worker = (worker + 1) % self.workers
                 return rollout
         return None
 
-    def accepted(self, rollout: Rollout | None) -> Rollout | None:
-        """The rollout, if the ledger has not seen it yet: as many rows as the run still has use for."""
+    def accept(self, rollout: Rollout | None) -> Rollout | None:
+        """The rollout if the ledger admits it, cut to the steps that the run still needs."""
         if rollout is None or self.batch_source.steps >= self.until_steps:
             return None
         kept = cut_to(rollout, self.until_steps - self.batch_source.steps)
-        verdict = self.ledger.judge(rollout.source, count_steps(kept))
+        verdict = self.ledger.admit(rollout.source, count_steps(kept))
         if verdict == "accept":
-            self.welcome(rollout.source)
+            self.log_recovery(rollout.source)
             return kept
         self.history.note("learner", "duplicate" if verdict == "duplicate" else "refused", source=rollout.source)
         return None
 
-    def welcome(self, source: tuple[int, int, int]) -> None:
-        """Somebody who was replaced is heard again."""
+    def log_recovery(self, source: tuple[int, int, int]) -> None:
+        """Log the first rollout of a worker that was replaced."""
         worker, incarnation, _ = source
         if (since := self.lost_at.pop(worker, None)) is not None:
             seconds = round(self.clock() - since, 3)
-            self.tell("actor_back", worker=worker, incarnation=incarnation, seconds=seconds)
+            self.log_event("actor_back", worker=worker, incarnation=incarnation, seconds=seconds)
 
-    def take_in(self, rollout: Rollout) -> None:
-        """Give it to the feed."""
+    def insert(self, rollout: Rollout) -> None:
+        """Insert a rollout into the batch source."""
         self.batch_source.insert(rollout)
-        self.site.tell(self.batch_source.steps)
-        self.note_bounds(
+        self.launcher.publish_steps(self.batch_source.steps)
+        self.record_bounds(
             "accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.batch_source.steps
         )
 
-    def note_bounds(self, op: str, **fields: Any) -> None:
-        """An operation with the serial numbers that can be drawn after it."""
+    def record_bounds(self, op: str, **fields: Any) -> None:
+        """Record an operation with the range of serial numbers that can be sampled after it."""
         if self.keeps_history:
             replay = self.batch_source.replay
             self.history.note("learner", op, **fields, tail=replay.tail, head=replay.head)
 
-    def news(self) -> State:
-        """Episodes found in the rollouts of failed actors, and troubles of environments, once."""
-        news = {"episodes": self.rescued, "faults": self.troubles}
-        self.rescued = []
-        self.troubles = []
-        return news
+    def drain_stats(self) -> State:
+        """Return and clear the episodes of lost actors and the environment faults."""
+        stats = {"episodes": self.rescued_episodes, "faults": self.env_faults}
+        self.rescued_episodes = []
+        self.env_faults = []
+        return stats
 
-    # At rest
+    # Checkpoints
 
     def state_dict(self) -> State:
-        """Who was heard; what actors were doing is not kept."""
+        """The ledger; the state of actors is not saved."""
         return {"ledger": self.ledger.state_dict()}
 
     def load_state_dict(self, state: State) -> Array:
-        """Come back. Everyone begins anew, as a later incarnation than any before; so every lane is lost."""
-        self.dismiss()
-        self.rescued = []
-        self.troubles = []
+        """Restore. All actors restart as later incarnations than any before, so every lane is lost."""
+        self.stop()
+        self.rescued_episodes = []
+        self.env_faults = []
         self.lost_at = {}
-        used = [max(pair) for pair in zip(self.ledger.incarnations, self.restored(state), strict=True)]
-        self.supervisor.begin_anew(used)
-        self.open()
+        current = self.ledger.incarnations
+        saved = self.restore_ledger(state)
+        self.supervisor.reset([max(pair) for pair in zip(current, saved, strict=True)])
+        self.open_history()
         for worker in range(self.workers):
             self.batch_source.seal(worker)
-            self.note_bounds("sealed", worker=worker)
+            self.record_bounds("sealed", worker=worker)
         return np.ones(self.lanes, np.bool_)
 
-    def restored(self, state: State) -> list[int]:
-        """Take the ledger back; answers the incarnations it knows."""
+    def restore_ledger(self, state: State) -> list[int]:
+        """Restore the ledger; return its incarnations."""
         self.ledger.load_state_dict(saved_value(state, "ledger"))
         return self.ledger.incarnations
 
-    def dismiss(self) -> None:
-        """End everyone, side by side."""
-        for hand in self.hands.values():
-            hand.ask()
-        for hand in self.hands.values():
-            hand.end()
-        for hand in self.hands.values():
-            hand.close()
-        self.hands.clear()
+    def stop(self) -> None:
+        """Stop all actors in parallel."""
+        for handle in self.handles.values():
+            handle.request_stop()
+        for handle in self.handles.values():
+            handle.stop()
+        for handle in self.handles.values():
+            handle.close()
+        self.handles.clear()
 
     def close(self) -> None:
-        """End everyone and free everything."""
-        self.dismiss()
-        self.site.close()
+        """Stop all actors and free all resources."""
+        self.stop()
+        self.launcher.close()
         self.history.close()
 
 
-def silence(fault: WorkerFault) -> str:
-    """What to say of somebody who hung; the dead speak for themselves."""
+def hang_reason(fault: WorkerFault) -> str:
+    """The cause of a hang; empty for other faults, which are reported by the actor."""
     return f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)" if fault.kind == "hung" else ""
 
 
@@ -366,16 +367,16 @@ def make_actor_pool(
     plan: Plan,
     spec: Spec,
     learning: LearnerSide,
-    site: ActorLauncher,
+    launcher: ActorLauncher,
     explore: Explore | None,
     *,
     start_seconds: float = 60.0,
 ) -> ActorPool:
-    """The fleet the plan describes at this site; `spec` is the world's own. An actor may take so long to start."""
+    """The actor pool of a plan. `spec` is that of the environments; `start_seconds` limits an actor's start."""
     runtime = plan.runtime
     workers = num_senders(plan)
     if isinstance(runtime, InlineRuntime):
-        raise TypeError("an inline run has no fleet")
+        raise TypeError("an inline run has no actor pool")
 
     supervisor = Supervisor(
         workers,
@@ -388,7 +389,7 @@ def make_actor_pool(
     return ActorPool(
         learning,
         make_explorer(plan.algo, spec.actions, plan.env.num, explore),
-        site,
+        launcher,
         supervisor,
         workers=workers,
         lanes=plan.env.num,
@@ -397,12 +398,22 @@ def make_actor_pool(
     )
 
 
+def actor_files(plan: Plan, folder: Path | None, worker: int, incarnation: int) -> tuple[str | None, str | None]:
+    """The log and the history file of an actor; None without a run directory."""
+    if folder is None:
+        return None, None
+    history = folder / "history" / f"actor-{worker}-{incarnation:06d}.jsonl"
+    return str(folder / "logs" / f"actor-{worker}.log"), str(history) if plan.log.history else None
+
+
 def cut_to(rollout: Rollout, room: int) -> Rollout:
-    """The first rows that make at least `room` steps, so that a run ends as soon as it may."""
+    """The first rows that hold at least `room` steps, so that a run ends exactly at its limit."""
     if count_steps(rollout) <= room:
         return rollout
-    made = np.cumsum((~rollout.last).sum(1))
-    rows = int(np.searchsorted(made, room)) + 1
-    kept: dict[str, Any] = {name: array[:rows] for name, array in present(rollout, COLUMNS).items()}
-    told = [(episode, row) for episode, row in zip(rollout.finished, rollout.ends, strict=True) if row < rows]
-    return replace(rollout, **kept, finished=tuple(pair[0] for pair in told), ends=tuple(pair[1] for pair in told))
+    steps = np.cumsum((~rollout.last).sum(1))
+    rows = int(np.searchsorted(steps, room)) + 1
+    kept: dict[str, Any] = {name: array[:rows] for name, array in arrays_of(rollout, COLUMNS).items()}
+    finished = [(episode, row) for episode, row in zip(rollout.finished, rollout.ends, strict=True) if row < rows]
+    return replace(
+        rollout, **kept, finished=tuple(pair[0] for pair in finished), ends=tuple(pair[1] for pair in finished)
+    )

@@ -1,4 +1,4 @@
-"""Actors in processes of their own on this machine, joined to the learner by shared memory."""
+"""Actor processes on this machine, connected to the learner by shared memory."""
 
 import os
 import signal
@@ -17,110 +17,107 @@ from qfleet.act import Explore
 from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, join_parts
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, serve
-from qfleet.distributed.actors.pool import COUNTS, IN_FLIGHT, ActorPool, make_actor_pool
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, actor_main
+from qfleet.distributed.actors.pool import COMPRESSED_COLUMNS, COUNTS, ActorPool, actor_files, make_actor_pool
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
-from qfleet.distributed.replay.client import RemoteReplay, join_remote
+from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
 from qfleet.distributed.replay.process import make_shared_replay
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, ProcessesRuntime
-from qfleet.plan.validate.placement import is_central, num_senders
+from qfleet.plan.validate.placement import has_central_inference, num_senders
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.oom import oom_kills
 from qfleet.system.ring import RolloutRing, SharedCounters
 
-GAUGES = ("progress", "waits", *COUNTS)
-END_SECONDS = 0.5
-CLOSING_SECONDS = CLOSE_SECONDS + 2 * END_SECONDS  # for an actor whose environments have processes of their own
-USAGE = 2  # exit code of what another try cannot mend
+COUNTERS = ("progress", "waits", *COUNTS)
+STOP_SECONDS = 0.5
+CLOSING_SECONDS = CLOSE_SECONDS + 2 * STOP_SECONDS  # for an actor with environment workers
 
 
 class ActorProcess:
-    """One actor's process."""
+    """The handle of an actor process."""
 
     def __init__(
-        self, process: BaseProcess, post: ActorSetup, words: Connection, patience: float = END_SECONDS
+        self, process: BaseProcess, setup: ActorSetup, reports: Connection, stop_seconds: float = STOP_SECONDS
     ) -> None:
-        self.patience = patience  # seconds that it may take to end, once it was asked to
+        self.stop_seconds = stop_seconds  # between SIGTERM and SIGKILL
         self.process = process
-        self.belt = post.belt
-        self.gauges = post.gauges
-        self.worker = post.worker
-        self.words = words
-        self.heard = list[dict[str, Any]]()
-        self.last: FinalError | None = None
-        self.oom_kills = oom_kills()  # when it began
+        self.channel = setup.channel
+        self.counters = setup.counters
+        self.worker = setup.worker
+        self.reports = reports
+        self.unread_faults = list[dict[str, Any]]()
+        self.reported_error: FinalError | None = None
+        self.oom_kills = oom_kills()  # at the start
 
     def alive(self) -> bool:
-        """Does the process live?"""
+        """Is the process running?"""
         return self.process.is_alive()
 
     def progress(self) -> int:
-        """As its gauge says."""
-        return self.gauges.read(self.worker)["progress"]
+        """The actor's progress counter."""
+        return self.counters.read(self.worker)["progress"]
 
     def get(self) -> Rollout | None:
-        """The oldest rollout in its ring."""
-        return self.belt.get()
+        """The oldest rollout in the actor's ring."""
+        return self.channel.get()
 
-    def ask(self) -> None:
-        """Ask it to end; a stopped process would not hear, so it goes on for that."""
+    def request_stop(self) -> None:
+        """Send SIGTERM, and SIGCONT because a stopped process would not act on it."""
         if self.process.is_alive() and self.process.pid is not None:
             self.process.terminate()
             with suppress(OSError):
                 os.kill(self.process.pid, signal.SIGCONT)
 
-    def end(self) -> None:
-        """Ask, then kill."""
-        self.ask()
-        self.process.join(self.patience)
+    def stop(self) -> None:
+        """Request a stop, and kill the process after `stop_seconds`."""
+        self.request_stop()
+        self.process.join(self.stop_seconds)
         if self.process.is_alive():
             self.process.kill()
-            self.process.join(END_SECONDS)
-        if self.process.pid:  # the group of nobody would be our own
+            self.process.join(STOP_SECONDS)
+        if self.process.pid:  # killpg(0) would kill our own group
             with suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # what its environments have started
+                os.killpg(self.process.pid, signal.SIGKILL)  # including processes that its environments have started
 
-    def troubles(self) -> list[dict[str, Any]]:
-        """What went wrong in its environments since this was last asked."""
-        self.listen()
-        heard = self.heard
-        self.heard = []
-        return heard
+    def env_faults(self) -> list[dict[str, Any]]:
+        """Environment faults reported since the last call."""
+        self.read_reports()
+        faults = self.unread_faults
+        self.unread_faults = []
+        return faults
 
-    def last_words(self) -> str:
-        """What it said, or how the process ended; an error of usage is raised, for another try cannot mend it."""
-        self.listen()
-        if self.last is None:
-            code = self.process.exitcode
-            if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
-                return "its process was killed by the kernel, for lack of memory"
-            return f"its process ended with exit code {code}"
-        if self.last.exit_code == USAGE:
-            raise UsageError(self.last.what, self.last.why, self.last.fix)
-        return self.last.what
+    def final_error(self) -> str:
+        """The error that the actor reported, or how its process ended; a UsageError is raised."""
+        self.read_reports()
+        if self.reported_error is not None:
+            return self.reported_error.message()
+        code = self.process.exitcode
+        if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
+            return "its process was killed by the kernel, for lack of memory"
+        return f"its process ended with exit code {code}"
 
-    def listen(self) -> None:
-        """Take in what it has said."""
+    def read_reports(self) -> None:
+        """Read all messages from the actor."""
         with suppress(EOFError, OSError, msgspec.DecodeError):
-            while self.words.poll(0):
-                said = msgspec.msgpack.decode(self.words.recv_bytes(1 << 16), type=EnvFaultMessage | FinalError)
-                if isinstance(said, FinalError):
-                    self.last = said
+            while self.reports.poll(0):
+                message = msgspec.msgpack.decode(self.reports.recv_bytes(1 << 16), type=EnvFaultMessage | FinalError)
+                if isinstance(message, FinalError):
+                    self.reported_error = message
                 else:
-                    self.heard.append(said.fault)
+                    self.unread_faults.append(message.fault)
 
     def close(self) -> None:
-        """Free the belt."""
-        self.belt.close()
-        self.words.close()
+        """Free the ring and the pipe."""
+        self.channel.close()
+        self.reports.close()
 
 
 class ProcessActorLauncher:
-    """Starts actors' processes and shows them the weights."""
+    """Starts actor processes and publishes weights to them."""
 
     def __init__(
         self,
@@ -136,98 +133,101 @@ class ProcessActorLauncher:
         self.plan = plan
         self.spec = spec
         self.runtime = plan.runtime
-        self.own = (make, torso, explore)
-        self.needs_main = b"__main__" in require_sendable(self.own)
+        self.user_parts = (make, torso, explore)
+        self.needs_main = b"__main__" in require_sendable(self.user_parts)
         if plan.runtime.compress:
-            lz4_block()  # here, where its absence is told at once
+            lz4_block()  # fail now, not in the actors, if lz4 is missing
         self.lanes = plan.env.num // num_senders(plan)
         device = torch.device(self.runtime.inference_device or "cpu")
         self.board = SharedWeightsBoard(layout_of(weights), device=device)
-        self.gauges = SharedCounters(GAUGES, num_senders(plan))
-        self.before = dict.fromkeys(COUNTS, 0)  # of actors that have been replaced
+        self.counters = SharedCounters(COUNTERS, num_senders(plan))
+        self.replaced_counts = dict.fromkeys(COUNTS, 0)
         self.folder: Path | None = None
         self.context = fork_server(ROLES)
-        self.patience = CLOSING_SECONDS if has_workers(plan, make) else END_SECONDS
+        self.stop_seconds = CLOSING_SECONDS if has_workers(plan, make) else STOP_SECONDS
 
-    def hire(self, worker: int, incarnation: int) -> ActorProcess:
-        """Start one with a belt of its own: what an old incarnation still writes, nobody reads."""
+    def launch(self, worker: int, incarnation: int) -> ActorProcess:
+        """Start an actor with a ring of its own: rollouts that an old incarnation still writes are never read."""
         for name in COUNTS:
-            self.before[name] += self.gauges.read(worker)[name]
-        self.gauges.clear(worker)
-        squeezed = IN_FLIGHT if self.runtime.compress else ()
-        belt = RolloutRing(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=squeezed)
-        mine, theirs = self.context.Pipe(duplex=False)
-        log = self.file("logs", f"actor-{worker}.log")
-        notes = self.file("history", f"actor-{worker}-{incarnation:06d}.jsonl") if self.plan.log.history else None
-        plan = msgspec.json.encode(self.plan)
-        more: dict[str, Any] = {"log": log, "history": notes, "variables": secret_variables(self.plan.env)}
-        post = ActorSetup(plan, worker, incarnation, belt, self.board, self.gauges, theirs, *self.own, **more)
-        process = self.context.Process(target=serve, args=(post,), name=f"qfleet-actor-{worker}", daemon=True)
+            self.replaced_counts[name] += self.counters.read(worker)[name]
+        self.counters.clear(worker)
+        compressed = COMPRESSED_COLUMNS if self.runtime.compress else ()
+        channel = RolloutRing(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=compressed)
+        reader, writer = self.context.Pipe(duplex=False)
+        setup = ActorSetup(
+            msgspec.json.encode(self.plan),
+            worker,
+            incarnation,
+            channel,
+            self.board,
+            self.counters,
+            writer,
+            *self.user_parts,
+            *actor_files(self.plan, self.folder, worker, incarnation),
+            variables=secret_variables(self.plan.env),
+        )
+        process = self.context.Process(target=actor_main, args=(setup,), name=f"qfleet-actor-{worker}", daemon=True)
         with hidden_main(not self.needs_main):
             process.start()
-        theirs.close()
-        return ActorProcess(process, post, mine, self.patience)
-
-    def file(self, *parts: str) -> str | None:
-        """A file in the run's folder, once there is one."""
-        return None if self.folder is None else str(self.folder.joinpath(*parts))
+        writer.close()
+        return ActorProcess(process, setup, reader, self.stop_seconds)
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
-        """Show the newest weights."""
+        """Publish the newest weights and the step count."""
         self.board.publish(version, weights, env_steps=steps)
 
     def counts(self) -> dict[str, int]:
-        """As the gauges say."""
-        return {name: self.before[name] + sum(self.gauges.column(name)) for name in COUNTS}
+        """The counters of all actors, summed over all incarnations."""
+        return {name: self.replaced_counts[name] + sum(self.counters.column(name)) for name in COUNTS}
 
-    def tell(self, steps: int) -> None:
-        """Show how many steps came in."""
-        self.board.tell(env_steps=steps)
+    def publish_steps(self, steps: int) -> None:
+        """Publish the number of steps received."""
+        self.board.write_numbers(env_steps=steps)
 
     def close(self) -> None:
-        """Free the board."""
+        """Free the board and the counters."""
         self.board.close()
-        self.gauges.close()
+        self.counters.close()
 
 
 def has_workers(plan: Plan, make: EnvMaker | None) -> bool:
-    """Do actors step their environments in processes of their own?"""
-    return plan.env.workers > 0 or (is_central(plan) and not is_native(plan.env, make))
+    """Do the actors have environment workers?"""
+    return plan.env.workers > 0 or (has_central_inference(plan) and not is_native(plan.env, make))
 
 
-def require_sendable(own: tuple[Any, ...]) -> bytes:
-    """What is given as Python objects must be something that another process can be given: answers what it is sent."""
-    sent = b""
-    for name, thing in zip(("env", "torso", "explore"), own, strict=True):
+def require_sendable(user_parts: tuple[Any, ...]) -> bytes:
+    """Pickle the user's objects; refuse objects that cannot be sent to another process."""
+    pickled = b""
+    for name, value in zip(("env", "torso", "explore"), user_parts, strict=True):
         try:
-            sent += bytes(ForkingPickler.dumps(thing))
+            pickled += bytes(ForkingPickler.dumps(value))
         except Exception as error:
             raise UsageError(
-                f"{name}={thing!r} cannot be given to another process",
+                f"{name}={value!r} cannot be given to another process",
                 f"runtime.type=processes sends it to the actors, and Python said: {error}.",
                 "Define it at the top level of a module, or use runtime.type=inline.",
             ) from error
-    return sent
+    return pickled
 
 
 def make_process_components(
     plan: Plan, spec: Spec, make: EnvMaker | None = None, torso: nn.Module | None = None, explore: Explore | None = None
 ) -> Components:
-    """A line whose actors live in processes of their own."""
+    """The components of a run whose actors have processes of their own."""
     runtime = plan.runtime
     if not isinstance(runtime, ProcessesRuntime):
         raise TypeError("not a plan for processes")
 
-    def hire(learning: LearnerSide) -> ActorPool:
-        site = ProcessActorLauncher(
+    def make_actors(learning: LearnerSide) -> ActorPool:
+        launcher = ProcessActorLauncher(
             plan, learning.batch_source.replay.spec, learning.learner.weights(), make, torso, explore
         )
-        return make_actor_pool(plan, spec, learning, site, explore)
+        return make_actor_pool(plan, spec, learning, launcher, explore)
 
     if not runtime.replay_process:
-        return join_parts(plan, spec, hire, torso)
+        return join_parts(plan, spec, make_actors, torso)
 
-    def remember(plan: Plan, stored: Spec) -> RemoteReplay:
+    def make_replay(plan: Plan, stored: Spec) -> RemoteReplay:
         return make_shared_replay(plan, stored, fork_server(ROLES), runtime)
 
-    return join_remote(plan, spec, hire, torso, remember)
+    return join_remote_replay(plan, spec, make_actors, torso, make_replay)

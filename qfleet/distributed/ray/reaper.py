@@ -1,7 +1,7 @@
-"""Run as a script beside a Ray of our own: when its standard input ends, the driver is gone, and so must be the rest.
+"""A script beside a Ray that we started: when its standard input closes, the driver is dead, and it kills the rest.
 
 Ray's daemons die with the driver by themselves, but some of their children try for a minute to report it to each other.
-Arguments: a folder to remove, and the process ids of the daemons. It imports nothing of ours: it is to be small.
+Arguments: a directory to remove, and the process ids of the daemons. It imports nothing of qfleet, to stay small.
 """
 
 import os
@@ -11,11 +11,11 @@ import signal
 import sys
 from pathlib import Path
 
-LOOK_SECONDS = 2.0
+POLL_SECONDS = 2.0
 
 
-def born(pid: int) -> str:
-    """When a process was started; nothing if it is not there. With it a process id is not taken for its successor's."""
+def start_time(pid: int) -> str:
+    """When a process was started; "" if there is none. It tells a process from a later one with the same id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -23,28 +23,28 @@ def born(pid: int) -> str:
 
 
 def children(pid: int) -> set[int]:
-    """The processes that a process has started and that live."""
+    """The living child processes of a process."""
     found: set[int] = set()
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            found |= {int(word) for word in file.read_text().split()}
+            found |= {int(child) for child in file.read_text().split()}
         except OSError:
             continue  # the thread has just ended
     return found
 
 
 def main(folder: str, daemons: list[int]) -> None:
-    """Remember whom the daemons start, until the driver is gone."""
-    known = {pid: born(pid) for pid in daemons}
+    """Track the children of the daemons until the driver has ended; then kill them."""
+    known = {pid: start_time(pid) for pid in daemons}
     while True:
-        known |= {pid: born(pid) for daemon in daemons for pid in children(daemon)}
-        if select.select([sys.stdin], [], [], LOOK_SECONDS)[0]:
+        known |= {pid: start_time(pid) for daemon in daemons for pid in children(daemon)}
+        if select.select([sys.stdin], [], [], POLL_SECONDS)[0]:
             break
-    for pid, when in known.items():
-        if when and born(pid) == when:
+    for pid, started_at in known.items():
+        if started_at and start_time(pid) == started_at:
             os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], [int(word) for word in sys.argv[2:]])
+    main(sys.argv[1], [int(pid) for pid in sys.argv[2:]])

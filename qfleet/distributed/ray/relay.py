@@ -1,4 +1,4 @@
-"""What a course tells, passed on to a driver in another process: kept until the driver says that it has heard it."""
+"""Relays a run's rows and events to the driver's process; items are kept until the driver has received them."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -7,19 +7,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.training.log.run_log import LIVE_SECONDS, Callback, Row
+from qfleet.training.log.run_log import LIVE_SECONDS, Callback
+from qfleet.training.log.run_status import Row
 from qfleet.watch import Watcher, json_line
 
 
 class RelayedItem(msgspec.Struct):
-    """One thing that was told: to a watcher (`start`, `row`, `stop`) or to callbacks (`call`)."""
+    """One item for the watcher (`start`, `row`, `stop`) or for callbacks (`call`)."""
 
     kind: str
     row: dict[str, Any]
 
 
 class RelayedNews(msgspec.Struct):
-    """Items from number `first` on, and how things stand."""
+    """Items from number `first` on, and the newest snapshot."""
 
     first: int
     items: list[RelayedItem]
@@ -32,78 +33,78 @@ def plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class WatcherRelay:
-    """A watcher and a callback beside the course; the driver's thread takes what they keep."""
+    """A watcher and a callback in the trainer's process, which keep items for the driver."""
 
     def __init__(self) -> None:
         self.every_seconds = LIVE_SECONDS
         self.first = 0
         self.items = list[RelayedItem]()
         self.snapshot = dict[str, Any]()
-        self.stop_asked = False
-        self.failure = ""  # of a callback, in the driver
+        self.stop_requested = False
+        self.callback_error = ""  # of a callback in the driver
         self.lock = threading.Lock()
 
-    def keep(self, kind: str, row: Mapping[str, Any]) -> None:
-        """One more."""
+    def append(self, kind: str, row: Mapping[str, Any]) -> None:
+        """Add an item."""
         item = RelayedItem(kind, plain(row))
         with self.lock:
             self.items.append(item)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """The run begins."""
-        self.keep("start", info)
+        self.append("start", info)
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row was written."""
-        self.keep("row", row)
+        self.append("row", row)
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        """How things stand; only the newest is worth keeping."""
+        """Keep the newest snapshot."""
         self.snapshot = plain(snapshot)
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """The run has ended."""
-        self.keep("stop", status)
+        self.append("stop", status)
 
     def call(self, row: Row) -> bool:
-        """A row for callbacks; the answer is what the driver's had to say to an earlier one, or its failure."""
-        if self.failure:
-            raise RuntimeError(self.failure)
-        self.keep("call", row)
-        return self.stop_asked
+        """Keep a row for callbacks; True if a callback of the driver wants to stop. Raises if one has failed."""
+        if self.callback_error:
+            raise RuntimeError(self.callback_error)
+        self.append("call", row)
+        return self.stop_requested
 
-    def since(self, heard: int) -> bytes:
-        """What was told since; what was heard before can be forgotten."""
+    def news_since(self, num_received: int) -> bytes:
+        """The items that the driver has not received yet; drops those before."""
         with self.lock:
-            done = max(0, heard - self.first)
+            done = max(0, num_received - self.first)
             self.items = self.items[done:]
             self.first = self.first + done
             return msgspec.json.encode(RelayedNews(self.first, self.items, self.snapshot or None))
 
 
 class RelayReader:
-    """The driver's side: shows each item once."""
+    """The driver's end: delivers each item once."""
 
     def __init__(self, watcher: Watcher | None, callbacks: list[Callback], notes: Sequence[str] = ()) -> None:
         self.watcher = watcher
         self.callbacks = callbacks
-        self.notes = list(notes)  # what was told before there was a course
-        self.heard = 0
+        self.notes = list(notes)  # from before the trainer's start
+        self.num_received = 0
         self.run = ""
         self.ended = False
 
-    def take(self, message: bytes) -> bool:
-        """Pass news on; True if a callback wants the run to end."""
+    def receive(self, message: bytes) -> bool:
+        """Deliver new items; True if a callback wants the run to end."""
         news = msgspec.json.decode(message, type=RelayedNews)
-        fresh = news.items[max(0, self.heard - news.first) :]
-        self.heard = max(self.heard, news.first + len(news.items))
+        new_items = news.items[max(0, self.num_received - news.first) :]
+        self.num_received = max(self.num_received, news.first + len(news.items))
         if self.watcher is not None and news.live is not None and not self.ended:
             self.watcher.live(news.live)
-        answers = [self.pass_on(item) for item in fresh]  # every one of them, also after a first yes
-        return any(answers)
+        stops = [self.deliver(item) for item in new_items]  # a list: deliver all, also after the first True
+        return any(stops)
 
-    def pass_on(self, item: RelayedItem) -> bool:
-        """One item to whom it is for."""
+    def deliver(self, item: RelayedItem) -> bool:
+        """Deliver one item to the watcher or the callbacks; True if a callback wants the run to end."""
         if item.kind == "call":
             answers = [callback(item.row) for callback in self.callbacks]
             return any(isinstance(answer, bool | np.bool_) and bool(answer) for answer in answers)
@@ -112,15 +113,15 @@ class RelayReader:
             item.row["notes"] = [*self.notes, *item.row.get("notes", ())]
         self.ended = self.ended or item.kind == "stop"
         if self.watcher is not None:
-            tell: dict[str, Callable[[Mapping[str, Any]], None]] = {
+            methods: dict[str, Callable[[Mapping[str, Any]], None]] = {
                 "start": self.watcher.start,
                 "row": self.watcher.row,
                 "stop": self.watcher.stop,
             }
-            tell[item.kind](item.row)
+            methods[item.kind](item.row)
         return False
 
     def close(self) -> None:
-        """Let go of callbacks that hold files."""
+        """Close callbacks that hold files."""
         for callback in self.callbacks:
             getattr(callback, "close", lambda: None)()

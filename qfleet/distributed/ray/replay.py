@@ -1,7 +1,7 @@
-"""A replay on a node of a Ray cluster: calls of one process, obeyed one after the other; batches are what calls answer.
+"""A replay in a Ray actor: messages are remote calls, handled in order, and batches are their return values.
 
-Whatever goes there and comes back is a flat parcel, checked on arrival. Its rows lie there alone, so a checkpoint asks
-for them. A replay that has failed once answers everything with that failure: nothing is made of what it lacks.
+Messages and replies are flat array messages, checked on arrival. The rows exist only there, so a checkpoint requests
+them. A replay that has failed once replies to everything with that failure, so no message after it has an effect.
 """
 
 from collections import deque
@@ -19,195 +19,197 @@ from qfleet.build.memory_check import require_here, sample_replay
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
-from qfleet.distributed.actors.main import words_of
-from qfleet.distributed.actors.pool import IN_FLIGHT
+from qfleet.distributed.actors.main import final_error_of
+from qfleet.distributed.actors.pool import COMPRESSED_COLUMNS
 from qfleet.distributed.replay.client import RemoteReplay, RemoteRows, batch_bytes, buffer_of
-from qfleet.distributed.replay.server import NOTHING, ReplayServer
+from qfleet.distributed.replay.server import NO_BATCH, ReplayServer
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.replay import ring_rows
 from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
 
-START_SECONDS = 120.0  # until its first answer: a node has to be found, and its process imports and compiles
-LOOK_SECONDS = 0.25
-ORDERS = 8  # on their way at most
-MOST_BYTES = 1 << 32  # of a parcel
+START_SECONDS = 120.0  # until its first reply: Ray finds a node, and the process imports and compiles
+POLL_SECONDS = 0.25
+MAX_PENDING = 8  # calls whose result was not checked yet
+MAX_MESSAGE_BYTES = 1 << 32
 FAILED = "failed"
-SQUEEZED = (*IN_FLIGHT, "next_obs")  # the arrays that travel compressed, if any do
+COMPRESSED_ARRAYS = (*COMPRESSED_COLUMNS, "next_obs")
 
 
-# There
+# In the replay's process
 
 
 class ReplayHost:
-    """The process of the replay, on whatever node Ray chose."""
+    """The replay's process, on a node that Ray chose."""
 
     def __init__(self) -> None:
-        self.keeping: ReplayServer | None = None
+        self.server: ReplayServer | None = None
         self.failure = b""
         self.compress: tuple[str, ...] = ()
 
-    def obey(self, parcel: bytes) -> bytes:
-        """Do what a parcel says; a draw and a call are answered with a parcel, everything else with nothing."""
+    def handle_message(self, message: bytes) -> bytes:
+        """Handle a message; a draw and a request return a message, the others empty bytes."""
         try:
-            return self.failure or self.done(parcel)
+            return self.failure or self.reply_to(message)
         except Exception as error:
-            self.failure = to_bytes({"kind": FAILED, **msgspec.structs.asdict(words_of(error))}, {})
+            self.failure = to_bytes({"kind": FAILED, **msgspec.structs.asdict(final_error_of(error))}, {})
             return self.failure
 
-    def done(self, parcel: bytes) -> bytes:
-        """The answer to a parcel."""
-        facts, arrays = unpack(parcel, limit_bytes=MOST_BYTES)
+    def reply_to(self, message: bytes) -> bytes:
+        """The reply to a message."""
+        facts, arrays = unpack(message, limit_bytes=MAX_MESSAGE_BYTES)
         if facts["kind"] == "start":
-            self.begin(facts)
+            self.start_server(facts)
             return b""
-        if self.keeping is None:
-            raise ValueError("an order before the start")
-        if facts["kind"] == "call":
-            return to_bytes(*state_parts({}, self.keeping.answer(str(facts["name"]), state_in(arrays))))
-        batch = self.keeping.obey((facts, arrays))
+        if self.server is None:
+            raise ValueError("a message before the start")
+        if facts["kind"] == "request":
+            return to_bytes(*state_parts({}, self.server.handle_request(str(facts["name"]), state_in(arrays))))
+        batch = self.server.handle_message((facts, arrays))
         return b"" if batch is None else to_bytes(*batch, compress=self.compress)
 
-    def begin(self, facts: Any) -> None:
-        """Become an empty replay, if this node has the memory for it when it is full."""
+    def start_server(self, facts: Any) -> None:
+        """Make an empty replay, if this node has the memory for it when it is full."""
         plan = msgspec.json.decode(facts["plan"], type=Plan)
         spec = msgspec.json.decode(facts["spec"], type=Spec)
         require_here(plan, spec)
-        warm(replace(spec, state=()))  # before the first order: compiled loops take their time to load
-        self.keeping = ReplayServer(own_replay(plan, spec), facts["history"])
-        self.compress = squeezed(plan)
+        warm(replace(spec, state=()))  # before the first message: compiled loops take long to load
+        self.server = ReplayServer(own_replay(plan, spec), facts["history"])
+        self.compress = compressed_arrays(plan)
 
 
-def squeezed(plan: Plan) -> tuple[str, ...]:
-    """The arrays that this plan wants compressed on their way."""
-    return SQUEEZED if isinstance(plan.runtime, RayRuntime) and plan.runtime.compress else ()
+def compressed_arrays(plan: Plan) -> tuple[str, ...]:
+    """The arrays that this plan compresses in messages."""
+    return COMPRESSED_ARRAYS if isinstance(plan.runtime, RayRuntime) and plan.runtime.compress else ()
 
 
 def state_parts(facts: Facts, state: State) -> Parts:
-    """A tree of state as a parcel carries it."""
+    """A state tree as the parts of a message."""
     return facts, {name: np.frombuffer(file, np.uint8) for name, file in pack_state(state).items()}
 
 
 def state_in(arrays: Arrays) -> State:
-    """The tree that a parcel carries."""
+    """The state tree in a message."""
     return unpack_state({name: array.tobytes() for name, array in arrays.items()})
 
 
-# Here
+# In the learner's process
 
 
 class RayReplayConnection:
     """Starts a replay's process on any node that has room, and calls it."""
 
-    def __init__(self, plan: Plan, spec: Spec, runtime: RayRuntime, answer_bytes: int) -> None:
+    def __init__(self, plan: Plan, spec: Spec, runtime: RayRuntime, batch_limit_bytes: int) -> None:
         self.plan = plan
         self.spec = spec
         self.runtime = runtime
-        self.answer_bytes = answer_bytes
-        self.compress = squeezed(plan)
+        self.batch_limit_bytes = batch_limit_bytes
+        self.compress = compressed_arrays(plan)
         self.host: Any = None
-        self.begun = self.proven = False  # has this process answered, has any?
-        self.orders: deque[Any] = deque()  # calls that nobody has looked at the end of
+        self.has_replied = False  # this process
+        self.has_ever_replied = False  # any process
+        self.pending: deque[Any] = deque()  # calls whose result was not checked yet
         self.draws: deque[Any] = deque()
 
     def start(self, history: Path | None) -> None:
-        """A process with an empty replay."""
+        """Start a process with an empty replay."""
         self.close()
-        # Calls of one caller are obeyed in their order by a process that obeys one at a time.
+        # With max_concurrency=1 Ray runs the calls of one caller in order.
         options = {"num_cpus": self.runtime.replay_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         self.host = ray.remote(ReplayHost).options(**options, max_concurrency=1).remote()
-        self.begun = False
+        self.has_replied = False
         plan, spec = (msgspec.json.encode(part).decode() for part in (self.plan, self.spec))
-        noted = None if history is None else str(history)
-        self.order({"kind": "start", "plan": plan, "spec": spec, "history": noted})
+        history_file = None if history is None else str(history)
+        self.send({"kind": "start", "plan": plan, "spec": spec, "history": history_file})
 
-    def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Something to be done, in its turn; so many may be under way, and each is looked at in the end."""
-        call = self.send(facts, arrays or {})
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message; with more than MAX_PENDING under way, check the result of the oldest first."""
+        call = self.submit(facts, arrays or {})
         if facts["kind"] == "draw":
             self.draws.append(call)
             return
-        self.orders.append(call)
-        if len(self.orders) > ORDERS:
-            self.answer(self.orders.popleft())
+        self.pending.append(call)
+        if len(self.pending) > MAX_PENDING:
+            self.receive(self.pending.popleft())
 
-    def batch(self) -> Batch | Sequences | None:
-        """The oldest batch that was asked for."""
-        parts = self.answer(self.draws.popleft(), self.answer_bytes)
+    def receive_batch(self) -> Batch | Sequences | None:
+        """The oldest batch that was drawn."""
+        parts = self.receive(self.draws.popleft(), self.batch_limit_bytes)
         try:
-            return None if parts[0].get("kind") == NOTHING else as_batch(parts, self.spec)
+            return None if parts[0].get("kind") == NO_BATCH else as_batch(parts, self.spec)
         except ValueError as error:
-            raise ReplayLost(f"the replay's process on Ray sent no batch: {error}") from error
+            raise ReplayLost(f"the replay's process on Ray sent an invalid batch: {error}") from error
 
-    def call(self, name: str, state: State | None = None) -> State:
-        """Something to be done now, and its answer; all orders before are done first."""
-        _, arrays = self.answer(self.send(*state_parts({"kind": "call", "name": name}, state or {})))
-        self.orders.clear()  # had one of them failed, so had the call
+    def request(self, name: str, state: State | None = None) -> State:
+        """Send a request and wait for the reply; all messages before it are handled first."""
+        _, arrays = self.receive(self.submit(*state_parts({"kind": "request", "name": name}, state or {})))
+        self.pending.clear()  # a failure of any of them would have failed this request
         return state_in(arrays)
 
-    def forget(self) -> None:
-        """Batches that were asked for or have arrived are not wanted any more."""
+    def discard_batches(self) -> None:
+        """Discard the batches that were requested or have arrived."""
         self.draws.clear()
 
     def close(self) -> None:
-        """End the process."""
-        self.orders.clear()
+        """Kill the process."""
+        self.pending.clear()
         self.draws.clear()
         if self.host is not None:
             ray.kill(self.host, no_restart=True)
         self.host = None
 
-    def send(self, facts: Facts, arrays: Arrays) -> Any:
-        """Call it."""
+    def submit(self, facts: Facts, arrays: Arrays) -> Any:
+        """Start a remote call; returns its future."""
         if self.host is None:
-            raise ReplayLost("the replay's process on Ray was ended")
+            raise ReplayLost("the replay's process on Ray was stopped")
         try:
-            return self.host.obey.remote(to_bytes(facts, arrays, compress=self.compress))
-        except RayError as error:  # no room for the parcel, for one
-            raise gone(error) from error
+            return self.host.handle_message.remote(to_bytes(facts, arrays, compress=self.compress))
+        except RayError as error:  # for example no room for the message
+            raise replay_lost(error) from error
 
-    def answer(self, call: Any, limit_bytes: int = MOST_BYTES) -> Parts:
-        """What a call was answered with, unless that is a failure."""
-        found = self.fetched(call)
+    def receive(self, call: Any, limit_bytes: int = MAX_MESSAGE_BYTES) -> Parts:
+        """The reply to a call; raises if it is a failure."""
+        reply = self.wait_for_reply(call)
         try:
-            parts: Parts = unpack(found, limit_bytes=limit_bytes) if found else ({}, {})
+            parts: Parts = unpack(reply, limit_bytes=limit_bytes) if reply else ({}, {})
         except ValueError as error:
-            raise ReplayLost(f"the replay's process on Ray sent no whole parcel: {error}") from error
+            raise ReplayLost(f"the replay's process on Ray sent a damaged message: {error}") from error
         if parts[0].get("kind") == FAILED:
-            raise failure(parts[0], first=not self.proven)
-        self.begun = self.proven = True
+            raise failure_error(parts[0], first=not self.has_ever_replied)
+        self.has_replied = True
+        self.has_ever_replied = True
         return parts
 
-    def fetched(self, call: Any) -> bytes:
-        """The answer as it came; the wait has a limit."""
-        patience = self.patience()
+    def wait_for_reply(self, call: Any) -> bytes:
+        """The reply as bytes; waits at most timeout() seconds."""
+        timeout = self.timeout()
         try:
-            # Looks are counted, not seconds: who was stopped together with the replay must not find it hung on waking.
-            for _ in range(1 + int(patience / LOOK_SECONDS)):
-                if ray.wait([call], timeout=LOOK_SECONDS)[0]:
-                    return bytes(ray.get(call, timeout=patience))
+            # Count polls, not seconds: a learner that was stopped with the replay must not find it hung afterwards.
+            for _ in range(1 + int(timeout / POLL_SECONDS)):
+                if ray.wait([call], timeout=POLL_SECONDS)[0]:
+                    return bytes(ray.get(call, timeout=timeout))
         except GetTimeoutError:
             pass
         except RayError as error:
-            raise gone(error) from error
-        raise ReplayLost(f"the replay's process on Ray did not answer for {patience:g} s")
+            raise replay_lost(error) from error
+        raise ReplayLost(f"the replay's process on Ray did not answer for {timeout:g} s")
 
-    def patience(self) -> float:
-        """Seconds without an answer until it counts as hung."""
+    def timeout(self) -> float:
+        """Seconds without a reply until the process counts as hung."""
         hung = self.runtime.hung_seconds
-        return hung if self.begun else max(hung, START_SECONDS)
+        return hung if self.has_replied else max(hung, START_SECONDS)
 
 
-def gone(error: RayError) -> ReplayLost:
-    """Ray cannot reach it."""
-    return ReplayLost(f"the replay's process on Ray is gone: {' '.join(str(error).split())[:200]}")
+def replay_lost(error: RayError) -> ReplayLost:
+    """The loss that an error of Ray's means."""
+    return ReplayLost(f"the replay's process on Ray is lost: {' '.join(str(error).split())[:200]}")
 
 
-def failure(facts: Facts, *, first: bool) -> Exception:
-    """What went wrong there. An error of usage ends a run that begins: another try cannot mend it.
+def failure_error(facts: Facts, *, first: bool) -> Exception:
+    """The failure as an exception. A UsageError ends a run that begins, because a restart cannot fix it.
 
-    Later another try can: a node that has just lost a replay may not have its memory back yet.
+    Later a restart can: a node that has just lost a replay may not have its memory back yet.
     """
     if first and facts["exit_code"] == UsageError.exit_code:
         return UsageError(str(facts["what"]), str(facts["why"]), str(facts["fix"]))
@@ -215,10 +217,10 @@ def failure(facts: Facts, *, first: bool) -> Exception:
 
 
 def make_ray_replay(plan: Plan, spec: Spec, runtime: RayRuntime) -> RemoteReplay:
-    """A replay on Ray, not started yet. Of its size nothing is made here: it may be more than this node has."""
-    like = sample_replay(plan, spec)
+    """A replay on Ray, not started yet. Nothing of its size is allocated here: it may exceed this node's memory."""
+    template = sample_replay(plan, spec)
     lanes = plan.env.num
-    way = RayReplayConnection(plan, spec, runtime, batch_bytes(plan, spec, like.cut))
-    rows = ring_rows(buffer_of(plan).capacity, spec, lanes, like.cut.window)
-    store = RemoteRows(way, like.store, lanes, rows)
-    return RemoteReplay(plan, way, like, store, runtime.restarts)
+    connection = RayReplayConnection(plan, spec, runtime, batch_bytes(plan, spec, template.cut))
+    rows = ring_rows(buffer_of(plan).capacity, spec, lanes, template.cut.window)
+    store = RemoteRows(connection, template.store, lanes, rows)
+    return RemoteReplay(plan, connection, template, store, runtime.restarts)

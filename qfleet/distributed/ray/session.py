@@ -1,4 +1,4 @@
-"""Being a driver of Ray: one that is started here, on loopback and with its token on, or the cluster at an address."""
+"""Connecting to Ray: to one started here, on loopback with a token, or to the cluster at an address."""
 
 import ipaddress
 import logging
@@ -27,22 +27,26 @@ from qfleet.distributed.ray import reaper as reaper_script
 from qfleet.distributed.ray.reaper import children
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
-from qfleet.plan.validate.placement import has_bundles, has_replay_process
+from qfleet.plan.validate.placement import has_actor_learners, has_replay_process
 
 LOOPBACK = "127.0.0.1"
-OLDEST = (2, 55)  # older ones let strangers run code
-LONGEST_TEMP = 24  # characters: the path of a Unix socket has 107 at most, and Ray adds some seventy
+OLDEST_VERSION = (2, 55)  # older versions allow remote code execution
+MAX_TEMP_CHARACTERS = 24  # the path of a Unix socket has 107 at most, and Ray adds some seventy
 REACH_SECONDS = 5.0
-# Of a Ray of our own. When its driver is killed, Ray's helpers wait for its other parts no longer than this.
-OWN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
-# Of a cluster that is joined: one attempt, and this long until somebody who listens must have answered.
-JOINING = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "10"}
-TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+# For a Ray that we start. When its driver is killed, Ray's helper processes end after this timeout.
+OWN_RAY_VARIABLES = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
+# For a cluster that we join: one attempt, and a timeout for its reply.
+JOINING_VARIABLES = {"RAY_gcs_server_port_wait_time_s": "1", "RAY_py_gcs_connect_timeout_s": "10"}
+TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 @contextmanager
 def session(plan: Plan) -> Iterator[None]:
-    """Ray as the plan asks for it; one that this process has begun already is used as it is."""
+    """Ray as the plan asks for it; a Ray that this process has already initialised is used as it is."""
     require_version(ray.__version__)
     runtime = plan.runtime
     if not isinstance(runtime, RayRuntime):
@@ -52,21 +56,21 @@ def session(plan: Plan) -> Iterator[None]:
         require_room(plan, cpus)
         yield
         return
-    with own_signals(), started_here(runtime, cpus) if runtime.address is None else joined(runtime):
+    with restored_sigterm(), started_locally(runtime, cpus) if runtime.address is None else joined(runtime):
         require_room(plan, cpus)
         yield
 
 
 def cpus_for(plan: Plan, runtime: RayRuntime) -> float:
-    """What all processes of a run ask for."""
-    actors = 0 if has_bundles(plan) else plan.actors.num  # bundles act themselves
+    """The CPUs that all processes of a run ask for."""
+    actors = 0 if has_actor_learners(plan) else plan.actors.num  # actor-learners act themselves
     replay = runtime.replay_cpus if runtime.replay_process else 0.0
     return runtime.learner_cpus * plan.learners.num + actors * runtime.actor_cpus + replay
 
 
 @contextmanager
-def own_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; here it is given back."""
+def restored_sigterm() -> Iterator[None]:
+    """Restore the SIGTERM handler that Ray replaces."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -76,35 +80,35 @@ def own_signals() -> Iterator[None]:
 
 
 def require_version(version: str) -> None:
-    """Refuse one that is known to be unsafe."""
+    """Refuse versions that are known to be unsafe."""
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if parts < OLDEST:
+    if parts < OLDEST_VERSION:
         raise UsageError(
             f"Ray {version} is too old", "Versions before 2.55 let strangers run code.", 'pip install "qfleet[ray]"'
         )
 
 
 def require_room(plan: Plan, cpus: float) -> None:
-    """Refuse what would wait for ever."""
-    there = float(ray.cluster_resources().get("CPU", 0.0))
-    if there + 1e-6 < cpus:
+    """Refuse a plan that would wait for CPUs forever."""
+    available = float(ray.cluster_resources().get("CPU", 0.0))
+    if available + 1e-6 < cpus:
         beside = " beside runtime.replay_process=true" if has_replay_process(plan) else ""
         raise UsageError(
             f"actors.num={plan.actors.num} and learners.num={plan.learners.num}{beside} ask for {cpus:g} CPUs; "
-            f"the Ray cluster has {there:g}",
+            f"the Ray cluster has {available:g}",
             "One for which there is no CPU is never started.",
             "Lower one of them, or set runtime.actor_cpus, learner_cpus or replay_cpus to a fraction.",
         )
 
 
 @contextmanager
-def started_here(runtime: RayRuntime, cpus: float) -> Iterator[None]:
-    """A Ray of our own, for this machine alone and for the time of a run."""
+def started_locally(runtime: RayRuntime, cpus: float) -> Iterator[None]:
+    """Start a Ray for this machine only, for the time of a run."""
     folder = Path(tempfile.mkdtemp(prefix="qf-", dir=short_temp()))
     before = children(os.getpid())
-    token = {} if any(os.environ.get(name) for name in TOKENS) else {"RAY_AUTH_TOKEN_PATH": str(own_token())}
+    token = {} if any(os.environ.get(name) for name in TOKEN_VARIABLES) else {"RAY_AUTH_TOKEN_PATH": str(own_token())}
     try:
-        with environment(**OWN, **token), on_loopback():
+        with environment(**OWN_RAY_VARIABLES, **token), on_loopback():
             ray.init(
                 address="local",
                 num_cpus=max(math.ceil(cpus), os.cpu_count() or 1),
@@ -113,10 +117,10 @@ def started_here(runtime: RayRuntime, cpus: float) -> Iterator[None]:
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address=LOOPBACK,
-                _temp_dir=str(folder / "r"),  # Ray opens the folder it is given to everybody: ours is around it
-                job_config=job(),
+                _temp_dir=str(folder / "r"),  # Ray makes this readable by all users: `folder` around it is private
+                job_config=job_config(),
             )
-            require_shut()
+            require_not_exposed()
             require_private(folder, Path(session_folder()))
             with reaper(folder, children(os.getpid()) - before):
                 yield
@@ -125,10 +129,10 @@ def started_here(runtime: RayRuntime, cpus: float) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def job() -> JobConfig:
-    """What Ray's processes are told of us: not to look for modules in the current folder, unless we do.
+def job_config() -> JobConfig:
+    """The job's configuration: Ray's processes search modules in the current directory only if this process does.
 
-    Ray puts it first in their `sys.path`, but for what it calls a client's job; that means nothing else to it here.
+    Ray puts it first in their `sys.path`, except for a client job; `_client_job` has no other effect here.
     """
     here = os.getcwd()
     own = here in sys.path or "" in sys.path
@@ -137,53 +141,53 @@ def job() -> JobConfig:
 
 @contextmanager
 def reaper(folder: Path, daemons: set[int]) -> Iterator[None]:
-    """Somebody who tidies up after a driver that was killed; of a session of its own, so that no Ctrl-C reaches it."""
+    """Run a process that cleans up after a killed driver, in a session of its own, so that no Ctrl-C reaches it."""
     command = [sys.executable, "-I", "-S", reaper_script.__file__, str(folder), *map(str, daemons)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:  # noqa: S603
         try:
             yield
         finally:
-            # It ends nobody before Ray was asked to: a driver that lives shuts Ray down itself.
+            # A driver that lives shuts Ray down itself.
             process.kill()
 
 
 def short_temp() -> str:
-    """A folder for temporary files with a name short enough for Ray's sockets."""
+    """A directory for temporary files with a path short enough for Ray's sockets."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= LONGEST_TEMP else "/tmp"  # noqa: S108  mkdtemp makes a folder that is ours alone
+    return usual if len(usual) <= MAX_TEMP_CHARACTERS else "/tmp"  # noqa: S108  mkdtemp makes a private directory
 
 
 @contextmanager
 def on_loopback(only: bool = True) -> Iterator[None]:
-    """Ray turns 127.0.0.1 into an address that others reach, unless it is told that there is no cluster."""
+    """Keep Ray on 127.0.0.1, which it replaces by a public address unless its cluster mode is off."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = before and not only
-    Config.initialize("")  # Ray has read the environment when it was imported
+    Config.initialize("")  # Ray reads the environment only when it is imported
     try:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
-def require_shut() -> None:
-    """Is it really on loopback, with its token on? The names used above are Ray's own affair and may change."""
+def require_not_exposed() -> None:
+    """Refuse a Ray that is not on loopback with a token: the private names of Ray used above may change."""
     address = ray.util.get_node_ip_address()
-    asks = get_authentication_mode() == AuthenticationMode.TOKEN
-    if address != LOOPBACK or not asks:
+    has_token = get_authentication_mode() == AuthenticationMode.TOKEN
+    if address != LOOPBACK or not has_token:
         raise UsageError(
-            f"Ray {ray.__version__} listens on {address}, {'with' if asks else 'without'} a token",
+            f"Ray {ray.__version__} listens on {address}, {'with' if has_token else 'without'} a token",
             "A Ray that qfleet starts is for this machine alone and asks for a token.",
             "Use the version in constraints.txt, or start a cluster yourself and set runtime.address.",
         )
 
 
 def session_folder() -> str:
-    """Where Ray keeps its logs and sockets."""
+    """The directory of Ray's logs and sockets."""
     return str(ray._private.worker._global_node.get_session_dir_path())
 
 
 def require_private(folder: Path, used: Path) -> None:
-    """Are Ray's logs and sockets below a folder of ours alone? Others could read them, or take a socket's place."""
+    """Refuse a Ray whose logs and sockets other users can reach: they could read them, or replace a socket."""
     found = folder.lstat()
     ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
     if not ours or not used.resolve().is_relative_to(folder.resolve()):
@@ -196,7 +200,7 @@ def require_private(folder: Path, used: Path) -> None:
 
 @contextmanager
 def environment(**values: str) -> Iterator[None]:
-    """These variables for a while; processes that are started meanwhile keep them."""
+    """Set environment variables for a while; processes started meanwhile keep them."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -210,7 +214,7 @@ def environment(**values: str) -> Iterator[None]:
 
 
 def own_token() -> Path:
-    """The file with this user's token, readable by nobody else; made when it is first needed."""
+    """The file with this user's token, readable by no other user; made when first needed."""
     file = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qfleet" / "ray-token"
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not file.exists():
@@ -224,7 +228,7 @@ def own_token() -> Path:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise StorageError(
             f"{file} is not a file of yours alone",
-            "Whoever has the token in it can run code in your runs.",
+            "Any user who has this token can run code in your runs.",
             f"Remove it: rm {file}",
         )
     return file
@@ -232,7 +236,7 @@ def own_token() -> Path:
 
 @contextmanager
 def joined(runtime: RayRuntime) -> Iterator[None]:
-    """A cluster that somebody else started."""
+    """Join a running cluster."""
     address = str(runtime.address)
     host, _, port = address.rpartition(":")
     with environment(**token_mode(address, runtime.allow_no_token)):
@@ -244,13 +248,13 @@ def joined(runtime: RayRuntime) -> Iterator[None]:
 
 
 def connect(address: str, host: str, port: int) -> None:
-    """Become a driver of the cluster at this address."""
+    """Connect to the cluster at this address."""
     try:
-        # Ray itself would try for minutes, and with one who listens but never answers for a quarter of an hour.
+        # Ray itself would try for minutes, and for a quarter of an hour if a listener never replies.
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
-        alone = is_here(address) and not reached(services.get_node_ip_address(), port)
-        with environment(**JOINING), on_loopback(alone):
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=job())
+        only_loopback = is_loopback(address) and not is_reachable(services.get_node_ip_address(), port)
+        with environment(**JOINING_VARIABLES), on_loopback(only_loopback):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, job_config=job_config())
     except AuthenticationError as error:
         raise UsageError(
             f"the cluster at runtime.address={address} refused the token",
@@ -265,8 +269,8 @@ def connect(address: str, host: str, port: int) -> None:
         ) from error
 
 
-def reached(host: str, port: int) -> bool:
-    """Does somebody listen there?"""
+def is_reachable(host: str, port: int) -> bool:
+    """Does a TCP connection succeed?"""
     try:
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
     except OSError:
@@ -275,23 +279,23 @@ def reached(host: str, port: int) -> bool:
 
 
 def token_mode(address: str, allow_none: bool) -> dict[str, str]:
-    """How to introduce ourselves: by token if there is one; without it only to a cluster on this machine."""
+    """The variables for authentication: by token if there is one; without only to a cluster on this machine."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":
         return {}
-    given = any(os.environ.get(name) for name in TOKENS) or (Path.home() / ".ray" / "auth_token").exists()
+    given = any(os.environ.get(name) for name in TOKEN_VARIABLES) or (Path.home() / ".ray" / "auth_token").exists()
     if given and "RAY_AUTH_MODE" not in os.environ:
         return {"RAY_AUTH_MODE": "token"}
-    if allow_none or is_here(address):
+    if allow_none or is_loopback(address):
         return {}
     raise UsageError(
         f"runtime.address={address} is another machine's, and there is no token",
-        "Whoever reaches a Ray cluster without a token can run code on every machine of it.",
+        "Without a token, anyone who can reach the Ray cluster can run code on all of its machines.",
         "Set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE on all of them, or runtime.allow_no_token=true.",
     )
 
 
-def is_here(address: str) -> bool:
-    """Is it an address that no other machine reaches?"""
+def is_loopback(address: str) -> bool:
+    """Is it an address that other machines cannot reach?"""
     host = address.rpartition(":")[0].strip("[]")
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""The process of Ray in which the course of a run goes on, and what its driver tells it and hears from it."""
+"""The Ray actor in which the trainer of a run lives, and its messages from and to the driver."""
 
 import traceback
 from pathlib import Path
@@ -15,20 +15,20 @@ from qfleet.training.process.signals import StopRequest
 
 
 class TrainTask(msgspec.Struct):
-    """What the course is to do."""
+    """The run to train or resume."""
 
     plan: Plan
-    path: str  # the run to go on with, or the folder that a new one is made in
+    path: str  # the run to resume, or the directory for a new one
     fresh: bool
     name: str | None = None
     weights_from: str | None = None
     command: list[str] | None = None
-    notes: list[str] = []  # what was changed in the plan of a run that goes on
+    notes: list[str] = []  # changes to the plan of a resumed run
     strict: bool = False
 
 
 class TrainResult(msgspec.Struct):
-    """How a course ended: the run's folder, or the parts of an error."""
+    """The result of a run: its directory, or the parts of an error."""
 
     path: str = ""
     error: tuple[str, str, str, str] | None = None  # class, what, why, fix
@@ -36,31 +36,31 @@ class TrainResult(msgspec.Struct):
 
 
 class TrainerHost:
-    """The process in which the course of a run goes on; many threads call."""
+    """The process of the trainer; called from many threads."""
 
     def __init__(self) -> None:
-        self.desk = LearnerEndpoint()
-        self.asked = StopRequest()
+        self.endpoint = LearnerEndpoint()
+        self.stop_request = StopRequest()
         self.relay = WatcherRelay()
 
     def ready(self) -> bool:
-        """Is it there?"""
+        """Has the process started?"""
         return True
 
     def run(self, task: bytes, own: Own) -> bytes:
-        """The whole course; answers with a result."""
+        """Train or resume; returns the encoded TrainResult."""
         try:
-            result = TrainResult(str(self.complete(msgspec.json.decode(task, type=TrainTask), own)))
+            result = TrainResult(str(self.train_or_resume(msgspec.json.decode(task, type=TrainTask), own)))
         except QfleetError as error:
             result = TrainResult(error=(type(error).__name__, error.what, error.why, error.fix))
         except BaseException as error:
             result = TrainResult(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
         return msgspec.json.encode(result)
 
-    def complete(self, task: TrainTask, own: Own) -> Path:
-        """Train or resume as in any other process; returns the run's folder."""
+    def train_or_resume(self, task: TrainTask, own: Own) -> Path:
+        """Train or resume as in a local run; returns the run directory."""
         here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
-        here |= {"desk": self.desk, "asked": self.asked}
+        here |= {"endpoint": self.endpoint, "stop_request": self.stop_request}
         folder = Path(task.path)
         if not task.fresh:
             resume_here(task.plan, own, folder, notes=task.notes, strict=task.strict, **here)
@@ -68,26 +68,26 @@ class TrainerHost:
         source = None if task.weights_from is None else Path(task.weights_from)
         return train_here(task.plan, own, out=folder, name=task.name, source=source, command=task.command, **here)[0]
 
-    def put(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
-        """A call of an actor."""
-        return tuple(self.desk.put(worker, incarnation, RolloutMessage(*message)))
+    def receive_rollout(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
+        """Receive a message of an actor."""
+        return tuple(self.endpoint.receive(worker, incarnation, RolloutMessage(*message)))
 
     def weights(self, newer_than: int) -> Any:
-        """The newest weights' version and where they are, if they are newer."""
-        return self.desk.weights(newer_than)
+        """The version and place of the newest weights, if newer."""
+        return self.endpoint.weights(newer_than)
 
-    def ask(self, signal: str) -> None:
-        """Somebody sent the driver a signal."""
-        self.asked.name = self.asked.name or signal
+    def request_stop(self, signal: str) -> None:
+        """Pass on a signal that the driver received."""
+        self.stop_request.name = self.stop_request.name or signal
 
-    def halt(self) -> None:
-        """A callback has had enough."""
-        self.relay.stop_asked = True
+    def stop_by_callback(self) -> None:
+        """Stop the run, because a callback of the driver returned True."""
+        self.relay.stop_requested = True
 
-    def fail(self, what: str) -> None:
-        """A callback raised: the course ends as it would beside it."""
-        self.relay.failure = what
+    def fail_by_callback(self, what: str) -> None:
+        """Fail the run, because a callback of the driver raised."""
+        self.relay.callback_error = what
 
-    def news(self, heard: int) -> bytes:
-        """What happened since the driver had heard so much."""
-        return self.relay.since(heard)
+    def news(self, num_received: int) -> bytes:
+        """The items that the driver has not received yet."""
+        return self.relay.news_since(num_received)

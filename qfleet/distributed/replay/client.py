@@ -1,8 +1,7 @@
-"""A replay that lives elsewhere: batches are cut there while the learner updates here.
+"""The client of a replay in another process, which cuts batches while the learner updates.
 
-Everything the learner asks for goes one way in order (rows, priorities, draws), so the replay sees what it would have
-seen in this process; batches are asked for one ahead. The way is shared memory (`shared_replay`) or calls of Ray
-(`ray_replay`).
+Rollouts, priorities and draws are sent in order through one connection, so the replay does the same as it would in this
+process; batches are requested one ahead. The connection is shared memory (`replay.process`) or Ray (`ray.replay`).
 """
 
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import nn
 
 from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost, join_parts
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
-from qfleet.data.array_messages import as_batch, batch_parts, blank_batch, priority_parts, rollout_parts
+from qfleet.data.array_messages import as_batch, batch_parts, priority_parts, rollout_parts, template_batch
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.plan.schema import GrowingBatch, Plan
@@ -25,126 +24,126 @@ from qfleet.system.restart_budget import RestartBudget
 
 
 class ReplayConnection(Protocol):
-    """The way to a replay that lives elsewhere. It does what it is told in that order; if it is gone: ReplayLost."""
+    """The connection to a replay server, which handles messages in order; raises ReplayLost if the server is lost."""
 
     def start(self, history: Path | None) -> None:
-        """Have an empty replay at its end, which notes its operations in this file; whoever was there is ended."""
+        """Start a server with an empty replay, which records its operations in this file; stop any server before it."""
         ...
 
-    def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Something to be done, in its turn."""
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message, without waiting for its effect."""
         ...
 
-    def batch(self) -> Batch | Sequences | None:
-        """The oldest batch that was ordered and not taken, or that there was none."""
+    def receive_batch(self) -> Batch | Sequences | None:
+        """The oldest batch drawn and not received yet; None if the replay had no items."""
         ...
 
-    def call(self, name: str, state: State | None = None) -> State:
-        """Something to be done now, and its answer; all orders before are done first."""
+    def request(self, name: str, state: State | None = None) -> State:
+        """Send a request and wait for the reply; all messages before it are handled first."""
         ...
 
-    def forget(self) -> None:
-        """Batches that were ordered are not wanted any more; nothing is under way."""
+    def discard_batches(self) -> None:
+        """Discard the batches that were drawn; no request may be under way."""
         ...
 
     def close(self) -> None:
-        """End whoever is there and free everything."""
+        """Stop the server and free all resources."""
         ...
 
 
 class RemoteReplay:
-    """Stands where a Replay stands; see there for what each method means."""
+    """A Replay in another process; see Replay for the meaning of each method."""
 
     def __init__(
-        self, plan: Plan, way: ReplayConnection, like: Replay, store: "Store | RemoteRows", restarts: int
+        self, plan: Plan, connection: ReplayConnection, template: Replay, store: "Store | RemoteRows", restarts: int
     ) -> None:
         self.plan = plan
-        self.way = way
+        self.connection = connection
         self.store = store
         self.budget = RestartBudget(restarts)
-        self.like = like  # a replay with the rules of the other one; it stays empty
-        self.spec = like.spec
-        self.cut = like.cut
+        self.template = template  # an empty replay with the same rules
+        self.spec = template.spec
+        self.cut = template.cut
         self.lanes = store.lanes
-        self.capacity = like.cut.items_in(buffer_of(plan).capacity)
-        self.filter = None if like.filter is None else RemoteFilter(self)
-        self._fold = like.fold
-        self.history: Path | None = None  # where its operations are noted
-        self.asked = 0  # batches asked for and not yet used
+        self.capacity = template.cut.items_in(buffer_of(plan).capacity)
+        self.filter = None if template.filter is None else RemoteFilter(self)
+        self._fold = template.fold
+        self.history: Path | None = None  # the file that records its operations
+        self.batches_requested = 0  # and not received yet
 
-    # Its life
+    # Lifecycle
 
     def start(self) -> None:
-        """Begin anew, with nothing in it."""
-        self.way.start(self.history)
-        self._fold = self.like.fold  # as the plan says, like that of the new one
-        self.forget()
+        """Start a new, empty replay."""
+        self.connection.start(self.history)
+        self._fold = self.template.fold  # the plan's, which the new replay has
+        self.discard_batches()
 
-    def settle(self, folder: Path) -> None:
-        """The run's folder is here: if a history is kept, so is that of the replay."""
+    def use_run_folder(self, folder: Path) -> None:
+        """Record the replay's operations in the run directory, if the plan asks for a history."""
         if self.plan.log.history:
             self.history = folder / "history" / "replay.jsonl"
-            with suppress(ReplayLost):  # the next one is told when it starts
-                self.way.call("settle", {"file": str(self.history)})
+            with suppress(ReplayLost):  # start() passes the file to the next server
+                self.connection.request("set_history_file", {"file": str(self.history)})
 
-    def forget(self) -> None:
-        """Batches that were asked for or have arrived are not wanted any more."""
-        self.way.forget()
-        self.asked = 0
+    def discard_batches(self) -> None:
+        """Discard the batches that were requested or have arrived."""
+        self.connection.discard_batches()
+        self.batches_requested = 0
 
-    def rest(self) -> None:
-        """Return when every order so far is done: only then may its rows be written here."""
+    def flush(self) -> None:
+        """Wait until all messages so far are handled; only then may the rows be written from here."""
         self.counts()
 
     def close(self) -> None:
-        """End it and free its memory."""
-        self.way.close()
+        """Stop the server and free its memory."""
+        self.connection.close()
 
-    # What a Replay does
+    # The methods of a Replay
 
     def add(self, rollout: Rollout, gain: Array | None = None, lanes: slice = ALL) -> int:
-        """Store rows; they are on their way when this returns."""
+        """Send rows to be stored, without waiting."""
         begin, end, _ = lanes.indices(self.lanes)
         facts, arrays = rollout_parts(rollout)
-        extra = {"gain": gain} if gain is not None and self.like.store.gain is not None else {}
-        self.way.order({**facts, "kind": "add", "begin": begin, "end": end}, {**arrays, **extra})
+        extra = {"gain": gain} if gain is not None and self.template.store.gain is not None else {}
+        self.connection.send({**facts, "kind": "add", "begin": begin, "end": end}, {**arrays, **extra})
         return count_steps(rollout)
 
     def seal(self, lanes: slice = ALL) -> int:
         """End the episodes of these lanes."""
         begin, end, _ = lanes.indices(self.lanes)
-        return int(self.way.call("seal", {"begin": begin, "end": end})["turned"])
+        return int(self.connection.request("seal", {"begin": begin, "end": end})["steps_sealed"])
 
     def sample(self, size: int) -> Batch | Sequences | None:
-        """The batch that was asked for last time; the next one is asked for."""
-        if not self.asked and not len(self):
+        """The batch requested by the previous call; requests the next one."""
+        if not self.batches_requested and not len(self):
             return None
-        while self.asked < 2:
-            self.way.order({"kind": "draw", "size": size})
-            self.asked += 1
-        batch = self.way.batch()
-        self.asked -= 1
+        while self.batches_requested < 2:
+            self.connection.send({"kind": "draw", "size": size})
+            self.batches_requested += 1
+        batch = self.connection.receive_batch()
+        self.batches_requested -= 1
         return batch
 
     def update(self, ids: Array, priority: Array) -> None:
-        """New priorities, on their way, if they decide anything there."""
-        if not isinstance(self.like.sampler, Uniform):
-            self.way.order(*priority_parts(ids, priority.astype(np.float32)))
+        """Send new priorities, if the sampler uses them."""
+        if not isinstance(self.template.sampler, Uniform):
+            self.connection.send(*priority_parts(ids, priority.astype(np.float32)))
 
     @property
     def fold(self) -> Fold:
-        """How rewards are summed."""
+        """How rewards are summed over n steps."""
         return self._fold
 
     @fold.setter
     def fold(self, fold: Fold) -> None:
         if fold != self._fold:
             self._fold = fold
-            self.way.order({"kind": "fold", **asdict(fold)})
+            self.connection.send({"kind": "fold", **asdict(fold)})
 
     def counts(self) -> State:
-        """Serial numbers and how many items were ready."""
-        return self.way.call("counts")
+        """Serial numbers and item counts."""
+        return self.connection.request("counts")
 
     @property
     def head(self) -> int:
@@ -157,131 +156,131 @@ class RemoteReplay:
         return int(self.counts()["tail"])
 
     @property
-    def ready(self) -> int:
-        """Items since it was last empty."""
-        return int(self.counts()["ready"])
+    def items_added(self) -> int:
+        """Items added since it was last empty."""
+        return int(self.counts()["items_added"])
 
     def __len__(self) -> int:
         counts = self.counts()
         return int(counts["head"]) - int(counts["tail"])
 
-    def take(self, serials: Array, weight: Array) -> Batch | Sequences:
+    def read_batch(self, serials: Array, weight: Array) -> Batch | Sequences:
         """The items with these serial numbers."""
-        found = self.way.call("take", {"serials": serials, "weight": weight})
+        found = self.connection.request("read_batch", {"serials": serials, "weight": weight})
         return as_batch((found["facts"], found["arrays"]), self.spec)
 
     def spans(self) -> list[Span]:
         """The rows that are needed, by lanes."""
-        return [(slice(a, b), begin, end) for a, b, begin, end in self.way.call("spans")["spans"]]
+        return [(slice(a, b), begin, end) for a, b, begin, end in self.connection.request("spans")["spans"]]
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.way.call("clear")
-        self.forget()
+        """Remove all items."""
+        self.connection.request("clear")
+        self.discard_batches()
 
     def state_dict(self) -> State:
         """All but the rows."""
-        return self.way.call("state")
+        return self.connection.request("state")
 
     def load_state_dict(self, state: State) -> None:
-        """Come back; the rows were restored before."""
-        self.way.call("load", state)
-        self.forget()
+        """Restore; the rows were restored before."""
+        self.connection.request("load", state)
+        self.discard_batches()
 
     def reseed(self, rng: np.random.Generator) -> None:
-        """Draw other batches from here on."""
-        self.way.call("reseed", {"rng": rng.bit_generator.state})
+        """Replace the random generator."""
+        self.connection.request("reseed", {"rng": rng.bit_generator.state})
 
 
 class RemoteFilter:
-    """What is known here of the filter there."""
+    """The duplicate filter of a remote replay."""
 
     def __init__(self, replay: RemoteReplay) -> None:
         self.replay = replay
 
     @property
     def share(self) -> float:
-        """The share of items that it kept out."""
+        """The share of items that were filtered out."""
         return float(self.replay.counts()["filtered"])
 
 
 class RemoteRows:
-    """What is known here of rows that nobody sees from here; see Store for what each method means."""
+    """The rows of a remote replay without shared memory; see Store for the meaning of each method."""
 
-    def __init__(self, way: ReplayConnection, like: Store, lanes: int, rows: int) -> None:
-        self.way = way
-        self.spec = like.spec
+    def __init__(self, connection: ReplayConnection, template: Store, lanes: int, rows: int) -> None:
+        self.connection = connection
+        self.spec = template.spec
         self.lanes = lanes
         self.rows = rows
-        self.row_bytes = like.row_bytes
-        self.packs = like.packed is not None
-        self.saved: CompressionSavings | None = None  # as last heard
+        self.row_bytes = template.row_bytes
+        self.compresses = template.packed is not None
+        self.last_savings: CompressionSavings | None = None
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
         """Rows [begin, end) of these lanes."""
-        return self.way.call("read", self.place(begin, end, lanes))
+        return self.connection.request("read", self.row_range(begin, end, lanes))
 
     def restore(self, begin: int, end: int, values: State, lanes: slice = ALL) -> None:
-        """Put rows [begin, end) of these lanes back where they were."""
-        self.way.call("restore", {**self.place(begin, end, lanes), "values": values})
+        """Write rows [begin, end) of these lanes back."""
+        self.connection.request("restore", {**self.row_range(begin, end, lanes), "values": values})
 
-    def place(self, begin: int, end: int, lanes: slice) -> State:
-        """Rows and lanes as a call names them."""
+    def row_range(self, begin: int, end: int, lanes: slice) -> State:
+        """Rows and lanes as fields of a request."""
         first, stop, _ = lanes.indices(self.lanes)
         return {"begin": begin, "end": end, "first": first, "stop": stop}
 
-    def saving(self) -> CompressionSavings | None:
-        """What packing saves and costs, if anything is packed; as last heard if nobody answers."""
-        if self.packs:
+    def compression_savings(self) -> CompressionSavings | None:
+        """What compression saves and costs, if rows are compressed; the last known values if the replay is lost."""
+        if self.compresses:
             with suppress(ReplayLost):
-                self.saved = CompressionSavings(**self.way.call("saving"))
-        return self.saved
+                self.last_savings = CompressionSavings(**self.connection.request("compression_savings"))
+        return self.last_savings
 
 
-def join_remote(
+def join_remote_replay(
     plan: Plan,
     spec: Spec,
-    hire: Callable[[LearnerSide], ActorSide],
+    make_actors: Callable[[LearnerSide], ActorSide],
     torso: nn.Module | None,
-    make: Callable[[Plan, Spec], RemoteReplay],
+    make_replay: Callable[[Plan, Spec], RemoteReplay],
 ) -> Components:
-    """A line whose replay lives elsewhere; it does not outlive a line that could not be joined."""
+    """The components of a run with a remote replay, which is stopped if they cannot be made."""
     made: list[RemoteReplay] = []
 
-    def remember(plan: Plan, stored: Spec) -> Replay:
-        made.append(make(plan, stored))
+    def make_started(plan: Plan, stored: Spec) -> Replay:
+        made.append(make_replay(plan, stored))
         made[0].start()
-        return cast("Replay", made[0])  # it has every method that a feed with a gate calls
+        return cast("Replay", made[0])  # it has every method that ReplaySource calls
 
     try:
-        line = join_parts(plan, spec, hire, torso, remember)
+        components = join_parts(plan, spec, make_actors, torso, make_started)
     except BaseException:
         for replay in made:
             replay.close()
         raise
-    line.remote = made[0]
-    return line
+    components.remote = made[0]
+    return components
 
 
 def buffer_of(plan: Plan) -> Buffer:
-    """The plan's replay, which is more than fresh experience."""
+    """The plan's replay buffer; TypeError for fresh experience."""
     if not isinstance(plan.replay, Buffer):
-        raise TypeError("fresh experience has no replay to keep elsewhere")
+        raise TypeError("fresh experience has no replay buffer")
     return plan.replay
 
 
 def batch_bytes(plan: Plan, spec: Spec, cut: Cut) -> int:
-    """The most that a batch can need."""
-    return packed_bytes(*batch_parts(blank_batch(spec, batch_size(plan), *window(cut))))
+    """The largest size of a packed batch."""
+    return packed_bytes(*batch_parts(template_batch(spec, batch_size(plan), *window(cut))))
 
 
 def window(cut: Cut) -> tuple[int, int]:
-    """Rows of a window and how many are learned from; zeros for single steps."""
+    """Rows of a window and how many of them are learned from; zeros for single steps."""
     return (getattr(cut, "rows", 0), getattr(cut, "length", 0))
 
 
 def batch_size(plan: Plan) -> int:
-    """Items of the largest batch there will be."""
+    """The largest number of items in a batch."""
     steer = plan.steer.batch
     largest = steer.largest if isinstance(steer, GrowingBatch) else plan.algo.batch_size
     return largest * plan.population.num

@@ -1,7 +1,7 @@
-"""The way to a replay in a process of its own on this machine: two rings, and rows in memory that both processes see.
+"""The connection to a replay process on this machine: two rings, a pipe, and rows in shared memory.
 
-Orders go through one ring, batches come back through a second one, calls and their answers through a pipe. A checkpoint
-reads the rows here, between two orders.
+Messages go through one ring and batches come back through the other; requests and replies go through the pipe. A
+checkpoint reads the rows here, between two messages.
 """
 
 import threading
@@ -22,8 +22,8 @@ from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.distributed.replay.client import RemoteReplay, batch_bytes, batch_size
-from qfleet.distributed.replay.server import NOTHING, WORDS_BYTES, ReplaySetup, keep, shared_store, store_region
-from qfleet.distributed.worker.supervisor import LOOK_SECONDS
+from qfleet.distributed.replay.server import ERROR_BYTES, NO_BATCH, ReplaySetup, replay_main, shared_store, store_region
+from qfleet.distributed.worker.supervisor import MAX_POLL_GAP_SECONDS
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.replay import Cut, make_replay
 from qfleet.save import pack_state, unpack_state
@@ -32,15 +32,14 @@ from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
 
 NAP_SECONDS = 0.0002
-END_SECONDS = 0.5
+STOP_SECONDS = 0.5
 START_SECONDS = 30.0
-# slots
-ORDERS = 8
-ANSWERS = 4
+MESSAGE_SLOTS = 8
+BATCH_SLOTS = 4
 
 
 class SharedReplayConnection:
-    """Starts a replay's process and talks to it through shared memory."""
+    """Starts a replay process and exchanges messages with it through shared memory."""
 
     def __init__(
         self, plan: Plan, spec: Spec, cut: Cut, region: SharedMemory, context: ForkServerContext, hung_seconds: float
@@ -50,73 +49,74 @@ class SharedReplayConnection:
         self.region = region
         self.context = context
         self.hung_seconds = hung_seconds
-        self.answer_bytes = batch_bytes(plan, spec, cut)
+        self.batch_limit_bytes = batch_bytes(plan, spec, cut)
         self.process: BaseProcess | None = None
-        self.waiting: deque[Batch | Sequences | None] = deque()
+        self.received: deque[Batch | Sequences | None] = deque()
 
     def start(self, history: Path | None) -> None:
-        """A process with an empty replay."""
-        self.end()
-        self.orders = Ring(ORDERS, order_bytes(self.plan, self.spec))
-        self.answers = Ring(ANSWERS, self.answer_bytes)
-        self.calls, theirs = self.context.Pipe()
-        self.words = SharedMemory(WORDS_BYTES)
-        parts = (self.region, self.orders, self.answers, theirs, self.words)
-        noted = None if history is None else str(history)
-        post = ReplaySetup(msgspec.json.encode(self.plan), self.spec, *parts, noted)
-        self.process = self.context.Process(target=keep, args=(post,), name="qfleet-replay", daemon=True)
+        """Start a process with an empty replay."""
+        self.stop()
+        self.messages = Ring(MESSAGE_SLOTS, message_bytes(self.plan, self.spec))
+        self.batches = Ring(BATCH_SLOTS, self.batch_limit_bytes)
+        self.pipe, server_end = self.context.Pipe()
+        self.error_text = SharedMemory(ERROR_BYTES)
+        parts = (self.region, self.messages, self.batches, server_end, self.error_text)
+        history_file = None if history is None else str(history)
+        setup = ReplaySetup(msgspec.json.encode(self.plan), self.spec, *parts, history_file)
+        self.process = self.context.Process(target=replay_main, args=(setup,), name="qfleet-replay", daemon=True)
         with hidden_main():
             self.process.start()
-        theirs.close()
-        self.begun = False  # it imports and compiles before its first answer
+        server_end.close()
+        self.has_replied = False  # it imports and compiles before its first reply
 
-    def forget(self) -> None:
-        """Batches that were asked for or have arrived are not wanted any more."""
+    def discard_batches(self) -> None:
+        """Discard the batches that were requested or have arrived."""
         self.drain()
-        self.waiting.clear()
+        self.received.clear()
 
-    def end(self) -> None:
-        """End the process."""
+    def stop(self) -> None:
+        """Kill the process."""
         if self.process is None:
             return
         self.process.kill()
-        self.process.join(END_SECONDS)
-        for part in (self.orders, self.answers, self.calls, self.words):
+        self.process.join(STOP_SECONDS)
+        for part in (self.messages, self.batches, self.pipe, self.error_text):
             part.close()
         self.process = None
 
     def close(self) -> None:
-        """End the process and free its memory."""
-        self.end()
+        """Kill the process and free its memory."""
+        self.stop()
         self.region.close()
 
     # Waiting
 
     def wait(self, ready: Callable[[], Any]) -> Any:
-        """What `ready` answers when it is something; the wait has a limit."""
-        patience = self.patience()
+        """Poll `ready` until it returns something other than None or False, at most timeout() seconds."""
+        timeout = self.timeout()
         waited = 0.0
-        looked_at = time.monotonic()
+        checked_at = time.monotonic()
         while (found := ready()) is None or found is False:
             if self.process is None or not self.process.is_alive():
-                raise ReplayLost(self.last_words())
-            if waited > patience:
-                raise ReplayLost(f"the replay's process did not answer for {patience:g} s")
+                raise ReplayLost(self.final_error())
+            if waited > timeout:
+                raise ReplayLost(f"the replay's process did not answer for {timeout:g} s")
             time.sleep(NAP_SECONDS)
-            # Whoever was stopped together with the replay must not find it hung on waking.
-            waited = waited + min((now := time.monotonic()) - looked_at, LOOK_SECONDS)
-            looked_at = now
+            # A learner that was stopped together with the replay must not find it hung afterwards.
+            now = time.monotonic()
+            waited += min(now - checked_at, MAX_POLL_GAP_SECONDS)
+            checked_at = now
         return found
 
-    def patience(self) -> float:
-        """Seconds without an answer until it counts as hung."""
-        return self.hung_seconds if self.begun else max(self.hung_seconds, START_SECONDS)
+    def timeout(self) -> float:
+        """Seconds without a reply until the process counts as hung."""
+        return self.hung_seconds if self.has_replied else max(self.hung_seconds, START_SECONDS)
 
     @contextmanager
-    def limit(self) -> Iterator[None]:
-        """A pipe waits for ever for who was stopped in the middle of a message: kill it then, which ends the wait."""
+    def kill_at_timeout(self) -> Iterator[None]:
+        """Kill the process at the timeout: a pipe waits forever for a process stopped in the middle of a message."""
         process = self.process
-        watchdog = threading.Timer(self.patience(), lambda: process.kill() if process is not None else None)
+        watchdog = threading.Timer(self.timeout(), lambda: process.kill() if process is not None else None)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -124,68 +124,68 @@ class SharedReplayConnection:
         finally:
             watchdog.cancel()
 
-    def last_words(self) -> str:
-        """How the process ended, as far as it could say."""
-        said = bytes(self.words.view).rstrip(b"\0").decode(errors="replace")
-        if said or self.process is None:
-            return f"the replay's process has died: {said or 'it was ended'}"
-        self.process.join(END_SECONDS)  # its end is told a moment after that of its pipe
+    def final_error(self) -> str:
+        """The error that the process reported, or its exit code."""
+        text = bytes(self.error_text.view).rstrip(b"\0").decode(errors="replace")
+        if text or self.process is None:
+            return f"the replay's process has died: {text or 'it was stopped'}"
+        self.process.join(STOP_SECONDS)  # its exit code is known a moment after the end of its pipe
         code = self.process.exitcode
         return f"the replay's process has died{'' if code is None else f' with exit code {code}'}"
 
-    # What goes there and comes back
+    # Messages, requests and batches
 
-    def order(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Something to be done, in its turn."""
-        self.wait(lambda: self.orders.put(facts, arrays or {}))
+    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+        """Send a message, without waiting for its effect."""
+        self.wait(lambda: self.messages.put(facts, arrays or {}))
 
-    def call(self, name: str, state: State | None = None) -> State:
-        """Something to be done now, and its answer; all orders before are done first."""
-        self.order({"kind": "call"})
+    def request(self, name: str, state: State | None = None) -> State:
+        """Send a request and wait for the reply; all messages before it are handled first."""
+        self.send({"kind": "request"})
         message = {"name": name, **({} if state is None else pack_state(state))}
         try:
-            with self.limit():
-                self.calls.send_bytes(msgspec.msgpack.encode(message))
-            self.wait(self.answered)
-            with self.limit():
-                answer = self.calls.recv_bytes()
+            with self.kill_at_timeout():
+                self.pipe.send_bytes(msgspec.msgpack.encode(message))
+            self.wait(self.has_reply)
+            with self.kill_at_timeout():
+                reply = self.pipe.recv_bytes()
         except (EOFError, OSError):
-            raise ReplayLost(self.last_words()) from None
-        self.begun = True
-        return unpack_state(msgspec.msgpack.decode(answer, type=dict[str, bytes]))
+            raise ReplayLost(self.final_error()) from None
+        self.has_replied = True
+        return unpack_state(msgspec.msgpack.decode(reply, type=dict[str, bytes]))
 
-    def answered(self) -> bool:
-        """Has a call been answered?"""
+    def has_reply(self) -> bool:
+        """Has the reply to a request come?"""
         self.drain()
-        return self.calls.poll(0)
+        return self.pipe.poll(0)
 
-    def batch(self) -> Batch | Sequences | None:
-        """The oldest batch that was asked for."""
-        self.wait(self.arrived)
-        return self.waiting.popleft()
+    def receive_batch(self) -> Batch | Sequences | None:
+        """The oldest batch that was drawn."""
+        self.wait(self.has_batch)
+        return self.received.popleft()
 
-    def arrived(self) -> bool:
-        """Has a batch come, or the word that there is none?"""
+    def has_batch(self) -> bool:
+        """Has a batch come, or the message that there is none?"""
         self.drain()
-        return bool(self.waiting)
+        return bool(self.received)
 
     def drain(self) -> None:
-        """Take batches in, so that whoever makes them has room."""
-        while (parts := self.answers.get()) is not None:
-            self.waiting.append(None if parts[0].get("kind") == NOTHING else as_batch(parts, self.spec))
+        """Receive batches, so that the ring has room for more."""
+        while (parts := self.batches.get()) is not None:
+            self.received.append(None if parts[0].get("kind") == NO_BATCH else as_batch(parts, self.spec))
 
 
 def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runtime: ProcessesRuntime) -> RemoteReplay:
-    """A replay whose rows lie in shared memory, and whose process is not started yet."""
+    """A replay with its rows in shared memory; its process is not started yet."""
     region = store_region(plan, spec)
-    # A replay like the other one, for its rows and rules; its queue stays empty.
-    twin = shared_store(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)), region)
-    way = SharedReplayConnection(plan, spec, twin.cut, region, context, runtime.hung_seconds)
-    return RemoteReplay(plan, way, twin, twin.store, runtime.restarts)
+    # For its rows and rules; its queue stays empty.
+    template = shared_store(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)), region)
+    connection = SharedReplayConnection(plan, spec, template.cut, region, context, runtime.hung_seconds)
+    return RemoteReplay(plan, connection, template, template.store, runtime.restarts)
 
 
-def order_bytes(plan: Plan, spec: Spec) -> int:
-    """The most that an order can need: a rollout with the world's own rewards beside it, or a batch's priorities."""
+def message_bytes(plan: Plan, spec: Spec) -> int:
+    """The largest size of a message: a rollout with raw rewards beside it, or the priorities of a batch."""
     rows = int(getattr(plan.runtime, "chunk_rows", 1))
     size = batch_size(plan)
     rollout = rollout_bytes(spec, plan.env.num, rows) + 4 * rows * plan.env.num + 4096

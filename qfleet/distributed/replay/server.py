@@ -1,4 +1,4 @@
-"""What a replay that lives elsewhere does: it obeys orders, one after the other; and the rings that bring them."""
+"""The server side of a remote replay: handles messages one after the other; and the main function of its process."""
 
 import os
 import signal
@@ -17,82 +17,73 @@ from qfleet.build.components import own_replay
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
 from qfleet.data.wire_format import Parts
-from qfleet.distributed.actors.main import logging_to
+from qfleet.distributed.actors.main import redirect_output
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import die_with_parent
 from qfleet.system.ring import Ring
-from qfleet.system.shared_memory import SharedMemory
+from qfleet.system.shared_memory import SharedMemory, round_to_cache_lines
 
 NAP_SECONDS = 0.0002
-WORDS_BYTES = 1_000
-CALL_SECONDS = 60.0  # a call's content follows its order at once
-LINE = 128
-NOTHING = "nothing"  # stands where a batch was asked for and there is none
+ERROR_BYTES = 1_000
+REQUEST_SECONDS = 60.0  # the content of a request follows its message at once
+NO_BATCH = "nothing"  # sent instead of a batch when the replay is empty
 
 
 @dataclass
 class ReplaySetup:
-    """Everything the process needs to know."""
+    """The arguments of the replay process."""
 
     plan: bytes  # as JSON
     spec: Spec
     region: SharedMemory
-    orders: Ring
-    answers: Ring
-    calls: Connection
-    words: SharedMemory  # what went wrong, in words
-    history: str | None  # the file that operations are noted in, if they are
+    messages: Ring
+    batches: Ring
+    pipe: Connection
+    error_text: SharedMemory  # why the process failed
+    history: str | None  # the file that records operations
 
 
 def columns_of(store: Store) -> dict[str, Array]:
-    """What both processes see: every column, and how far each lane is."""
+    """The arrays in shared memory: every column, and the head of each lane."""
     return {**store.columns(), "heads": store.heads}
 
 
 def store_region(plan: Plan, spec: Spec) -> SharedMemory:
-    """Memory for the rows of the plan's replay."""
+    """Shared memory for the rows of the plan's replay."""
     columns = columns_of(make_replay(plan, spec, plan.env.num, np.random.default_rng(0)).store)
-    return SharedMemory(sum(padded(column.nbytes) for column in columns.values()))
-
-
-def padded(size: int) -> int:
-    """Columns begin at whole lines of memory."""
-    return -(-size // LINE) * LINE
+    return SharedMemory(sum(round_to_cache_lines(column.nbytes) for column in columns.values()))
 
 
 def shared_store(replay: Replay, region: SharedMemory) -> Replay:
-    """The replay with its rows in this memory, as they are there."""
+    """Move the rows of a replay to this memory, keeping the memory's content."""
     begin = 0
     store = replay.store
     for name, column in columns_of(store).items():
         view = np.ndarray(column.shape, column.dtype, region.view, begin)
         setattr(store, name, view)
-        begin += padded(column.nbytes)
+        begin += round_to_cache_lines(column.nbytes)
     return replay
 
 
-# What obeys
-
-
 class ReplayServer:
-    """A replay and the orders it obeys, whoever brings them."""
+    """A replay and the messages that it handles, however they are carried."""
 
     def __init__(self, replay: Replay, history: str | None) -> None:
         self.replay = replay
-        self.history = notes_in(history)
-        self.orders: dict[str, Callable[[Parts], Parts | None]] = {
+        self.history = history_in(history)
+        self.messages: dict[str, Callable[[Parts], Parts | None]] = {
             "add": self.add,
             "priorities": self.update,
             "draw": self.draw,
             "fold": self.fold,
         }
 
-    def obey(self, parts: Parts) -> Parts | None:
-        """Do what is ordered; a draw is answered."""
-        return self.orders[str(parts[0]["kind"])](parts)
+    def handle_message(self, parts: Parts) -> Parts | None:
+        """Handle a message; a draw returns a batch."""
+        return self.messages[str(parts[0]["kind"])](parts)
 
     def add(self, parts: Parts) -> None:
         """Store a rollout."""
@@ -104,52 +95,57 @@ class ReplayServer:
         self.note("stored", source=rollout.source)
 
     def note(self, op: str, **fields: Any) -> None:
-        """Write an operation down, with the serial numbers that can be drawn after it."""
+        """Record an operation, with the range of serial numbers that can be drawn after it."""
         self.history.note("replay", op, **fields, tail=self.replay.tail, head=self.replay.head)
 
     def update(self, parts: Parts) -> None:
-        """Take priorities back."""
+        """Update priorities."""
         self.replay.update(*as_priorities(parts))
 
     def fold(self, parts: Parts) -> None:
-        """Sum rewards in another way."""
+        """Change how rewards are summed."""
         self.replay.fold = Fold(**{name: value for name, value in parts[0].items() if name != "kind"})  # type: ignore[arg-type]
 
     def draw(self, parts: Parts) -> Parts:
         """Cut a batch."""
         batch = self.replay.sample(int(parts[0]["size"]))  # type: ignore[arg-type]
         if batch is None:
-            # Asked for ahead of its time: what was ready then may all have been pushed out since.
-            return {"kind": NOTHING}, {}
+            # Batches are requested ahead: the items of that time may all have been overwritten since.
+            return {"kind": NO_BATCH}, {}
         self.note("drawn", ids=batch.ids[:NOTED_IDS].tolist())
         return batch_parts(batch)
 
-    def answer(self, name: str, state: State) -> State:
-        """What a call wants to know, or to have done."""
+    def handle_request(self, name: str, state: State) -> State:
+        """Handle a request; returns the reply."""
         replay = self.replay
         match name:
             case "counts":
                 filtered = 0.0 if replay.filter is None else replay.filter.share
-                return {"head": replay.head, "tail": replay.tail, "ready": replay.ready, "filtered": filtered}
-            case "take":
-                facts, arrays = batch_parts(replay.take(state["serials"], state["weight"]))
+                return {
+                    "head": replay.head,
+                    "tail": replay.tail,
+                    "items_added": replay.items_added,
+                    "filtered": filtered,
+                }
+            case "read_batch":
+                facts, arrays = batch_parts(replay.read_batch(state["serials"], state["weight"]))
                 return {"facts": facts, "arrays": arrays}
             case "spans":
                 return {"spans": [[lanes.start, lanes.stop, begin, end] for lanes, begin, end in replay.spans()]}
             case "seal":
-                return {"turned": replay.seal(slice(state["begin"], state["end"]))}
+                return {"steps_sealed": replay.seal(slice(state["begin"], state["end"]))}
             case "state":
                 return replay.state_dict()
             case "read":
                 return replay.store.read(state["begin"], state["end"], slice(state["first"], state["stop"]))
-            case "saving":
-                saving = replay.store.saving()
-                return {} if saving is None else asdict(saving)
+            case "compression_savings":
+                savings = replay.store.compression_savings()
+                return {} if savings is None else asdict(savings)
             case _:
-                return self.change(name, state)
+                return self.handle_command(name, state)
 
-    def change(self, name: str, state: State) -> State:
-        """Calls that only change something."""
+    def handle_command(self, name: str, state: State) -> State:
+        """Handle a request with an empty reply."""
         match name:
             case "clear":
                 self.replay.clear()
@@ -160,60 +156,57 @@ class ReplayServer:
                 self.replay.load_state_dict(state)
             case "reseed":
                 self.replay.rng.bit_generator.state = state["rng"]
-            case "settle":
-                self.history = notes_in(state["file"])
+            case "set_history_file":
+                self.history = history_in(state["file"])
             case _:
-                raise ValueError(f"no call {name}")
+                raise ValueError(f"unknown request {name}")
         return {}
 
 
-def notes_in(file: str | None) -> HistoryLog:
-    """Who notes operations in this file of a run's folder; nobody, where there is no such folder."""
+def history_in(file: str | None) -> HistoryLog:
+    """A history in this file; none if the run directory is not on this machine."""
     return History(Path(file)) if file is not None and Path(file).parents[1].is_dir() else NoHistory()
 
 
-# What brings orders to a process of this machine
-
-
-def keep(post: ReplaySetup) -> None:
-    """The life of a replay's process."""
+def replay_main(setup: ReplaySetup) -> None:
+    """The main function of the replay process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with logging_to(None):
+    with redirect_output(None):
         try:
-            run(post, os.getppid())
+            serve(setup, os.getppid())
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".encode()[:WORDS_BYTES]
-            post.words.view[: len(said)] = said
+            text = f"{type(error).__name__}: {error}".encode()[:ERROR_BYTES]
+            setup.error_text.view[: len(text)] = text
             raise
 
 
-def run(post: ReplaySetup, parent: int) -> None:
-    """Obey until the parent is gone."""
-    warm(replace(post.spec, state=()))  # before the first order: compiled loops take their time to load
-    replay = own_replay(msgspec.json.decode(post.plan, type=Plan), post.spec)
-    keeping = ReplayServer(shared_store(replay, post.region), post.history)
+def serve(setup: ReplaySetup, parent: int) -> None:
+    """Handle messages until the parent process ends."""
+    warm(replace(setup.spec, state=()))  # before the first message: compiled loops take long to load
+    replay = own_replay(msgspec.json.decode(setup.plan, type=Plan), setup.spec)
+    server = ReplayServer(shared_store(replay, setup.region), setup.history)
     while os.getppid() == parent:
-        parts = post.orders.get()
+        parts = setup.messages.get()
         if parts is None:
             time.sleep(NAP_SECONDS)
-        elif parts[0]["kind"] == "call":
-            reply(post, keeping)
-        elif (batch := keeping.obey(parts)) is not None:
-            hand_over(post, batch, parent)
+        elif parts[0]["kind"] == "request":
+            answer_request(setup, server)
+        elif (batch := server.handle_message(parts)) is not None:
+            send_batch(setup, batch, parent)
 
 
-def hand_over(post: ReplaySetup, batch: Parts, parent: int) -> None:
-    """A batch waits for room, as long as somebody may still make it."""
-    while not post.answers.put(*batch) and os.getppid() == parent:
+def send_batch(setup: ReplaySetup, batch: Parts, parent: int) -> None:
+    """Send a batch; wait for room while the parent lives."""
+    while not setup.batches.put(*batch) and os.getppid() == parent:
         time.sleep(NAP_SECONDS)
 
 
-def reply(post: ReplaySetup, keeping: ReplayServer) -> None:
-    """Something with an answer of any size."""
-    if not post.calls.poll(CALL_SECONDS):
-        raise TimeoutError("a call without content")
-    message = msgspec.msgpack.decode(post.calls.recv_bytes())
+def answer_request(setup: ReplaySetup, server: ReplayServer) -> None:
+    """Receive a request, handle it and send the reply."""
+    if not setup.pipe.poll(REQUEST_SECONDS):
+        raise TimeoutError("a request without content")
+    message = msgspec.msgpack.decode(setup.pipe.recv_bytes())
     name = message.pop("name")
     state = unpack_state(message) if message else {}
-    post.calls.send_bytes(msgspec.msgpack.encode(pack_state(keeping.answer(name, state))))
+    setup.pipe.send_bytes(msgspec.msgpack.encode(pack_state(server.handle_request(name, state))))

@@ -1,8 +1,8 @@
-"""The ledger: which rollouts came in, each exactly once (promises I3). A state machine: no clock, no IO.
+"""The ledger: admits each rollout exactly once (promise I3). A state machine: no clock, no IO.
 
-A rollout's source is (worker, incarnation, sequence); sequences count from 0 in every incarnation. A sender is answered
-with the verdict and `expected(worker)`: after "accept" and "duplicate" it may forget the rollout, after "refuse" of its
-own incarnation it sends again from what is expected, and after "refuse" of an older one it leaves.
+A rollout's source is (worker, incarnation, sequence); sequences count from 0 in every incarnation. A sender gets the
+verdict and `expected(worker)`: after "accept" and "duplicate" it drops the rollout, after "refuse" it sends again from
+the expected sequence, or ends if its incarnation is not the current one.
 """
 
 from typing import Literal, TypeAlias
@@ -14,7 +14,7 @@ from qfleet.data.state_reader import FLAGS, saved_array, saved_numbers
 
 Source: TypeAlias = tuple[int, int, int]  # worker, incarnation, sequence
 Verdict: TypeAlias = Literal["accept", "duplicate", "refuse"]
-NOBODY = -1  # the incarnation of a worker that never began
+NOT_STARTED = -1  # the incarnation of a worker that was never started
 _LARGEST = 2**53
 
 
@@ -23,10 +23,10 @@ class Ledger:
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self.incarnations = [NOBODY] * workers  # the newest of each worker
-        self.sequences = [0] * workers  # the next one expected from it
-        self.dismissed = [False] * workers  # is it gone, and nobody in its place yet?
-        self.rollouts = [0] * workers  # accepted from all incarnations
+        self.incarnations = [NOT_STARTED] * workers  # the newest of each worker
+        self.sequences = [0] * workers  # expected next
+        self.lost = [False] * workers  # and not replaced yet
+        self.rollouts = [0] * workers  # accepted, over all incarnations
         self.steps = [0] * workers
 
     @property
@@ -35,30 +35,30 @@ class Ledger:
         return sum(self.steps)
 
     def begin(self, worker: int, incarnation: int) -> None:
-        """From now on only this incarnation of the worker is listened to; to begin it again changes nothing."""
+        """Accept only this incarnation of the worker from now on; repeating the call changes nothing."""
         newest = self.incarnations[worker]
         if incarnation < newest:
             raise ValueError(f"worker {worker}: incarnation {incarnation} is older than {newest}")
         if incarnation > newest:
             self.incarnations[worker] = incarnation
             self.sequences[worker] = 0
-            self.dismissed[worker] = False
+            self.lost[worker] = False
 
-    def dismiss(self, worker: int) -> None:
-        """The worker failed: nothing is accepted from it until its next incarnation begins."""
-        self.dismissed[worker] = True
+    def mark_lost(self, worker: int) -> None:
+        """Accept no rollouts of this worker until its next incarnation begins."""
+        self.lost[worker] = True
 
     def expected(self, worker: int) -> int:
         """The sequence that the worker's newest incarnation must send next."""
         return self.sequences[worker]
 
     def is_current(self, worker: int, incarnation: int) -> bool:
-        """Is this the incarnation that is listened to?"""
-        known = 0 <= worker < self.workers and not self.dismissed[worker]
+        """Is this the incarnation whose rollouts are accepted?"""
+        known = 0 <= worker < self.workers and not self.lost[worker]
         return known and 0 <= incarnation == self.incarnations[worker]
 
-    def judge(self, source: Source, steps: int = 0) -> Verdict:
-        """May this rollout of so many steps enter? "accept" counts it: ask once, and then take it in."""
+    def admit(self, source: Source, steps: int = 0) -> Verdict:
+        """Decide whether a rollout is inserted; "accept" counts it and its steps."""
         worker, incarnation, sequence = source
         if not self.is_current(worker, incarnation) or not 0 <= sequence <= self.sequences[worker]:
             return "refuse"
@@ -70,23 +70,23 @@ class Ledger:
         return "accept"
 
     def state_dict(self) -> State:
-        """The counts; with them a restart does not open the window again."""
+        """The counts; with them a restart accepts no rollout a second time."""
         return {
             "incarnations": np.array(self.incarnations, np.int64),
             "sequences": np.array(self.sequences, np.int64),
-            "dismissed": np.array(self.dismissed, np.bool_),
+            "dismissed": np.array(self.lost, np.bool_),
             "rollouts": np.array(self.rollouts, np.int64),
             "steps": np.array(self.steps, np.int64),
         }
 
     def load_state_dict(self, state: State) -> None:
-        """Take the counts back. Senders that went on since then are behind a gap: begin them anew."""
+        """Restore the counts. Workers that ran since then are behind a gap: start new incarnations."""
         shape = (self.workers,)
-        incarnations = saved_numbers(state, "incarnations", shape, NOBODY, _LARGEST)
+        incarnations = saved_numbers(state, "incarnations", shape, NOT_STARTED, _LARGEST)
         counts = [saved_numbers(state, name, shape, 0, _LARGEST) for name in ("sequences", "rollouts", "steps")]
-        dismissed = saved_array(state, "dismissed", FLAGS, shape)
+        lost = saved_array(state, "dismissed", FLAGS, shape)
         if (counts[0] > counts[1]).any():
             raise ValueError("sequences: more than the rollouts that were accepted")
         self.incarnations = incarnations.tolist()
-        self.dismissed = dismissed.tolist()
+        self.lost = lost.tolist()
         self.sequences, self.rollouts, self.steps = (count.tolist() for count in counts)

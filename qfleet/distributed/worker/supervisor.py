@@ -1,9 +1,9 @@
-"""Supervision of workers: who is dead, hung or slow, who is to be started and when. State machines: `now` is passed in.
+"""Supervision: finds workers that are dead, hung or slow, and decides restarts. State machines: `now` is passed in.
 
-The runtime asks `due(now)` whom to start, calls `started`, and several times a second tells what it `see`s of each.
-One that fails is due again after a delay that doubles with every fault of the last `window_seconds`; one that failed
-more than `restarts` times in that time is quarantined for good, and the others go on (promises I8, I9). One that only
-brings in far less than the others is named by its `StragglerWatch` and left at work.
+The runtime starts the workers in `due(now)`, calls `started`, and several times a second calls `check` for each. A
+worker that fails is due again after a delay that doubles with every fault of the last `window_seconds`; a worker that
+failed more than `restarts` times within them is quarantined for good, and the others go on (promises I8, I9). A worker
+that sends far fewer rollouts than the others is reported by the `StragglerWatch` and keeps running.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,44 +15,44 @@ import numpy as np
 
 from qfleet.system.restart_budget import RestartBudget
 
-# Time in which nobody looked counts so much at most: a driver that was itself stopped must not find all others hung.
-LOOK_SECONDS = 2.0
-PACE_SECONDS = 10.0  # the least time over which workers are compared
-SLOW_SHARE = 1 / 3  # of what the others bring in
-FEW_ROLLOUTS = 10  # fewer say nothing: one more or less is chance
+# The most that a gap between two checks counts: a driver that was itself stopped must not find all workers hung.
+MAX_POLL_GAP_SECONDS = 2.0
+COMPARE_SECONDS = 10.0  # the least time over which workers are compared
+SLOW_SHARE = 1 / 3  # of the median of the others
+MIN_ROLLOUTS = 10  # fewer are chance
 
-Who: TypeAlias = tuple[int, int]  # worker, incarnation
-Condition: TypeAlias = Literal["waiting", "running", "quarantined"]
-Failing: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: what it handed over makes no sense
+WorkerId: TypeAlias = tuple[int, int]  # worker, incarnation
+WorkerStatus: TypeAlias = Literal["waiting", "running", "quarantined"]
+FaultKind: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: it sent an invalid rollout
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFault:
-    """What was seen of a worker that must be ended and replaced."""
+    """A fault of a worker that must be stopped and replaced."""
 
     worker: int
     incarnation: int
-    kind: Failing
-    silent_seconds: float  # since its progress moved last
+    kind: FaultKind
+    silent_seconds: float  # since its progress rose last
     delay_seconds: float | None  # until it is due again; None: it is quarantined
 
 
 @dataclass(slots=True)
 class _WorkerRecord:
-    """What is known of one worker."""
+    """The state of one worker."""
 
     incarnation: int
     budget: RestartBudget
-    state: Condition = "waiting"
+    state: WorkerStatus = "waiting"
     due_at: float = float("-inf")
     progress: int = 0
-    seen_at: float = 0.0
-    silent_seconds: float = 0.0  # since its progress moved last, as far as somebody looked
-    moved: bool = False  # since it was started
+    checked_at: float = 0.0
+    silent_seconds: float = 0.0  # since its progress rose last; long gaps between checks count less
+    has_moved: bool = False  # has progress risen since the start?
 
 
 class Supervisor:
-    """Decides; ending and starting processes is the runtime's part. `incarnations`: the last ones used before."""
+    """Decides restarts; the runtime starts and stops processes. `incarnations` are the last ones used before."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Supervisor:
         start_seconds: float = 60.0,
         incarnations: Sequence[int] | None = None,
     ) -> None:
-        # Long enough for one that never moves to fail as often as it may, and once more.
+        # Long enough for a worker that never makes progress to use up its budget.
         window_seconds = max(window_seconds, (restarts + 1) * (max(hung_seconds, start_seconds) + largest_delay))
         self.hung_seconds = hung_seconds
         self.restarts = restarts
@@ -75,30 +75,30 @@ class Supervisor:
         self.first_delay = first_delay
         self.largest_delay = largest_delay
         self.rng = rng
-        self.start_seconds = start_seconds  # the least time until it first moves: a start imports and builds worlds
-        self.seats = [
+        self.start_seconds = start_seconds  # at least, until the first progress: a start imports and makes environments
+        self.records = [
             _WorkerRecord(last, RestartBudget(restarts, window_seconds)) for last in incarnations or [-1] * workers
         ]
-        if len(self.seats) != workers:
-            raise ValueError(f"{workers} workers, but {len(self.seats)} incarnations")
+        if len(self.records) != workers:
+            raise ValueError(f"{workers} workers, but {len(self.records)} incarnations")
 
     @property
-    def state(self) -> list[Condition]:
-        """Of every worker."""
-        return [seat.state for seat in self.seats]
+    def state(self) -> list[WorkerStatus]:
+        """The status of every worker."""
+        return [record.state for record in self.records]
 
     @property
     def quarantined(self) -> set[int]:
         """Workers that will not be started again."""
-        return {worker for worker, seat in enumerate(self.seats) if seat.state == "quarantined"}
+        return {worker for worker, record in enumerate(self.records) if record.state == "quarantined"}
 
     @property
-    def working(self) -> int:
-        """How many run at this moment."""
+    def num_running(self) -> int:
+        """The number of running workers."""
         return self.state.count("running")
 
-    def terms(self) -> dict[str, float]:
-        """What it promises, for a history."""
+    def limits(self) -> dict[str, float]:
+        """The limits that a history is checked against."""
         return {
             "restarts": self.restarts,
             "window_seconds": self.window_seconds,
@@ -108,94 +108,99 @@ class Supervisor:
         }
 
     def incarnation(self, worker: int) -> int:
-        """The newest one of a worker; -1 before the first."""
-        return self.seats[worker].incarnation
+        """The newest incarnation of a worker; -1 before the first."""
+        return self.records[worker].incarnation
 
-    def begin_anew(self, incarnations: Sequence[int]) -> None:
-        """Nobody runs any more, and later incarnations than these are to be started. What failed too often stays so."""
-        for seat, used in zip(self.seats, incarnations, strict=True):
-            seat.incarnation = max(seat.incarnation, used)
-            if seat.state != "quarantined":
-                seat.state = "waiting"
-                seat.due_at = float("-inf")
+    def reset(self, incarnations: Sequence[int]) -> None:
+        """All workers were stopped: start them as later incarnations than these, except quarantined ones."""
+        for record, used in zip(self.records, incarnations, strict=True):
+            record.incarnation = max(record.incarnation, used)
+            if record.state != "quarantined":
+                record.state = "waiting"
+                record.due_at = float("-inf")
 
     def due(self, now: float) -> list[int]:
         """Workers to be started now."""
-        return [w for w, seat in enumerate(self.seats) if seat.state == "waiting" and seat.due_at <= now]
+        return [w for w, record in enumerate(self.records) if record.state == "waiting" and record.due_at <= now]
 
     def started(self, worker: int, now: float, progress: int = 0) -> int:
-        """It is about to be started, with its counter at `progress`; returns its incarnation."""
-        seat = self.seats[worker]
-        if seat.state != "waiting":
-            raise ValueError(f"worker {worker} is {seat.state}")
-        seat.incarnation += 1
-        seat.state = "running"
-        seat.progress = progress
-        seat.moved = False
-        seat.seen_at = now
-        seat.silent_seconds = 0.0
-        return seat.incarnation
+        """Record that a worker starts, with its counter at `progress`; returns its incarnation."""
+        record = self.records[worker]
+        if record.state != "waiting":
+            raise ValueError(f"worker {worker} is {record.state}")
+        record.incarnation += 1
+        record.state = "running"
+        record.progress = progress
+        record.has_moved = False
+        record.checked_at = now
+        record.silent_seconds = 0.0
+        return record.incarnation
 
-    def see(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
-        """What a look at a worker shows. `progress` is its own count of things done, waiting for a turn included."""
-        seat = self.seats[worker]
-        if seat.state != "running":
+    def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
+        """Check a worker; return its fault, if any. `progress` is its own counter, which also rises while it waits."""
+        record = self.records[worker]
+        if record.state != "running":
             return None
-        seat.silent_seconds += min(now - seat.seen_at, LOOK_SECONDS)
-        seat.seen_at = now
+        record.silent_seconds += min(now - record.checked_at, MAX_POLL_GAP_SECONDS)
+        record.checked_at = now
         if not alive:
-            return self.fail(worker, now, "dead")
-        if progress != seat.progress:
-            seat.progress = progress
-            seat.moved = True
-            seat.silent_seconds = 0.0
-        limit = self.hung_seconds if seat.moved else max(self.hung_seconds, self.start_seconds)
-        return self.fail(worker, now, "hung") if seat.silent_seconds >= limit else None
+            return self.record_fault(worker, now, "dead")
+        if progress != record.progress:
+            record.progress = progress
+            record.has_moved = True
+            record.silent_seconds = 0.0
+        limit = self.hung_seconds if record.has_moved else max(self.hung_seconds, self.start_seconds)
+        return self.record_fault(worker, now, "hung") if record.silent_seconds >= limit else None
 
-    def fail(self, worker: int, now: float, kind: Failing) -> WorkerFault:
-        """Charge a fault to the worker's budget: it is started again later, or quarantined."""
-        seat = self.seats[worker]
-        delay = self.delay(len(seat.budget.faults)) if seat.budget.charge(now) else None
-        seat.state, seat.due_at = ("quarantined", now) if delay is None else ("waiting", now + delay)
-        return WorkerFault(worker, seat.incarnation, kind, seat.silent_seconds, delay)
+    def record_fault(self, worker: int, now: float, kind: FaultKind) -> WorkerFault:
+        """Charge a fault to the worker's budget: the worker is started again later, or quarantined."""
+        record = self.records[worker]
+        delay = self.restart_delay(len(record.budget.faults)) if record.budget.charge(now) else None
+        record.state = "quarantined" if delay is None else "waiting"
+        record.due_at = now + (delay or 0.0)
+        return WorkerFault(worker, record.incarnation, kind, record.silent_seconds, delay)
 
-    def delay(self, faults: int) -> float:
-        """Seconds until the next start after so many faults: doubling, with jitter so that not all start at once."""
-        # The exponent is bounded because a float is: 2.0**1024 is an error.
+    def restart_delay(self, faults: int) -> float:
+        """Seconds until the next start: doubled with every fault, with jitter so that not all start at once."""
+        # 2.0**1024 would overflow.
         longest = min(self.largest_delay, self.first_delay * 2.0 ** min(faults - 1, 64))
         return longest * (0.5 + 0.5 * float(self.rng.random()))
 
 
 class StragglerWatch:
-    """Who brings in far less than the others, told once of each incarnation. It compares; nobody waits for it."""
+    """Finds workers that send far fewer rollouts than the others, each incarnation once."""
 
-    def __init__(self, window_seconds: float = PACE_SECONDS) -> None:
+    def __init__(self, window_seconds: float = COMPARE_SECONDS) -> None:
         self.window_seconds = window_seconds
         self.began_at = float("-inf")
-        self.before: dict[Who, int] = {}  # how much each had brought in when the window began
-        self.named: set[Who] = set()
+        self.start_counts: dict[WorkerId, int] = {}  # at the start of the window
+        self.reported: set[WorkerId] = set()
 
-    def see(self, now: float, brought: Mapping[Who, int]) -> dict[Who, float]:
-        """Who is found slow now, with its share; `brought` counts rollouts of those who were heard and are there."""
+    def check(self, now: float, rollouts: Mapping[WorkerId, int]) -> dict[WorkerId, float]:
+        """Workers newly found slow, with their share; `rollouts` counts those of running workers that have sent any."""
         if now - self.began_at < self.window_seconds:
             return {}
-        # Whoever was not heard yet when the window began was starting, which takes longer for one than for another.
-        gained = {who: count - self.before[who] for who, count in brought.items() if who in self.before}
-        if sum(gained.values()) < FEW_ROLLOUTS * len(gained):
-            return {}  # where all are slow the window lasts longer
+        # A worker without rollouts at the start of the window was starting, which may take long.
+        gained = {
+            worker_id: count - self.start_counts[worker_id]
+            for worker_id, count in rollouts.items()
+            if worker_id in self.start_counts
+        }
+        if sum(gained.values()) < MIN_ROLLOUTS * len(gained):
+            return {}  # extend the window until there is enough to compare
         self.began_at = now
-        self.before = dict(brought)
-        found = {who: share for who, share in stragglers(gained).items() if who not in self.named}
-        self.named = (self.named | found.keys()) & brought.keys()
+        self.start_counts = dict(rollouts)
+        found = {worker_id: share for worker_id, share in stragglers(gained).items() if worker_id not in self.reported}
+        self.reported = (self.reported | found.keys()) & rollouts.keys()
         return found
 
 
-def stragglers(brought: Mapping[Who, int]) -> dict[Who, float]:
-    """Those who brought in less than SLOW_SHARE of the median of the others, with their share of it."""
+def stragglers(rollouts: Mapping[WorkerId, int]) -> dict[WorkerId, float]:
+    """Workers with fewer than SLOW_SHARE of the median of the others' rollouts, with their share of it."""
     found = {}
-    for who, own in brought.items():
-        others = [count for other, count in brought.items() if other != who]
-        # The lower one of two in the middle: of three actors, one that is fast must not make the others slow.
-        if others and (usual := median_low(others)) >= FEW_ROLLOUTS and own < SLOW_SHARE * usual:
-            found[who] = own / usual
+    for worker_id, own in rollouts.items():
+        others = [count for other, count in rollouts.items() if other != worker_id]
+        # The lower of two middle values: of three actors, one that is fast must not make the others slow.
+        if others and (usual := median_low(others)) >= MIN_ROLLOUTS and own < SLOW_SHARE * usual:
+            found[worker_id] = own / usual
     return found

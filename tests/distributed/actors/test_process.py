@@ -1,4 +1,4 @@
-"""Actors, and if asked the replay, in processes of their own: same counts as inline, whatever is killed."""
+"""Actors, and optionally the replay, in processes of their own: same counts as inline, also after kills."""
 
 import json
 import multiprocessing
@@ -34,7 +34,7 @@ from qfleet.watch.text import end_lines, time_line
 from tests.support.runs import ACTOR, JUDGED, LOCAL, LSTM, SMALL, Settings, slow_to_close
 from tests.support.variants import ANNEAL, RESET
 
-FLEET: Settings = {
+ACTORS: Settings = {
     **SMALL,
     **LOCAL,
     "runtime.type": "processes",
@@ -51,7 +51,7 @@ pytestmark = pytest.mark.timeout(110)
 
 
 def plan_of(env: str = "CartPole-v1", **settings: Any) -> Plan:
-    return make_plan(env, overrides={**FLEET, **settings})
+    return make_plan(env, overrides={**ACTORS, **settings})
 
 
 def allowed(plan: Plan, steps: int) -> int:
@@ -63,20 +63,20 @@ def events(run: Run, kind: str) -> list[Row]:
 
 
 def require_sound(run: Run, plan: Plan) -> None:
-    """All that was asked for was done, once, and nothing is left."""
+    """The run reached its steps with exact counts, and no process is left."""
     assert run.status["state"] == "done"
     assert plan.until.steps <= run.status["env_steps"] < plan.until.steps + plan.env.num
     require_exact(run, plan)
 
 
 def require_exact(run: Run, plan: Plan) -> None:
-    """As many updates as the steps allow, a sound history, and nothing left."""
+    """As many updates as the steps allow, a sound history, and no process left."""
     assert run.status["updates"] == allowed(plan, run.status["env_steps"])
     if plan.log.history:
         assert check_history(run.path / "history") == []
     if plan.log.history and plan.runtime.replay_process:
-        told = {row["op"] for row in read_rows(run.path / "history" / "replay.jsonl")}
-        assert told == {"stored", "drawn"}
+        operations = {row["op"] for row in read_rows(run.path / "history" / "replay.jsonl")}
+        assert operations == {"stored", "drawn"}
     assert not multiprocessing.active_children()
 
 
@@ -85,7 +85,7 @@ def called(name: str) -> list[multiprocessing.process.BaseProcess]:
 
 
 class Once:
-    """A callback that does something in the first row from so many steps on in which it is time."""
+    """A callback that calls `act` once, in the first row from `steps` on for which `time()` is true."""
 
     def __init__(self, steps: int, act: Callable[[], object], time: Callable[[], bool] = lambda: True) -> None:
         self.steps, self.act, self.time, self.done = steps, act, time, False
@@ -108,16 +108,16 @@ def sent(name: str, number: int) -> Callable[[], None]:
 
 
 def has_acted(out: Path, worker: int) -> bool:
-    """Has this actor of the run in this folder handed something over?"""
+    """Has this actor of the run in this directory sent a rollout?"""
     return any(file.stat().st_size > 0 for file in out.glob(f"*/history/actor-{worker}-*.jsonl"))
 
 
-def until_told(out: Path, kind: str) -> Callable[[Row], bool]:
-    """Ends the run in this folder when it has told of such an event: no guess about how long that takes."""
+def until_event(out: Path, kind: str) -> Callable[[Row], bool]:
+    """A callback that ends the run in this directory once it has logged such an event."""
 
     def enough(row: Row) -> bool:
-        (told,) = out.glob("*/events.jsonl")
-        return any(event["kind"] == kind for event in read_rows(told))
+        (log,) = out.glob("*/events.jsonl")
+        return any(event["kind"] == kind for event in read_rows(log))
 
     return enough
 
@@ -159,7 +159,7 @@ PID_SCALE = np.float32(2**-22)  # a power of two, and no process has a larger nu
 
 
 class Signed(toys.Random):
-    """Shows the process it is stepped in."""
+    """Observations contain the id of the process that steps it."""
 
     def _show(self) -> Any:
         return np.array([os.getpid() * PID_SCALE, 0.0], np.float32)
@@ -170,36 +170,38 @@ def make_signed() -> gym.Env[Any, Any]:
 
 
 @pytest.mark.parametrize("inference", ["central", "local"])
-def test_who_sends_and_who_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str) -> None:
-    take_in, heard, sending = ActorPool.take_in, list[Rollout](), set[tuple[str, int | None]]()
+def test_inference_decides_which_processes_send_and_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inference: str
+) -> None:
+    insert, received, sending = ActorPool.insert, list[Rollout](), set[tuple[str, int | None]]()
 
-    def listening(pool: ActorPool, rollout: Rollout) -> None:
-        heard.append(replace(rollout, obs=rollout.obs.copy()))
-        take_in(pool, rollout)
+    def recording(pool: ActorPool, rollout: Rollout) -> None:
+        received.append(replace(rollout, obs=rollout.obs.copy()))
+        insert(pool, rollout)
 
-    def look(row: Row) -> None:
+    def record_children(row: Row) -> None:
         sending.update((child.name, child.pid) for child in multiprocessing.active_children())
 
-    monkeypatch.setattr(ActorPool, "take_in", listening)
+    monkeypatch.setattr(ActorPool, "insert", recording)
     plan = plan_of("toys/Random-v0", **{"runtime.inference": inference})
-    run = train(plan, out=tmp_path, env=make_signed, callbacks=[look])
+    run = train(plan, out=tmp_path, env=make_signed, callbacks=[record_children])
     require_sound(run, plan)
-    pids = [set(np.rint(each.obs[..., 0] / PID_SCALE).astype(int).ravel().tolist()) for each in heard]
+    pids = [set(np.rint(each.obs[..., 0] / PID_SCALE).astype(int).ravel().tolist()) for each in received]
     senders = {pid for _, pid in sending}
     if inference == "central":
         assert {name for name, _ in sending} == {"qfleet-actor-0"}
-        assert {each.source[0] for each in heard} == {0}
-        assert {each.last.shape[1] for each in heard} == {plan.env.num}
+        assert {each.source[0] for each in received} == {0}
+        assert {each.last.shape[1] for each in received} == {plan.env.num}
         assert all(len(own) == plan.actors.num and not own & senders for own in pids)  # environments have processes
     else:
         assert {name for name, _ in sending} == {"qfleet-actor-0", "qfleet-actor-1"}
-        assert {each.last.shape[1] for each in heard} == {plan.env.num // plan.actors.num}
+        assert {each.last.shape[1] for each in received} == {plan.env.num // plan.actors.num}
         assert set[int]().union(*pids) <= senders
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, REMOTE], ids=["", "replay-process"])
-def test_going_back_replaces_every_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Settings) -> None:
+def test_a_rollback_replaces_every_actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: Settings) -> None:
     update, calls = Learner.update, [0]
 
     def updating(self: Learner, batch: Any) -> Any:
@@ -214,19 +216,19 @@ def test_going_back_replaces_every_actor(tmp_path: Path, monkeypatch: pytest.Mon
     require_sound(run, plan)
     (back,) = events(run, "rollback")
     assert back["env_steps"] > 0
-    # Not the files of the actors themselves: one may not have come to act before the roll-back.
+    # Not the files of the actors: one may not have acted before the rollback.
     notes = read_rows(run.path / "history" / "learner.jsonl")
     started = {(row["worker"], row["incarnation"]) for row in notes if row["op"] == "started"}
     assert started == {(worker, incarnation) for worker in (0, 1) for incarnation in (0, 1)}
 
 
 @pytest.mark.slow
-def test_masks_reach_a_replay_elsewhere(tmp_path: Path) -> None:
+def test_action_masks_reach_a_remote_replay(tmp_path: Path) -> None:
     plan = plan_of("toys/Masked-v0", **REMOTE)
     require_sound(train(plan, out=tmp_path, env=toys.Masked), plan)
 
 
-def test_what_travels_compressed_is_told_with_what_it_saved(tmp_path: Path) -> None:
+def test_compression_savings_are_reported(tmp_path: Path) -> None:
     more = {"runtime.compress": True, "replay.compress": True, "until.steps": 400, "net.torso.type": "mlp"}
     run = train(plan_of("ALE/Pong-v5", **{**more, "env.frame_size": 42, "env.clip_reward": True}), out=tmp_path)
     assert run.status["state"] == "done"
@@ -240,7 +242,7 @@ def test_what_travels_compressed_is_told_with_what_it_saved(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
-    settings = {key: value for key, value in FLEET.items() if not key.startswith(("replay.", "algo.target"))}
+    settings = {key: value for key, value in ACTORS.items() if not key.startswith(("replay.", "algo.target"))}
     settings = {
         key: value for key, value in settings.items() if key not in ("algo.batch_size", "algo.learn_start_steps")
     }
@@ -257,9 +259,9 @@ def test_fresh_experience_from_several_actors(tmp_path: Path) -> None:
 def test_an_actor_that_is_killed_or_stopped_is_replaced(tmp_path: Path, number: int) -> None:
     more = {"until.steps": 10_000_000, "replay.capacity": 2_000, "log.every_steps": 100}
     plan = plan_of(**more, **(QUICK if number == signal.SIGSTOP else {}))
-    # One that is stopped while it starts is waited for far longer than one that has acted.
+    # A start has a far longer timeout than an actor that has acted.
     blow = Once(300, sent("qfleet-actor-1", number), lambda: has_acted(tmp_path, 1))
-    run = train(plan, out=tmp_path, callbacks=[blow, until_told(tmp_path, "actor_back")])
+    run = train(plan, out=tmp_path, callbacks=[blow, until_event(tmp_path, "actor_back")])
     assert run.status["state"] == "stopped"
     require_exact(run, plan)
     (lost,) = events(run, "actor_lost")
@@ -271,7 +273,7 @@ def test_an_actor_that_is_killed_or_stopped_is_replaced(tmp_path: Path, number: 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_path: Path, number: int) -> None:
+def test_a_replay_that_is_killed_or_stopped_is_restored_from_the_last_commit(tmp_path: Path, number: int) -> None:
     more = {"until.steps": 1_000, "log.every_steps": 50, "save.every_steps": 100}
     plan = plan_of(**REMOTE, **more, **(QUICK if number == signal.SIGSTOP else {}))
     run = train(plan, out=tmp_path, callbacks=[Once(330, sent("qfleet-replay", number))])
@@ -281,7 +283,7 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_from_the_last_commit(tmp_pat
     assert lost["steps_lost"] + lost["env_steps"] >= 330
 
 
-def test_what_is_refused_late_leaves_no_process(tmp_path: Path) -> None:
+def test_a_run_refused_after_its_start_leaves_no_process(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     with pytest.raises(UsageError, match="taken"):
         train(plan_of(**REMOTE), out=tmp_path, name="taken")
@@ -289,10 +291,10 @@ def test_what_is_refused_late_leaves_no_process(tmp_path: Path) -> None:
 
 
 class Chatty(toys.Random):
-    """Prints a line as long as a page with every step."""
+    """Prints 4,000 characters with every step."""
 
     def step(self, action: Any) -> Any:
-        """A step, and many words."""
+        """Print and step."""
         print("x" * 4_000, flush=True)
         return super().step(action)
 
@@ -338,13 +340,13 @@ train(make_plan("CartPole-v1", overrides={settings}), out={out!r})
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(UNGUARDED.format(settings={**FLEET, **REMOTE}, out=str(tmp_path / "runs")))
+    script.write_text(UNGUARDED.format(settings={**ACTORS, **REMOTE}, out=str(tmp_path / "runs")))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=100, check=True)
     assert done.stdout.count("the script runs") == 1
 
 
 class Fragile(toys.Random):
-    """Breaks in its first step; whoever makes it anew gets the same."""
+    """Raises in its first step, also after it was made anew."""
 
     def step(self, action: Any) -> Any:
         """Raise."""
@@ -356,10 +358,10 @@ def make_fragile() -> gym.Env[Any, Any]:
 
 
 @pytest.mark.chaos
-def test_an_actor_that_is_given_up_is_told_with_its_cause_and_at_the_end(tmp_path: Path) -> None:
+def test_an_actor_lost_for_good_is_reported_with_its_cause_and_in_the_status(tmp_path: Path) -> None:
     more = {"until.steps": 10_000_000, "replay.capacity": 2_000, "log.every_steps": 100, "runtime.restarts": 0}
     blow = Once(300, sent("qfleet-actor-1", signal.SIGKILL), lambda: has_acted(tmp_path, 1))
-    run = train(plan_of(**more), out=tmp_path, callbacks=[blow, until_told(tmp_path, "actor_lost")])
+    run = train(plan_of(**more), out=tmp_path, callbacks=[blow, until_event(tmp_path, "actor_lost")])
     (lost,) = run.status["lost"]
     assert re.fullmatch(r"actor 1 \(of 2\) was lost for good at step \d+: its process ended with exit code -9", lost)
     (warning,) = [row["text"] for row in events(run, "warning") if "lost for good" in row["text"]]
@@ -369,7 +371,7 @@ def test_an_actor_that_is_given_up_is_told_with_its_cause_and_at_the_end(tmp_pat
 
 
 @pytest.mark.chaos
-def test_an_environment_that_always_breaks_ends_the_run_with_its_words(tmp_path: Path) -> None:
+def test_an_environment_that_always_breaks_ends_the_run_with_its_error(tmp_path: Path) -> None:
     plan = plan_of("toys/Random-v0", **{"runtime.restarts": 1, "log.history": False})
     with pytest.raises(EnvError, match="all 2 actors have failed") as raised:
         train(plan, out=tmp_path, env=make_fragile)
@@ -377,7 +379,7 @@ def test_an_environment_that_always_breaks_ends_the_run_with_its_words(tmp_path:
     assert not multiprocessing.active_children()
 
 
-def test_what_cannot_be_sent_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_pickled_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for more in ({}, {"runtime.replay_process": True}):
         with pytest.raises(UsageError, match=r"env=.* cannot be given to another process"):
             train(plan_of("toys/Random-v0", **more), out=tmp_path, env=lambda: toys.Random())
@@ -398,8 +400,8 @@ class Torso(nn.Module):
 
 
 @pytest.mark.slow
-def test_an_environment_and_a_torso_of_ones_own(tmp_path: Path) -> None:
-    settings = {key: value for key, value in FLEET.items() if not key.startswith("net.torso")}
+def test_a_custom_environment_and_a_custom_torso(tmp_path: Path) -> None:
+    settings = {key: value for key, value in ACTORS.items() if not key.startswith("net.torso")}
     plan = make_plan("toys/Random-v0", overrides=settings)
     run = train(plan, out=tmp_path, env=toys.Random, torso=Torso())
     require_sound(run, run.plan)
@@ -419,29 +421,29 @@ SCRIPT = """
 import json, sys
 from qfleet import train
 from qfleet.plan import make_plan
-from tests.distributed.actors.test_process import FLEET
+from tests.distributed.actors.test_process import ACTORS
 if __name__ == "__main__":
-    settings = {**FLEET, "until.steps": 10**7, "runtime.replay_process": True, **json.loads(sys.argv[2])}
+    settings = {**ACTORS, "until.steps": 10**7, "runtime.replay_process": True, **json.loads(sys.argv[2])}
     train(make_plan("CartPole-v1", overrides=settings), out=sys.argv[1])
 """
 
 
-def kin_of(pid: int) -> set[int]:
-    """The process and everything that descends from it."""
+def process_tree(pid: int) -> set[int]:
+    """The process and all its descendants."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             parents[int(folder.name)] = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
         except (OSError, IndexError):
             continue
-    kin = {pid}
-    while more := {child for child, parent in parents.items() if parent in kin} - kin:
-        kin |= more
-    return kin
+    tree = {pid}
+    while more := {child for child, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return tree
 
 
 def alive(pids: Iterable[int]) -> set[int]:
-    """Those that have not ended; one that only waits to be reaped has."""
+    """The processes that have not ended; zombies have."""
     found = set()
     for pid in pids:
         try:
@@ -473,14 +475,14 @@ def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Setting
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not list(tmp_path.glob("runs/*/checkpoints/step_*[1-9]*")):
         time.sleep(0.1)
-    kin = kin_of(driver.pid)
-    assert len(kin) >= num
+    tree = process_tree(driver.pid)
+    assert len(tree) >= num
     driver.kill()
     driver.wait(10)
     limit = time.monotonic() + 5
-    while time.monotonic() < limit and alive(kin):
+    while time.monotonic() < limit and alive(tree):
         time.sleep(0.05)
-    assert not alive(kin)
+    assert not alive(tree)
     assert set(os.listdir(SHARED)) <= before
     (run,) = (tmp_path / "runs").iterdir()
     assert resume(run, steps=read_rows(run / "metrics.jsonl")[-1]["env_steps"] + 300).status["state"] == "done"
@@ -488,8 +490,8 @@ def test_when_the_driver_is_killed_nothing_is_left(tmp_path: Path, more: Setting
 
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"env.workers": 1}], ids=["native", "workers"])
-def test_the_fork_server_has_imported_what_roles_need(more: dict[str, Any]) -> None:
-    """Whoever starts it first: otherwise every actor and replay would import torch anew."""
+def test_the_fork_server_has_imported_the_modules_of_workers(more: dict[str, Any]) -> None:
+    """Otherwise every actor and replay process would import torch again."""
     settings = {"runtime.type": "processes", **more}
     code = f"""
 from qfleet.system.child_process import fork_server
@@ -505,7 +507,7 @@ world.close()
 
 
 class Starting(toys.Random):
-    """Starts processes in actors that would outlive these; they are found by the number they sleep for."""
+    """Starts processes in actors that would outlive them; they are found by the number they sleep for."""
 
     def __init__(self, seconds: str) -> None:
         super().__init__()
@@ -516,13 +518,13 @@ class Starting(toys.Random):
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGKILL])
-def test_what_environments_of_actors_have_started_is_ended(number: int, tmp_path: Path) -> None:
+def test_processes_started_by_environments_of_actors_are_killed(number: int, tmp_path: Path) -> None:
     plan = plan_of(**{"actors.num": 1, "env.num": 2, "runtime.inference": "local"})
     kill = Once(100, sent("qfleet-actor-0", number) if number else list)
     seconds = f"7{time.monotonic_ns()}"
     run = train(plan, out=tmp_path, env=partial(Starting, seconds), callbacks=[kill])
     assert run.status["state"] == "done"
-    # Of an actor that is killed those that have left its group are left; whoever starts the command ends these.
+    # A killed actor leaves those that have left its process group; the supervisor of the command kills these.
     least = 0 if number == 0 else 2
     left = [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline") if seconds in text_of(path)]
     for pid in left:

@@ -1,4 +1,4 @@
-"""Ten random blows against the processes of a run; `scripts/bench soak` deals two hundred."""
+"""Ten random kills of processes of a run; `scripts/bench soak` makes two hundred."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from qfleet.data import Batch
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_a_run_survives_blows_at_random_and_every_count_is_exact(tmp_path: Path) -> None:
+def test_a_run_survives_random_kills_with_exact_counts(tmp_path: Path) -> None:
     outcome = soak(10, 1, tmp_path)
     assert outcome.wrong == []
     assert sum(outcome.blows.values()) == 10
@@ -38,13 +38,13 @@ def batch(now: tuple[int, int, int], then: tuple[int, int, int], reward: float, 
         ((9, 0, 6), (9, 0, 7), 7, 0.9, False),
     ],
 )
-def test_the_witness_knows_what_happened(
+def test_the_witness_finds_false_batches(
     now: tuple[int, int, int], then: tuple[int, int, int], reward: float, discount: float, true: bool
 ) -> None:
     assert (untrue(batch(now, then, reward, discount), 3, 0.9) == []) is true
 
 
-def test_the_witness_shows_whose_step_it_is() -> None:
+def test_the_witness_encodes_process_episode_and_step() -> None:
     world = Witness()
     first, _ = world.reset(seed=0)
     second, reward, *_ = world.step(0)

@@ -20,7 +20,7 @@ from qfleet.nets import QNet
 from qfleet.qlearn import Scalar
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def weights_of(version: int, size: int = 10) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ def memory_of(board: SharedWeightsBoard) -> Any:
     return np.frombuffer(board.region.view, np.uint8)
 
 
-def test_what_is_published_is_read_once() -> None:
+def test_published_weights_are_read_once() -> None:
     board = SharedWeightsBoard(layout_of(weights_of(0)))
     assert board.read(0) is None
     assert board.read(-1) is None
@@ -73,7 +73,7 @@ def make_policy(seed: int) -> Policy:
     return Policy(QNet(nn.Linear(3, 2), nn.Identity()), Scalar(), (2,))
 
 
-def test_a_policy_follows_without_being_rebuilt() -> None:
+def test_a_policy_loads_new_weights_in_place() -> None:
     learner, policy = make_policy(1).net, make_policy(2)
     board, obs = SharedWeightsBoard(layout_of(learner.state_dict())), np.ones((4, 3), np.float32)
     board.publish(1, learner.state_dict())
@@ -82,16 +82,16 @@ def test_a_policy_follows_without_being_rebuilt() -> None:
     with torch.no_grad():
         for parameter in learner.parameters():
             parameter += 1.0
-    assert not np.array_equal(policy.look(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
+    assert not np.array_equal(policy.forward(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
     board.publish(2, learner.state_dict())
     policy.load(*board.read(1) or pytest.fail("nothing there"))
     assert policy.version == 2
     assert [parameter.data_ptr() for parameter in policy.net.parameters()] == parameters
-    assert np.array_equal(policy.look(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
+    assert np.array_equal(policy.forward(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
 
 
-def test_a_population_follows_too() -> None:
-    learners, crowd = (
+def test_a_population_loads_new_weights_in_place() -> None:
+    learners, population = (
         [make_policy(seed).net for seed in (1, 2)],
         PopulationPolicy([make_policy(seed) for seed in (3, 4)]),
     )
@@ -102,8 +102,8 @@ def test_a_population_follows_too() -> None:
             for learner in learners:
                 learner.torso.bias += version  # type: ignore[operator]
         board.publish(version, weights)
-        crowd.load(*board.read(version - 1) or pytest.fail("nothing there"))
-        for policy, learner in zip(crowd.policies, learners, strict=True):
+        population.load(*board.read(version - 1) or pytest.fail("nothing there"))
+        for policy, learner in zip(population.policies, learners, strict=True):
             pairs = zip(policy.net.parameters(), learner.parameters(), strict=True)
             assert all(torch.equal(own, other) for own, other in pairs)
 
@@ -119,7 +119,7 @@ def test_tensors_keep_their_order_in_memory() -> None:
 
 
 @pytest.mark.parametrize("other", [{"a": torch.zeros(3)}, {"a": torch.zeros(2, dtype=torch.int64)}])
-def test_other_weights_do_not_fit(other: dict[str, Tensor]) -> None:
+def test_weights_of_another_layout_are_refused(other: dict[str, Tensor]) -> None:
     board = SharedWeightsBoard(layout_of({"a": torch.zeros(2)}))
     with pytest.raises(ValueError, match="a is"):
         board.publish(1, other)
@@ -129,7 +129,7 @@ def test_other_weights_do_not_fit(other: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 3000])
-def test_half_a_version_is_never_accepted(size: int) -> None:
+def test_a_half_written_version_is_never_read(size: int) -> None:
     """A reader sees any mixture of the buffer before and after; what it acts by stays as it was."""
     rng = np.random.default_rng(0)
     board = SharedWeightsBoard(layout_of(weights_of(0, size)))
@@ -153,7 +153,7 @@ def test_half_a_version_is_never_accepted(size: int) -> None:
     assert version_in((board.read(2) or pytest.fail("nothing there"))[1]) == 3
 
 
-def test_weights_of_one_version_do_not_pass_for_another() -> None:
+def test_weights_with_a_wrong_version_are_not_read() -> None:
     board = SharedWeightsBoard(layout_of(weights_of(0)))
     board.publish(1, weights_of(1))
     header = next(header for header in board.headers if any(header))
@@ -161,24 +161,24 @@ def test_weights_of_one_version_do_not_pass_for_another() -> None:
     assert board.read(0) is None
 
 
-def test_numbers_are_told_with_and_without_weights() -> None:
+def test_numbers_are_written_with_and_without_weights() -> None:
     board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
     assert board.numbers() == {"env_steps": 0, "stop": 0}
     board.publish(1, weights_of(1), env_steps=2**60)
-    board.tell(stop=1)
+    board.write_numbers(stop=1)
     assert board.numbers() == {"env_steps": 2**60, "stop": 1}
     with pytest.raises(KeyError, match="pause"):
-        board.tell(pause=1)
+        board.write_numbers(pause=1)
 
 
 def test_half_written_numbers_are_not_read() -> None:
     board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
-    board.tell(env_steps=0x0101010101010101)
-    board.tell(env_steps=0x0202020202020202, stop=1)
+    board.write_numbers(env_steps=0x0101010101010101)
+    board.write_numbers(env_steps=0x0202020202020202, stop=1)
     memory = memory_of(board)
     before = memory.copy()
     known = board.numbers()
-    board.tell(env_steps=0x0303030303030303)
+    board.write_numbers(env_steps=0x0303030303030303)
     after, changed = memory.copy(), np.flatnonzero(before != memory)
     fresh = SharedWeightsBoard(board.layout, board.names, region=board.region)
     for cut in changed[1:]:
@@ -224,7 +224,7 @@ class Interrupted:
 
 def watch(board: SharedWeightsBoard, process: multiprocessing.process.BaseProcess) -> list[int]:
     """Every version that can be read while the process lives, each found whole."""
-    deadline, versions, told = time.monotonic() + PATIENCE_SECONDS, [0], 0
+    deadline, versions, told = time.monotonic() + TIMEOUT_SECONDS, [0], 0
     while process.is_alive():
         assert time.monotonic() < deadline
         numbers = board.numbers()
@@ -271,7 +271,7 @@ def test_a_killed_writer_leaves_a_whole_version() -> None:
     boards = [SharedWeightsBoard(layout_of(weights_of(0, size))) for _ in range(20)]
     process = CONTEXT.Process(target=kill_hammers, args=(boards, size))
     process.start()
-    process.join(PATIENCE_SECONDS)
+    process.join(TIMEOUT_SECONDS)
     assert process.exitcode == 0
     found = [board.read(0) for board in boards if any(map(any, board.headers))]
     assert len(found) > 10

@@ -1,4 +1,4 @@
-"""Runs on Ray itself: same updates as inline, replaced actors, a shut door, and nothing left behind."""
+"""Runs on a real Ray: same updates as inline, replaced actors, loopback only, and no process left."""
 
 import os
 import shutil
@@ -16,12 +16,12 @@ from qfleet import Run
 from qfleet.api import rehearse
 from qfleet.audit.checks import check_history
 from qfleet.watch import read_json, read_rows
-from tests.support.runs import Settings, checkpoints, events, resumed, slow_to_close, small, status, words
+from tests.support.runs import Settings, checkpoints, events, resumed, slow_to_close, small, status, train_arguments
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
 RAY: Settings = {"runtime.type": "ray", "actors.num": 2, "runtime.chunk_rows": 4, "runtime.hung_seconds": 20}
-# Not compiled: the compiler leaves files of its own where a test looks for ours.
+# Not compiled: the compiler leaves files in a directory that a test checks.
 LONG: Settings = {
     "until.steps": 10_000_000,
     "log.every_steps": 500,
@@ -40,7 +40,7 @@ def _ray_is_there() -> None:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a command: its caches and temporary files are in a folder of their own."""
+    """The environment variables of a command, with caches and temporary files in a directory of their own."""
     temp = Path("/tmp") / f"t{os.getpid()}"  # noqa: S108  sockets need short paths
     temp.mkdir(exist_ok=True)
     own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(temp)}
@@ -54,7 +54,8 @@ def begin(home: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subpro
     begun: list[subprocess.Popen[str]] = []
 
     def start(changes: Settings, env_id: str = "CartPole-v1", **more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "qfleet", *words(tmp_path, changes, env_id), "--name", f"run{len(begun)}"]
+        arguments = [*train_arguments(tmp_path, changes, env_id), "--name", f"run{len(begun)}"]
+        command = [sys.executable, "-m", "qfleet", *arguments]
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         begun.append(subprocess.Popen(command, env={**home, **more}, cwd=tmp_path, text=True, **pipes))
         return begun[-1]
@@ -66,7 +67,7 @@ def begin(home: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subpro
 
 
 def wait_for(ready: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What it answers, once it is something."""
+    """Poll until the result is true; returns it."""
     limit = time.monotonic() + seconds
     while not (found := ready()):
         assert time.monotonic() < limit, "it did not come in time"
@@ -96,7 +97,7 @@ def command_line(pid: int) -> str:
 
 
 def acting(pid: int) -> list[int]:
-    return sorted(child for child, line in family(pid).items() if "ray::ActorHost.act" in line)
+    return sorted(child for child, line in family(pid).items() if "ray::ActorHost.run" in line)
 
 
 def replays(pid: int) -> list[int]:
@@ -104,10 +105,10 @@ def replays(pid: int) -> list[int]:
 
 
 def homes_of(pid: int) -> dict[str, int]:
-    """The nodes' processes that have started the learner's and the replay's, among all that a cluster has started."""
+    """The node processes that have started the trainer's and the replay's process."""
     found = {}
     for child, line in family(pid).items():
-        for role in ("CourseHost", "ReplayHost"):
+        for role in ("TrainerHost", "ReplayHost"):
             if f"ray::{role}" in line:
                 found[role] = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
     return found
@@ -129,7 +130,7 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> tuple[str, str]:
 
 
 def updates_due(run: Path) -> int:
-    """What inline makes of so many steps: 5 samples per insert in batches of 16, after 40 steps."""
+    """The updates of an inline run with as many steps: 5 samples per insert in batches of 16, after 40 steps."""
     return 5 * (status(run)["env_steps"] - 40) // 16
 
 
@@ -146,7 +147,7 @@ def test_as_many_updates_as_inline(begin: Any, tmp_path: Path, reference: Any) -
     assert not alive(seen)
 
 
-def test_a_replay_on_a_node_of_its_own_makes_as_many_updates_and_goes_on(begin: Any, tmp_path: Path) -> None:
+def test_a_replay_on_ray_allows_as_many_updates_and_is_resumed(begin: Any, tmp_path: Path) -> None:
     learns: Settings = {"replay.sampler.type": "prioritized", "until.steps": 2_000, "log.history": True}
     process = begin({**RAY, **REPLAY, **learns})
     [host] = wait_for(lambda: replays(process.pid))
@@ -164,7 +165,7 @@ def test_a_replay_on_a_node_of_its_own_makes_as_many_updates_and_goes_on(begin: 
 
 
 def check_noted(run: Path) -> None:
-    """The replay's process has noted what it stored and drew, and all of that is as it should be."""
+    """The replay's process has recorded its operations, and the history is sound."""
     noted = (run / "history" / "replay.jsonl").read_text()
     assert noted.count('"stored"') > 100
     assert noted.count('"drawn"') > 500
@@ -188,13 +189,13 @@ def test_a_replay_that_is_killed_or_stops_on_ray_is_replaced(begin: Any, tmp_pat
     process.send_signal(signal.SIGINT)
     out, err = ended(process, 130)
     assert "Traceback" not in out + err
-    assert "is gone" in lost[0]["cause"]
+    assert "is lost" in lost[0]["cause"]
     assert "did not answer for 4 s" in lost[1]["cause"]
     assert status(run)["updates"] == updates_due(run)
     assert check_history(run / "history") == []
 
 
-def test_a_line_that_is_only_looked_at_starts_no_replay() -> None:
+def test_rehearse_starts_no_replay() -> None:
     import ray
 
     plan = small({**RAY, **REPLAY, "algo.anneal.type": "exponential"})
@@ -202,7 +203,7 @@ def test_a_line_that_is_only_looked_at_starts_no_replay() -> None:
     assert not ray.is_initialized()
 
 
-def test_environments_on_ray_have_the_time_to_be_closed(begin: Any, tmp_path: Path) -> None:
+def test_environments_on_ray_are_closed(begin: Any, tmp_path: Path) -> None:
     env_id, unclosed = slow_to_close(tmp_path)
     ended(begin({**RAY, "until.steps": 200}, env_id))
     assert unclosed() == set()
@@ -220,7 +221,7 @@ def test_two_learners_on_ray_make_as_many_updates_as_one(begin: Any, tmp_path: P
     wait_for(lambda: not alive(seen), 10)
 
 
-def test_bundles_on_ray_act_and_learn_together_and_go_on(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+def test_actor_learners_on_ray_train_and_are_resumed(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
     bundles: Settings = {"runtime.type": "ray", "learners.num": 2, "learners.bundles": True, "until.steps": 400}
     process = begin({**bundles, "runtime.learner_cpus": 0.5, "log.history": True})
     seen = wait_for(lambda: set(family(process.pid)))
@@ -246,7 +247,7 @@ def test_bundles_on_ray_act_and_learn_together_and_go_on(begin: Any, home: dict[
     assert not events(run, "bundle_inexact")
 
 
-def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_on_two_nodes_survives_the_loss_of_one(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("a" * 40)
     token.chmod(0o600)
@@ -269,7 +270,7 @@ def test_two_nodes_and_one_of_them_goes(begin: Any, home: dict[str, str], tmp_pa
             apart = begin({**RAY, **REPLAY, **full, "runtime.address": address})
             homes = wait_for(lambda: len(found := homes_of(cluster.pid)) == 2 and found)
             ended(apart)
-            assert homes["CourseHost"] != homes["ReplayHost"]
+            assert homes["TrainerHost"] != homes["ReplayHost"]
             assert status(tmp_path / "run2")["updates"] == updates_due(tmp_path / "run2") > 500
             second = begin({**RAY, **LONG, "runtime.address": address, "runtime.actor_cpus": 0.5})
             run = tmp_path / "run3"
@@ -311,7 +312,7 @@ def test_a_killed_actor_is_replaced_and_ctrl_c_saves(begin: Any, tmp_path: Path)
 
 
 def check_resumes(run: Path) -> None:
-    """On Ray again, from another process, with a later incarnation of everyone."""
+    """Resume on Ray from another process."""
     before = status(run)["env_steps"]
     again = resumed(run, steps=before + 200)
     assert isinstance(again, Run)
@@ -335,7 +336,9 @@ def listeners(pids: set[int]) -> dict[str, str]:
     return {line[1].partition(":")[0]: owners[line[9]] for line in lines if line[3] == "0A" and line[9] in owners}
 
 
-def test_the_door_is_shut_and_a_killed_driver_leaves_nothing(begin: Any, home: dict[str, str], tmp_path: Path) -> None:
+def test_ray_listens_on_loopback_only_and_a_killed_driver_leaves_nothing(
+    begin: Any, home: dict[str, str], tmp_path: Path
+) -> None:
     before = set(os.listdir("/dev/shm"))  # noqa: S108
     process = begin({**RAY, **LONG})
     wait_for(lambda: steps(tmp_path / "run0") > 1_000)

@@ -1,4 +1,4 @@
-"""A replay on Ray, asked directly: what a local one answers; whoever is lost, silent or fails on the way is told of."""
+"""A replay on Ray: it returns the same as a local one, and its loss, silence or failure is reported."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from qfleet.build.components import ReplayLost, make_train_world, own_replay
 from qfleet.build.memory_check import require_memory, stored_spec
 from qfleet.build.resolve import resolve
 from qfleet.data import Spec
-from qfleet.distributed.replay.server import notes_in
+from qfleet.distributed.replay.server import history_in
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, RayRuntime
@@ -52,8 +52,8 @@ def make(**changes: Any) -> Any:
 
 
 def fill(replays: list[Any], begin: int = 0, end: int = 96) -> None:
-    """The same rollouts of two actors into each."""
-    values = replays[0].like.actor_priority
+    """Add the same rollouts of two actors to each replay."""
+    values = replays[0].template.actor_priority
     rows = random_stream(np.random.default_rng(1), replays[0].spec, 4, 200, 0.05, values=values)
     for at in range(begin, end, 8):
         for lanes in (slice(0, 2), slice(2, 4)):
@@ -99,7 +99,12 @@ def require_same_batches(remote: Any, local: Replay, num: int = 5) -> None:
 
 
 def require_same_memory(remote: Any, local: Replay) -> None:
-    assert (remote.head, remote.tail, remote.ready, len(remote)) == (local.head, local.tail, local.ready, len(local))
+    assert (remote.head, remote.tail, remote.items_added, len(remote)) == (
+        local.head,
+        local.tail,
+        local.items_added,
+        len(local),
+    )
     assert (remote.capacity, remote.lanes, remote.spans()) == (local.capacity, local.lanes, local.spans())
     rules = ("rows", "lanes", "row_bytes", "spec")
     assert [getattr(remote.store, name) for name in rules] == [getattr(local.store, name) for name in rules]
@@ -108,216 +113,216 @@ def require_same_memory(remote: Any, local: Replay) -> None:
         require_same(there, here)
     serials = np.arange(local.tail, local.head)[::7]
     weight = np.ones(len(serials), np.float32)
-    require_same(arrays_of(remote.take(serials, weight)), arrays_of(local.take(serials, weight)))
+    require_same(arrays_of(remote.read_batch(serials, weight)), arrays_of(local.read_batch(serials, weight)))
 
 
-# Without Ray: its calls are answered at once, by a host in this process
+# Without Ray: calls are handled at once, by a host in this process
 
 
 class Call:
-    """A call and what it was answered with."""
+    """A call and its reply."""
 
-    def __init__(self, parcel: bytes, answer: bytes) -> None:
-        self.parcel, self.answer = parcel, answer
-        self.ready, self.seen, self.error = True, False, None
+    def __init__(self, message: bytes, reply: bytes) -> None:
+        self.message, self.reply = message, reply
+        self.ready, self.checked, self.error = True, False, None
 
 
-class Fake:
-    """Stands where Ray stands."""
+class FakeRay:
+    """Replaces the ray module."""
 
     def __init__(self, host: Any) -> None:
-        self.host, self.calls, self.looks, self.ended = host, list[Call](), 0, 0
-        self.asked: dict[str, Any] = {}
-        self.ready = True  # are new calls answered?
+        self.host, self.calls, self.num_polls, self.ended = host, list[Call](), 0, 0
+        self.options: dict[str, Any] = {}
+        self.ready = True  # are the replies of new calls ready?
 
     def remote(self, host: Any) -> Any:
-        return SimpleNamespace(options=lambda **options: self.asked.update(options) or self.started(host))
+        return SimpleNamespace(options=lambda **options: self.options.update(options) or self.started(host))
 
     def started(self, host: Any) -> Any:
         self.host = host()
-        obey = SimpleNamespace(remote=self.obey)
-        return SimpleNamespace(remote=lambda: SimpleNamespace(obey=obey))
+        handle_message = SimpleNamespace(remote=self.handle_message)
+        return SimpleNamespace(remote=lambda: SimpleNamespace(handle_message=handle_message))
 
-    def obey(self, parcel: bytes) -> Call:
-        assert isinstance(parcel, bytes)
-        self.calls.append(Call(parcel, self.host.obey(parcel)))
+    def handle_message(self, message: bytes) -> Call:
+        assert isinstance(message, bytes)
+        self.calls.append(Call(message, self.host.handle_message(message)))
         self.calls[-1].ready = self.ready
         return self.calls[-1]
 
     def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
-        self.looks += 1
+        self.num_polls += 1
         assert timeout > 0
         return (calls, []) if calls[0].ready else ([], calls)
 
     def get(self, call: Call, timeout: float) -> bytes:
         assert timeout > 0
-        call.seen = True
+        call.checked = True
         if call.error is not None:
             raise call.error
-        return call.answer
+        return call.reply
 
     def kill(self, host: Any, no_restart: bool) -> None:
         self.ended += 1
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     from qfleet.distributed.ray import replay
 
-    made = Fake(None)
+    made = FakeRay(None)
     monkeypatch.setattr(replay, "ray", made)
     return made
 
 
-def test_orders_under_way_are_few_and_none_is_forgotten(fake: Fake) -> None:
-    from qfleet.distributed.ray.replay import ORDERS
+def test_pending_messages_are_limited_and_all_are_checked(fake: FakeRay) -> None:
+    from qfleet.distributed.ray.replay import MAX_PENDING
 
     replay = make()
     replay.start()
-    assert (fake.asked["max_concurrency"], fake.asked["max_restarts"]) == (1, 0)
-    assert (fake.asked["num_cpus"], fake.asked["scheduling_strategy"]) == (1.0, "SPREAD")
+    assert (fake.options["max_concurrency"], fake.options["max_restarts"]) == (1, 0)
+    assert (fake.options["num_cpus"], fake.options["scheduling_strategy"]) == (1.0, "SPREAD")
     fill([replay])
-    assert [call.seen for call in fake.calls] == [True] * (len(fake.calls) - ORDERS) + [False] * ORDERS
-    replay.rest()
-    assert not replay.way.orders  # a call that went well speaks for all orders before it
+    assert [call.checked for call in fake.calls] == [True] * (len(fake.calls) - MAX_PENDING) + [False] * MAX_PENDING
+    replay.flush()
+    assert not replay.connection.pending  # a successful request confirms all messages before it
 
 
-def test_one_that_does_not_take_orders_is_given_up(fake: Fake) -> None:
+def test_a_replay_that_does_not_reply_is_lost(fake: FakeRay) -> None:
     replay = make(**{"runtime.hung_seconds": 3})
     replay.start()
-    replay.rest()
-    fake.ready, fake.looks = False, 0
+    replay.flush()
+    fake.ready, fake.num_polls = False, 0
     with pytest.raises(ReplayLost, match="the replay's process on Ray did not answer for 3 s"):
         fill([replay])
-    assert fake.looks == 13  # of a quarter of a second each
-    assert len(replay.way.orders) <= 9
+    assert fake.num_polls == 13  # a quarter of a second each
+    assert len(replay.connection.pending) <= 9
 
 
-def test_more_patience_before_the_first_answer(fake: Fake) -> None:
+def test_the_first_reply_has_a_longer_timeout(fake: FakeRay) -> None:
     replay = make(**{"runtime.hung_seconds": 3})
     fake.ready = False
     replay.start()
     with pytest.raises(ReplayLost, match="did not answer for 120 s"):
-        replay.rest()
+        replay.flush()
 
 
-def test_an_order_that_fails_fails_everything_after_it(fake: Fake) -> None:
+def test_a_failed_message_fails_everything_after_it(fake: FakeRay) -> None:
     replay = make()
     replay.start()
     fill([replay])
-    replay.way.order({"kind": "nonsense"})
-    said = "the replay's process on Ray has failed: KeyError: 'nonsense'"
-    with pytest.raises(ReplayLost, match=said):
-        replay.rest()
-    with pytest.raises(ReplayLost, match=said):
+    replay.connection.send({"kind": "nonsense"})
+    message = "the replay's process on Ray has failed: KeyError: 'nonsense'"
+    with pytest.raises(ReplayLost, match=message):
+        replay.flush()
+    with pytest.raises(ReplayLost, match=message):
         fill([replay])
-    replay.forget()
-    replay.way.order({"kind": "draw", "size": 4})
-    with pytest.raises(ReplayLost, match=said):
-        replay.way.batch()
+    replay.discard_batches()
+    replay.connection.send({"kind": "draw", "size": 4})
+    with pytest.raises(ReplayLost, match=message):
+        replay.connection.receive_batch()
     replay.start()
     assert len(replay) == 0
 
 
-def test_a_loss_on_the_way_is_told(fake: Fake) -> None:
+def test_an_error_of_ray_is_a_lost_replay(fake: FakeRay) -> None:
     from ray.exceptions import GetTimeoutError, RayActorError
 
     replay = make()
     replay.start()
     fill([replay])
-    for error, said in ((RayActorError(), "is gone: "), (GetTimeoutError(), "did not answer for 20 s")):
-        replay.way.orders[0].error = error
-        with pytest.raises(ReplayLost, match=said):
+    for error, message in ((RayActorError(), "is lost: "), (GetTimeoutError(), "did not answer for 20 s")):
+        replay.connection.pending[0].error = error
+        with pytest.raises(ReplayLost, match=message):
             fill([replay], end=8 * 9)
 
 
-def test_what_makes_no_sense_is_a_loss(fake: Fake) -> None:
+def test_a_damaged_reply_is_a_lost_replay(fake: FakeRay) -> None:
     replay = make()
     replay.start()
     fill([replay])
     assert replay.sample(4) is not None
-    replay.way.draws[0].answer = replay.way.draws[0].answer[:-16]
-    with pytest.raises(ReplayLost, match="sent no whole parcel"):
+    replay.connection.draws[0].reply = replay.connection.draws[0].reply[:-16]
+    with pytest.raises(ReplayLost, match="sent a damaged message"):
         replay.sample(4)
     replay.start()
-    fake.host.keeping = None
-    with pytest.raises(ReplayLost, match="an order before the start"):
-        replay.rest()
+    fake.host.server = None
+    with pytest.raises(ReplayLost, match="a message before the start"):
+        replay.flush()
 
 
-def test_one_that_was_ended_is_gone(fake: Fake) -> None:
+def test_a_stopped_replay_is_lost(fake: FakeRay) -> None:
     replay = make()
-    with pytest.raises(ReplayLost, match="was ended"):
-        replay.rest()
+    with pytest.raises(ReplayLost, match="was stopped"):
+        replay.flush()
     replay.start()
     replay.start()
     replay.close()
     replay.close()
     assert fake.ended == 2
-    with pytest.raises(ReplayLost, match="was ended"):
+    with pytest.raises(ReplayLost, match="was stopped"):
         fill([replay])
 
 
-def test_one_whose_items_were_all_pushed_out_says_so(fake: Fake) -> None:
+def test_a_draw_from_an_empty_replay_returns_none(fake: FakeRay) -> None:
     replay = make()
     replay.start()
-    replay.asked = 2
+    replay.batches_requested = 2
     for _ in range(2):
-        replay.way.order({"kind": "draw", "size": 4})  # ahead of its time
+        replay.connection.send({"kind": "draw", "size": 4})  # before any item
     assert replay.sample(4) is None
     assert replay.sample(4) is None
 
 
-def test_the_node_that_is_found_must_have_the_memory(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_node_of_the_replay_must_have_the_memory(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, spec = plan_of(**{"runtime.address": "127.0.0.1:6379"})
     monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
-    require_memory(plan, spec)  # which node that will be is not known yet
+    require_memory(plan, spec)  # the node is not known yet
     with pytest.raises(UsageError, match="does not fit into memory"):
         require_memory(*plan_of())
     replay = make()
     replay.start()
     with pytest.raises(UsageError, match=r"replay\.capacity=150 does not fit into memory"):
-        replay.rest()
+        replay.flush()
 
 
-def test_a_node_whose_memory_is_not_back_yet_is_tried_again(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restart_without_enough_memory_yet_can_be_repeated(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     replay = make()
     replay.start()
-    replay.rest()
+    replay.flush()
     monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
-    replay.start()  # the one before was lost and may still hold what it had
+    replay.start()  # the lost one may still hold its memory
     with pytest.raises(ReplayLost, match="does not fit into memory"):
-        replay.rest()
+        replay.flush()
 
 
-def test_a_parcel_that_ray_does_not_take_is_a_loss(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_ray_refuses_is_a_lost_replay(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.exceptions import RayError
 
-    def full(parcel: bytes) -> Call:
+    def full(message: bytes) -> Call:
         raise RayError("the object store is full")
 
     replay = make()
     replay.start()
-    replay.way.host.obey.remote = full
-    with pytest.raises(ReplayLost, match="is gone: the object store is full"):
-        replay.rest()
+    replay.connection.host.handle_message.remote = full
+    with pytest.raises(ReplayLost, match="is lost: the object store is full"):
+        replay.flush()
 
 
-def test_notes_are_kept_where_the_runs_folder_is(fake: Fake, tmp_path: Path) -> None:
+def test_a_history_is_kept_only_where_the_run_directory_exists(fake: FakeRay, tmp_path: Path) -> None:
     replay = make(**{"log.history": True})
     replay.start()
-    replay.settle(tmp_path / "elsewhere")
+    replay.use_run_folder(tmp_path / "elsewhere")
     fill([replay])
-    replay.rest()
+    replay.flush()
     assert not list(tmp_path.iterdir())
-    replay.settle(tmp_path)
+    replay.use_run_folder(tmp_path)
     fill([replay], 96, 104)
-    replay.rest()
+    replay.flush()
     replay.start()
     fill([replay], 0, 8)
-    replay.rest()
+    replay.flush()
     assert len((tmp_path / "history" / "replay.jsonl").read_text().splitlines()) == 4
-    notes_in(None).note("replay", "stored")
+    history_in(None).note("replay", "stored")
 
 
 VARIANTS: dict[str, Settings] = {
@@ -330,13 +335,13 @@ VARIANTS: dict[str, Settings] = {
 }
 
 
-def test_each_variant_answers_as_a_local_one(fake: Fake) -> None:
+def test_each_variant_returns_the_same_as_a_local_replay(fake: FakeRay) -> None:
     for changes in VARIANTS.values():
         check_variant(changes)
 
 
 def check_variant(changes: Settings) -> None:
-    """The same rollouts and draws here and there, then both go back to a checkpoint, and on from it."""
+    """Compare a remote and a local replay over the same rollouts and draws, also after restoring a checkpoint."""
     remote, local = make(**changes), own_replay(*plan_of(**changes))
     remote.start()
     try:
@@ -348,12 +353,12 @@ def check_variant(changes: Settings) -> None:
         remote.fold = local.fold = Fold(1, 0.5)
         assert remote.fold == local.fold
         fill([remote, local], 96, 136)
-        fill([remote, local], 120, 136)  # copies, where these are looked for
+        fill([remote, local], 120, 136)  # duplicates, for the filter
         require_same_memory(remote, local)
         if remote.filter is not None and local.filter is not None:
             assert remote.filter.share == local.filter.share > 0
-        assert (remote.store.saving() is None) == (local.store.saving() is None)
-        remote.start()  # another process, which knows nothing
+        assert (remote.store.compression_savings() is None) == (local.store.compression_savings() is None)
+        remote.start()  # a new, empty process
         fresh = own_replay(*plan_of(**changes))
         for replay in (remote, fresh):
             restore_rows(replay, kept)
@@ -393,18 +398,18 @@ def hosts() -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
-def test_on_ray_it_answers_as_a_local_one(on_ray: None, changes: Settings) -> None:
+def test_a_replay_on_ray_returns_the_same_as_a_local_one(on_ray: None, changes: Settings) -> None:
     check_variant(changes)
 
 
 @pytest.mark.slow
 @pytest.mark.chaos
 @pytest.mark.parametrize(
-    ("how", "said"),
-    [(signal.SIGKILL, "is gone"), (signal.SIGSTOP, "did not answer for 2 s")],
+    ("how", "message"),
+    [(signal.SIGKILL, "is lost"), (signal.SIGSTOP, "did not answer for 2 s")],
     ids=["killed", "stopped"],
 )
-def test_one_that_is_lost_on_ray_is_told_of_and_another_begins(on_ray: None, how: signal.Signals, said: str) -> None:
+def test_a_replay_lost_on_ray_is_reported_and_restarted(on_ray: None, how: signal.Signals, message: str) -> None:
     replay = make(**{"runtime.hung_seconds": 2})
     try:
         replay.start()
@@ -412,7 +417,7 @@ def test_one_that_is_lost_on_ray_is_told_of_and_another_begins(on_ray: None, how
         assert len(replay) > 0
         [victim] = wait_for(hosts, 10)
         os.kill(victim, how)
-        with pytest.raises(ReplayLost, match=said):
+        with pytest.raises(ReplayLost, match=message):
             work(replay)
         replay.start()
         assert len(replay) == 0

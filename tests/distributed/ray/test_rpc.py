@@ -1,4 +1,4 @@
-"""Both ends of what Ray carries, without Ray: retries, back-pressure, stops, weights, and what a driver hears."""
+"""Both ends of the messages on Ray, without Ray: retries, back-pressure, stops, weights, and the relay."""
 
 import threading
 import time
@@ -57,7 +57,7 @@ def sequences(inbox: RolloutInbox) -> list[int]:
 # The learner's end
 
 
-def test_an_inbox_takes_each_rollout_once_and_in_order() -> None:
+def test_an_inbox_accepts_each_rollout_once_and_in_order() -> None:
     inbox = make_inbox(slots=4)
     assert all(inbox.put(pack_rollout(rollout(number)), 0) for number in (0, 0, 1, 0, 1, 2))
     with pytest.raises(ValueError, match="expected"):
@@ -65,7 +65,7 @@ def test_an_inbox_takes_each_rollout_once_and_in_order() -> None:
     assert sequences(inbox) == [0, 1, 2]
 
 
-def test_a_full_inbox_says_not_yet_and_nothing_is_lost() -> None:
+def test_a_full_inbox_accepts_nothing_and_loses_nothing() -> None:
     inbox = make_inbox(slots=2)
     assert [inbox.put(pack_rollout(rollout(number)), 0) for number in (0, 1, 2, 2)] == [True, True, False, False]
     inbox.get()
@@ -73,11 +73,11 @@ def test_a_full_inbox_says_not_yet_and_nothing_is_lost() -> None:
     assert sequences(inbox) == [1, 2]
 
 
-def test_a_call_waits_for_room_and_the_same_parcel_twice_at_once_enters_once() -> None:
-    inbox, answers = make_inbox(slots=1), list[bool]()
+def test_a_call_waits_for_room_and_concurrent_duplicates_are_accepted_once() -> None:
+    inbox, replies = make_inbox(slots=1), list[bool]()
     inbox.put(pack_rollout(rollout(0)), 0)
-    parcel = pack_rollout(rollout(1))
-    calls = [threading.Thread(target=lambda: answers.append(inbox.put(parcel, 5.0))) for _ in range(2)]
+    message = pack_rollout(rollout(1))
+    calls = [threading.Thread(target=lambda: replies.append(inbox.put(message, 5.0))) for _ in range(2)]
     for call in calls:
         call.start()
     time.sleep(0.05)
@@ -86,7 +86,7 @@ def test_a_call_waits_for_room_and_the_same_parcel_twice_at_once_enters_once() -
     assert sequences(inbox) == [1]
     for call in calls:
         call.join(timeout=5)
-    assert answers == [True, True]
+    assert replies == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -99,94 +99,96 @@ def test_a_call_waits_for_room_and_the_same_parcel_twice_at_once_enters_once() -
     ],
     ids=["another worker", "another incarnation", "too long", "another world"],
 )
-def test_what_is_not_from_this_actor_or_does_not_fit_is_refused(wrong: Rollout) -> None:
+def test_a_rollout_of_another_source_or_shape_is_refused(wrong: Rollout) -> None:
     inbox = make_inbox()
     with pytest.raises(ValueError, match="expected"):
         inbox.put(pack_rollout(wrong), 0)
     assert inbox.get() is None
 
 
-def test_a_parcel_damaged_on_its_way_is_asked_for_again() -> None:
-    inbox, parcel = make_inbox(), bytearray(pack_rollout(rollout(0)))
-    parcel[-3] ^= 1
-    assert not inbox.put(bytes(parcel), 0)
+def test_a_damaged_message_is_not_accepted() -> None:
+    inbox, message = make_inbox(), bytearray(pack_rollout(rollout(0)))
+    message[-3] ^= 1
+    assert not inbox.put(bytes(message), 0)
     assert inbox.put(pack_rollout(rollout(0)), 0)
 
 
-def test_a_desk_hears_the_newest_incarnation_only_and_tells_the_others_to_stop() -> None:
-    desk = LearnerEndpoint()
-    assert desk.put(0, 0, SILENT).stop
-    desk.open(make_inbox(incarnation=0))
-    desk.env_steps = 7
-    assert desk.put(0, 0, RolloutMessage({"progress": 5}, pack_rollout(rollout(0)))) == RolloutReply(True, 0, False, 7)
-    assert desk.inboxes[0].gauges == {"progress": 5}
-    old = desk.inboxes[0]
-    desk.open(make_inbox(incarnation=1))
-    assert desk.put(0, 0, RolloutMessage({}, pack_rollout(rollout(1)))) == RolloutReply(False, 0, True, 7)
+def test_the_endpoint_accepts_the_newest_incarnation_and_tells_others_to_stop() -> None:
+    endpoint = LearnerEndpoint()
+    assert endpoint.receive(0, 0, SILENT).stop
+    endpoint.open(make_inbox(incarnation=0))
+    endpoint.env_steps = 7
+    assert endpoint.receive(0, 0, RolloutMessage({"progress": 5}, pack_rollout(rollout(0)))) == RolloutReply(
+        True, 0, False, 7
+    )
+    assert endpoint.inboxes[0].counters == {"progress": 5}
+    old = endpoint.inboxes[0]
+    endpoint.open(make_inbox(incarnation=1))
+    assert endpoint.receive(0, 0, RolloutMessage({}, pack_rollout(rollout(1)))) == RolloutReply(False, 0, True, 7)
     assert sequences(old) == [0]
-    assert not desk.put(0, 1, SILENT).accepted
-    desk.inboxes[0].close()
-    assert desk.put(0, 1, RolloutMessage({}, pack_rollout(rollout(0, incarnation=1)))).stop
+    assert not endpoint.receive(0, 1, SILENT).accepted
+    endpoint.inboxes[0].close()
+    assert endpoint.receive(0, 1, RolloutMessage({}, pack_rollout(rollout(0, incarnation=1)))).stop
 
 
-def test_weights_are_shown_by_version() -> None:
-    desk = LearnerEndpoint()
-    assert desk.weights(0) is None
-    desk.show(3, "a place")
-    assert (desk.weights(2), desk.weights(3)) == ((3, "a place"), None)
+def test_weights_are_returned_if_newer() -> None:
+    endpoint = LearnerEndpoint()
+    assert endpoint.weights(0) is None
+    endpoint.publish(3, "a place")
+    assert (endpoint.weights(2), endpoint.weights(3)) == ((3, "a place"), None)
 
 
 # The weights
 
 
-def test_weights_arrive_as_they_left_and_stay_when_the_learner_goes_on() -> None:
+def test_received_weights_equal_the_sent_ones_and_do_not_change() -> None:
     own = {name: value.clone() for name, value in WEIGHTS.items()}
-    flat, window = FlatWeights(layout_of(own)), WeightsView(layout_of(own))
-    assert window.read(0) is None
-    window.offer(4, flat.parcel(4, own))
+    flat, weights_view = FlatWeights(layout_of(own)), WeightsView(layout_of(own))
+    assert weights_view.read(0) is None
+    weights_view.set_newest(4, flat.pack(4, own))
     own["a"].zero_()
-    flat.parcel(5, own)
-    version, found = window.read(3) or (0, {})
+    flat.pack(5, own)
+    version, found = weights_view.read(3) or (0, {})
     assert version == 4
     assert all(torch.equal(found[name], WEIGHTS[name]) for name in WEIGHTS)
-    assert window.read(4) is None
+    assert weights_view.read(4) is None
 
 
-def test_a_population_gets_one_set_each() -> None:
+def test_each_member_of_a_population_gets_its_weights() -> None:
     both = [WEIGHTS, {name: value + 1 for name, value in WEIGHTS.items()}]
-    window = WeightsView(layout_of(both))
-    window.offer(1, FlatWeights(layout_of(both)).parcel(1, both))
-    _, found = window.read(0) or (0, [])
+    weights_view = WeightsView(layout_of(both))
+    weights_view.set_newest(1, FlatWeights(layout_of(both)).pack(1, both))
+    _, found = weights_view.read(0) or (0, [])
     assert torch.equal(found[1]["a"], WEIGHTS["a"] + 1)
 
 
-def test_weights_that_are_not_finite_do_not_leave() -> None:
+def test_weights_that_are_not_finite_are_not_packed() -> None:
     with pytest.raises(NonFiniteValues):
-        FlatWeights(layout_of(WEIGHTS)).parcel(1, {**WEIGHTS, "a": torch.full((2, 3), torch.nan)})
+        FlatWeights(layout_of(WEIGHTS)).pack(1, {**WEIGHTS, "a": torch.full((2, 3), torch.nan)})
 
 
 def test_weights_of_another_version_are_refused() -> None:
-    window = WeightsView(layout_of(WEIGHTS))
-    window.offer(2, FlatWeights(layout_of(WEIGHTS)).parcel(1, WEIGHTS))
+    weights_view = WeightsView(layout_of(WEIGHTS))
+    weights_view.set_newest(2, FlatWeights(layout_of(WEIGHTS)).pack(1, WEIGHTS))
     with pytest.raises(ValueError, match="version 2"):
-        window.read(0)
+        weights_view.read(0)
 
 
 # The actor's end
 
 
-class Wire:
-    """A learner at the other end of a bad line."""
+class FaultyConnection:
+    """A connection to a learner that loses calls and replies."""
 
     def __init__(self, slots: int = 2) -> None:
-        self.desk = LearnerEndpoint()
-        self.inbox = self.desk.open(make_inbox(slots))
+        self.endpoint = LearnerEndpoint()
+        self.inbox = self.endpoint.open(make_inbox(slots))
         self.faults: list[str] = []
-        self.calls, self.words = 0, list[bytes]()  # what the actor says meanwhile
+        self.calls, self.env_faults = 0, list[bytes]()  # reported by the actor meanwhile
 
-    def listen(self) -> list[bytes]:
-        words, self.words = self.words, []
-        return words
+    def read_faults(self) -> list[bytes]:
+        env_faults, self.env_faults = self.env_faults, []
+        return env_faults
 
     def send(self, message: RolloutMessage) -> RolloutReply:
         self.calls += 1
@@ -194,158 +196,165 @@ class Wire:
         if fault == "lost":
             raise NoReply
         if fault == "dead":
-            raise ConnectionError("the learner is gone")
-        answer = self.desk.put(0, 0, message)
-        if fault == "answer lost":
+            raise ConnectionError("the learner is lost")
+        reply = self.endpoint.receive(0, 0, message)
+        if fault == "reply lost":
             raise NoReply
-        return answer
+        return reply
 
     def fetch(self, newer_than: int) -> tuple[int, bytes] | None:
-        found: tuple[int, bytes] | None = self.desk.weights(newer_than)
+        found: tuple[int, bytes] | None = self.endpoint.weights(newer_than)
         return found
 
 
 @pytest.fixture(autouse=True)
 def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROOM_SECONDS", "BEAT_SECONDS", "RETRY_SECONDS"):
+    for name in ("ROOM_SECONDS", "HEARTBEAT_SECONDS", "RETRY_SECONDS"):
         monkeypatch.setattr(rpc, name, 0.001)
     monkeypatch.setattr(RolloutInbox.put, "__defaults__", (0.001,))
 
 
-def make_courier(wire: Wire, slots: int = 2) -> RolloutSender:
-    return RolloutSender(wire.send, wire.fetch, WeightsView(layout_of(WEIGHTS)), ActorCounters(), slots, wire.listen)
+def make_sender(connection: FaultyConnection, slots: int = 2) -> RolloutSender:
+    return RolloutSender(
+        connection.send,
+        connection.fetch,
+        WeightsView(layout_of(WEIGHTS)),
+        ActorCounters(),
+        slots,
+        connection.read_faults,
+    )
 
 
-def test_a_lost_call_and_a_lost_answer_are_retries_of_the_same() -> None:
-    wire = Wire(slots=4)
-    courier = make_courier(wire, slots=4)
-    wire.faults = ["lost", "answer lost", "", "answer lost", "lost", "answer lost", ""]
-    assert all(courier.put(rollout(number)) for number in range(3))
+def test_a_rollout_is_sent_again_after_a_lost_call_or_reply() -> None:
+    connection = FaultyConnection(slots=4)
+    sender = make_sender(connection, slots=4)
+    connection.faults = ["lost", "reply lost", "", "reply lost", "lost", "reply lost", ""]
+    assert all(sender.put(rollout(number)) for number in range(3))
     for _ in range(9):
-        courier.step()
-    assert sequences(wire.inbox) == [0, 1, 2]
-    assert not courier.outbox
+        sender.step()
+    assert sequences(connection.inbox) == [0, 1, 2]
+    assert not sender.outbox
 
 
 def test_back_pressure_reaches_the_actor() -> None:
-    wire = Wire(slots=1)
-    courier = make_courier(wire, slots=2)
+    connection = FaultyConnection(slots=1)
+    sender = make_sender(connection, slots=2)
     taken = 0
     for number in range(20):
-        taken += courier.put(rollout(taken))
-        courier.step()
-        assert len(courier.outbox) <= 2, number
+        taken += sender.put(rollout(taken))
+        sender.step()
+        assert len(sender.outbox) <= 2, number
     assert taken == 3  # one at the learner, two here
-    assert wire.inbox.get() is not None
-    courier.step()
-    assert courier.put(rollout(taken))
+    assert connection.inbox.get() is not None
+    sender.step()
+    assert sender.put(rollout(taken))
 
 
-def test_an_answer_brings_steps_weights_and_the_end() -> None:
-    wire = Wire()
-    courier = make_courier(wire)
-    wire.desk.env_steps = 99
-    wire.desk.show(2, FlatWeights(layout_of(WEIGHTS)).parcel(2, WEIGHTS))
-    courier.step()
-    assert courier.window.numbers() == {"env_steps": 99, "stop": 0}
-    assert (courier.window.read(0) or (0,))[0] == 2
-    wire.inbox.close()
-    courier.run()
-    assert courier.window.numbers()["stop"] == 1
+def test_a_reply_brings_steps_weights_and_stop() -> None:
+    connection = FaultyConnection()
+    sender = make_sender(connection)
+    connection.endpoint.env_steps = 99
+    connection.endpoint.publish(2, FlatWeights(layout_of(WEIGHTS)).pack(2, WEIGHTS))
+    sender.step()
+    assert sender.weights_view.numbers() == {"env_steps": 99, "stop": 0}
+    assert (sender.weights_view.read(0) or (0,))[0] == 2
+    connection.inbox.close()
+    sender.run()
+    assert sender.weights_view.numbers()["stop"] == 1
 
 
-def test_signs_of_life_tell_the_progress_of_the_actor_not_of_its_courier() -> None:
-    wire = Wire()
-    courier = make_courier(wire)
-    courier.tally.add(0, progress=3)
+def test_heartbeats_carry_the_progress_of_the_actor_not_of_its_sender() -> None:
+    connection = FaultyConnection()
+    sender = make_sender(connection)
+    sender.counters.add(0, progress=3)
     for _ in range(3):
-        courier.step()
-    assert wire.inbox.gauges["progress"] == 3
-    assert wire.calls == 3
+        sender.step()
+    assert connection.inbox.counters["progress"] == 3
+    assert connection.calls == 3
 
 
-def test_words_are_heard_once_though_answers_are_lost() -> None:
-    wire = Wire()
-    courier = make_courier(wire)
-    wire.words, wire.faults = [b"one"], ["answer lost", "lost"]
-    courier.step()
-    wire.words = [b"two", b"three"]
+def test_faults_are_received_once_though_replies_are_lost() -> None:
+    connection = FaultyConnection()
+    sender = make_sender(connection)
+    connection.env_faults, connection.faults = [b"one"], ["reply lost", "lost"]
+    sender.step()
+    connection.env_faults = [b"two", b"three"]
     for _ in range(3):
-        courier.step()
-    wire.words = [b"four"]
-    courier.step()
-    assert list(wire.inbox.words) == [b"one", b"two", b"three", b"four"]
+        sender.step()
+    connection.env_faults = [b"four"]
+    sender.step()
+    assert list(connection.inbox.faults) == [b"one", b"two", b"three", b"four"]
 
 
-def test_a_learner_that_is_gone_ends_the_actor() -> None:
-    wire = Wire()
-    courier = make_courier(wire)
-    wire.faults = ["lost", "dead"]
-    courier.run()
-    assert courier.window.numbers()["stop"] == 1
+def test_a_lost_learner_ends_the_actor() -> None:
+    connection = FaultyConnection()
+    sender = make_sender(connection)
+    connection.faults = ["lost", "dead"]
+    sender.run()
+    assert sender.weights_view.numbers()["stop"] == 1
     with pytest.raises(ConnectionError):
-        courier.put(rollout(0))
+        sender.put(rollout(0))
 
 
-# What a driver hears
+# The relay to the driver
 
 
-class Ear:
-    """A watcher that remembers."""
+class RecordingWatcher:
+    """A watcher that records its calls."""
 
     def __init__(self) -> None:
-        self.every_seconds, self.heard = 0.0, list[tuple[str, Any]]()
+        self.every_seconds, self.received = 0.0, list[tuple[str, Any]]()
 
     def start(self, info: Mapping[str, Any]) -> None:
-        self.heard.append(("start", info["run"]))
+        self.received.append(("start", info["run"]))
 
     def row(self, row: Mapping[str, Any]) -> None:
-        self.heard.append(("row", row["n"]))
+        self.received.append(("row", row["n"]))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
-        self.heard.append(("live", snapshot["n"]))
+        self.received.append(("live", snapshot["n"]))
 
     def stop(self, status: Mapping[str, Any]) -> None:
-        self.heard.append(("stop", status["state"]))
+        self.received.append(("stop", status["state"]))
 
 
-def test_everything_is_heard_once_and_in_order_though_answers_are_lost() -> None:
-    relay, ear, rows = WatcherRelay(), Ear(), list[int]()
-    hearing = RelayReader(ear, [lambda row: rows.append(row["n"])])
+def test_items_are_delivered_once_and_in_order_though_replies_are_lost() -> None:
+    relay, watcher, rows = WatcherRelay(), RecordingWatcher(), list[int]()
+    reader = RelayReader(watcher, [lambda row: rows.append(row["n"])])
     relay.start({"run": "here"})
     relay.row({"n": np.int64(1)})
     relay.call({"n": 1})
-    relay.since(hearing.heard)  # its answer is lost
+    relay.news_since(reader.num_received)  # its reply is lost
     relay.row({"n": 2})
-    first = relay.since(hearing.heard)
-    hearing.take(first)
-    hearing.take(first)
+    first = relay.news_since(reader.num_received)
+    reader.receive(first)
+    reader.receive(first)
     relay.call({"n": 2})
     relay.stop({"state": "done"})
-    hearing.take(relay.since(hearing.heard))
-    assert ear.heard == [("start", "here"), ("row", 1), ("row", 2), ("stop", "done")]
-    assert (rows, hearing.run) == ([1, 2], "here")
-    assert len(relay.items) == 2  # what was heard is forgotten once that is known
+    reader.receive(relay.news_since(reader.num_received))
+    assert watcher.received == [("start", "here"), ("row", 1), ("row", 2), ("stop", "done")]
+    assert (rows, reader.run) == ([1, 2], "here")
+    assert len(relay.items) == 2  # received items are dropped with the next call
 
 
-def test_the_newest_snapshot_is_shown_but_not_after_the_end() -> None:
-    relay, ear = WatcherRelay(), Ear()
-    hearing = RelayReader(ear, [])
+def test_the_newest_snapshot_is_delivered_but_not_after_the_end() -> None:
+    relay, watcher = WatcherRelay(), RecordingWatcher()
+    reader = RelayReader(watcher, [])
     relay.live({"n": 1})
     relay.live({"n": 2})
-    hearing.take(relay.since(0))
+    reader.receive(relay.news_since(0))
     relay.stop({"state": "done"})
-    hearing.take(relay.since(0))
-    hearing.take(relay.since(1))
-    assert [word for word in ear.heard if word[0] == "live"] == [("live", 2), ("live", 2)]
+    reader.receive(relay.news_since(0))
+    reader.receive(relay.news_since(1))
+    assert [item for item in watcher.received if item[0] == "live"] == [("live", 2), ("live", 2)]
 
 
 def test_a_callback_can_end_the_run() -> None:
     relay = WatcherRelay()
-    hearing = RelayReader(None, [lambda row: row["n"] > 1, lambda row: None])
+    reader = RelayReader(None, [lambda row: row["n"] > 1, lambda row: None])
     assert not relay.call({"n": 1})
-    assert not hearing.take(relay.since(hearing.heard))
+    assert not reader.receive(relay.news_since(reader.num_received))
     assert not relay.call({"n": 2})
-    assert hearing.take(relay.since(hearing.heard))
-    relay.stop_asked = True
+    assert reader.receive(relay.news_since(reader.num_received))
+    relay.stop_requested = True
     assert relay.call({"n": 3})

@@ -1,4 +1,4 @@
-"""Who may be joined, by which token, and what is said when Ray is missing or too old."""
+"""Clusters that may be joined, tokens, and errors when Ray is missing or too old."""
 
 import socket
 import sys
@@ -43,7 +43,7 @@ def test_other_runtimes_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.ray
 class TestWithRay:
-    """What needs the package, but starts nothing."""
+    """Tests that need the package, but start nothing."""
 
     @pytest.fixture(autouse=True)
     def _clean(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ class TestWithRay:
         with pytest.raises(UsageError, match="there is no token"):
             token_mode("10.0.0.1:6379", allow_none=False)
 
-    def test_our_token_is_made_once_and_is_ours_alone(self) -> None:
+    def test_the_token_is_made_once_with_mode_0600(self) -> None:
         from qfleet.distributed.ray.session import own_token
 
         file = own_token()
@@ -80,7 +80,7 @@ class TestWithRay:
         with pytest.raises(StorageError, match="yours alone"):
             own_token()
 
-    def test_nobody_at_the_address_is_said_at_once(self) -> None:
+    def test_an_unreachable_address_is_an_error_at_once(self) -> None:
         from qfleet.distributed.ray.session import connect
 
         with pytest.raises(UsageError, match="cannot be joined"):
@@ -113,13 +113,13 @@ class TestWithRay:
         monkeypatch.setattr(session, "session_folder", lambda: elsewhere if wrong == "place" else begun[0] / "s")
         runtime = make_plan("CartPole-v1", overrides=RAY).runtime
         said = {"address": r"listens on 10\.0\.0\.5, with a token", "token": "without a token"}
-        started = session.started_here(runtime, 2.0)  # type: ignore[arg-type]
+        started = session.started_locally(runtime, 2.0)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=said.get(wrong, "others can reach")), started:
             pytest.fail("it was used")
         assert stopped == [True]
         assert not begun[0].parent.exists()
 
-    def test_the_folder_of_a_ray_is_ours_alone(self, tmp_path: Path) -> None:
+    def test_the_directory_of_ray_must_be_private(self, tmp_path: Path) -> None:
         from qfleet.distributed.ray.session import require_private
 
         inside = tmp_path / "r" / "session"
@@ -137,11 +137,11 @@ class TestWithRay:
             require_private(tmp_path, link / "other")
 
     @pytest.mark.slow
-    def test_somebody_who_listens_but_never_answers_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_listener_that_never_replies_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         from qfleet.distributed.ray.session import connect
 
-        # Tests stay on loopback; at the machine's own address nobody listens.
-        monkeypatch.setattr("qfleet.distributed.ray.session.reached", lambda host, port: False)
+        # Tests stay on loopback.
+        monkeypatch.setattr("qfleet.distributed.ray.session.is_reachable", lambda host, port: False)
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             began = time.monotonic()
@@ -168,22 +168,24 @@ class TestWithRay:
         assert "KeyError: 'x'" in str(strange)
         assert not isinstance(as_error(TrainResult(error=("Annotated", "what", "", ""))), QfleetError)
 
-    def test_a_line_can_be_looked_at_without_a_cluster_but_not_run(self) -> None:
+    def test_components_can_be_inspected_without_a_cluster_but_not_run(self) -> None:
         from qfleet.api import rehearse
         from qfleet.distributed.ray.actors import RayActorLauncher
 
         plan = make_plan("CartPole-v1", overrides={**RAY, "env.num": 4})
         assert rehearse(plan)
-        site = RayActorLauncher(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
+        launcher = RayActorLauncher(plan, plan.runtime, None, {}, (None, None, None), None)  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match=r"qfleet\.distributed\.ray"):
-            site.hire(0, 0)
+            launcher.launch(0, 0)
 
-    def test_without_the_runs_folder_nothing_is_made(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_actor_without_the_run_directory_writes_no_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from qfleet.distributed.ray.actors import ActorHost, RayActorSetup
 
         seen: list[RayActorSetup] = []
-        monkeypatch.setattr(ActorHost, "serve", lambda self, orders, learner: seen.append(orders))
+        monkeypatch.setattr(ActorHost, "act", lambda self, setup, trainer: seen.append(setup))
         run = tmp_path / "elsewhere"
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().act(RayActorSetup(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
-        assert [(orders.log, orders.history) for orders in seen] == [(None, None)]
+        assert ActorHost().run(RayActorSetup(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
+        assert [(setup.log, setup.history) for setup in seen] == [(None, None)]

@@ -1,4 +1,4 @@
-"""A replay in a process of its own, asked directly: what it answers, and what happens when it does not."""
+"""A replay in a process of its own: its replies, and its loss."""
 
 import multiprocessing
 import os
@@ -38,13 +38,13 @@ def make_remote(**settings: Any) -> RemoteReplay:
     return made
 
 
-def way_of(replay: RemoteReplay) -> SharedReplayConnection:
-    assert isinstance(replay.way, SharedReplayConnection)
-    return replay.way
+def connection_of(replay: RemoteReplay) -> SharedReplayConnection:
+    assert isinstance(replay.connection, SharedReplayConnection)
+    return replay.connection
 
 
 def process_of(replay: RemoteReplay) -> BaseProcess:
-    process = way_of(replay).process
+    process = connection_of(replay).process
     assert process is not None
     return process
 
@@ -67,19 +67,19 @@ def filled() -> Iterator[RemoteReplay]:
     made.close()
 
 
-def test_one_that_is_stopped_in_the_middle_of_a_message_is_given_up(replay: RemoteReplay) -> None:
+def test_a_replay_stopped_in_the_middle_of_a_message_is_lost(replay: RemoteReplay) -> None:
     assert len(replay) == 0
     process = process_of(replay)
     os.kill(process.pid or 0, signal.SIGSTOP)
     begun = time.monotonic()
     with pytest.raises(ReplayLost, match="died"):  # far more than a pipe holds
-        replay.take(np.zeros(1 << 20, np.int64), np.zeros(0, np.float32))
+        replay.read_batch(np.zeros(1 << 20, np.int64), np.zeros(0, np.float32))
     assert 0.9 < time.monotonic() - begun < 10
-    process.join(10)  # its death is told a moment after the pipe's end
+    process.join(10)  # its exit code is known a moment after the end of the pipe
     assert not process.is_alive()
 
 
-def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: RemoteReplay) -> None:
+def test_a_lost_replay_is_restarted_as_often_as_allowed(replay: RemoteReplay) -> None:
     for at in range(5):
         assert replay.budget.charge(float(at))
     assert not replay.budget.charge(5.0)
@@ -87,57 +87,59 @@ def test_one_that_was_given_up_is_started_again_as_often_as_allowed(replay: Remo
     assert len(replay) == 0
 
 
-def test_one_that_fails_says_why_and_not_on_the_screen(replay: RemoteReplay, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_that_fails_reports_its_error_but_prints_nothing(
+    replay: RemoteReplay, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert len(replay) == 0
-    replay.way.order({"kind": "nonsense"})
+    replay.connection.send({"kind": "nonsense"})
     with pytest.raises(ReplayLost, match="has died: KeyError: 'nonsense'"):
-        replay.rest()
+        replay.flush()
     assert capfd.readouterr() == ("", "")
 
 
-def test_one_that_is_killed_is_said_to_be(replay: RemoteReplay) -> None:
+def test_a_killed_replay_is_lost_with_its_exit_code(replay: RemoteReplay) -> None:
     assert len(replay) == 0
     kill_replay()
     with pytest.raises(ReplayLost, match="has died with exit code -9"):
-        replay.rest()
+        replay.flush()
 
 
-def test_who_was_stopped_together_with_it_does_not_find_it_hung(
+def test_a_learner_stopped_together_with_the_replay_does_not_find_it_hung(
     replay: RemoteReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(replay) == 0
-    way = way_of(replay)
-    way.hung_seconds = 5.0
+    connection = connection_of(replay)
+    connection.hung_seconds = 5.0
     jumps, clock = iter([0.0, 3600.0]), time.monotonic
     monkeypatch.setattr("qfleet.distributed.replay.process.time.monotonic", lambda: clock() + next(jumps, 3600.0))
-    answers = iter([None, None, "there"])
-    assert way.wait(lambda: next(answers)) == "there"
+    replies = iter([None, None, "there"])
+    assert connection.wait(lambda: next(replies)) == "there"
 
 
-def test_one_whose_items_were_all_pushed_out_says_so(replay: RemoteReplay) -> None:
-    replay.way.order({"kind": "draw", "size": 4})  # ahead of its time
-    replay.asked = 2
-    replay.way.order({"kind": "draw", "size": 4})
+def test_a_draw_from_an_empty_replay_returns_none(replay: RemoteReplay) -> None:
+    replay.connection.send({"kind": "draw", "size": 4})  # before any item
+    replay.batches_requested = 2
+    replay.connection.send({"kind": "draw", "size": 4})
     assert replay.sample(4) is None
-    assert len(replay) == 0  # it lives
+    assert len(replay) == 0  # it still runs
 
 
-def test_a_priority_that_was_raised_rules_the_draws_asked_for_after_it(filled: RemoteReplay) -> None:
+def test_a_new_priority_decides_the_draws_requested_after_it(filled: RemoteReplay) -> None:
     first = filled.sample(16)
     assert first is not None
     chosen = filled.head - 7
     filled.update(np.array([chosen]), np.array([1e9]))
     shares = [float((batch.ids == chosen).mean()) for _ in range(4) if (batch := filled.sample(16)) is not None]
-    assert shares[0] < 0.5  # it was asked for before
+    assert shares[0] < 0.5  # it was requested before
     assert shares[1:] == [1.0] * 3  # 250,000 against one for each of the others, one draw per equal slice
 
 
-def test_the_next_batch_is_prepared_without_being_asked_for(filled: RemoteReplay) -> None:
+def test_the_next_batch_is_requested_ahead(filled: RemoteReplay) -> None:
     assert filled.sample(16) is not None
-    way = way_of(filled)
-    assert way.wait(way.arrived)
-    assert len(way.waiting) == 1
-    next_one = way.waiting[0]
+    connection = connection_of(filled)
+    assert connection.wait(connection.has_batch)
+    assert len(connection.received) == 1
+    next_one = connection.received[0]
     assert filled.sample(16) is next_one
 
 
@@ -157,7 +159,7 @@ REMOTE: dict[str, Any] = {
 }
 
 
-def test_a_replay_that_is_lost_too_often_ends_the_run_with_a_word(tmp_path: Path) -> None:
+def test_a_replay_that_is_lost_too_often_ends_the_run_with_a_reason(tmp_path: Path) -> None:
     plan = make_plan("CartPole-v1", overrides={**REMOTE, "runtime.restarts": 0, "until.steps": 100_000})
     with pytest.raises(EnvError, match=r"more often than runtime\.restarts allows"):
         train(plan, out=tmp_path, callbacks=[kill_replay])
@@ -166,22 +168,20 @@ def test_a_replay_that_is_lost_too_often_ends_the_run_with_a_word(tmp_path: Path
     assert "more often than runtime.restarts allows" in found["reason"]
 
 
-def test_a_replay_that_is_lost_while_a_run_comes_back_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_lost_during_resume_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan("CartPole-v1", overrides={**REMOTE, "until.steps": 400})
     run = train(plan, out=tmp_path)
-    rest, blows = RemoteReplay.rest, [1]
+    flush, kills = RemoteReplay.flush, [1]
 
-    def struck(replay: RemoteReplay) -> None:
-        if blows:
-            blows.pop()
+    def killing_flush(replay: RemoteReplay) -> None:
+        if kills:
+            kills.pop()
             kill_replay()
             process_of(replay).join(10)
-        rest(replay)
+        flush(replay)
 
-    monkeypatch.setattr(RemoteReplay, "rest", struck)
+    monkeypatch.setattr(RemoteReplay, "flush", killing_flush)
     again = resume(run.path, steps=800)
-    assert not blows
+    assert not kills
     assert again.status["state"] == "done"
     assert again.status["env_steps"] >= 800
