@@ -56,7 +56,7 @@ def _shell(name: str | None) -> Shell:
         found = detect_shell() if name is None else name
     except ShellDetectionError as error:
         raise UsageError(
-            "your shell was not recognised", "Nothing here says which one it is.", "Name it: --shell bash"
+            "your shell was not recognised", "No sign of it was found in this environment.", "Name it: --shell bash"
         ) from error
     known: dict[str, Shell] = {each: each for each in get_args(Shell)}
     if found not in known:

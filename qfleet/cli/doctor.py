@@ -93,10 +93,7 @@ def _memory() -> DoctorFinding:
 def _disk(out: Path) -> list[DoctorFinding]:
     folder = next(each for each in (out, *out.absolute().parents) if each.is_dir())
     free = shutil.disk_usage(folder).free
-    return [
-        DoctorFinding("disk", free >= LEAST_FREE_BYTES, f"{size(free)} free in {folder}", 5),
-        _write_probe(folder),
-    ]
+    return [DoctorFinding("disk", free >= LEAST_FREE_BYTES, f"{size(free)} free in {folder}", 5), _write_probe(folder)]
 
 
 def _write_probe(folder: Path) -> DoctorFinding:

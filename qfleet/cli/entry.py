@@ -112,7 +112,7 @@ def _as_qfleet_error(error: BaseException) -> QfleetError:
         )
     return QfleetError(
         f"{type(error).__name__}: {error}",
-        "This is a bug in qfleet, not in what you did.",
+        "This is a bug in qfleet, not a mistake of yours.",
         f"Please report it with {_write_log(error)}; --debug shows the traceback here.",
     )
 

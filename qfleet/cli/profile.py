@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def refuse_profile(profile: bool, why: str) -> None:
     """Raise if a profile of several runs is requested."""
     if profile:
-        raise UsageError("--profile looks at one run", why, "Leave --profile out, or train one run with it.")
+        raise UsageError("--profile needs a single run", why, "Leave --profile out, or train one run with it.")
 
 
 def make_traces(profile: bool, plan: "Plan") -> "list[Trace]":

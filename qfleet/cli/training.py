@@ -28,15 +28,11 @@ if TYPE_CHECKING:
     from qfleet.watch.trace import Trace
 
 
-Out = Annotated[
-    str,
-    Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value)),
-]
+Out = Annotated[str, Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value))]
 Json = Annotated[bool, Parameter(help="Print every row as a JSON line.", show_default=False)]
 Quiet = Annotated[bool, Parameter(help="Print only how it ended.", show_default=False)]
 Profile = Annotated[
-    bool,
-    Parameter(help="Print where the time went, and save it as profile.json and profile.txt.", show_default=False),
+    bool, Parameter(help="Print where the time went, and save it as profile.json and profile.txt.", show_default=False)
 ]
 TrustEnv = Annotated[
     bool, Parameter(help="Run the environment code this run names, though another user made it.", show_default=False)
@@ -44,7 +40,7 @@ TrustEnv = Annotated[
 TrustRun = Annotated[
     bool,
     Parameter(
-        help="Connect where this run says, and run the code it names, though another user made it.", show_default=False
+        help="Connect to the address in this run, and run the code it names, though another user made it.", show_default=False
     ),
 ]
 Jobs = Annotated[
@@ -62,7 +58,7 @@ def train(
     steps: Annotated[str | None, Parameter(help="Environment steps to train for (until.steps).", metavar="N")] = None,
     seed: Annotated[str | None, Parameter(help="Decides everything random (seed).", metavar="N")] = None,
     seeds: Annotated[
-        str | None, Parameter(help="Train so many seeds side by side, from the seed on: a group.", metavar="N")
+        str | None, Parameter(help="Train this many seeds in parallel, counted from --seed: a group.", metavar="N")
     ] = None,
     jobs: Jobs = None,
     plan: PlanFile = None,
@@ -75,7 +71,7 @@ def train(
     quiet: Quiet = False,
     profile: Profile = False,
     dry_run: Annotated[
-        bool, Parameter(help="Print the plan and what it needs, and run nothing.", show_default=False)
+        bool, Parameter(help="Print the plan and its memory needs, and run nothing.", show_default=False)
     ] = False,
 ) -> int:
     """Train an agent. Ctrl-C saves and leaves; `qfleet resume latest` goes on."""
@@ -121,7 +117,7 @@ def _train_run(
 
 
 def _name(composed: Composed, name: str | None) -> str:
-    """The name asked for, or one that says which algorithm runs where."""
+    """The given name, or one made of the environment and the algorithm."""
     from qfleet.watch.run_directory import next_name
 
     plan = composed.plan
@@ -304,11 +300,11 @@ def _dry_run(
     weights_from: str | None,
 ) -> int:
     from qfleet.api import rehearse
-    from qfleet.sweep.sweep import find_room
+    from qfleet.sweep.capacity import find_capacity
 
     needs = rehearse(composed.plan, out=out, name=name, weights_from=weights_from)
     if members is not None:
-        needs |= {"members": members, "at_once": find_room(composed.plan, members, jobs).jobs}
+        needs |= {"members": members, "at_once": find_capacity(composed.plan, members, jobs).jobs}
     if json:
         rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
         echo_json({"plan": rows, "notes": composed.notes, "needs": needs})

@@ -1,4 +1,4 @@
-"""card.md: a run on one page, for people who find the folder later."""
+"""card.md: a summary of a run on one page."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -198,9 +198,9 @@ def _missing(entry: Path, scored: set[str]) -> list[str]:
 
 
 def _without_score(entry: Path) -> UsageError:
-    what = f"no member of {run_label(entry)} has a score" if is_group(entry) else f"{run_label(entry)} has no score"
+    problem = f"no member of {run_label(entry)} has a score" if is_group(entry) else f"{run_label(entry)} has no score"
     return UsageError(
-        what,
+        problem,
         "a run is scored on test episodes when it has reached its end, unless eval.test_episodes is 0",
         f"let it come to its end: qfleet resume {entry}",
     )
@@ -226,9 +226,7 @@ def _check(sides: tuple[Side, ...], bounds: Bounds | None) -> None:
         raise UsageError("there is nothing to compare", "no group and no run was named", "see: qfleet compare --help")
     if len({side.name for side in sides}) < len(sides):
         raise UsageError(
-            f"{sides[0].name} is compared with itself",
-            "two sides have the same name",
-            "name each side once",
+            f"{sides[0].name} is compared with itself", "two sides have the same name", "name each side once"
         )
     for side in sides[1:]:
         _same_envs(sides[0], side)

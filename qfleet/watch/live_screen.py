@@ -113,8 +113,8 @@ class Screen:
         return blocks
 
     def _title(self, ascii_only: bool, width: int) -> Text:
-        what = " · ".join(str(self.info[key]) for key in ("env", "algorithm") if self.info.get(key))
-        title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(what, ascii_only, f"{STRONG} default"))
+        subject = " · ".join(str(self.info[key]) for key in ("env", "algorithm") if self.info.get(key))
+        title = Text.assemble(("qfleet ", f"{STRONG} {ACCENT}"), _text(subject, ascii_only, f"{STRONG} default"))
         run = str(self.info.get("run") or "")
         if run and len(title) + len(run) + 9 <= width:
             title.append_text(_text(f" · {run}", ascii_only, QUIET))

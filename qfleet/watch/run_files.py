@@ -281,12 +281,12 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def last_rows(path: Path) -> list[Row]:
-    """The rows in the last few megabytes of a JSON-lines file, without reading what is before them."""
+    """The rows in the last few megabytes of a JSON-lines file, without reading the rest."""
     try:
         with os.fdopen(open_plain(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
     except OSError:
-        size = 0  # `each_row` raises for what is wrong
+        size = 0  # `each_row` raises the error
     return list(each_row(path, max(0, size - TAIL_BYTES)))
 
 

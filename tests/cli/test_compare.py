@@ -98,12 +98,12 @@ class Calls(list[tuple[Any, dict[str, Any]]]):
 def test_train_with_seeds_makes_a_group(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     calls = Calls(make_group("my group", [10.0, 11.0]))
     monkeypatch.setattr(qfleet.sweep, "train_group", calls)
-    words = ["train", "CartPole-v1", "--seeds", "2", "--jobs", "1", "--seed", "7", "--steps", "20_000", "--name", "x"]
-    assert main(words) == 0
+    command = ["train", "CartPole-v1", "--seeds", "2", "--jobs", "1", "--seed", "7", "--steps", "20_000", "--name", "x"]
+    assert main(command) == 0
     (subject, arguments) = calls[0]
     assert subject == (make_plan("CartPole-v1", None, {"until.steps": 20_000, "seed": 7}), 2)
     assert [arguments[key] for key in ("jobs", "out", "name", "weights_from")] == [1, "runs", "x", None]
-    assert arguments["command"] == ["qfleet", *words]
+    assert arguments["command"] == ["qfleet", *command]
     shown = capsys.readouterr().out.splitlines()
     assert shown[0].startswith("CartPole-v1: Double DQN, 5-step returns; cartpole defaults")
     assert "my group/seed-1  1     11.0 [10.0, 12.0]" in shown
@@ -146,7 +146,7 @@ def test_resume_takes_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_dry_run_says_how_many_fit(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
-    monkeypatch.setattr("qfleet.sweep.sweep.cores", lambda: 3)
+    monkeypatch.setattr("qfleet.sweep.capacity.cores", lambda: 3)
     assert main(["train", "CartPole-v1", "--seeds", "5", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "members     5, 3 at once" in shown
@@ -155,7 +155,7 @@ def test_dry_run_says_how_many_fit(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert not Path("runs").exists()
 
 
-def test_json_never_holds_what_json_does_not_know(capsys: Captured) -> None:
+def test_json_output_has_no_nan(capsys: Captured) -> None:
     group = make_group("a", [10.0, 12.0])
     (group / "seed-1" / "status.json").write_text('{"score": {"mean": NaN, "low": -Infinity}}')
     (group / "seed-0" / "status.json").write_text('{"score": {"mean": 10.0, "low": -Infinity, "high": NaN}}')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import LOCAL, Settings, words
+from tests.support.runs import LOCAL, Settings, train_arguments
 from tests.system.test_child_process import poisoned
 
 NAMES = (
@@ -33,20 +33,20 @@ def here(tmp_path: Path) -> Path:
 
 
 def test_actors_and_learner_in_processes_import_nothing_from_it(here: Path) -> None:
-    call(CONSOLE, here, *words(Path("runs"), {**PROCESSES, "until.steps": 100}), "--name", "a")
+    call(CONSOLE, here, *train_arguments(Path("runs"), {**PROCESSES, "until.steps": 100}), "--name", "a")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, PROCESSES], ids=["inline", "processes"])
-def test_training_resuming_and_judging_import_nothing_from_it(here: Path, settings: Settings) -> None:
-    call(CONSOLE, here, *words(Path("runs"), {**settings, "until.steps": 100}), "--name", "a")
+def test_train_resume_and_eval_import_nothing_from_it(here: Path, settings: Settings) -> None:
+    call(CONSOLE, here, *train_arguments(Path("runs"), {**settings, "until.steps": 100}), "--name", "a")
     call(CONSOLE, here, "resume", "a", "--steps", "150", "--quiet")
     call(CONSOLE, here, "eval", "a", "--episodes", "2")
 
 
 @pytest.mark.slow
 def test_a_group_imports_nothing_from_it(here: Path) -> None:
-    call(CONSOLE, here, *words(Path("runs"), {"until.steps": 100}), "--seeds", "2", "--name", "a")
+    call(CONSOLE, here, *train_arguments(Path("runs"), {"until.steps": 100}), "--seeds", "2", "--name", "a")
     call(CONSOLE, here, "resume", "a", "--steps", "150", "--quiet")
 
 
@@ -55,7 +55,7 @@ def test_a_group_imports_nothing_from_it(here: Path) -> None:
 def test_processes_of_ray_import_nothing_from_it(here: Path) -> None:
     pytest.importorskip("ray")
     changes = {"runtime.type": "ray", "runtime.actor_cpus": 0.1, "runtime.learner_cpus": 0.1, "actors.num": 2}
-    call(CONSOLE, here, *words(Path("runs"), {**changes, "until.steps": 100, "replay.samples_per_insert": 4}))
+    call(CONSOLE, here, *train_arguments(Path("runs"), {**changes, "until.steps": 100, "replay.samples_per_insert": 4}))
 
 
 @pytest.mark.slow
@@ -67,4 +67,4 @@ def test_python_m_imports_nothing_from_it_but_the_environment_that_is_named(here
     )
     changes = {**PROCESSES, "until.steps": 100}
     for env_id in ("mine:Mine-v0", "mine.py:Random"):
-        call(MODULE, here, *words(Path("runs"), changes, env_id))
+        call(MODULE, here, *train_arguments(Path("runs"), changes, env_id))

@@ -40,17 +40,17 @@ def write_env(folder: Path, fault: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "output"),
     [("sys.exit(0)", "SystemExit: 0 (it called sys.exit)"), ("raise ValueError('boom')", "ValueError: boom")],
 )
-def test_the_users_own_lines_and_the_log_are_shown(
-    fault: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_frames_of_user_code_and_the_log_are_shown(
+    fault: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name = write_env(tmp_path, fault)
     assert main(["train", name, *SMALL]) == 4
     error = capsys.readouterr().err
-    assert f"step() raised {said} at my_env.py:23 in fail" in error
+    assert f"step() raised {output} at my_env.py:23 in fail" in error
     assert "at: my_env.py:19 in step: self.fail()" in error
     assert f"at: my_env.py:23 in fail: {fault}" in error
     (run,) = (tmp_path / "runs").iterdir()

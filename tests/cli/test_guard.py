@@ -43,40 +43,40 @@ def watch_over(out: Path, codes: Sequence[int], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("code", [0, 3, 130, 143])
-def test_who_ends_by_itself_is_not_started_again(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_exits_is_not_restarted(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch_over(tmp_path, [code], monkeypatch) == (code, [list(RUN)])
 
 
-def test_who_is_killed_goes_on(
+def test_a_killed_child_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert watch_over(tmp_path, [-9, -11, 0], monkeypatch) == (0, [list(RUN), ["resume", "a-run"], ["resume", "a-run"]])
-    said = capsys.readouterr().out
-    assert "ended by SIGKILL: going on with" in said
-    assert "ended by SIGSEGV" in said
+    output = capsys.readouterr().out
+    assert "ended by SIGKILL: going on with" in output
+    assert "ended by SIGSEGV" in output
 
 
-def test_who_is_killed_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restarts_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, commands = watch_over(tmp_path, [-9] * 9, monkeypatch)
     assert code == 137
     assert len(commands) == 1 + guard.RESTARTS
 
 
-def test_who_was_asked_to_end_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_was_asked_to_stop_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     children = Children(tmp_path, [-9], asked=True)
     monkeypatch.setattr(guard, "run_child", children)
     assert run_with_restarts(RUN, str(tmp_path), lambda folder: []) == 137
     assert len(children.commands) == 1
 
 
-def test_who_had_not_begun_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_without_a_run_is_not_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "run_child", lambda command: (-9, 4711, False))
     assert run_with_restarts(RUN, str(tmp_path), lambda folder: []) == 137
 
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Path) -> None:
+def test_a_killed_learner_loses_only_steps_after_the_last_checkpoint(tmp_path: Path) -> None:
     settings = [
         "runtime.type=processes",
         "runtime.inference=local",
@@ -85,18 +85,18 @@ def test_a_learner_that_is_killed_loses_only_what_was_not_committed(tmp_path: Pa
         "until.score=none",
         "save.every_steps=500",
     ]
-    words = [*RUN, "--steps", "6000", *settings, "save.max_share=1", "log.every_steps=200", "--out", str(tmp_path)]
+    arguments = [*RUN, "--steps", "6000", *settings, "save.max_share=1", "log.every_steps=200", "--out", str(tmp_path)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "qfleet", *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-m", "qfleet", *arguments], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
     )
     limit = time.monotonic() + 90
     while time.monotonic() < limit and len(list(tmp_path.glob("*/checkpoints/step_*"))) < 2:
         time.sleep(0.1)
     (status,) = tmp_path.glob("*/status.json")
     os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
-    said, _ = process.communicate(timeout=100)
+    output, _ = process.communicate(timeout=100)
     assert process.returncode == 0
-    assert "going on with" in said
+    assert "going on with" in output
     rows = read_rows(status.parent / "metrics.jsonl")
     assert [row["env_steps"] for row in rows] == sorted(row["env_steps"] for row in rows)
     end = json.loads(status.read_text())
@@ -113,7 +113,7 @@ print(code, asked)
 """
 
 
-def test_ctrl_z_stops_the_process_under_guard_too() -> None:
+def test_ctrl_z_stops_the_supervised_process_too() -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", GUARD], cwd=ROOT, stdout=pipe, text=True) as process:
         assert process.stdout is not None
@@ -126,7 +126,7 @@ def test_ctrl_z_stops_the_process_under_guard_too() -> None:
     assert states == ["T", "T"]
 
 
-def test_a_signal_that_is_ignored_does_not_mean_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignored_signals_are_not_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
     try:
         with guard.forward_stop_signals(subprocess.Popen(["sleep", "9"]), Heartbeat()) as asked:

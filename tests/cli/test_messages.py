@@ -403,7 +403,7 @@ WRONG = [
     Wrong(
         "train CartPole-v1 algo.explore.start=0.1 algo.explore.end=0.5",
         "algo.explore.start=0.1 (command line) is below algo.explore.end=0.5 (command line)",
-        "Exploration is meant to fall; a rising epsilon unlearns what was found.",
+        "Exploration is meant to fall; a rising epsilon would undo learning.",
         "Swap them, or set algo.explore.type=constant and algo.explore.epsilon.",
     ),
     Wrong(
@@ -743,13 +743,13 @@ WRONG = [
     Wrong(
         "train CartPole-v1 env.options.frob=1",
         "env.options={'frob': 1} was refused by 'CartPole-v1'.",
-        "Making the environment said: CartPoleEnv.__init__() got an unexpected keyword argument 'frob' was raised from the environment creator for CartPole-v1 with kwargs ({'frob': 1}).",
+        "Making the environment raised: CartPoleEnv.__init__() got an unexpected keyword argument 'frob' was raised from the environment creator for CartPole-v1 with kwargs ({'frob': 1}).",
         "Options are keyword arguments of the environment's constructor: correct or remove them.",
     ),
     Wrong(
         "train Acrobot-v1 env.options.max_episode_steps=0",
         "env.options={'max_episode_steps': 0} was refused by 'Acrobot-v1'.",
-        "Making the environment said: Expect the `max_episode_steps` to be positive, actually: 0.",
+        "Making the environment raised: Expect the `max_episode_steps` to be positive, actually: 0.",
         "Options are keyword arguments of the environment's constructor: correct or remove them.",
     ),
     Wrong(

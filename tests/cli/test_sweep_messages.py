@@ -49,13 +49,13 @@ WRONG = [
     ),
     Wrong(
         "train CartPole-v1 --seeds 2 --profile",
-        "--profile looks at one run",
+        "--profile needs a single run",
         "--seeds 2 trains several.",
         "Leave --profile out, or train one run with it.",
     ),
     Wrong(
         "resume pair --profile",
-        "--profile looks at one run",
+        "--profile needs a single run",
         "runs/pair is a group of several.",
         "Leave --profile out, or train one run with it.",
     ),

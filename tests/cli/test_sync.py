@@ -63,21 +63,21 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_use(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command.split()) == 2
     what, why = WRONG[command]
-    said = capsys.readouterr().err.splitlines()
-    assert said[0] == f"error: {what}"
-    assert said[1] == f"  why: {why}"
-    assert said[2].startswith("   do: ")
+    output = capsys.readouterr().err.splitlines()
+    assert output[0] == f"error: {what}"
+    assert output[1] == f"  why: {why}"
+    assert output[2].startswith("   do: ")
     assert not any(requests.is_pending(folder) for folder in Path("runs").iterdir())
 
 
-def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    heard: list[requests.SyncRequest | None] = []
+def test_a_running_run_receives_the_request(capsys: pytest.CaptureFixture[str]) -> None:
+    received: list[requests.SyncRequest | None] = []
 
     def listen() -> None:
         until = time.monotonic() + 20
-        while not heard and time.monotonic() < until:
-            if (wish := requests.take_request(Path("runs/pair"))) is not None:
-                heard.append(wish)
+        while not received and time.monotonic() < until:
+            if (request := requests.take_request(Path("runs/pair"))) is not None:
+                received.append(request)
                 requests.finish_request(Path("runs/pair"))
             time.sleep(0.05)
 
@@ -85,13 +85,13 @@ def test_a_run_that_listens_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     thread.start()
     assert main(["sync", "pair", "sync.type=server", "sync.max_staleness=4", "learners.num=3"]) == 0
     thread.join(20)
-    assert heard == [requests.SyncRequest(ServerSync(max_staleness=4), 3)]
+    assert received == [requests.SyncRequest(ServerSync(max_staleness=4), 3)]
     assert capsys.readouterr().out == (
         "runs/pair: 3 learners agree by server from now on (before: 2 learners agree by allreduce)\n"
     )
 
 
-def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_builds_on_the_current_sync_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     write_json(
         Path("runs/pair/status.json"),
         {"state": "running", "together": {"sync": {"type": "local", "every_updates": 4}, "learners": 3}},
@@ -103,9 +103,7 @@ def test_what_was_switched_before_is_what_is_changed(monkeypatch: pytest.MonkeyP
     )
 
 
-def test_a_run_that_does_not_listen_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_waiting_for_a_run_is_limited(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("qfleet.cli.sync.APPLY_TIMEOUT_SECONDS", 0.3)
     assert main(["sync", "pair", "sync.type=local"]) == 2
     assert "has not answered within 0.3 seconds" in capsys.readouterr().err

@@ -52,14 +52,14 @@ def make_run(name: str, plan: Plan | None = None) -> Path:
     return path
 
 
-def test_train_passes_the_plan_and_says_what_it_is(train: Calls, capsys: Captured) -> None:
-    words = ["train", "CartPole-v1", "algo.n_step=3", "--steps", "5_000", "--preset", "per", "seed=4", "--name", "x"]
-    assert main(words) == 0
+def test_train_passes_the_plan_and_prints_a_summary(train: Calls, capsys: Captured) -> None:
+    command = ["train", "CartPole-v1", "algo.n_step=3", "--steps", "5_000", "--preset", "per", "seed=4", "--name", "x"]
+    assert main(command) == 0
     plan, arguments = train[0]
     expected = {"algo.n_step": 3, "until.steps": 5000, "seed": 4}
     assert plan == make_plan("CartPole-v1", "per", expected)
     assert (arguments["out"], arguments["name"], arguments["weights_from"]) == ("runs", "x", None)
-    assert arguments["command"] == ["qfleet", *words]
+    assert arguments["command"] == ["qfleet", *command]
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == (
         "CartPole-v1: Double DQN, prioritised replay, 3-step returns;"
@@ -74,7 +74,7 @@ def test_a_preset_names_the_run(train: Calls) -> None:
     assert [arguments["name"] for _, arguments in train] == ["cartpole-rainbow-small-#", "cartpole-double-n5-#"]
 
 
-def test_an_untuned_environment_is_told_so(train: Calls, capsys: Captured) -> None:
+def test_an_untuned_environment_is_noted(train: Calls, capsys: Captured) -> None:
     assert main(["train", "Taxi-v3"]) == 0
     assert capsys.readouterr().out.startswith(
         "Taxi-v3: Double DQN, 3-step returns; general defaults (none tuned for Taxi-v3)\n"
@@ -88,7 +88,7 @@ def test_json_keeps_standard_output_for_rows(train: Calls, capsys: Captured) -> 
     assert "cartpole defaults" in shown.err
 
 
-def test_quiet_says_nothing_of_its_own(train: Calls, capsys: Captured) -> None:
+def test_quiet_prints_nothing_of_its_own(train: Calls, capsys: Captured) -> None:
     assert main(["train", "CartPole-v1", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
@@ -113,15 +113,15 @@ def test_weights_come_from_another_run(train: Calls) -> None:
 
 
 def test_dry_run_shows_all_and_starts_nothing(train: Calls, capsys: Captured) -> None:
-    words = ["train", "CartPole-v1", "--dry-run", "algo.n_step=3"]
-    assert main(words) == 0
+    arguments = ["train", "CartPole-v1", "--dry-run", "algo.n_step=3"]
+    assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert train == []
     assert list(Path.cwd().iterdir()) == []
     line = next(line for line in shown.splitlines() if line.startswith("algo.n_step "))
     assert line.split() == ["algo.n_step", "3", "command", "line"]
     assert all(word in shown for word in ("replay ", "checkpoint ", "updates ", "Nothing was run"))
-    assert main([*words, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["needs"]["replay_bytes"] > 0
 
 
@@ -183,7 +183,7 @@ def test_runs_are_listed_compared_and_removed(train: Calls, capsys: Captured) ->
     assert [path.name for path in Path("runs").iterdir()] == ["b"]
 
 
-def test_nothing_is_removed_without_a_yes(train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_removing_needs_confirmation(train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     path = make_run("a")
     monkeypatch.setattr("sys.stdin", open(os.devnull))  # noqa: SIM115 - lives as long as the test
     assert main(["runs", "rm", "a"]) == 2
@@ -201,7 +201,7 @@ def test_terminal_codes_in_a_run_stay_visible(train: Calls, capsys: Captured) ->
     assert "\\x1b[2Jhidden" in shown
 
 
-def test_verify_tells_whole_from_damaged(train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_verify_finds_damaged_checkpoints(train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     import qfleet.save
 
     make_run("a")
@@ -224,7 +224,7 @@ def test_doctor_looks_at_the_disk(train: Calls, monkeypatch: pytest.MonkeyPatch,
     assert "1 problem: disk" in capsys.readouterr().out
 
 
-def test_doctor_tells_every_extra_and_its_version(train: Calls, capsys: Captured) -> None:
+def test_doctor_lists_every_extra_with_its_version(train: Calls, capsys: Captured) -> None:
     assert main(["doctor", "--json"]) == 0
     found = {each["name"]: each["detail"] for each in json.loads(capsys.readouterr().out)}
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
@@ -238,7 +238,7 @@ def test_doctor_tells_every_extra_and_its_version(train: Calls, capsys: Captured
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False)])
-def test_of_mpis_processes_the_first_one_speaks(
+def test_only_mpi_rank_0_prints(
     rank: int, speaks: bool, train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     from qfleet.distributed import mpi
@@ -257,7 +257,7 @@ def test_completion_knows_the_verbs(shell: str, train: Calls, capsys: Captured) 
     assert "resume" in Path("script").read_text()
 
 
-def test_a_folder_for_temporary_files_with_too_long_a_name_is_named(
+def test_a_temporary_folder_with_too_long_a_name_is_reported(
     train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def fail(plan: Plan, **arguments: Any) -> None:
@@ -284,7 +284,7 @@ def test_errors_of_a_run_keep_their_exit_code(
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "word"),
+    ("error", "code", "message"),
     [
         (RuntimeError("odd"), 1, "RuntimeError: odd"),
         (OSError(28, "No space left on device", "x"), 5, "No space left"),
@@ -292,7 +292,7 @@ def test_errors_of_a_run_keep_their_exit_code(
     ],
 )
 def test_other_errors(
-    error: BaseException, code: int, word: str, train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+    error: BaseException, code: int, message: str, train: Calls, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def fail(plan: Plan, **arguments: Any) -> None:
         raise error
@@ -301,14 +301,14 @@ def test_other_errors(
     monkeypatch.setattr(entry.tempfile, "tempdir", str(Path.cwd()))
     assert main(["train", "CartPole-v1"]) == code
     shown = capsys.readouterr().err
-    assert word in shown
+    assert message in shown
     assert "Traceback" not in shown
     logs = list(Path.cwd().glob("qfleet-bug-*.log"))
     assert len(logs) == (code == 1)
     assert all("RuntimeError: odd" in log.read_text() and str(log) in shown for log in logs)
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m qfleet plan schema | head -c 10; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""

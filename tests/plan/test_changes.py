@@ -16,13 +16,13 @@ def scheduled(*entries: str, **more: Any) -> list[SyncSwitch]:
     return sync_switches(make_plan("CartPole-v1", overrides={**TWO, **more, "learners.schedule": entries}))
 
 
-def test_settings_of_a_strategy_that_is_replaced_are_forgotten() -> None:
+def test_replacing_a_strategy_drops_its_settings() -> None:
     plan = make_plan("CartPole-v1", overrides={"learners.num": 2, "sync.type": "server", "sync.shards": 3})
     found = with_settings(plan, "run.toml", [("sync.type", "local", "command line")])
     assert found.sync == LocalSync()
 
 
-def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> None:
+def test_each_schedule_entry_changes_the_plan_of_the_entry_before() -> None:
     found = scheduled(
         "1_000 sync.type=server sync.max_staleness=4",
         "2000 sync.shards=2",
@@ -63,7 +63,7 @@ def test_a_schedule_is_read_in_order_each_entry_on_top_of_the_one_before() -> No
         (["5 sync.type=solo"], r"sync.type=solo \(learners.schedule\)", "have to synchronise"),
     ],
 )
-def test_what_makes_no_sense_is_refused(entries: list[str], what: str, why: str) -> None:
+def test_invalid_schedule_entries_are_refused(entries: list[str], what: str, why: str) -> None:
     with pytest.raises(UsageError, match=what) as caught:
         scheduled(*entries)
     assert re.search(why, caught.value.why)
@@ -78,6 +78,6 @@ def test_a_window_that_never_closes_is_refused() -> None:
     )
 
 
-def test_a_wish_is_judged_by_itself_whatever_the_schedule_was() -> None:
+def test_a_sync_request_is_checked_without_the_schedule() -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, "learners.schedule": ("300 sync.codec.type=int8",)})
     assert with_settings(plan, "run.toml", [("sync.type", "gossip", "command line")]).sync == GossipSync()

@@ -18,7 +18,7 @@ def write(folder: Path, text: str) -> str:
     return str(file)
 
 
-def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> None:
+def test_later_layers_win_and_every_value_has_its_origin(tmp_path: Path) -> None:
     file = write(tmp_path, 'seed = 7\n[algo]\nn_step = 4\nloss = "mse"\n')
     made = compose("CartPole-v1", "nstep", file, [("algo.n_step", "2", HERE)])
     assert (made.plan.algo.n_step, made.plan.algo.loss, made.plan.seed) == (2, "mse", 7)
@@ -31,7 +31,7 @@ def test_later_layers_win_and_every_value_knows_its_origin(tmp_path: Path) -> No
     assert made.origins.keys() == flatten(made.plan).keys()
 
 
-def test_each_layer_alone_shows_through() -> None:
+def test_a_single_layer_sets_its_values() -> None:
     name, settings = defaults_for("CartPole-v1")
     plan = flatten(compose("CartPole-v1").plan)
     assert name == "cartpole"
@@ -85,7 +85,7 @@ def test_choosing_a_type_resets_its_section() -> None:
     assert "algo.target.tau" not in made.origins
 
 
-def test_naming_the_type_that_is_there_resets_nothing() -> None:
+def test_naming_the_current_type_resets_nothing() -> None:
     plan = compose("CartPole-v1", overrides=[("algo.target.type", "average", HERE)]).plan
     assert plan.algo.target == compose("CartPole-v1").plan.algo.target != AverageTarget()
 
@@ -95,14 +95,14 @@ def test_order_within_a_layer_does_not_matter(tmp_path: Path) -> None:
     assert compose("CartPole-v1", overrides=settings).plan.optim == Rmsprop(decay=0.9)
 
 
-def test_a_users_setting_is_never_lost_in_silence(tmp_path: Path) -> None:
+def test_an_explicit_setting_that_would_be_dropped_is_an_error(tmp_path: Path) -> None:
     file = write(tmp_path, '[optim]\ntype = "rmsprop"\nlearning_rate = 0.5\n')
     with pytest.raises(UsageError) as caught:
         compose("CartPole-v1", file=file, overrides=[("optim.type", "sgd", HERE)])
     assert caught.value.what == f"optim.learning_rate=0.5 has no effect ({file})"
 
 
-def test_a_setting_left_at_its_default_is_not_lost(tmp_path: Path) -> None:
+def test_dropping_an_explicit_default_is_no_error(tmp_path: Path) -> None:
     file = write(tmp_path, '[optim]\ntype = "rmsprop"\ndecay = 0.95\n')
     assert compose("CartPole-v1", file=file, overrides=[("optim.type", "sgd", HERE)]).plan.optim == Sgd()
 
@@ -122,7 +122,7 @@ def test_one_plan_file_goes_with_every_runtime(runtime: str, below: str, tmp_pat
     assert made.origins.keys() == flatten(made.plan).keys()
 
 
-def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runtimes_is_not() -> None:
+def test_changing_the_runtime_keeps_shared_settings_of_a_preset() -> None:
     draft = Draft()
     preset = {"runtime.type": "processes", "runtime.threads": 3, "runtime.inference": "local"}
     draft.apply_layer(Assignment(path, value, "preset some", explicit=False) for path, value in preset.items())
@@ -133,14 +133,14 @@ def test_what_a_preset_says_of_the_machine_is_carried_and_what_is_only_its_runti
     assert draft.origins["runtime.threads"] == "preset some"
 
 
-def test_a_runtimes_own_defaults_are_not_carried_to_another(tmp_path: Path) -> None:
+def test_defaults_of_one_runtime_do_not_apply_to_another(tmp_path: Path) -> None:
     file = write(tmp_path, '[runtime]\ntype = "processes"\nslots = 3\n')
     made = compose("CartPole-v1", file=file, overrides=[("runtime.type", "ray", HERE)])
     assert made.plan.runtime == RayRuntime(slots=3)
     assert (made.origins["runtime.slots"], made.origins["runtime.chunk_rows"]) == (file, "default")
 
 
-def test_what_the_new_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
+def test_settings_that_the_new_runtime_lacks_are_refused(tmp_path: Path) -> None:
     file = write(tmp_path, '[runtime]\ntype = "processes"\nchunk_rows = 5\nslots = 3\n' + MACHINE)
     with pytest.raises(UsageError) as caught:
         compose("CartPole-v1", file=file, overrides=[("runtime.type", "inline", HERE)])
@@ -150,7 +150,7 @@ def test_what_the_new_runtime_does_not_have_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("runtime", ["inline", "ray"])
-def test_what_a_run_measured_about_its_runtime_does_not_bind_another(runtime: str, tmp_path: Path) -> None:
+def test_a_measured_local_inference_is_dropped_by_another_runtime(runtime: str, tmp_path: Path) -> None:
     measured = 'inference = "local"\ninference_device = "cpu"\n'
     file = write(tmp_path, '[runtime]\ntype = "processes"\n' + measured + MACHINE)
     made = compose("CartPole-v1", file=file, overrides=[("runtime.type", runtime, HERE)])
@@ -159,7 +159,7 @@ def test_what_a_run_measured_about_its_runtime_does_not_bind_another(runtime: st
 
 
 @pytest.mark.parametrize("runtime", ["inline", "ray"])
-def test_one_process_that_acts_for_all_is_not_left_behind_silently(runtime: str, tmp_path: Path) -> None:
+def test_central_inference_is_not_dropped_silently(runtime: str, tmp_path: Path) -> None:
     file = write(tmp_path, '[runtime]\ntype = "processes"\ninference = "central"\ninference_device = "cpu"\n')
     with pytest.raises(UsageError, match=r"runtime\.inference=central, runtime\.inference_device=cpu have no effect"):
         compose("CartPole-v1", file=file, overrides=[("runtime.type", runtime, HERE)])
@@ -174,7 +174,7 @@ def test_several_actors_in_a_file_do_not_go_with_inline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("section", KEEPS_SETTINGS)
-def test_what_is_carried_to_another_variant_fits_there(section: str) -> None:
+def test_kept_settings_are_valid_in_the_new_variant(section: str) -> None:
     for path, leaves in paths.index().leaves.items():
         if path.startswith(f"{section}."):
             assert all(leaf.hint == leaves[0].hint for leaf in leaves), path

@@ -16,7 +16,7 @@ def plan_of(preset: str | None = None, **changes: Any) -> Plan:
 
 
 @pytest.mark.parametrize(
-    ("changes", "name", "words"),
+    ("changes", "name", "text"),
     [
         ({}, "double-n5", "Double DQN, 5-step returns"),
         (PLAIN, "dqn", "DQN"),
@@ -25,18 +25,18 @@ def plan_of(preset: str | None = None, **changes: Any) -> Plan:
         ({"net.dueling": True, "replay.sampler.type": "prioritized"}, "double-dueling-per-n5", "Double DQN, dueling, "),
     ],
 )
-def test_what_it_is_made_of_is_its_name(changes: dict[str, Any], name: str, words: str) -> None:
+def test_the_name_lists_the_parts_of_the_algorithm(changes: dict[str, Any], name: str, text: str) -> None:
     assert algorithm_name(plan_of(**changes)) == name
-    assert algorithm_description(plan_of(**changes)).startswith(words)
+    assert algorithm_description(plan_of(**changes)).startswith(text)
 
 
 @pytest.mark.parametrize("preset", list(algorithm_presets()))
-def test_a_preset_that_was_asked_for_is_the_name_as_long_as_it_is_true(preset: str) -> None:
+def test_a_named_preset_is_the_name_while_its_algorithm_fits(preset: str) -> None:
     assert algorithm_name(plan_of(preset), preset) == preset
     assert algorithm_name(plan_of(preset, seed=7), preset) == preset
 
 
-def test_a_preset_is_the_name_only_as_long_as_it_is_true() -> None:
+def test_a_changed_algorithm_loses_the_name_of_its_preset() -> None:
     assert algorithm_name(plan_of("dqn", **{"algo.rule.type": "double"}), "dqn") == "double"
     assert algorithm_name(plan_of("per", **{"algo.n_step": 3}), "per") == "double-per-n3"
     assert algorithm_name(plan_of("rainbow", **{"optim.learning_rate": 1e-3}), "rainbow") == "rainbow"
@@ -45,12 +45,12 @@ def test_a_preset_is_the_name_only_as_long_as_it_is_true() -> None:
 @pytest.mark.parametrize(
     "preset", ["rainbow", "rainbow-small", "apex", "gorila", "r2d2-small", "pqn", "btr", "decqn-small"]
 )
-def test_a_preset_given_in_python_is_found_again(preset: str) -> None:
+def test_the_preset_of_a_plan_from_python_is_recognised(preset: str) -> None:
     assert algorithm_name(plan_of(preset, **{"until.steps": 1_234_567})) == preset
 
 
 @pytest.mark.parametrize("preset", list(algorithm_presets()))
-def test_no_plan_bears_the_name_of_another_algorithm(preset: str) -> None:
+def test_no_plan_has_the_name_of_another_algorithm(preset: str) -> None:
     plan = plan_of(preset)
     name = algorithm_name(plan)
     if name in algorithm_presets():

@@ -90,7 +90,7 @@ def test_a_file_of_tables_within_tables_is_refused(tmp_path: Path, text: str) ->
 
 @settings(max_examples=60)
 @given(PLANS)
-def test_what_is_written_reads_back_equal(plan: Plan) -> None:
+def test_a_written_plan_reads_back_equal(plan: Plan) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.toml"
         write_plan(plan, file)
@@ -107,7 +107,7 @@ def test_a_run_can_be_started_again_from_its_plan(preset: str | None, tmp_path: 
     assert compose(file=tmp_path / "run.toml").plan == plan
 
 
-def test_hash_tells_plans_apart_and_ignores_spelling() -> None:
+def test_different_plans_have_different_hashes() -> None:
     plan = make_plan("CartPole-v1")
     assert plan_hash(plan) == plan_hash(make_plan("CartPole-v1", overrides={"seed": 0}))
     assert plan_hash(plan) != plan_hash(make_plan("CartPole-v1", overrides={"seed": 1}))
@@ -159,7 +159,7 @@ def test_schema_describes_what_files_hold() -> None:
     assert '"type": "null"' not in json.dumps(made)
 
 
-def test_toml_says_none_where_nothing_is_set() -> None:
+def test_unset_values_are_none_in_toml() -> None:
     text = to_toml(make_plan("CartPole-v1", overrides={"optim.clip_norm": None, "net.torso": None}))
     assert 'clip_norm = "none"' in text
     assert 'torso = "none"' in text

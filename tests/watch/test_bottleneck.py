@@ -38,7 +38,7 @@ def test_the_learner_is_the_bottleneck() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "made", "actors", "cores", "cause", "ceiling", "words"),
+    ("shares", "made", "actors", "cores", "cause", "ceiling", "texts"),
     [
         ({"env": 0.71, "update": 0.2}, plan(), {}, 2, "world", 3.45, ["71%", "env.workers=2 or ", "actors.num=2"]),
         ({"env": 0.71}, plan(env__num=6), {}, 4, "world", 3.45, ["env.workers=4", "processes actors.num=3"]),
@@ -64,16 +64,16 @@ def test_bottlenecks(
     cores: int,
     cause: str,
     ceiling: float,
-    words: list[str],
+    texts: list[str],
 ) -> None:
     found = diagnose(shares, made, actors, cores)
     assert found.bottleneck == cause
     assert found.ceiling == pytest.approx(ceiling, abs=0.01)
-    for word in words:
-        assert word in found.text, found.text
+    for text in texts:
+        assert text in found.text, found.text
 
 
-def test_native_worlds_and_worlds_with_workers_are_not_told_to_use_workers() -> None:
+def test_native_environments_and_those_with_workers_get_no_advice_for_workers() -> None:
     for made in (plan("CartPole-v1"), plan("ALE/Pong-v5"), plan(env__workers=2)):
         assert "env.workers" not in diagnose({"env": 0.9}, made, {}).advice
 
@@ -81,8 +81,8 @@ def test_native_worlds_and_worlds_with_workers_are_not_told_to_use_workers() -> 
 def test_settings_that_are_advised_make_a_plan() -> None:
     for envs, cores in ((6, 4), (8, 2), (9, 8), (2, 16)):
         advice = diagnose({"env": 0.9}, plan(env__num=envs), {}, cores).advice
-        for words in advice.partition("try ")[2].split(" or "):
-            settings = dict(word.split("=") for word in words.split())
+        for texts in advice.partition("try ")[2].split(" or "):
+            settings = dict(text.split("=") for text in texts.split())
             make_plan("Acrobot-v1", overrides={"env.num": envs, **{key: _typed(v) for key, v in settings.items()}})
 
 
@@ -123,7 +123,7 @@ def test_a_profile_covers_the_whole_time() -> None:
     assert "actors" not in profile
 
 
-def test_the_table_tells_what_a_step_and_an_update_cost() -> None:
+def test_the_table_shows_the_cost_of_a_step_and_an_update() -> None:
     lines = profile_lines(made())
     assert lines[0].split() == ["stage", "seconds", "share", "per", "step", "per", "update"]
     table = {line.split()[0]: line.split()[1:] for line in lines[1:13]}
@@ -135,7 +135,7 @@ def test_the_table_tells_what_a_step_and_an_update_cost() -> None:
     assert "-" in profile_lines({**made(), "updates": 0})[1].split()
 
 
-def test_energy_is_told_per_million_steps() -> None:
+def test_energy_is_shown_per_million_steps() -> None:
     profile = made(joules=50.0)
     assert profile["joules_per_million_steps"] == 50_000
     assert "energy 50.0 J, 50,000 J per million steps, the whole machine's" in profile_lines(profile)
@@ -156,17 +156,17 @@ def test_actors_elsewhere_have_shares() -> None:
     assert "learner busy 60%, 2 actors 50%" in time_line(profile)
 
 
-def test_speed_up_is_work_by_the_clock_and_efficiency_that_per_process() -> None:
+def test_speed_up_is_work_per_wall_time_and_efficiency_is_per_process() -> None:
     # The learner's 6 s of updates, 1 s of saving and 1 s of evaluation, and the actors' 10 s: 18 s of work in 10 s.
     profile = beside(update=6.0, save=1.0, eval=1.0, idle=2.0)
     assert (profile["work_seconds"], profile["speed_up"], profile["processes"]) == (18.0, 1.8, 3)
     assert profile["parallel_efficiency"] == 0.6
-    said = "speed-up 1.80x: 18.00 s of sequential work in 10.00 s; parallel efficiency 60%, with 3 processes"
-    assert said in profile_lines(profile)
+    output = "speed-up 1.80x: 18.00 s of sequential work in 10.00 s; parallel efficiency 60%, with 3 processes"
+    assert output in profile_lines(profile)
     assert "2 actors 50% · speed-up 1.80x, parallel efficiency 60% · " in time_line(profile)
 
 
-def test_waiting_and_what_no_stage_covers_are_no_work() -> None:
+def test_waiting_and_other_time_are_not_work() -> None:
     assert beside(update=2.0, idle=8.0)["speed_up"] == beside(update=2.0, idle=1.0)["speed_up"] == 1.2
     assert beside(num=4, update=2.0)["parallel_efficiency"] == pytest.approx(1.2 / 5)
 
@@ -176,12 +176,12 @@ def test_one_process_has_no_speed_up() -> None:
     assert "speed-up" not in time_line(made()) + " ".join(profile_lines(made()))
 
 
-def test_a_profile_of_an_earlier_version_is_still_told() -> None:
+def test_a_profile_of_an_earlier_version_is_still_shown() -> None:
     older = {name: value for name, value in beside(update=6.0).items() if name != "speed_up"}
     assert "2 actors 50% · learner-bound" in time_line(older)
 
 
-def test_one_line_leaves_out_what_hardly_counts() -> None:
+def test_the_time_line_omits_small_stages() -> None:
     spent = times(update=6.0, save=0.05, env=3.0, wall=10.0)
     line = time_line(profile_of(spent, {}, plan(), env_steps=1, updates=1, cores=2))
     assert line.startswith("update 6.0 s, env 3.0 s, other 0.9 s · learner busy 60% · learner-bound: ")
@@ -226,14 +226,14 @@ def test_a_counter_wraps_around(tmp_path: Path) -> None:
     assert found == pytest.approx(1.15)
 
 
-def test_a_machine_without_counters_or_with_secret_ones(tmp_path: Path) -> None:
+def test_missing_or_unreadable_energy_counters(tmp_path: Path) -> None:
     assert EnergyMeter(tmp_path / "nothing").joules() is None
     path = zone(tmp_path, "intel-rapl:0", "package-0", 5)
     (path / "energy_uj").unlink()
     assert EnergyMeter(tmp_path).joules() is None
 
 
-def test_a_counter_that_goes_away_keeps_what_was_counted(tmp_path: Path) -> None:
+def test_a_counter_that_disappears_keeps_its_count(tmp_path: Path) -> None:
     path = zone(tmp_path, "intel-rapl:0", "package-0", 0)
     meter = EnergyMeter(tmp_path)
     (path / "energy_uj").write_text("250000")
@@ -253,7 +253,7 @@ def row(updates: int, kind: str = "progress") -> dict[str, Any]:
     return {"kind": kind, "updates": updates}
 
 
-def test_functions_of_a_window_after_learning_began() -> None:
+def test_functions_are_profiled_after_learning_began() -> None:
     trace, running = Trace(window=100), list[bool]()
     for updates in (0, 20, 90, 150, 500):  # one window is enough
         trace(row(updates))
@@ -274,7 +274,7 @@ def test_a_run_that_ends_early_ends_the_window() -> None:
     assert "in updates 20 to 30" in trace.text()
 
 
-def test_too_few_updates_are_said_so() -> None:
+def test_too_few_updates_are_reported() -> None:
     assert "too few updates" in Trace().text()
     trace = Trace()
     trace(row(20))

@@ -123,7 +123,7 @@ def test_sides_may_be_groups_runs_and_lists(tmp_path: Path) -> None:
     assert list(found.improvements) == [("a", "b"), ("a", "c1,c2"), ("b", "c1,c2")]
 
 
-def test_the_same_as_plain_data(tmp_path: Path) -> None:
+def test_a_comparison_as_json_data(tmp_path: Path) -> None:
     make_group(tmp_path, "a", [1.0, 2.0])
     make_run(tmp_path / "b", 1.5)
     found = json.loads(json.dumps(compare("a", "b", out=tmp_path, threshold=2.0).as_dict()))
@@ -133,7 +133,7 @@ def test_the_same_as_plain_data(tmp_path: Path) -> None:
     assert found["improvements"] == [{"a": "a", "b": "b", "value": 0.5, "low": None, "high": None}]
 
 
-def test_one_seed_has_no_interval_and_that_is_said(tmp_path: Path) -> None:
+def test_one_seed_has_no_interval_and_a_note(tmp_path: Path) -> None:
     make_run(tmp_path / "a", 1.0)
     make_group(tmp_path, "b", [1.0, 2.0])
     found = compare("a", "b", out=tmp_path)
@@ -177,7 +177,7 @@ def test_several_environments_are_strata_between_bounds(tmp_path: Path) -> None:
         ([], "there is nothing to compare"),
     ],
 )
-def test_what_cannot_be_compared(tmp_path: Path, sides: list[str], message: str) -> None:
+def test_incomparable_sides_are_refused(tmp_path: Path, sides: list[str], message: str) -> None:
     make_group(tmp_path, "a", [1.0, 2.0])
     make_group(tmp_path, "unborn", [], unborn=2)
     make_run(tmp_path / "unscored", None)
@@ -203,7 +203,7 @@ def test_bounds_are_read_from_a_file(tmp_path: Path) -> None:
         compare("r", out=tmp_path, normalize={"Other": (0.0, 1.0)})
 
 
-def test_gathering_reads_the_score_on_test_episodes(tmp_path: Path) -> None:
+def test_a_side_has_the_scores_on_test_episodes(tmp_path: Path) -> None:
     make_run(tmp_path / "r", 7.0, seed=3)
     (run,) = read_side("r", tmp_path).runs
     assert (run.score, run.low, run.high, run.seed, run.env) == (7.0, 6.0, 8.0, 3, "CartPole-v1")

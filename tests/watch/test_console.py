@@ -111,7 +111,7 @@ def test_the_screens_evaluation_is_the_last_validation() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40)])
-def test_the_screen_tells_everything_and_fits(width: int, height: int) -> None:
+def test_the_screen_shows_everything_and_fits(width: int, height: int) -> None:
     lines = draw(width, height)
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)
@@ -230,7 +230,7 @@ def test_json_lines_are_the_rows_and_nothing_else() -> None:
     assert rows == [{"kind": "progress", "return_mean": 1.0, "loss": 0.5}, EVAL]
 
 
-def test_quiet_says_only_how_it_ended() -> None:
+def test_quiet_prints_only_how_it_ended() -> None:
     out = io.StringIO()
     run_through(make_watcher("quiet", out))
     assert out.getvalue() == (
@@ -254,14 +254,14 @@ def test_a_closed_stream_never_raises(mode: Any) -> None:
     watcher.stop(STATUS)
 
 
-def test_a_broken_stream_is_remembered() -> None:
+def test_a_broken_stream_stays_broken() -> None:
     stream = SafeStream(Broken())
     stream.write_line("a")
     assert stream.broken
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "json"])
-def test_the_process_lives_on_when_its_reader_leaves(mode: str) -> None:
+def test_the_process_continues_when_its_reader_closes_the_pipe(mode: str) -> None:
     program = (
         "import sys, time\n"
         "from qfleet.watch import make_watcher\n"
@@ -342,7 +342,7 @@ def test_time_left_needs_a_speed() -> None:
     assert seconds_left({"env_steps": 120, "until_steps": 100, "steps_per_second": 1.0}) == 0.0
 
 
-def test_sparkline_shows_the_course() -> None:
+def test_sparkline_shows_the_curve() -> None:
     assert sparkline([], 10) == ""
     assert sparkline([1.0, 1.0], 10) == "▅▅"
     assert sparkline([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], 10) == "▁▂▃▄▅▆▇█"
@@ -366,7 +366,7 @@ def test_the_resume_command_is_for_runs_that_stopped_early() -> None:
 
 
 @pytest.mark.parametrize("mode", ["json", "quiet"])
-def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_are_printed_once_on_standard_error(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
     watcher = make_watcher(mode, io.StringIO())
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged"]})
     watcher.live({**SNAPSHOT, "warnings": ["step_1 is damaged", "disk\x1b[2J"]})
@@ -374,7 +374,7 @@ def test_warnings_are_said_once_on_standard_error(mode: Any, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("mode", ["live", "plain", "json", "quiet"])
-def test_many_warnings_at_once_are_all_said(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_warnings_at_once_are_all_printed(mode: Any, capsys: pytest.CaptureFixture[str]) -> None:
     out = io.StringIO()
     live = LiveWatcher(SafeStream(out), console=Console(file=out, force_terminal=True, width=80, height=24))
     watcher = live if mode == "live" else make_watcher(mode, out)
@@ -386,7 +386,7 @@ def test_many_warnings_at_once_are_all_said(mode: Any, capsys: pytest.CaptureFix
     assert [warning for warning in warnings if warning not in text] == []
 
 
-def test_what_the_panel_has_no_room_for_stands_above_it_once() -> None:
+def test_older_warnings_are_printed_once_above_the_panel() -> None:
     clock, out = Clock(), io.StringIO()
     watcher = LiveWatcher(SafeStream(out), clock, Console(file=out, force_terminal=True, width=80, height=24))
     watcher.start(INFO)
@@ -408,7 +408,7 @@ PROFILE: dict[str, Any] = {
 TIME = "time: update 8.7 s, env 1.2 s · learner busy 87% · learner-bound: updates take 87% of the time"
 
 
-def test_where_the_time_went_is_said_at_the_end() -> None:
+def test_where_the_time_went_is_printed_at_the_end() -> None:
     plain, live, quiet = io.StringIO(), io.StringIO(), io.StringIO()
     watcher = LiveWatcher(SafeStream(live), console=Console(file=live, force_terminal=True, width=80, height=24))
     for each in (make_watcher("plain", plain), watcher, make_watcher("quiet", quiet)):
@@ -453,7 +453,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_ctrl_c_leaves_no_ghosts_and_saving_is_seen(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_leaves_no_stale_lines_and_shows_saving(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, clock = Terminal(width, 24), Clock()
     console = Console(file=terminal, force_terminal=True, width=width, height=24)
     watcher = LiveWatcher(SafeStream(terminal), clock, console)
@@ -473,7 +473,7 @@ def test_ctrl_c_leaves_no_ghosts_and_saving_is_seen(width: int, monkeypatch: pyt
     assert "^C" not in text
 
 
-def test_no_value_is_cut_at_sixty_columns() -> None:
+def test_no_value_is_truncated_at_sixty_columns() -> None:
     screen = Screen()
     screen.info = INFO
     screen.add_row(EVAL)
@@ -488,7 +488,7 @@ def test_no_value_is_cut_at_sixty_columns() -> None:
 LEARNING = {"gate": "waiting", "actors": "3/4", "policy_lag": 12.5, "replay_age": 40_123.4}
 
 
-def test_lag_age_and_gate_are_shown() -> None:
+def test_lag_age_and_learner_state_are_shown() -> None:
     clock, out = Clock(), io.StringIO()
     watcher = make_watcher("plain", out, clock=clock)
     watcher.start(INFO)

@@ -47,7 +47,7 @@ def sparse(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def test_a_run_is_shown_by_the_end_of_its_rows(run: Path) -> None:
+def test_showing_a_run_reads_only_its_last_rows(run: Path) -> None:
     row = json.dumps({"kind": "progress", "env_steps": 1, "text": "x" * 1_000}) + "\n"
     last = json.dumps({"kind": "progress", "env_steps": 2}) + "\n"
     (run / "metrics.jsonl").write_text(row * 20_000 + last)
@@ -57,7 +57,7 @@ def test_a_run_is_shown_by_the_end_of_its_rows(run: Path) -> None:
     assert len(last_rows(run / "metrics.jsonl")) < 5_000
 
 
-def test_a_file_of_rows_that_is_no_runs_is_refused_but_its_end_can_be_looked_at(run: Path) -> None:
+def test_a_file_with_too_many_bytes_is_refused_but_its_end_can_be_read(run: Path) -> None:
     sparse(run / "metrics.jsonl", MOST_ROW_BYTES + 1)
     with pytest.raises(UsageError, match=r"cannot read .*metrics\.jsonl"):
         read_rows(run / "metrics.jsonl")
@@ -113,7 +113,7 @@ def test_one_bad_run_does_not_hide_the_others(
     assert "other" in capsys.readouterr().out
 
 
-def test_numbers_of_many_digits_are_not_numbers_of_ours(run: Path) -> None:
+def test_numbers_of_many_digits_are_refused(run: Path) -> None:
     (run / "best.json").write_text('{"step": 123456789012345678901}')
     assert read_json(run / "best.json") == {}
     (run / "best.json").write_text('{"step": 12345678901234567890, "mean": NaN}')

@@ -61,7 +61,7 @@ def test_every_run_is_named_and_every_panel_is_there(tmp_path: Path, monkeypatch
     assert ">training episodes<" in alone
 
 
-def test_what_is_drawn_is_what_was_measured(tmp_path: Path) -> None:
+def test_the_plot_shows_the_measured_values(tmp_path: Path) -> None:
     figures = pytest.importorskip("matplotlib.figure")
     from qfleet.watch import read_rows
     from qfleet.watch.plot import _draw
@@ -99,7 +99,7 @@ def test_the_test_score_is_a_star_at_its_checkpoint_and_no_point_of_the_curve(tm
     assert "test episodes, 95 % interval" in [text.get_text() for text in returns.get_legend().get_texts()]
 
 
-def test_the_picture_says_how_many_validations_the_best_was_chosen_from(tmp_path: Path) -> None:
+def test_the_plot_shows_how_many_validations_the_best_was_chosen_from(tmp_path: Path) -> None:
     figures = pytest.importorskip("matplotlib.figure")
     from qfleet.watch import read_rows
     from qfleet.watch.plot import _draw
@@ -123,7 +123,7 @@ def test_a_run_without_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["curves.exe", "curves", "no/such/folder/x.png"])
-def test_a_file_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_a_target_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot draw into"):
         plot_runs([make_run(tmp_path / "a")], tmp_path / name)
 

@@ -13,9 +13,9 @@ from qfleet.watch.provenance import git_state
 WHO = ("-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    command = ["git", *WHO, *words]
+    command = ["git", *WHO, *arguments]
     done = subprocess.run(command, cwd=folder, env=env, check=True, timeout=20, capture_output=True, text=True)
     return done.stdout.strip()
 
@@ -42,7 +42,7 @@ def dirty(folder: Path) -> bool | None:
     return answer
 
 
-def test_the_commit_is_told_and_whether_files_differ(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_and_whether_files_differ(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(repo)
     assert collect_provenance()["git"] is None  # no commit yet
     head = commit(repo)
@@ -59,7 +59,7 @@ def test_the_commit_is_told_and_whether_files_differ(repo: Path, monkeypatch: py
     assert dirty(repo) is True
 
 
-def test_a_file_written_in_the_moment_of_the_commit_is_seen_to_differ(repo: Path) -> None:
+def test_a_file_written_at_the_time_of_the_commit_differs(repo: Path) -> None:
     commit(repo, "1")
     when = (repo / ".git/index").stat()
     (repo / "a").write_text("2")  # as long as before
@@ -67,11 +67,11 @@ def test_a_file_written_in_the_moment_of_the_commit_is_seen_to_differ(repo: Path
     assert dirty(repo) is True
 
 
-def test_no_repository_is_none(tmp_path: Path) -> None:
+def test_a_folder_without_repository_has_no_commit(tmp_path: Path) -> None:
     assert git_state(tmp_path) is None
 
 
-def test_a_folder_that_is_gone_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_folder_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -185,7 +185,7 @@ def test_nothing_that_the_repository_names_is_run(repo: Path, tmp_path: Path, mo
 
 @pytest.mark.parametrize("name", ["HEAD", "refs/heads/main", "packed-refs", "index", "commondir", "../.git"])
 @pytest.mark.parametrize("what", ["link", "fifo", "folder", "huge", "binary", "missing", "strange"])
-def test_whatever_lies_in_gits_folder_is_answered_soon(
+def test_any_content_of_the_git_folder_is_handled_quickly(
     repo: Path, tmp_path: Path, name: str, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GIT_LIMIT_SECONDS", 1.0)

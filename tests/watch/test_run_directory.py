@@ -125,7 +125,7 @@ def test_not_finding(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("find", [find_run, find_run_or_group])
-def test_a_run_without_its_plan_is_told_so(find: Any, tmp_path: Path) -> None:
+def test_a_run_without_its_plan_is_reported(find: Any, tmp_path: Path) -> None:
     (make_run(tmp_path, "pong") / "run.toml").unlink()
     for name in ("pong", tmp_path / "pong"):
         with pytest.raises(UsageError, match=r"pong has no run\.toml") as caught:
@@ -133,7 +133,7 @@ def test_a_run_without_its_plan_is_told_so(find: Any, tmp_path: Path) -> None:
         assert "put run.toml back" in caught.value.fix
 
 
-def test_the_command_that_goes_on_names_where_the_run_is_now(tmp_path: Path) -> None:
+def test_the_resume_command_names_the_current_path(tmp_path: Path) -> None:
     old = make_run(tmp_path, "pong")
     write_json(old / "status.json", {"state": "interrupted", "resume": f"qfleet resume {old}"})
     new = shutil.copytree(old, tmp_path / "my copies" / "pong")
@@ -169,7 +169,7 @@ def test_listing(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "none") == []
 
 
-def test_running_means_that_somebody_holds_the_lock(tmp_path: Path) -> None:
+def test_running_means_that_a_process_holds_the_lock(tmp_path: Path) -> None:
     path = make_run(tmp_path, "a", state="running")
     assert list_runs(tmp_path)[0]["state"] == "killed"
     with open(path / "run.lock", "w") as lock:
@@ -179,7 +179,7 @@ def test_running_means_that_somebody_holds_the_lock(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_pipe_instead_of_the_lock_keeps_nobody_waiting(tmp_path: Path) -> None:
+def test_a_pipe_instead_of_the_lock_does_not_block(tmp_path: Path) -> None:
     path = make_run(tmp_path, "a", state="running")
     os.mkfifo(path / "run.lock")
     assert list_runs(tmp_path)[0]["state"] == "killed"
@@ -297,7 +297,7 @@ def test_a_group_in_use_loses_no_run(tmp_path: Path, held: str) -> None:
     assert (group / "seed-0" / "run.toml").exists()
 
 
-def test_what_is_no_group_is_not_removed(tmp_path: Path) -> None:
+def test_other_folders_are_not_removed_as_groups(tmp_path: Path) -> None:
     run, group = make_run(tmp_path, "run"), make_group(tmp_path, "pair")
     (tmp_path / "link").symlink_to(group)
     for path in (run, tmp_path / "link"):

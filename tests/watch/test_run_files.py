@@ -32,7 +32,7 @@ def test_rows_come_back_in_order_and_at_once(tmp_path: Path) -> None:
     assert list(rows[0]) == ["kind", "env_steps", "loss"]
 
 
-def test_what_json_cannot_hold(tmp_path: Path) -> None:
+def test_values_that_json_lacks(tmp_path: Path) -> None:
     log = RowLog(tmp_path / "m")
     row = {
         "a": float("nan"),
@@ -51,7 +51,7 @@ def test_floats_come_back_exactly(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "m") == [{"x": values}]
 
 
-def test_cut_back_to_a_checkpoint_then_go_on_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_truncating_to_a_checkpoint_and_resuming_gives_the_same_bytes(tmp_path: Path) -> None:
     whole, cut = RowLog(tmp_path / "whole"), RowLog(tmp_path / "cut")
     for step in range(5):
         whole.row({"env_steps": step})
@@ -67,7 +67,7 @@ def test_cut_back_to_a_checkpoint_then_go_on_gives_the_same_bytes(tmp_path: Path
     assert (tmp_path / "cut").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
-def test_cut_tells_how_much_was_lost(tmp_path: Path) -> None:
+def test_cut_returns_how_many_bytes_were_missing(tmp_path: Path) -> None:
     log = RowLog(tmp_path / "m")
     log.row({"a": 1})
     good = log.position()
@@ -123,7 +123,7 @@ def test_an_event_that_cannot_be_written_does_not_raise(tmp_path: Path) -> None:
     assert EventLog(tmp_path / "no" / "folder" / "events.jsonl").event("fault") is False
 
 
-def test_write_json_replaces_and_leaves_nothing_beside(tmp_path: Path) -> None:
+def test_write_json_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     write_json(path, {"state": "running"})
     write_json(path, {"state": "done", "loss": float("inf")})
@@ -223,7 +223,7 @@ def test_clock_fields() -> None:
     assert "env_steps" not in CLOCK_FIELDS
 
 
-def test_provenance_tells_versions_and_machine_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_has_versions_and_machine_but_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hunter2-secret")
     facts = collect_provenance(["qfleet", "train", "CartPole-v1"])
     assert facts["command"] == ["qfleet", "train", "CartPole-v1"]

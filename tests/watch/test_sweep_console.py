@@ -61,7 +61,7 @@ def test_plain_lines() -> None:
     ]
 
 
-def test_every_30_seconds_a_line_of_those_that_run() -> None:
+def test_a_line_of_running_members_every_30_seconds() -> None:
     now = [0.0]
     out = io.StringIO()
     watcher = PlainGroup(SafeStream(out), lambda: now[0])
@@ -75,11 +75,11 @@ def test_json_names_the_member_and_ends_with_the_group() -> None:
     assert rows == [{"member": "seed-0", "kind": "progress", "env_steps": 1000}, END]
 
 
-def test_quiet_says_only_how_it_ended() -> None:
+def test_quiet_prints_only_how_it_ended() -> None:
     assert shown("quiet") == ["failed: 1 of 3 members are done (runs/g)"]
 
 
-def test_a_live_table_keeps_the_lines_of_those_that_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_table_keeps_the_lines_of_ended_members(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True

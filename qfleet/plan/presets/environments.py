@@ -26,11 +26,7 @@ def general() -> Settings:
     Source: the common ground of the published classic-control settings.
     Advice: first raise until.steps; then try optim.learning_rate one third lower or higher.
     """
-    return {
-        "algo.n_step": 3,
-        "algo.explore.steps": 20_000,
-        "optim.learning_rate": 5e-4,
-    }
+    return {"algo.n_step": 3, "algo.explore.steps": 20_000, "optim.learning_rate": 5e-4}
 
 
 def cartpole() -> Settings:
@@ -67,10 +63,10 @@ def acrobot() -> Settings:
 
 
 def mountaincar() -> Settings:
-    """Leave a valley by swinging; the reward says nothing until the goal is reached.
+    """Leave a valley by swinging; the reward is constant until the goal is reached.
 
     Source: own measurements (the CartPole recipe; the count bonus of Tang et al. 2017 on a grid instead of their hash).
-    Advice: algo.bonus.type=off shows what the bonus is worth; other worlds need another algo.bonus.grid.
+    Advice: algo.bonus.type=off shows the effect of the bonus; other environments need another algo.bonus.grid.
     """
     return {
         **_classic_control(),

@@ -59,12 +59,7 @@ def with_adam(env_id: str, learning_rate: float, eps: float, clip_norm: float | 
     if MINATAR.search(env_id):
         learning_rate = 2.5e-4
         eps = 3.125e-4
-    return {
-        "optim.type": "adam",
-        "optim.learning_rate": learning_rate,
-        "optim.eps": eps,
-        "optim.clip_norm": clip_norm,
-    }
+    return {"optim.type": "adam", "optim.learning_rate": learning_rate, "optim.eps": eps, "optim.clip_norm": clip_norm}
 
 
 def batches_of_64() -> Settings:

@@ -1,13 +1,6 @@
 """The same algorithms for a laptop and small environments: fewer atoms and fractions, the environment's own rates."""
 
-from qfleet.plan.presets.algorithms import (
-    double,
-    dqn,
-    dueling,
-    nstep,
-    per,
-    pqn,
-)
+from qfleet.plan.presets.algorithms import double, dqn, dueling, nstep, per, pqn
 from qfleet.plan.presets.pieces import (
     CARTPOLE,
     Settings,
@@ -174,7 +167,7 @@ def btr_small(env_id: str) -> Settings:
     """`btr` for a CPU: 8 environments, the environment's own pace, a narrow residual network for pictures.
 
     Source: as `btr`.
-    Advice: leave parts out (net.noisy=false, net.spectral_norm=false) to see what each is worth.
+    Advice: leave parts out (net.noisy=false, net.spectral_norm=false) to see the effect of each.
     """
     net = {"net.dueling": True, "net.noisy": True, "net.spectral_norm": True, "net.head.type": "implicit"}
     head = {"net.head.fractions": 8, "net.head.target_fractions": 8, "net.head.act_fractions": 16}

@@ -89,11 +89,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
         lambda plan: isinstance(plan.algo.explore, SoftmaxExplore) and plan.algo.explore.end is None,
         "The temperature is constant without algo.explore.end.",
     ),
-    (
-        "algo.explore.power",
-        lambda plan: plan.env.num == 1,
-        "A single environment explores with algo.explore.base.",
-    ),
+    ("algo.explore.power", lambda plan: plan.env.num == 1, "A single environment explores with algo.explore.base."),
     (
         "algo.bonus.bits",
         lambda plan: isinstance(plan.algo.bonus, CountBonus) and plan.algo.bonus.grid is not None,
@@ -105,11 +101,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.type", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.every_updates", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.tau", uses_fresh_replay, "Without replay there is no target network."),
-    (
-        "sync.type",
-        lambda plan: has_one_learner(plan) and not isinstance(plan.sync, SoloSync),
-        ONE_LEARNER,
-    ),
+    ("sync.type", lambda plan: has_one_learner(plan) and not isinstance(plan.sync, SoloSync), ONE_LEARNER),
     ("sync.codec.type", has_one_learner, "With learners.num=1 nothing is sent."),
     ("learners.backend", has_one_learner, "With learners.num=1 there is no other learner to reach."),
     (
@@ -173,11 +165,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ),
     ("env.rebuilds", _has_no_env_workers, "Environments are rebuilt in processes of their own: see env.workers."),
     ("env.worker_memory_gib", _has_no_env_workers, "It is the memory limit of a process of env.workers."),
-    (
-        "sync.spare",
-        _is_asynchronous,
-        "With staleness no learner is waited for: it needs sync.max_staleness=0.",
-    ),
+    ("sync.spare", _is_asynchronous, "With staleness no learner is waited for: it needs sync.max_staleness=0."),
     ("population.every_steps", has_one_member, "With population.num=1 there is no other member to take weights from."),
     ("population.spread", has_one_member, "With population.num=1 there is one learning rate, optim.learning_rate."),
 )

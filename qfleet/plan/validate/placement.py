@@ -130,18 +130,12 @@ def _chunks_fit(case: Case) -> Problem:
 
 PLACEMENT_RULES: tuple[tuple[Rule, str], ...] = (
     (_inline_has_one_actor, "A single thread runs one actor; more of them need processes of their own."),
-    (
-        _actor_learners_are_equal,
-        "All actor-learners have equal shares of the environments and of the batch.",
-    ),
+    (_actor_learners_are_equal, "All actor-learners have equal shares of the environments and of the batch."),
     (_shares_are_equal, "All actors have the same number of environments."),
     (_shares_add_up, "env.num counts the environments of all actors together."),
     (_members_share, "All members of a population have the same number of environments in each actor."),
     (_workers_have_work, "Each worker steps at least one environment."),
     (_steps_end_first, "An actor waiting for its environments would be mistaken for a hung one."),
     (_chunks_fit, "One rollout would fill two blocks of fresh experience, and one of them would be lost."),
-    (
-        _address_is_one,
-        "The run joins this machine's Ray cluster as a driver; ray:// addresses are for clients.",
-    ),
+    (_address_is_one, "The run joins this machine's Ray cluster as a driver; ray:// addresses are for clients."),
 )

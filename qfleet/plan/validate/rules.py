@@ -424,7 +424,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
         "Updates per step are replay.samples_per_insert / algo.batch_size (of sequences also / algo.view.length), "
         "rounded down over the run.",
     ),
-    (_epsilon_falls, "Exploration is meant to fall; a rising epsilon unlearns what was found."),
+    (_epsilon_falls, "Exploration is meant to fall; a rising epsilon would undo learning."),
     (_epsilon_moves, "Epsilon starts where it ends, so it does not change over time."),
     (_temperature_falls, "Exploration is meant to fall; a hotter choice is a more random one."),
     (_beta_rises, "The correction for prioritised sampling must grow towards its end value."),
@@ -444,10 +444,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_grown_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
     (_patience_runs_out, "The first score is the one that others are compared with, so it takes one evaluation more."),
     (_lanes_divide, "All members have the same number of environments."),
-    (
-        _rates_are_sane,
-        "The members' learning rates differ by that factor from one to the next; large ones diverge.",
-    ),
+    (_rates_are_sane, "The members' learning rates differ by that factor from one to the next; large ones diverge."),
     (_each_learner_has_items, "Every learner gets a share of each batch."),
     (_parts_have_items, "Every part of a batch must have items."),
     (_spare_is_below_learners, "A step uses the gradients of all but the spare learners, so at least one must remain."),

@@ -100,7 +100,7 @@ def traits(plan: Plan) -> set[str]:
     return {word for word in words if word} - {"scalar", "off", "steps"}
 
 
-def test_algorithms_are_what_they_say() -> None:
+def test_algorithm_presets_have_their_parts() -> None:
     for env_id in ("CartPole-v1", "ALE/Pong-v5", "X-v0"):
         plans = {name: compose(env_id, name).plan for name in algorithm_presets()}
         found = {name: traits(plan) for name, plan in plans.items()}
@@ -111,7 +111,7 @@ def test_algorithms_are_what_they_say() -> None:
             assert found[name] - PACE == found[name.removesuffix("-small")] - PACE, name
 
 
-def test_plain_variants_differ_in_nothing_but_their_name() -> None:
+def test_plain_variants_differ_only_in_what_their_name_says() -> None:
     plans = {name: compose("CartPole-v1", name).plan for name in ("dqn", "double", "dueling", "per", "nstep", "noisy")}
     assert len({plan.algo.batch_size for plan in plans.values()}) == 1  # all over the same defaults
     assert len({plan.optim for plan in plans.values()}) == 1
@@ -132,14 +132,14 @@ def test_on_atari_beta_reaches_its_end_with_the_default_run(name: str) -> None:
 
 @pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "CartPole-v1"])
 @pytest.mark.parametrize("name", algorithm_presets())
-def test_distributions_choose_no_loss(env_id: str, name: str) -> None:
+def test_distributional_presets_set_no_loss(env_id: str, name: str) -> None:
     settings = algorithm_presets()[name](env_id)
     if settings.get("net.head.type", "scalar") != "scalar":
         assert "algo.loss" not in settings
 
 
 @pytest.mark.parametrize("env_id", ["ALE/Pong-v5", "CartPole-v1"])
-def test_what_apex_and_r2d2_say_of_their_pace_is_so(env_id: str) -> None:
+def test_apex_and_r2d2_have_the_documented_update_ratio(env_id: str) -> None:
     apex, r2d2 = (compose(env_id, name).plan for name in ("apex", "r2d2"))
     assert isinstance(apex.replay, BufferReplay)
     assert f"each step is drawn {apex.replay.samples_per_insert} times" in describe("apex").source
@@ -154,7 +154,7 @@ def test_an_environments_name_replaces_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", [*algorithm_presets(), *environment_presets()])
-def test_presets_say_what_they_are(name: str) -> None:
+def test_every_preset_is_described(name: str) -> None:
     said = describe(name)
     assert said.title.endswith(".")
     assert said.source.endswith(".")

@@ -17,7 +17,7 @@ def broken(settings: Mapping[str, Any], env_id: str = "X-v0") -> str:
 
 
 PER = {"replay.sampler.type": "prioritized"}
-FLEET = {"runtime.type": "processes", "env.num": 8}
+ACTORS = {"runtime.type": "processes", "env.num": 8}
 
 
 @pytest.mark.parametrize(
@@ -40,16 +40,16 @@ FLEET = {"runtime.type": "processes", "env.num": 8}
         ({"runtime.device": "tpu"}, "The devices are"),
         ({"env.options": {"not a name": 1}}, "Options are passed"),
         ({"actors.num": 2}, "A single thread runs one actor"),
-        ({**FLEET, "actors.num": 3}, "All actors have the same number"),
-        ({**FLEET, "actors.num": 2, "actors.envs": 5}, "env.num counts the environments of all"),
-        ({**FLEET, "actors.num": 4, "population.num": 8}, "All members of a population"),
-        ({**FLEET, "actors.num": 2, "env.workers": 5}, "Each worker steps at least one"),
-        ({**FLEET, "env.workers": 2, "env.step_timeout_seconds": 60}, "An actor waiting for its environments"),
+        ({**ACTORS, "actors.num": 3}, "All actors have the same number"),
+        ({**ACTORS, "actors.num": 2, "actors.envs": 5}, "env.num counts the environments of all"),
+        ({**ACTORS, "actors.num": 4, "population.num": 8}, "All members of a population"),
+        ({**ACTORS, "actors.num": 2, "env.workers": 5}, "Each worker steps at least one"),
+        ({**ACTORS, "env.workers": 2, "env.step_timeout_seconds": 60}, "An actor waiting for its environments"),
         (
-            {**FLEET, "actors.num": 2, "runtime.inference": "central", "env.step_timeout_seconds": 60},
+            {**ACTORS, "actors.num": 2, "runtime.inference": "central", "env.step_timeout_seconds": 60},
             "An actor waiting for its environments",
         ),
-        ({**FLEET, "runtime.inference_device": "gpu"}, "The devices are"),
+        ({**ACTORS, "runtime.inference_device": "gpu"}, "The devices are"),
     ],
 )
 def test_each_rule_catches_its_mistake(settings: dict[str, Any], reason: str) -> None:
@@ -68,10 +68,10 @@ def test_each_rule_catches_its_mistake(settings: dict[str, Any], reason: str) ->
         {"eval.episodes": 0},
         {"runtime.device": "cuda:12"},
         {"algo.discount": 0, "algo.n_step": 1},
-        {**FLEET, "actors.num": 8},
-        {**FLEET, "actors.num": 2, "actors.envs": 4},
-        {**FLEET, "actors.num": 4, "population.num": 2},
-        {**FLEET, "actors.num": 2, "env.workers": 4},
+        {**ACTORS, "actors.num": 8},
+        {**ACTORS, "actors.num": 2, "actors.envs": 4},
+        {**ACTORS, "actors.num": 4, "population.num": 2},
+        {**ACTORS, "actors.num": 2, "env.workers": 4},
     ],
 )
 def test_the_edge_of_a_rule_is_allowed(settings: dict[str, Any]) -> None:
@@ -85,17 +85,17 @@ def test_atari_settings_belong_to_atari(env_id: str) -> None:
 
 
 @pytest.mark.parametrize("env_id", ["", "two words", "bell\x07", "x" * 501])
-def test_an_environment_id_is_one_word(env_id: str) -> None:
+def test_an_environment_id_has_no_spaces(env_id: str) -> None:
     with pytest.raises(UsageError):
         check(Plan(env=Env(id=env_id)))
 
 
-def test_a_shortened_run_may_keep_periods_nobody_asked_for() -> None:
+def test_a_short_run_may_keep_default_periods() -> None:
     made = compose("CartPole-v1", overrides=[("until.steps", "900", COMMAND_LINE)])
     assert made.plan.eval.every_steps > made.plan.until.steps
 
 
-def test_notes_say_what_is_allowed_but_surprising() -> None:
+def test_notes_name_valid_but_surprising_settings() -> None:
     settings = {"save.replay": "none", "until.steps": "5000", "algo.explore.steps": "10000"}
     made = compose("X-v0", overrides=[(path, text, COMMAND_LINE) for path, text in settings.items()])
     assert [note.partition(":")[0] for note in made.notes] == [
@@ -128,7 +128,7 @@ def test_a_target_that_is_never_copied_is_noted() -> None:
         {"net.torso.type": "mlp", "net.torso.sizes": (8,)},
     ],
 )
-def test_what_is_not_absurd_is_allowed(settings: dict[str, Any]) -> None:
+def test_unusual_but_valid_plans_are_allowed(settings: dict[str, Any]) -> None:
     make_plan("X-v0", overrides=settings)
 
 

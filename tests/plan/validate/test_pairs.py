@@ -682,21 +682,21 @@ def plan_of(settings: str, preset: str | None = None) -> Plan:
 
 
 @pytest.mark.parametrize("refused", [*PAIRED, *ALONE, *NESTED], ids=lambda refused: refused.settings)
-def test_what_is_said(refused: Refused) -> None:
+def test_the_message_of_every_entry(refused: Refused) -> None:
     for order in (refused.settings, shlex.join(reversed(shlex.split(refused.settings)))):
         with pytest.raises(UsageError) as caught:
             plan_of(order)
         assert (caught.value.what, caught.value.why, caught.value.fix) == refused[1:]
 
 
-def test_every_entry_of_both_tables_has_its_line_here() -> None:
+def test_every_entry_of_both_tables_is_tested_here() -> None:
     assert {(pair.reason, pair.fix) for pair in PAIRS} == {(line.why, line.fix) for line in PAIRED}
     assert {(path, reason) for path, _, reason in NO_EFFECT} == {
         (line.what.partition("=")[0], line.why) for line in ALONE
     }
 
 
-def test_the_tables_name_settings_that_there_are() -> None:
+def test_the_tables_name_existing_settings() -> None:
     known = set(paths.index().paths())
     assert {path for pair in PAIRS for path in (pair.first, pair.second)} <= known
     assert {path for path, _, _ in NO_EFFECT} <= known
@@ -719,16 +719,16 @@ def test_the_tables_name_settings_that_there_are() -> None:
         "runtime.type=ray runtime.replay_process=true runtime.replay_cpus=0.5 replay.compress=true",
     ],
 )
-def test_what_goes_together(settings: str) -> None:
+def test_compatible_settings_are_allowed(settings: str) -> None:
     plan_of(settings)
 
 
-def test_what_has_no_effect_is_only_refused_when_this_command_asked_for_it() -> None:
+def test_settings_without_effect_are_only_refused_when_the_user_set_them() -> None:
     plan = plan_of("replay.type=fresh", "nstep")  # the preset's n has no effect, and nobody asked for it now
     assert plan.algo.n_step > 1
     assert plan_of("net.head.type=quantile", "dqn").algo.loss == "huber"
 
 
-def test_a_pair_that_does_not_go_together_is_refused_wherever_it_came_from() -> None:
+def test_incompatible_pairs_are_refused_from_any_origin() -> None:
     with pytest.raises(UsageError, match=r"net\.head\.type=categorical \(preset c51\)"):
         plan_of("net.decoupled=true", "c51")
