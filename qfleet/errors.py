@@ -1,31 +1,31 @@
-"""Errors a user can act on. Each says what happened, why, and what to do, and knows its exit code."""
+"""Errors that a user can act on: each names the problem, its cause and the fix, and has an exit code."""
 
 HIDDEN = "(hidden)"
-SHORTEST_SECRET = 4  # shorter ones are parts of ordinary words
+SHORTEST_SECRET = 4  # characters; a shorter text also occurs in ordinary text
 _secrets: set[str] = set()
 
 
-def keep_secret(value: str) -> None:
-    """From now on no error of ours in this process shows this text."""
+def register_secret(value: str) -> None:
+    """Hide this text in all later errors of this process."""
     if len(value) >= SHORTEST_SECRET:
         _secrets.add(value)
 
 
 def redacted(text: str) -> str:
-    """The text without secrets."""
+    """The text with secrets hidden."""
     for value in _secrets:
         text = text.replace(value, HIDDEN)
     return text
 
 
-def conceal(error: BaseException) -> None:
-    """Take secrets out of somebody else's exception, which logs show with its traceback."""
+def redact_error(error: BaseException) -> None:
+    """Hide secrets in an exception of an environment, which logs show with its traceback."""
     if _secrets:
         error.args = tuple(redacted(part) if isinstance(part, str) else part for part in error.args)
 
 
 class QfleetError(Exception):
-    """Something the user can mend: shown as three sentences, without a traceback."""
+    """A problem that the user can fix: shown as three sentences (what, why, fix) without a traceback."""
 
     exit_code = 1
 
@@ -34,20 +34,20 @@ class QfleetError(Exception):
         self.why = redacted(why)
         self.fix = redacted(fix)
         super().__init__(self.what, self.why, self.fix)
-        self.log: str | None = None  # the file that has the whole traceback, if there is one
+        self.log: str | None = None  # the file with the whole traceback, if there is one
 
     def __str__(self) -> str:
         return "\n".join(part for part in (self.what, self.why, self.fix) if part)
 
 
 class UsageError(QfleetError):
-    """The command line or the plan asks for something that cannot be done."""
+    """The command line or the plan requests something impossible."""
 
     exit_code = 2
 
 
 class DivergedError(QfleetError):
-    """Numbers stopped being finite and roll-backs did not help."""
+    """Loss or weights became infinite or NaN, and rolling back did not help."""
 
     exit_code = 3
 
@@ -59,12 +59,12 @@ class EnvError(QfleetError):
 
 
 class StorageError(QfleetError):
-    """The disk said no, or another process holds the run."""
+    """A file could not be read or written, or another process holds the run's lock."""
 
     exit_code = 5
 
 
 class NoCheckpointError(QfleetError):
-    """There is no usable checkpoint to go on from."""
+    """There is no usable checkpoint to resume from."""
 
     exit_code = 6

@@ -1,4 +1,4 @@
-"""Text that came from elsewhere, made safe to show or to log."""
+"""Making untrusted text safe to print or log."""
 
 
 def escaped(text: object, keep: str = "") -> str:
@@ -11,5 +11,5 @@ def escaped(text: object, keep: str = "") -> str:
 
 
 def indented(text: object, by: str = "  ") -> str:
-    """Several lines of text: each is escaped, and each but the first is indented, so that none looks like our own."""
+    """Several lines of text, each escaped and all but the first indented, so that none looks like qfleet's own."""
     return f"\n{by}".join(escaped(line, keep="\t") for line in str(text).split("\n"))

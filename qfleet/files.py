@@ -1,8 +1,8 @@
-"""Files inside a folder that may come from a stranger: the only place where qfleet opens, makes or removes them.
+"""Safe access to files inside an untrusted folder: the only module that opens, creates or removes them.
 
-Every call takes a folder and a name below it. The folder itself is taken as the user named it. Below it no link is
-followed, in any part of the name, and only regular files are opened: a fifo does not keep its reader waiting, a device
-is not read. Each step is made relative to the descriptor of the folder before it, so a name cannot be exchanged for a
+Every function takes a folder and a name below it. The folder itself may be a link that the user named. Below it no
+link is followed, in any part of the name, and only regular files are opened: a fifo cannot block its reader, a device
+is not read. Each part of a name is opened relative to the descriptor of its parent, so a name cannot be replaced by a
 link between a check and its use.
 """
 
@@ -17,34 +17,34 @@ from pathlib import Path, PurePosixPath
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_NOT_PLAIN = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR}
-DRAFT_END = ".draft"
+_NOT_REGULAR = {errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR}
+DRAFT_SUFFIX = ".draft"
 WRITES = os.O_WRONLY | os.O_RDWR
 
 
-class NotPlain(OSError):
-    """A link, a fifo, a folder or a device stands where a regular file is expected."""
+class NotRegularFile(OSError):
+    """A link, a fifo, a folder or a device instead of a regular file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EINVAL, "it is not a regular file", str(path))
 
 
 class HardLinked(OSError):
-    """It has a second name, which may lie outside of its folder."""
+    """A file with a second name, which may lie outside of its folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(errno.EMLINK, "it has a second name (a hard link)", str(path))
 
 
 class TooLarge(OSError):
-    """It has more bytes than any such file of ours."""
+    """A file larger than qfleet would ever write it."""
 
-    def __init__(self, path: Path, size: int, most_bytes: int) -> None:
-        super().__init__(errno.EFBIG, f"it has {size:,} bytes, and {most_bytes:,} are the most", str(path))
+    def __init__(self, path: Path, size: int, max_bytes: int) -> None:
+        super().__init__(errno.EFBIG, f"it has {size:,} bytes, and {max_bytes:,} are the most", str(path))
 
 
 def _parts(name: str | Path) -> tuple[str, ...]:
-    """The parts of a relative name that stays below its folder."""
+    """Split a relative name; refuse one that leaves its folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in str(name):
         raise ValueError(f"{str(name)!r} does not stay inside its folder")
@@ -52,96 +52,91 @@ def _parts(name: str | Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def _open_folder(folder: Path, parts: tuple[str, ...]) -> Iterator[int]:
-    here = os.open(folder, _FOLDER_FLAGS)
+def open_folder(folder: Path, name: str | Path = ".") -> Iterator[int]:
+    """The descriptor of a folder below `folder`, reached without following a link."""
+    parts = _parts(name)
+    descriptor = os.open(folder, _FOLDER_FLAGS)
     try:
         for index, part in enumerate(parts):
             try:
-                below = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
+                child = os.open(part, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=descriptor)
             except OSError as error:
-                if error.errno in _NOT_PLAIN:
-                    raise NotPlain(Path(folder, *parts[: index + 1])) from error
+                if error.errno in _NOT_REGULAR:
+                    raise NotRegularFile(Path(folder, *parts[: index + 1])) from error
                 raise
-            os.close(here)
-            here = below
-        yield here
+            os.close(descriptor)
+            descriptor = child
+        yield descriptor
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 @contextmanager
-def folder_below(folder: Path, name: str | Path) -> Iterator[int]:
-    """The descriptor of a folder below `folder`, reached without following a link."""
-    with _open_folder(folder, _parts(name)) as here:
-        yield here
-
-
-@contextmanager
-def folder_of(folder: Path, name: str | Path) -> Iterator[tuple[int, str]]:
+def parent_folder(folder: Path, name: str | Path) -> Iterator[tuple[int, str]]:
     """The descriptor of the folder that holds a name, reached without following a link, and the name's last part."""
-    *above, last = _parts(name)
-    with _open_folder(folder, tuple(above)) as here:
-        yield here, last
+    *parents, last = _parts(name)
+    with open_folder(folder, Path(*parents)) as parent:
+        yield parent, last
 
 
 # --- reading ---
 
 
 def open_inside(folder: Path, name: str | Path, flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
-    """A descriptor of a regular file, and of nothing else.
+    """Open a regular file and return its descriptor.
 
     A file with a second name is not opened for writing: that name may lie outside the folder.
     """
     path = Path(folder, name)
-    with folder_of(folder, name) as (here, last):
+    with parent_folder(folder, name) as (parent, last):
         try:
-            file = os.open(last, flags | _FILE_FLAGS, mode, dir_fd=here)
+            file = os.open(last, flags | _FILE_FLAGS, mode, dir_fd=parent)
         except OSError as error:
-            if error.errno in _NOT_PLAIN:
-                raise NotPlain(path) from error
+            if error.errno in _NOT_REGULAR:
+                raise NotRegularFile(path) from error
             raise
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode):
         os.close(file)
-        raise NotPlain(path)
+        raise NotRegularFile(path)
     if found.st_nlink > 1 and flags & WRITES:
         os.close(file)
         raise HardLinked(path)
     return file
 
 
-def read_inside(folder: Path, name: str | Path, most_bytes: int) -> bytes:
-    """The bytes of a file; TooLarge beyond `most_bytes`, without reading them."""
+def read_inside(folder: Path, name: str | Path, max_bytes: int) -> bytes:
+    """The bytes of a file; a larger one raises TooLarge without being read."""
     with os.fdopen(open_inside(folder, name), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most_bytes:
-            raise TooLarge(Path(folder, name), size, most_bytes)
-        return file.read(most_bytes)
+        if size > max_bytes:
+            raise TooLarge(Path(folder, name), size, max_bytes)
+        return file.read(max_bytes)
 
 
 def is_file(folder: Path, name: str | Path) -> bool:
     """Is there a regular file of this name, reached without a link?"""
-    return _kind(folder, name, stat.S_ISREG)
+    return _has_type(folder, name, stat.S_ISREG)
 
 
 def is_folder(folder: Path, name: str | Path) -> bool:
     """Is there a folder of this name, reached without a link?"""
-    return _kind(folder, name, stat.S_ISDIR)
+    return _has_type(folder, name, stat.S_ISDIR)
 
 
-def _kind(folder: Path, name: str | Path, wanted: Callable[[int], bool]) -> bool:
+def _has_type(folder: Path, name: str | Path, is_type: Callable[[int], bool]) -> bool:
     try:
-        with folder_of(folder, name) as (here, last):
-            return wanted(os.stat(last, dir_fd=here, follow_symlinks=False).st_mode)
-    except (OSError, ValueError):  # ValueError: a name that the system does not take
+        with parent_folder(folder, name) as (parent, last):
+            return is_type(os.stat(last, dir_fd=parent, follow_symlinks=False).st_mode)
+    except (OSError, ValueError):  # ValueError: a name that the system does not accept
         return False
 
 
-def names_inside(folder: Path, name: str | Path = ".") -> list[str]:
+def list_inside(folder: Path, name: str | Path = ".") -> list[str]:
     """The names in a folder, sorted; none if there is no such folder."""
     try:
-        with _open_folder(folder, _parts(name)) as here:
-            return sorted(os.listdir(here))
+        with open_folder(folder, name) as descriptor:
+            return sorted(os.listdir(descriptor))
     except FileNotFoundError:
         return []
 
@@ -150,73 +145,73 @@ def names_inside(folder: Path, name: str | Path = ".") -> list[str]:
 
 
 def replace_inside(folder: Path, name: str | Path, data: bytes, mode: int = 0o666) -> None:
-    """Put a file in place in one step, safe on the disk when this returns: readers see the old one or the new one."""
-    with folder_of(folder, name) as (here, last):
-        draft = f".{last}.{secrets.token_hex(8)}{DRAFT_END}"
+    """Write a file atomically and durably: readers see the old content or the new."""
+    with parent_folder(folder, name) as (parent, last):
+        draft = f".{last}.{secrets.token_hex(8)}{DRAFT_SUFFIX}"
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE_FLAGS
-            with os.fdopen(os.open(draft, flags, mode, dir_fd=here), "wb") as file:
+            with os.fdopen(os.open(draft, flags, mode, dir_fd=parent), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(draft, last, src_dir_fd=here, dst_dir_fd=here)
-            os.fsync(here)
+            os.replace(draft, last, src_dir_fd=parent, dst_dir_fd=parent)
+            os.fsync(parent)
         except BaseException:
             with suppress(OSError):
-                os.unlink(draft, dir_fd=here)
+                os.unlink(draft, dir_fd=parent)
             raise
 
 
 def make_folder(folder: Path, name: str | Path, mode: int = 0o777) -> Path:
-    """Make a folder below a folder that is there, unless it is; a link of that name is refused."""
+    """Create a folder and its parents below an existing folder, if they are missing; a link is refused."""
     parts = _parts(name)
     for index, part in enumerate(parts):
-        with _open_folder(folder, parts[:index]) as here, suppress(FileExistsError):
-            os.mkdir(part, mode, dir_fd=here)
-            os.fsync(here)
-    with _open_folder(folder, parts):
+        with open_folder(folder, Path(*parts[:index])) as parent, suppress(FileExistsError):
+            os.mkdir(part, mode, dir_fd=parent)
+            os.fsync(parent)
+    with open_folder(folder, name):
         return Path(folder, name)
 
 
 def rename_inside(folder: Path, old: str, new: str) -> None:
-    """Give a name in a folder another one there, in place of whatever had that."""
-    with _open_folder(folder, ()) as here:
-        os.replace(old, new, src_dir_fd=here, dst_dir_fd=here)
+    """Rename a file within its folder; an existing file of the new name is replaced."""
+    with open_folder(folder) as descriptor:
+        os.replace(old, new, src_dir_fd=descriptor, dst_dir_fd=descriptor)
 
 
 def remove_file(folder: Path, name: str | Path) -> None:
-    """Remove one name, if it is there; of a link the link itself."""
-    with suppress(FileNotFoundError), folder_of(folder, name) as (here, last):
-        os.unlink(last, dir_fd=here)
+    """Remove a file if it exists; of a link, the link itself."""
+    with suppress(FileNotFoundError), parent_folder(folder, name) as (parent, last):
+        os.unlink(last, dir_fd=parent)
 
 
 def remove_tree(folder: Path, name: str | Path) -> None:
-    """Remove a folder and all that is in it; what links lead to stays."""
-    with folder_of(folder, name) as (here, last):
-        shutil.rmtree(last, dir_fd=here)
+    """Remove a folder with its contents; targets of links stay."""
+    with parent_folder(folder, name) as (parent, last):
+        shutil.rmtree(last, dir_fd=parent)
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove what a killed writer left of files that it was about to put in place."""
-    for name in names_inside(folder):
-        if name.startswith(".") and name.endswith(DRAFT_END):
+    """Remove the unfinished files of a killed writer."""
+    for name in list_inside(folder):
+        if name.startswith(".") and name.endswith(DRAFT_SUFFIX):
             with suppress(OSError):
                 remove_file(folder, name)
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder safe on the disk."""
-    with _open_folder(path, ()) as here:
-        os.fsync(here)
+    """Make the names in a folder durable on disk."""
+    with open_folder(path) as descriptor:
+        os.fsync(descriptor)
 
 
 # --- logs ---
 
 
 def open_log(file: str | Path, flags: int = os.O_WRONLY) -> int:
-    """A descriptor that appends to a log, readable by its owner only; `file` is `<run folder>/<sub-folder>/<name>`.
+    """Open a log for appending, readable by its owner only; `file` is `<run folder>/<sub-folder>/<name>`.
 
-    The null device is taken for a log that nobody wants.
+    The null device discards the log.
     """
     if str(file) == os.devnull:
         return os.open(os.devnull, flags | os.O_CLOEXEC)
@@ -226,30 +221,30 @@ def open_log(file: str | Path, flags: int = os.O_WRONLY) -> int:
     return open_inside(folder, name, flags | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def require_plain(folder: Path, name: str) -> None:
-    """Refuse a folder with anything but regular files in it; one that is not there has none."""
-    for each in names_inside(folder, name):
-        if not is_file(folder, f"{name}/{each}"):
-            raise NotPlain(Path(folder, name, each))
+def require_regular_files(folder: Path, name: str) -> None:
+    """Refuse a folder that contains anything but regular files; a missing folder is accepted."""
+    for file in list_inside(folder, name):
+        if not is_file(folder, f"{name}/{file}"):
+            raise NotRegularFile(Path(folder, name, file))
 
 
 # --- is it still the same folder? ---
 
 
-class Identity:
-    """Which folder a path led to when this was made; the folder is held open, so that no other gets its number."""
+class FolderIdentity:
+    """The folder that a path named at first; it stays open, so that its inode number is not reused."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._held = os.open(folder, _FOLDER_FLAGS)
+        self._descriptor = os.open(folder, _FOLDER_FLAGS)
 
     def unchanged(self) -> bool:
-        """Does the path still lead to the same folder? It does not once that was renamed or removed."""
+        """Does the path still name the same folder, which was neither renamed nor removed?"""
         try:
-            return os.path.samestat(os.fstat(self._held), os.stat(self.folder))
+            return os.path.samestat(os.fstat(self._descriptor), os.stat(self.folder))
         except OSError:
             return False
 
     def close(self) -> None:
-        """Let go of the folder."""
-        os.close(self._held)
+        """Close the folder."""
+        os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""Files inside a folder that a stranger may have made."""
+"""Access to files inside an untrusted folder."""
 
 import errno
 import os
@@ -12,15 +12,15 @@ import pytest
 
 from qfleet.escape import escaped, indented
 from qfleet.files import (
-    DRAFT_END,
+    DRAFT_SUFFIX,
+    FolderIdentity,
     HardLinked,
-    Identity,
-    NotPlain,
+    NotRegularFile,
     TooLarge,
     is_file,
     is_folder,
+    list_inside,
     make_folder,
-    names_inside,
     open_inside,
     open_log,
     read_inside,
@@ -29,7 +29,7 @@ from qfleet.files import (
     remove_tree,
     rename_inside,
     replace_inside,
-    require_plain,
+    require_regular_files,
 )
 
 
@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def unharmed(run: Path) -> bool:
-    """Nothing outside of the run's folder has changed."""
+    """Is everything outside of the run's folder unchanged?"""
     outside = run.parent / "outside"
     return [each.name for each in outside.iterdir()] == ["file"] and (outside / "file").read_text() == "precious"
 
@@ -67,15 +67,15 @@ ODD: dict[str, Callable[[Path], object]] = {
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_APPEND, os.O_WRONLY | os.O_CREAT])
-def test_only_regular_files_are_opened(run: Path, kind: str, flags: int) -> None:
+def test_only_regular_files_can_be_opened(run: Path, kind: str, flags: int) -> None:
     ODD[kind](run / "x")
-    with pytest.raises(NotPlain):
+    with pytest.raises(NotRegularFile):
         os.close(open_inside(run, "x", flags))
     assert unharmed(run)
 
 
 @pytest.mark.parametrize("name", ["sub/file", "sub/new"])
-def test_a_folder_on_the_way_that_is_a_link_is_not_entered(run: Path, name: str) -> None:
+def test_a_linked_folder_within_a_name_is_refused(run: Path, name: str) -> None:
     (run / "sub").symlink_to("../outside")
     refused: list[Callable[[], object]] = [
         lambda: open_inside(run, name, os.O_RDWR | os.O_CREAT),
@@ -84,34 +84,34 @@ def test_a_folder_on_the_way_that_is_a_link_is_not_entered(run: Path, name: str)
         lambda: make_folder(run, name),
         lambda: remove_file(run, name),
         lambda: remove_tree(run, name),
-        lambda: names_inside(run, "sub"),
+        lambda: list_inside(run, "sub"),
         lambda: open_log(run / name),
-        lambda: require_plain(run, "sub"),
+        lambda: require_regular_files(run, "sub"),
     ]
     for act in refused:
-        with pytest.raises(NotPlain):
+        with pytest.raises(NotRegularFile):
             act()
     assert not is_file(run, name)
     assert unharmed(run)
 
 
 @pytest.mark.parametrize("name", ["../outside/file", "/etc/passwd", "a/../../outside/file", "x\0y"])
-def test_a_name_stays_below_its_folder(run: Path, name: str) -> None:
+def test_a_name_that_leaves_its_folder_is_refused(run: Path, name: str) -> None:
     with pytest.raises(ValueError, match="does not stay inside"):
         read_inside(run, name, 100)
     assert not is_file(run, name)
 
 
-def test_a_file_with_a_second_name_is_not_written_to(run: Path) -> None:
+def test_a_hard_linked_file_is_not_opened_for_writing(run: Path) -> None:
     os.link(run.parent / "outside" / "file", run / "metrics.jsonl")
     assert read_inside(run, "metrics.jsonl", 100) == b"precious"
     with pytest.raises(HardLinked):
         open_inside(run, "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
-    replace_inside(run, "metrics.jsonl", b"mine")  # takes the name's place, not the file's
+    replace_inside(run, "metrics.jsonl", b"mine")  # replaces the name, not the linked file
     assert unharmed(run)
 
 
-def test_a_file_is_put_in_place_in_one_step_under_a_name_that_nobody_can_guess(
+def test_a_file_is_replaced_atomically_through_a_draft_with_a_random_name(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafts = list[str]()
@@ -133,7 +133,7 @@ def test_a_file_is_put_in_place_in_one_step_under_a_name_that_nobody_can_guess(
     assert unharmed(run)
 
 
-def test_a_write_that_fails_leaves_nothing(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_draft(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -143,23 +143,23 @@ def test_a_write_that_fails_leaves_nothing(run: Path, monkeypatch: pytest.Monkey
     assert os.listdir(run) == []
 
 
-def test_what_a_killed_writer_left_is_removed(run: Path) -> None:
-    (run / f".status.json.0123456789abcdef{DRAFT_END}").write_text("half")
-    (run / f".link{DRAFT_END}").symlink_to("../outside/file")
+def test_drafts_of_a_killed_writer_are_removed(run: Path) -> None:
+    (run / f".status.json.0123456789abcdef{DRAFT_SUFFIX}").write_text("half")
+    (run / f".link{DRAFT_SUFFIX}").symlink_to("../outside/file")
     (run / ".keep").write_text("mine")
     remove_drafts(run)
     assert os.listdir(run) == [".keep"]
     assert unharmed(run)
 
 
-def test_sizes_are_looked_at_before_anything_is_read(run: Path) -> None:
+def test_a_file_too_large_is_refused_before_it_is_read(run: Path) -> None:
     with open(run / "huge", "wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(TooLarge, match=r"1,099,511,627,776 bytes, and 1,000 are the most"):
         read_inside(run, "huge", 1_000)
 
 
-def test_removing_a_folder_leaves_what_its_links_lead_to(run: Path) -> None:
+def test_removing_a_folder_keeps_the_targets_of_its_links(run: Path) -> None:
     (run / "sub").mkdir()
     (run / "sub" / "link").symlink_to("../../outside")
     remove_tree(run, "sub")
@@ -172,20 +172,20 @@ def test_removing_a_folder_leaves_what_its_links_lead_to(run: Path) -> None:
     assert unharmed(run)
 
 
-def test_names_and_kinds_are_told_without_following_links(run: Path) -> None:
+def test_listing_and_file_types_do_not_follow_links(run: Path) -> None:
     (run / "folder").mkdir()
     (run / "file").write_text("")
     (run / "to_file").symlink_to("file")
     (run / "to_folder").symlink_to("folder")
-    assert names_inside(run) == ["file", "folder", "to_file", "to_folder"]
-    assert names_inside(run, "nowhere") == []
-    assert [name for name in names_inside(run) if is_file(run, name)] == ["file"]
-    assert [name for name in names_inside(run) if is_folder(run, name)] == ["folder"]
+    assert list_inside(run) == ["file", "folder", "to_file", "to_folder"]
+    assert list_inside(run, "nowhere") == []
+    assert [name for name in list_inside(run) if is_file(run, name)] == ["file"]
+    assert [name for name in list_inside(run) if is_folder(run, name)] == ["folder"]
     rename_inside(run, "file", "other")
     assert not is_file(run, "file")
 
 
-def test_a_log_is_its_owners_alone_and_is_added_to(run: Path) -> None:
+def test_a_log_is_private_to_its_owner_and_appended_to(run: Path) -> None:
     for line in (b"one\n", b"two\n"):
         with os.fdopen(open_log(run / "logs" / "actor-0.log"), "wb") as file:
             file.write(line)
@@ -197,8 +197,8 @@ def test_a_log_is_its_owners_alone_and_is_added_to(run: Path) -> None:
     assert not (run / "gone").exists()
 
 
-def test_a_folder_that_was_renamed_or_removed_is_not_the_same(run: Path) -> None:
-    with closing(Identity(run)) as known:
+def test_a_renamed_or_removed_folder_has_changed_identity(run: Path) -> None:
+    with closing(FolderIdentity(run)) as known:
         assert known.unchanged()
         run.rename(run.with_name("elsewhere"))
         assert not known.unchanged()
@@ -217,7 +217,7 @@ def test_a_folder_that_was_renamed_or_removed_is_not_the_same(run: Path) -> None
         ("\udcff", r"\udcff"),
     ],
 )
-def test_control_characters_are_written_out(text: str, shown: str) -> None:
+def test_control_characters_are_escaped(text: str, shown: str) -> None:
     assert escaped(text) == shown
     escaped(text).encode()
 

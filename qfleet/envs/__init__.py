@@ -1,4 +1,4 @@
-"""Making worlds: native vector environments where they exist, single environments side by side otherwise."""
+"""Making worlds: native vector environments where they exist, otherwise single environments, one per lane."""
 
 from qfleet.envs.env_checker import EnvCheck, check_env
 from qfleet.envs.env_id import absolute_id, module_file

@@ -1,4 +1,4 @@
-"""What an environment may answer besides observations: a number, two flags, a dict, a mask."""
+"""Converting and checking what environments return besides observations: reward, flags, info, action mask."""
 
 from numbers import Real
 from typing import Any
@@ -12,7 +12,7 @@ _SHOWN_CHARACTERS = 80
 
 
 def as_reward(value: Any) -> float:
-    """A reward as a float: any real number, also as an array of one."""
+    """A reward as a float: any real number, or an array of one."""
     if isinstance(value, Real):
         return float(value)
     array = _array(value)
@@ -22,7 +22,7 @@ def as_reward(value: Any) -> float:
 
 
 def as_flag(field: str, value: Any) -> bool:
-    """`terminated` or `truncated` as a bool: True, False, 1 or 0, also as an array of one."""
+    """`terminated` or `truncated` as a bool: True, False, 1 or 0, or an array of one."""
     array = _array(value)
     if array is None or array.size != 1 or array.dtype.kind not in "biu" or array.reshape(()).item() not in (0, 1):
         raise OutsideSpace(field, "True or False", shown(value))
@@ -30,14 +30,14 @@ def as_flag(field: str, value: Any) -> bool:
 
 
 def as_info(value: Any) -> dict[str, Any]:
-    """The info that comes with every reset and step."""
+    """The info of a reset or step, which must be a dict."""
     if not isinstance(value, dict):
         raise OutsideSpace("info", "a dict", shown(value))
     return value
 
 
 def as_mask(value: Any, num: int) -> Array:
-    """A mask of the allowed actions, bool [num]."""
+    """The mask of allowed actions, bool [num]."""
     array = _array(value)
     if array is None or array.dtype.kind not in "biuf":
         raise OutsideSpace('info["action_mask"]', f"{num} flags", shown(value))
@@ -47,10 +47,10 @@ def as_mask(value: Any, num: int) -> Array:
 
 
 def shown(value: Any) -> str:
-    """A value and its type, in few characters."""
+    """A value and its type, shortened."""
     try:
         text = repr(value)
-    except Exception as error:  # a repr of somebody else's
+    except Exception as error:  # a __repr__ of the user's
         text = f"(its repr raised {type(error).__name__})"
     short = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return f"{short} of type {type(value).__name__}"
@@ -59,5 +59,5 @@ def shown(value: Any) -> str:
 def _array(value: Any) -> Array | None:
     try:
         return np.asarray(value)
-    except Exception:  # ragged lists, or an __array__ of somebody else's
+    except Exception:  # ragged lists, or an __array__ of the user's
         return None

@@ -1,4 +1,4 @@
-"""Atari through ALE's own vector environment: its threads step, resize and stack frames. B lanes, S frame size."""
+"""Atari with ALE's own vector environment: its threads step, resize and stack frames. B lanes, S frame size."""
 
 import re
 from dataclasses import replace
@@ -11,14 +11,15 @@ from msgspec import Meta
 from qfleet.data import Array, Spec, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder
-from qfleet.envs.options import Option, fitting
+from qfleet.envs.options import Option, checked_options
+from qfleet.envs.single_env import require_idle, reset_step
 from qfleet.errors import UsageError
 from qfleet.plan.part import Positive, Scalar
-from qfleet.plan.secrets import hidden
+from qfleet.plan.secrets import redacted_options
 
 STACK = 4
 FRAME_SIZE = 84
-# What may be changed about the native environment; everything else is fixed by how frames are stored.
+# The options of the native environment that may be set; how frames are stored fixes all others.
 OPTIONS = {
     "episodic_life": Option(bool, False),
     "frameskip": Option(Annotated[int, Meta(ge=1, le=1_000)], 4),
@@ -33,12 +34,12 @@ _PLAIN_ID = re.compile(r"\w+NoFrameskip-v4")
 
 
 def is_atari(name: str) -> bool:
-    """Does this id mean the standard Atari task?"""
+    """Is this the id of the standard Atari task?"""
     return bool(_STICKY_ID.fullmatch(name) or _PLAIN_ID.fullmatch(name))
 
 
 def register() -> None:
-    """Make ALE's ids known to Gymnasium."""
+    """Register ALE's ids with Gymnasium."""
     try:
         import ale_py
     except ImportError as error:
@@ -53,8 +54,8 @@ def register() -> None:
 class Atari:
     """One game in many lanes: grey frames of S x S, stacks of 4 padded with zeros, raw rewards, whole games.
 
-    ALE loads the ROM anew when it is given a seed, which takes as long as a hundred steps or more. So a seed serves
-    the episodes of at least `reseed_steps` steps (0: one episode), and all actions since are recorded.
+    ALE reloads the ROM when a reset has a seed, which takes as long as a hundred steps or more. So a seed is used for
+    the episodes of at least `reseed_steps` steps (0: one episode), and all actions since the seed are recorded.
     """
 
     def __init__(
@@ -78,64 +79,64 @@ class Atari:
         self._episodes = EpisodeRecorder(num, seed, stream)
         self._sent: Array | None = None
         self._abandoned = np.zeros(num, bool)
-        self._last = self._blank(np.zeros((num, STACK, size, size), np.uint8))
+        self._last = reset_step(np.zeros((num, STACK, size, size), np.uint8))
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
-        self._finish()
+        self._drain()
         self._episodes.rewind()
         self._abandoned = np.zeros(self.num, bool)
         seeds = self._episodes.begin(np.ones(self.num, bool))
-        self._last = self._blank(self._env.reset(seed=seeds)[0])
+        self._last = reset_step(self._env.reset(seed=seeds)[0])
         return self._last
 
     def send(self, action: Array) -> None:
-        """Hand the actions to the native threads, which begin at once."""
+        """Send the actions to the native threads, which start at once."""
         self._sent = np.array(action, np.int64)
         self._env.send(self._sent)
 
     def receive(self) -> Step:
-        """Wait for the native threads; a lane that ended is reset again with a new seed when that is due."""
+        """Wait for the native threads; reseed lanes that reset themselves after `reseed_steps` steps."""
         if self._sent is None:
             raise RuntimeError("receive() without send()")
-        fresh = self._last.terminated | self._last.truncated
-        # The step in which a lane resets itself is recorded too: driving again has to take it as well.
+        was_ended = self._last.terminated | self._last.truncated
+        # The step in which a lane resets itself is recorded too, because it must be repeated as well.
         self._episodes.record(self._sent, np.ones(self.num, bool))
-        self._last = self._take()
-        # The native environment goes on with an episode that was given up: what it answered there is overwritten.
-        due = self._abandoned | (fresh & (self._episodes.length > self._reseed_steps))
+        self._last = self._receive_native()
+        # The native environment continues an abandoned episode: its result is overwritten by the reset.
+        reseeded = self._abandoned | (was_ended & (self._episodes.length > self._reseed_steps))
         self._abandoned = np.zeros(self.num, bool)
-        if due.any():
-            self._episodes.begin(due)
-            self._reseed(due)
+        if reseeded.any():
+            self._episodes.begin(reseeded)
+            self._reseed(reseeded)
         return self._last
 
     def abandon(self, lanes: Array) -> None:
-        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
-        self._require_idle()
+        """Give up the episodes of these lanes (bool [B]): their next step begins a new one, as after a truncation."""
+        require_idle(self._sent)
         self._abandoned = self._abandoned | lanes
         self._last = replace(self._last, truncated=self._last.truncated | lanes)
 
     def state_dict(self) -> State:
         """Each lane's seed and the actions since; `ended` marks lanes that reset on their next step."""
-        self._require_idle()
+        require_idle(self._sent)
         ended = self._last.terminated | self._last.truncated
         return {**self._episodes.state_dict(), "ended": ended, "abandoned": self._abandoned.copy()}
 
     def load_state_dict(self, state: State) -> Step:
-        """Drive the lanes again so that all arrive together: one with fewer actions begins later."""
-        self._finish()
-        # An action outside the game's would make the native environment wait for ever.
+        """Repeat the recorded actions so that all lanes finish together: a lane with fewer actions starts later."""
+        self._drain()
+        # An invalid action would make the native environment wait forever.
         self._episodes.load_state_dict(state, self.spec.num_actions)
         abandoned = saved_array(state, "abandoned", FLAGS, (self.num,)).copy()
         start = int(self._episodes.length.max()) - self._episodes.length  # [B]
-        script = self._script(start)
-        self._last = self._blank(self._env.reset(seed=self._episodes.seed)[0])
-        for now, action in enumerate(script):
-            self._reseed(start == now)
+        actions = self._recorded_actions(start)
+        self._last = reset_step(self._env.reset(seed=self._episodes.seed)[0])
+        for number, action in enumerate(actions):
+            self._reseed(start == number)
             self._env.send(action)
-            self._last = self._take()
-        self._reseed(start == len(script))
+            self._last = self._receive_native()
+        self._reseed(start == len(actions))
         self._abandoned = abandoned
         self._last.truncated |= abandoned
         return self._last
@@ -146,18 +147,18 @@ class Atari:
         return np.stack([frame] * 3, axis=-1)
 
     def close(self) -> None:
-        """Let go of the native threads."""
+        """Stop the native threads."""
         if self._env is not None:
-            self._finish()
+            self._drain()
             self._env.close()
             self._env = None
 
-    def _script(self, start: Array) -> Array:  # [T, B]; no-ops until a lane begins
+    def _recorded_actions(self, start: Array) -> Array:  # [T, B]; no-ops until a lane starts
         length = int(self._episodes.length.max())
-        script = np.zeros((length, self.num), np.int64)
+        actions = np.zeros((length, self.num), np.int64)
         for lane in range(self.num):
-            script[start[lane] :, lane] = self._episodes.actions(lane)
-        return script
+            actions[start[lane] :, lane] = self._episodes.actions(lane)
+        return actions
 
     def _reseed(self, lanes: Array) -> None:
         if not lanes.any():
@@ -167,26 +168,19 @@ class Atari:
         self._last.reward[lanes] = 0
         self._last.terminated[lanes] = self._last.truncated[lanes] = False
 
-    def _take(self) -> Step:
-        # The native environment hands out a new buffer each time, so nothing is copied.
+    def _receive_native(self) -> Step:
+        # The native environment returns a new buffer each time, so no copy is needed.
         obs, reward, terminated, truncated, _ = self._env.recv()
         self._sent = None
         return Step(obs, reward.astype(np.float32), terminated, truncated)
 
-    def _finish(self) -> None:
+    def _drain(self) -> None:
         if self._sent is not None:
-            self._take()
-
-    def _require_idle(self) -> None:
-        if self._sent is not None:
-            raise RuntimeError("a step is under way: call receive() first")
-
-    def _blank(self, obs: Array) -> Step:
-        return Step(obs, np.zeros(self.num, np.float32), np.zeros(self.num, bool), np.zeros(self.num, bool))
+            self._receive_native()
 
 
 def atari_game(name: str) -> tuple[str, float]:
-    """The ROM and the sticky-action probability that an Atari id means; its own frame skip is not used."""
+    """The ROM and the sticky-action probability of an Atari id; the id's frame skip is not used."""
     register()
     kwargs = gym.spec(name).kwargs
     return str(kwargs["game"]), float(kwargs["repeat_action_probability"])
@@ -203,9 +197,9 @@ def _native(game: str, num: int, size: int, sticky: float, threads: int, options
             f"The native Atari environment takes {', '.join(OPTIONS)}.",
             f"Remove env.options.{wrong[0]}; stickiness is env.sticky and the frame's side env.frame_size.",
         )
-    # No fire at reset: gymnasium's AtariPreprocessing does not press it either, so frames compare equal.
+    # No fire at reset, as in gymnasium's AtariPreprocessing, so that frames are equal.
     settings: dict[str, Any] = {"noop_max": 30, "use_fire_reset": False, "episodic_life": False}
-    settings |= fitting(options, OPTIONS, "Atari")
+    settings |= checked_options(options, OPTIONS, "Atari")
     try:
         return AtariVectorEnv(
             game,
@@ -222,7 +216,7 @@ def _native(game: str, num: int, size: int, sticky: float, threads: int, options
         if not options:
             raise
         raise UsageError(
-            f"env.options={hidden(options)} was refused by the Atari emulator.",
-            f"It said: {str(error).splitlines()[0]}",
+            f"env.options={redacted_options(options)} was refused by the Atari emulator.",
+            f"Its error: {str(error).splitlines()[0]}",
             "Correct or remove these options.",
         ) from error

@@ -1,4 +1,4 @@
-"""The bounds of an observation space, and whether what an environment shows is within them. N values."""
+"""Checking observations against the bounds of their space. N values."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -8,11 +8,11 @@ from gymnasium import spaces
 
 from qfleet.data import Array
 
-_TOLERANCE = 1e-5  # of a bound's size, 1 at least: float32 and float64 round in different ways
+_TOLERANCE = 1e-5  # relative to the bound, absolute below 1: float32 and float64 round differently
 
 
 class OutsideSpace(Exception):
-    """An environment returned something its own space does not contain."""
+    """An environment returned a value that its own space does not contain."""
 
     def __init__(self, field: str, expected: str, got: str, fix: str = "") -> None:
         super().__init__(field, expected, got, fix)
@@ -23,18 +23,19 @@ class OutsideSpace(Exception):
 
 
 class Bounds:
-    """The lowest and highest value of every element, with names for the parts that they belong to."""
+    """The lowest and highest value of every element, with the names of the parts of a composite space."""
 
     def __init__(self, low: Array, high: Array, parts: Sequence[tuple[str, int]] = ()) -> None:
         self._declared = (low, high)
         self._parts = tuple(parts)
-        rounds = low.dtype.kind == "f"
-        self.low, self.high = (_widened(low, -1), _widened(high, 1)) if rounds else (low, high)
+        is_float = low.dtype.kind == "f"
+        self.low = _widened(low, -1) if is_float else low
+        self.high = _widened(high, 1) if is_float else high
         self.finite = bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @classmethod
     def of(cls, space: spaces.Box) -> Self | None:
-        """The bounds of a Box; None where its type can hold nothing else, or it has none."""
+        """The bounds of a Box; None if it has none, or if its dtype cannot exceed them."""
         low = space.low.reshape(space.shape or (1,))
         high = space.high.reshape(space.shape or (1,))
         if space.dtype == np.uint8:
@@ -45,7 +46,7 @@ class Bounds:
 
     @classmethod
     def joined(cls, parts: Sequence[tuple[Array, Array]], keys: Sequence[str]) -> Self | None:
-        """The bounds of several flat parts, one behind the other."""
+        """The bounds of several flat parts, concatenated."""
         low = np.concatenate([np.asarray(part[0], np.float64) for part in parts])
         high = np.concatenate([np.asarray(part[1], np.float64) for part in parts])
         sizes = [(key, len(part[0])) for key, part in zip(keys, parts, strict=True)]
@@ -56,7 +57,7 @@ class Bounds:
         return bool((values >= self.low).all() and (values <= self.high).all())
 
     def check(self, values: Array) -> None:
-        """Refuse what is outside, by its place and value."""
+        """Refuse values out of bounds; the error names the first by index and value."""
         wrong = np.argwhere((values < self.low) | (values > self.high))
         if len(wrong):
             at = tuple(int(index) for index in wrong[0])
@@ -75,7 +76,7 @@ class Bounds:
 
 
 def _widened(bound: Any, sign: int) -> Array:
-    """A bound as float32, a little further out."""
+    """A bound as float32, widened by the tolerance."""
     wide = np.asarray(bound, np.float64)
-    with np.errstate(over="ignore"):  # the largest floats stand for no bound
+    with np.errstate(over="ignore"):  # the largest floats mean "no bound"
         return (wide + sign * _TOLERANCE * np.maximum(1.0, np.abs(wide))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Gymnasium's own vector CartPole: all lanes in one set of arrays, which together with a generator are its state."""
+"""Gymnasium's vector CartPole: all lanes in one set of arrays, which with a random generator are its whole state."""
 
 from dataclasses import replace
 from typing import Any
@@ -19,14 +19,15 @@ from qfleet.data.state_reader import (
     saved_numbers,
 )
 from qfleet.envs.options import Option
+from qfleet.envs.single_env import require_idle, reset_step
 from qfleet.plan.part import Positive
 
 OPTIONS = {"max_episode_steps": Option(Positive, 500), "sutton_barto_reward": Option(bool, False)}
-_PHILOX = {"counter": 4, "key": 2, "buffer": 4}  # words of 64 bits
+_PHILOX = {"counter": 4, "key": 2, "buffer": 4}  # sizes of uint64 arrays
 
 
-class _Trusted(spaces.MultiDiscrete):
-    """Takes any action: `step` asks each time, which costs a sixth of it, and a policy's argmax is never outside."""
+class _UncheckedActions(spaces.MultiDiscrete):
+    """Contains every action: the check takes a sixth of a `step`, and a policy's argmax is always valid."""
 
     def contains(self, x: Any) -> bool:
         return True
@@ -42,20 +43,20 @@ class CartPole:
         self.spec = Spec((4,), "float32", (2,))
         self._entropy = (seed, stream)
         self._env: Any = CartPoleVectorEnv(num, max_episode_steps, sutton_barto_reward=sutton_barto_reward)
-        self._env.action_space = _Trusted(np.full(num, 2))
+        self._env.action_space = _UncheckedActions(np.full(num, 2))
         self._sent: Array | None = None
-        self._last = self._seen(np.zeros((num, 4), np.float32))
+        self._last = reset_step(np.zeros((num, 4), np.float32))
 
     def reset(self) -> Step:
         """Begin the first episode in every lane, from the first seed."""
-        # Philox, because its state is arrays of 64 bits, which any file format keeps.
+        # Philox, because its state is arrays of 64-bit integers, which any file format can store.
         self._env.np_random = np.random.Generator(np.random.Philox(np.random.SeedSequence(self._entropy)))
         self._sent = None
-        self._last = self._seen(self._env.reset()[0])
+        self._last = reset_step(self._env.reset()[0])
         return self._last
 
     def send(self, action: Array) -> None:
-        """Keep the actions; the arithmetic is done in `receive`."""
+        """Keep the actions; the lanes are stepped in `receive`."""
         self._sent = np.array(action)
 
     def receive(self) -> Step:
@@ -68,14 +69,14 @@ class CartPole:
         return self._last
 
     def abandon(self, lanes: Array) -> None:
-        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
-        self._require_idle()
+        """Give up the episodes of these lanes (bool [B]): their next step begins a new one, as after a truncation."""
+        require_idle(self._sent)
         self._last = replace(self._last, truncated=self._last.truncated | lanes)
         self._env.prev_done = self._env.prev_done | lanes
 
     def state_dict(self) -> State:
-        """The arrays and the generator."""
-        self._require_idle()
+        """The arrays and the random generator."""
+        require_idle(self._sent)
         generator = self._env.np_random.bit_generator.state
         return {
             "state": self._env.state.copy(),
@@ -90,35 +91,28 @@ class CartPole:
         }
 
     def load_state_dict(self, state: State) -> Step:
-        """Put the arrays and the generator back."""
+        """Restore the arrays and the random generator."""
         num = self.num
         env = self._env
         check_lanes(len(saved_array(state, "steps", INTEGERS, (None,))), num)
         steps = saved_numbers(state, "steps", (num,), 0, env.max_episode_steps).astype(np.int32)
-        place = saved_array(state, "state", FLOATS, (4, num)).astype(np.float64)
+        physics = saved_array(state, "state", FLOATS, (4, num)).astype(np.float64)
         reward = saved_array(state, "reward", FLOATS, (num,)).astype(np.float32)
         terminated, truncated = (saved_array(state, name, FLAGS, (num,)).copy() for name in ("terminated", "truncated"))
-        words = {name: saved_array(state, name, "u", (size,)) for name, size in _PHILOX.items()}
+        philox = {name: saved_array(state, name, "u", (size,)) for name, size in _PHILOX.items()}
         position = saved_count(state, "buffer_pos")
         self.reset()
         generator = env.np_random.bit_generator.state
-        generator["state"] = {"counter": words["counter"], "key": words["key"]}
-        generator["buffer"] = words["buffer"]
+        generator["state"] = {"counter": philox["counter"], "key": philox["key"]}
+        generator["buffer"] = philox["buffer"]
         generator["buffer_pos"] = position
         restore_generator(env.np_random, generator)
-        env.state = place
+        env.state = physics
         env.steps = steps
         env.prev_done = terminated | truncated
         self._last = Step(env.state.T.astype(np.float32), reward, terminated, truncated)
         return self._last
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close the environment."""
         self._env.close()
-
-    def _seen(self, obs: Array) -> Step:
-        return Step(obs, np.zeros(self.num, np.float32), np.zeros(self.num, bool), np.zeros(self.num, bool))
-
-    def _require_idle(self) -> None:
-        if self._sent is not None:
-            raise RuntimeError("a step is under way: call receive() first")

@@ -1,4 +1,4 @@
-"""Looking an environment over before training on it: `qfleet env check ID`."""
+"""Checking an environment before training on it: `qfleet env check ID`."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 from qfleet.data import Array, Step, World
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.make import make_world
-from qfleet.envs.step_timer import any_allowed
+from qfleet.envs.step_timer import random_allowed_actions
 from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Env
@@ -22,7 +22,7 @@ Probe = Callable[[World], tuple[bool, str]]
 
 
 class EnvCheck(NamedTuple):
-    """One thing looked at: its name, whether it is as it should be, and what was seen."""
+    """The result of one check: its name, whether it passed, and details."""
 
     name: str
     ok: bool
@@ -30,7 +30,7 @@ class EnvCheck(NamedTuple):
 
 
 def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[EnvCheck]:
-    """Everything qfleet can say about an environment; a plan that cannot be made raises `UsageError` as in training."""
+    """Run all checks of an environment; an invalid plan raises `UsageError` as in training."""
     try:
         world = make_world(env, seed=0, stream=TRAIN, num=_LANES, make=make)
     except EnvError as error:
@@ -44,13 +44,13 @@ def check_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> list[EnvChe
     }
     checks = [EnvCheck("made", True, f"{type(world).__name__} world"), EnvCheck("spaces", True, _spaces(world))]
     try:
-        checks += [_look(name, probe, world) for name, probe in probes.items()]
+        checks += [_run_probe(name, probe, world) for name, probe in probes.items()]
     finally:
         world.close()
     return checks
 
 
-def _look(name: str, probe: Probe, world: World) -> EnvCheck:
+def _run_probe(name: str, probe: Probe, world: World) -> EnvCheck:
     try:
         return EnvCheck(name, *probe(world))
     except EnvError as error:
@@ -65,19 +65,20 @@ def _spaces(world: World) -> str:
 
 
 def _drive(world: World, steps: int = _STEPS) -> list[Step]:
-    """The same random but allowed actions each time, from the first reset."""
+    """Reset the world and step it with allowed random actions, the same in every call."""
     rng = np.random.default_rng(0)
-    seen = [world.reset()]
+    history = [world.reset()]
     for _ in range(steps):
-        world.send(any_allowed(world, seen[-1], rng))
-        seen.append(world.receive())
-    return seen
+        world.send(random_allowed_actions(world, history[-1], rng))
+        history.append(world.receive())
+    return history
 
 
 def _contract(world: World) -> tuple[bool, str]:
-    seen = _drive(world)
-    terminated, truncated = (int(sum(getattr(s, key).sum() for s in seen)) for key in ("terminated", "truncated"))
-    reward = np.stack([step.reward for step in seen])
+    history = _drive(world)
+    terminated = sum(int(step.terminated.sum()) for step in history)
+    truncated = sum(int(step.truncated.sum()) for step in history)
+    reward = np.stack([step.reward for step in history])
     detail = f"{_LANES} x {_STEPS} steps, {terminated} terminated, {truncated} truncated"
     return True, f"{detail}, rewards {reward.min():g} to {reward.max():g}"
 
@@ -92,9 +93,9 @@ def _determinism(world: World) -> tuple[bool, str]:
 
 
 def _redrive(world: World) -> tuple[bool, str]:
-    reached = _drive(world)[-1]
-    again = world.load_state_dict(world.state_dict())
-    if np.array_equal(reached.obs, again.obs) and np.array_equal(_ended(reached), _ended(again)):
+    saved = _drive(world)[-1]
+    restored = world.load_state_dict(world.state_dict())
+    if np.array_equal(saved.obs, restored.obs) and np.array_equal(_ended(saved), _ended(restored)):
         return True, "a saved episode was reached again exactly: resuming is exact"
     return False, "a saved episode could not be reached again: resuming starts new episodes and is not exact"
 
@@ -112,7 +113,7 @@ def _speed(world: World) -> tuple[bool, str]:
     start = time.monotonic()
     rng = np.random.default_rng(0)
     while time.monotonic() - start < _SPEED_SECONDS:
-        world.send(any_allowed(world, step, rng))
+        world.send(random_allowed_actions(world, step, rng))
         step = world.receive()
         count += world.num
     return True, f"{count / (time.monotonic() - start):,.0f} steps per second in one process, {world.num} lanes"

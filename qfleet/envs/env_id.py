@@ -1,4 +1,4 @@
-"""From an `env.id` to a function that makes one environment."""
+"""Resolving an `env.id` to a function that makes one environment."""
 
 import contextlib
 import difflib
@@ -14,13 +14,13 @@ from typing import Any
 import gymnasium as gym
 
 from qfleet.envs import atari, minatar
-from qfleet.envs.options import with_secrets
-from qfleet.envs.single_env import describe
+from qfleet.envs.options import options_with_secrets
+from qfleet.envs.single_env import describe_error
 from qfleet.envs.sync_vector import AnyEnv
-from qfleet.errors import EnvError, QfleetError, UsageError, conceal
-from qfleet.heartbeat import IMPORT, inside
+from qfleet.errors import EnvError, QfleetError, UsageError, redact_error
+from qfleet.heartbeat import IMPORT, env_call
 from qfleet.plan.schema import Env
-from qfleet.plan.secrets import hidden
+from qfleet.plan.secrets import redacted_options
 from qfleet.system.child_process import StopRequested
 
 _EXTRAS = {
@@ -30,24 +30,24 @@ _EXTRAS = {
 }
 
 
-def find(env: Env, render_mode: str | None = None) -> Callable[[], AnyEnv]:
-    """What makes one copy of the plan's environment; `env.options` go to it as keyword arguments."""
+def env_maker(env: Env, render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    """The function that makes one copy of the plan's environment, with `env.options` as keyword arguments."""
     path, _, name = env.id.rpartition(":")
     if path.endswith(".py"):
-        return _guarded(env, _from_file(env.id, Path(path), name), render_mode)
+        return _with_clear_errors(env, _from_file(env.id, Path(path), name), render_mode)
     if env.id.startswith("MinAtar/"):
-        return _guarded(env, _minatar(env.id), render_mode)
-    return _guarded(env, _registered(env.id), render_mode)
+        return _with_clear_errors(env, _minatar(env.id), render_mode)
+    return _with_clear_errors(env, _registered(env.id), render_mode)
 
 
 def absolute_id(env_id: str) -> str:
-    """`file.py:Class` with the file's absolute path, so that it means the same in every folder; others as they are."""
+    """`file.py:Class` with the file's absolute path, which is valid in every folder; other ids unchanged."""
     path, _, name = env_id.rpartition(":")
     return f"{Path(path).resolve()}:{name}" if path.endswith(".py") else env_id
 
 
 def module_file(env_id: str) -> str | None:
-    """The file that importing `module:Id` runs, found without running any of it; None for other ids, or if none is."""
+    """The file of the module in `module:Id`, found without importing it; None for other ids, or if there is none."""
     name = env_id.rpartition(":")[0]
     if not _is_module(name) or name.endswith(".py"):
         return None
@@ -60,7 +60,7 @@ def _is_module(name: str) -> bool:
 
 
 def _origin(module: str) -> str | None:
-    # importlib.util.find_spec would run the packages around the module.
+    # importlib.util.find_spec would import the parent packages.
     path = [*sys.path, str(Path.cwd())]
     spec = None
     for name in accumulate(module.split("."), "{}.{}".format):
@@ -72,39 +72,39 @@ def _origin(module: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def called(env: Env, make: Callable[[], AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
-    """The user's own function, with its failures named; a render mode goes to it if it has that argument."""
+def user_env_maker(env: Env, make: Callable[[], AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    """The user's own function with clear errors; it gets the render mode if it has that argument."""
     _require_maker(make)
-    for key, given in (("options", hidden(env.options)), ("secrets", env.secrets)):
-        if given:
+    for key, value in (("options", redacted_options(env.options)), ("secrets", env.secrets)):
+        if value:
             raise UsageError(
-                f"env.{key}={given} has no effect.",
+                f"env.{key}={value} has no effect.",
                 "The environment is made by your own function, which takes no arguments.",
                 f"Remove env.{key}, or use the values inside the function.",
             )
-    return _guarded(env, make, render_mode if render_mode and _takes(make, "render_mode") else None)
+    return _with_clear_errors(env, make, render_mode if render_mode and _takes(make, "render_mode") else None)
 
 
 def _require_maker(make: object) -> None:
-    """An environment that was made already can neither be copied nor made again."""
+    """Refuse an environment instead of a function: it can be neither copied nor made again."""
     if callable(make) and not isinstance(make, gym.Env | gym.vector.VectorEnv):
         return
     several = isinstance(make, gym.vector.VectorEnv)
     kind = "a vector environment" if several else "an environment" if isinstance(make, gym.Env) else "an object"
     raise UsageError(
         f"env= was given {kind} ({type(make).__name__}), not the function that makes one",
-        "A run makes several environments: to learn in, to judge in, and again after a failure or on resume.",
-        f"Give the class or a function without arguments: env=lambda: {_name_of(make)}"
+        "A run makes several environments: for training, for evaluation, and again after a failure or on resume.",
+        f"Give the class or a function without arguments: env=lambda: {_maker_expression(make)}"
         + ("; env.num says how many are made." if several else ""),
     )
 
 
-def _name_of(made: object) -> str:
-    """How to write what makes such an environment."""
-    if isinstance(made, str):
-        return f"gym.make({made!r})"
-    spec = getattr(made, "spec", None)
-    return f"gym.make({spec.id!r})" if spec is not None else f"{type(made).__name__}(...)"
+def _maker_expression(given: object) -> str:
+    """The Python expression that makes such an environment."""
+    if isinstance(given, str):
+        return f"gym.make({given!r})"
+    spec = getattr(given, "spec", None)
+    return f"gym.make({spec.id!r})" if spec is not None else f"{type(given).__name__}(...)"
 
 
 def _takes(make: Callable[..., object], argument: str) -> bool:
@@ -114,13 +114,13 @@ def _takes(make: Callable[..., object], argument: str) -> bool:
         return False
 
 
-def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
-    drawn = {} if render_mode is None else {"render_mode": render_mode}
+def _with_clear_errors(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
+    rendering = {} if render_mode is None else {"render_mode": render_mode}
 
-    def made() -> AnyEnv:
-        options = with_secrets(env)
+    def make_env() -> AnyEnv:
+        options = options_with_secrets(env)
         try:
-            return make(**options, **drawn)
+            return make(**options, **rendering)
         except QfleetError:
             raise
         except gym.error.DependencyNotInstalled as error:
@@ -130,27 +130,27 @@ def _guarded(env: Env, make: Callable[..., AnyEnv], render_mode: str | None = No
         except StopRequested:
             raise
         except (Exception, SystemExit) as error:
-            conceal(error)
-            raise _not_made(env, render_mode, error) from error
+            redact_error(error)
+            raise _make_error(env, render_mode, error) from error
 
-    return made
+    return make_env
 
 
-def _not_made(env: Env, render_mode: str | None, error: BaseException) -> QfleetError:
+def _make_error(env: Env, render_mode: str | None, error: BaseException) -> QfleetError:
     if isinstance(error, TypeError) and render_mode and "render_mode" in str(error):
         return UsageError(
             f"env.id={env.id!r} cannot be recorded: its constructor takes no render_mode.",
-            f"Making it with render_mode={render_mode!r} said: {error}.",
+            f"Making it with render_mode={render_mode!r} raised: {error}.",
             f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
         )
     if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
-            f"env.options={hidden(env.options)} was refused by {env.id!r}.",
-            f"Making the environment said: {error}.",
+            f"env.options={redacted_options(env.options)} was refused by {env.id!r}.",
+            f"Making the environment raised: {error}.",
             "Options are keyword arguments of the environment's constructor: correct or remove them.",
         )
     return EnvError(
-        f"{env.id}: the environment could not be made: it {describe(error)}",
+        f"{env.id}: the environment could not be made: it {describe_error(error)}",
         "This came from its own constructor.",
         "Mend the environment.",
     )
@@ -163,7 +163,7 @@ def _registered(name: str) -> Callable[..., AnyEnv]:
     try:
         entry = gym.spec(plain).entry_point
     except gym.error.Error as error:
-        raise unknown(plain) from error
+        raise unknown_id_error(plain) from error
     if str(entry).startswith("ale_py"):
         raise UsageError(
             f"env.id={name!r} is an Atari id without the standard preprocessing.",
@@ -172,7 +172,7 @@ def _registered(name: str) -> Callable[..., AnyEnv]:
         )
 
     def make(**options: Any) -> AnyEnv:
-        # qfleet checks what comes out itself, once for all lanes; gymnasium's checker would slow every step.
+        # qfleet checks results itself, once for all lanes; gymnasium's checker would slow down every step.
         return gym.make(plain, disable_env_checker=True, **options)
 
     return make
@@ -180,7 +180,7 @@ def _registered(name: str) -> Callable[..., AnyEnv]:
 
 def _minatar(name: str) -> Callable[..., AnyEnv]:
     if name not in minatar.IDS:
-        raise unknown(name)
+        raise unknown_id_error(name)
     game, minimal = minatar.IDS[name]
 
     def make(**options: Any) -> AnyEnv:
@@ -189,8 +189,8 @@ def _minatar(name: str) -> Callable[..., AnyEnv]:
     return make
 
 
-def unknown(name: str) -> UsageError:
-    """No such id: the nearest ones, and what may have to be installed."""
+def unknown_id_error(name: str) -> UsageError:
+    """The error for an unknown id, with the nearest ids and the package that may be missing."""
     with contextlib.suppress(UsageError):
         atari.register()  # so that Atari ids can be suggested
     ids = [*gym.registry, *minatar.IDS]
@@ -215,22 +215,22 @@ def _extra_fix(name: str) -> str:
 
 
 def _import(name: str, module: str) -> None:
-    # At the end: what is installed means the same in every folder.
+    # At the end of sys.path: installed modules take precedence in every folder.
     _stay_importable(str(Path.cwd()))
     try:
         if not _is_module(module):
             raise ImportError(f"{module!r} is not the name of a module")
-        with inside(IMPORT):
+        with env_call(IMPORT):
             importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
             f"env.id={name!r}: the module {module!r} could not be imported.",
-            f"Python said: {error}.",
+            f"Python's error: {error}.",
             "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
         ) from error
     except (Exception, SystemExit) as error:
         raise EnvError(
-            f"{name}: importing {module} {describe(error)}",
+            f"{name}: importing {module} {describe_error(error)}",
             "The module must be imported without errors before its environment can be made.",
             "Mend the module.",
         ) from error
@@ -246,10 +246,10 @@ def _from_file(name: str, path: Path, attribute: str) -> Callable[..., AnyEnv]:
     module = _load(name, path)
     make = getattr(module, attribute, None)
     if not callable(make):
-        offered = sorted(key for key, value in vars(module).items() if _is_env_class(value, module))
+        classes = sorted(key for key, value in vars(module).items() if _is_env_class(value, module))
         raise UsageError(
             f"env.id={name!r}: {path} has no class or function {attribute!r}.",
-            f"Its environment classes are: {', '.join(offered) or 'none'}.",
+            f"Its environment classes are: {', '.join(classes) or 'none'}.",
             "Name a gymnasium.Env class, or a function that returns one, after the colon.",
         )
     return make  # type: ignore[no-any-return]
@@ -266,7 +266,7 @@ def _stay_importable(folder: str) -> None:
 
 @contextlib.contextmanager
 def _importable(folder: str) -> Iterator[None]:
-    """Imports find this folder's modules first, as in a script that lies there; later, lazy ones find them last."""
+    """Put a folder first in sys.path inside the block, as for a script in it, and last afterwards for lazy imports."""
     sys.path.insert(0, folder)
     try:
         yield
@@ -281,14 +281,14 @@ def _load(name: str, path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UsageError(f"env.id={name!r}: {path} cannot be loaded.", "It is not Python source.", "Give a .py file.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses and the like look their own module up
+    sys.modules[key] = module  # dataclasses look up their own module
     try:
-        with _importable(str(path.resolve().parent)), inside(IMPORT):
+        with _importable(str(path.resolve().parent)), env_call(IMPORT):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[key]
         raise EnvError(
-            f"{name}: running {path} {describe(error)}",
+            f"{name}: running {path} {describe_error(error)}",
             "The file must run without errors before its environment can be made.",
             "Mend the file.",
         ) from error

@@ -1,4 +1,4 @@
-"""Episode seeds, and the record of actions that lets an episode be driven again. B lanes."""
+"""Episode seeds, and the recorded actions that restore an episode when they are repeated. B lanes."""
 
 from typing import Final
 
@@ -12,17 +12,17 @@ VALIDATION: Final = 1
 TEST: Final = 2
 
 _FIRST_CAPACITY = 256
-_MOST_EPISODES = 2**53
+_MAX_EPISODES = 2**53
 
 
 def episode_seed(seed: int, stream: int, lane: int, episode: int) -> int:
-    """A seed below 2**31 for one episode; two streams never share one, because the low two bits are the stream."""
-    word = int(np.random.SeedSequence((seed, stream, lane, episode)).generate_state(1)[0])
-    return (word >> 3) << 2 | stream
+    """A seed below 2**31 for one episode; two streams never share a seed, because the low two bits are the stream."""
+    bits = int(np.random.SeedSequence((seed, stream, lane, episode)).generate_state(1)[0])
+    return (bits >> 3) << 2 | stream
 
 
 class EpisodeRecorder:
-    """For each lane: which episode it is in, that episode's seed, and the actions since its reset."""
+    """For each lane: the number of its episode, that episode's seed, and the actions since its reset."""
 
     def __init__(self, num: int, seed: int, stream: int) -> None:
         self._seed = seed
@@ -33,11 +33,11 @@ class EpisodeRecorder:
         self._actions = np.zeros((num, _FIRST_CAPACITY), np.int32)
 
     def rewind(self) -> None:
-        """Forget everything: the next episode of every lane is its first."""
+        """Start over: the next episode of every lane is its first."""
         self.number[:] = -1
 
     def begin(self, lanes: Array) -> Array:
-        """Start the next episode in these lanes (bool [B]); their seeds, in lane order."""
+        """Start the next episode in these lanes (bool [B]); their seeds, sorted by lane."""
         rows = np.flatnonzero(lanes)
         self.number[rows] += 1
         self.seed[rows] = [episode_seed(self._seed, self._stream, int(r), int(self.number[r])) for r in rows]
@@ -45,7 +45,7 @@ class EpisodeRecorder:
         return self.seed[rows]
 
     def record(self, action: Array, lanes: Array) -> None:
-        """Remember the actions these lanes (bool [B]) took."""
+        """Record the actions [B] of these lanes (bool [B])."""
         rows = np.flatnonzero(lanes)
         columns = self.length[rows]
         if columns.size and columns.max() == self._actions.shape[1]:
@@ -54,11 +54,11 @@ class EpisodeRecorder:
         self.length[rows] = columns + 1
 
     def actions(self, lane: int) -> Array:
-        """What one lane did since its reset."""
+        """The actions of one lane since its reset."""
         return self._actions[lane, : self.length[lane]]
 
     def state_dict(self) -> State:
-        """Numbers, seeds and all actions, lane after lane."""
+        """Episode numbers, seeds and all actions, concatenated by lane."""
         actions = [self.actions(lane) for lane in range(len(self.length))]
         return {
             "number": self.number.copy(),
@@ -68,14 +68,14 @@ class EpisodeRecorder:
         }
 
     def load_state_dict(self, state: State, num_actions: int) -> None:
-        """Take the record of an earlier world with as many lanes; nothing is taken from one that cannot be."""
+        """Restore the record of a world with the same number of lanes; an invalid record changes nothing."""
         check_lanes(len(saved_array(state, "length", INTEGERS, (None,))), len(self.length))
         shape = self.length.shape
         actions = saved_numbers(state, "actions", (None,), 0, num_actions - 1)
         length = saved_numbers(state, "length", shape, 0, actions.size).astype(np.int64)
         if int(length.sum()) != actions.size:
             raise ValueError(f"length: {int(length.sum())} actions in all, but {actions.size} are recorded")
-        number = saved_numbers(state, "number", shape, 0, _MOST_EPISODES)
+        number = saved_numbers(state, "number", shape, 0, _MAX_EPISODES)
         seed = saved_numbers(state, "seed", shape, 0, 2**31 - 1)
         self.number[:] = number
         self.seed[:] = seed

@@ -1,4 +1,4 @@
-"""Choosing the world for a plan."""
+"""Making the world of a plan."""
 
 import os
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from qfleet import heartbeat
 from qfleet.data import World
 from qfleet.envs.atari import Atari, atari_game, is_atari, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
-from qfleet.envs.env_id import called, find, unknown
+from qfleet.envs.env_id import env_maker, unknown_id_error, user_env_maker
 from qfleet.envs.episodes import TRAIN
-from qfleet.envs.options import fitting, secret_variables
+from qfleet.envs.options import checked_options, secret_variables
 from qfleet.envs.sync_vector import AnyEnv, SyncVectorEnv
 from qfleet.envs.workers.main import EnvWorkerTask
-from qfleet.envs.workers.process import clocked
+from qfleet.envs.workers.process import measure_step_seconds
 from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
 _CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
-# In training a fresh Atari seed costs time; in evaluation every episode has one of its own.
+# In training a new Atari seed costs time; in evaluation every episode has a seed of its own.
 _RESEED_STEPS = 1_000
 _GIB = 2**30
 
@@ -41,39 +41,40 @@ def make_world(
 ) -> World:
     """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds.
 
-    What environments in processes of their own print goes to files in the folder `logs`, or beside it if it is a log
-    itself, or nowhere. A world that is to draw stays in this process.
+    Output of environments in worker processes goes to files in the folder `logs`, or beside it if `logs` is a file;
+    without `logs` it is discarded. A world with a render mode stays in this process.
     """
     num = num or env.num
-    heartbeat.tell(env=env.id, step_seconds=env.step_timeout_seconds)
+    heartbeat.update_run_info(env=env.id, step_seconds=env.step_timeout_seconds)
     if make is None and is_atari(env.id):
         _refuse_workers(env)
         _refuse_secrets(env)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
     if make is None and env.id in _CARTPOLE_STEPS:
-        options = fitting(env.options, OPTIONS, env.id)
+        options = checked_options(env.options, OPTIONS, env.id)
         if render_mode is None and options.keys() <= OPTIONS.keys():
             _refuse_workers(env)
             _refuse_secrets(env)
             return _cartpole(env, num, seed, stream, options)
     if env.workers and render_mode is None:
-        return _workers(env, num, seed, stream, make, logs)
-    factory = called(env, make, render_mode) if make is not None else find(env, render_mode)
-    given = {"name": env.id, "bins": env.bins, "check_bounds": env.check_bounds}
-    return SyncVectorEnv(factory, num, seed=seed, stream=stream, **given)  # type: ignore[arg-type]
+        return _process_vector(env, num, seed, stream, make, logs)
+    maker = user_env_maker(env, make, render_mode) if make is not None else env_maker(env, render_mode)
+    return SyncVectorEnv(
+        maker, num, seed=seed, stream=stream, name=env.id, bins=env.bins, check_bounds=env.check_bounds
+    )
 
 
 def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
-    """Seconds of one step of one environment, timed in a process of its own: it may hang or crash there."""
-    return clocked(_task(env, make), env.step_timeout_seconds)
+    """Seconds per step of one environment, timed in a process of its own because it may hang or crash."""
+    return measure_step_seconds(_task(env, make), env.step_timeout_seconds)
 
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
-    """Are all its copies stepped together in native code?"""
+    """Are all copies of the environment stepped together in native code?"""
     return make is None and (
         is_atari(env.id)
-        or (env.id in _CARTPOLE_STEPS and fitting(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys())
+        or (env.id in _CARTPOLE_STEPS and checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys())
     )
 
 
@@ -82,7 +83,7 @@ def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
     register()
     if env.id not in gym.registry:
-        raise unknown(env.id)
+        raise unknown_id_error(env.id)
     game, sticky = atari_game(env.id)
     return Atari(
         game,
@@ -103,7 +104,7 @@ def _cartpole(env: Env, num: int, seed: int, stream: int, options: dict[str, Any
     return CartPole(num, seed=seed, stream=stream, **{"max_episode_steps": _CARTPOLE_STEPS[env.id], **options})
 
 
-def _workers(
+def _process_vector(
     env: Env, num: int, seed: int, stream: int, make: Callable[[], AnyEnv] | None, logs: Path | None
 ) -> ProcessVectorEnv:
     return ProcessVectorEnv(
@@ -121,23 +122,22 @@ def _workers(
 
 def _task(env: Env, make: Callable[[], AnyEnv] | None) -> EnvWorkerTask:
     if make is None:
-        known = gym.registry.get(env.id)
-        if known is not None:
-            _sendable(env, known, f"the function that {env.id!r} was registered with")
-        return EnvWorkerTask(env, None, known, os.getcwd(), secret_variables(env))
-    called(env, make)  # refuses what goes with no function
-    return EnvWorkerTask(
-        env, _sendable(env, make, f"your function {getattr(make, '__qualname__', make)}"), None, os.getcwd()
-    )
+        registered = gym.registry.get(env.id)
+        if registered is not None:
+            _pickled(env, registered, f"the function that {env.id!r} was registered with")
+        return EnvWorkerTask(env, None, registered, os.getcwd(), secret_variables(env))
+    user_env_maker(env, make)  # refuses options and secrets, which a function does not take
+    pickled = _pickled(env, make, f"your function {getattr(make, '__qualname__', make)}")
+    return EnvWorkerTask(env, pickled, None, os.getcwd())
 
 
-def _sendable(env: Env, value: Any, what: str) -> bytes:
+def _pickled(env: Env, value: Any, name: str) -> bytes:
     try:
         return bytes(ForkingPickler.dumps(value))
     except Exception as error:
         raise UsageError(
-            f"env.workers={env.workers}: {what} cannot be sent to another process.",
-            f"Python said: {error}.",
+            f"env.workers={env.workers}: {name} cannot be sent to another process.",
+            f"Python's error: {error}.",
             "Define it at the top level of a module (no lambda, no function inside a function), or remove env.workers.",
         ) from error
 

@@ -1,4 +1,4 @@
-"""One Gymnasium environment as one lane of a world: what it is told, and what of its answers is let in. A actions."""
+"""Gymnasium environments as lanes of a world: converting actions, and checking what they return. A actions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +10,16 @@ from qfleet.data import Array, Spec, Step
 from qfleet.envs.answers import as_flag, as_info, as_mask, as_reward
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.spaces import adapt_actions, adapt_obs
-from qfleet.errors import UsageError, conceal
-from qfleet.frames import place
-from qfleet.heartbeat import MAKE, RESET, STEP, enter, inside, leave
+from qfleet.errors import UsageError, redact_error
+from qfleet.frames import user_location
+from qfleet.heartbeat import MAKE, RESET, STEP, enter_env_call, env_call, leave_env_call
 from qfleet.system.child_process import StopRequested
 
 AnyEnv = gym.Env[Any, Any]
 
 
 class EnvRaised(Exception):
-    """A method of an environment (`call`) raised, or called sys.exit(); the exception is this one's cause."""
+    """A method of an environment (`call`) raised `error`, or called sys.exit()."""
 
     def __init__(self, call: str, error: BaseException) -> None:
         super().__init__(call, error)
@@ -27,15 +27,15 @@ class EnvRaised(Exception):
         self.error = error
 
 
-def describe(error: BaseException) -> str:
-    """What an environment's code did, and where: `raised ValueError: text at my_env.py:12 in step`."""
-    first = (str(error).splitlines() or [""])[0]
-    called = " (it called sys.exit)" if isinstance(error, SystemExit) else ""
-    return f"raised {type(error).__name__}: {first}{called}{place(error)}"
+def describe_error(error: BaseException) -> str:
+    """An error of an environment and where it was raised: `raised ValueError: text at my_env.py:12 in step`."""
+    first_line = (str(error).splitlines() or [""])[0]
+    exit_note = " (it called sys.exit)" if isinstance(error, SystemExit) else ""
+    return f"raised {type(error).__name__}: {first_line}{exit_note}{user_location(error)}"
 
 
-class SingleEnv:
-    """Resets and steps environments like `env`, writing what they answer into a row of a `Step`."""
+class EnvAdapter:
+    """Resets and steps environments with the spaces of `env`, and writes each result into a row of a `Step`."""
 
     def __init__(
         self, env: AnyEnv, bins: int | None, name: str, *, masked: bool = False, check_bounds: bool = True
@@ -45,60 +45,60 @@ class SingleEnv:
         self.notes = self._obs.notes
         self._actions = adapt_actions(env.action_space, bins, name)
         self.spec = Spec(self._obs.shape, self._obs.dtype, self._actions.counts, masked=masked)
-        self.finite = self._obs.dtype != "uint8"  # can its observations be anything else?
+        self._check_finite = self._obs.dtype != "uint8"
 
-    def learn_masks(self, env: AnyEnv, seed: int) -> None:
-        """Reset an environment, to see whether it gives masks."""
+    def detect_masks(self, env: AnyEnv, seed: int) -> None:
+        """Reset an environment to find out whether it gives action masks."""
         masked = "action_mask" in _reset(env, seed)[1]
         self.spec = Spec(self._obs.shape, self._obs.dtype, self._actions.counts, masked=masked)
 
-    def begin(self, env: AnyEnv, seed: int, step: Step, lane: int) -> None:
-        """Begin the episode of this seed."""
+    def reset(self, env: AnyEnv, seed: int, out: Step, lane: int) -> None:
+        """Reset an environment and write the result into a row of `out`."""
         obs, info = _reset(env, seed, lane)
-        step.reward[lane] = 0.0
-        step.terminated[lane] = False
-        step.truncated[lane] = False
-        self._show(lane, obs, info, step)
+        out.reward[lane] = 0.0
+        out.terminated[lane] = False
+        out.truncated[lane] = False
+        self._write_obs(lane, obs, info, out)
 
-    def advance(self, env: AnyEnv, action: int, step: Step, lane: int) -> None:
-        """Take one step."""
-        enter(STEP, lane)
+    def step(self, env: AnyEnv, action: int, out: Step, lane: int) -> None:
+        """Step an environment and write the result into a row of `out`."""
+        enter_env_call(STEP, lane)
         try:
             obs, reward, terminated, truncated, info = env.step(self._actions.decode(action))
         except StopRequested:
             raise
         except (Exception, SystemExit) as error:
-            conceal(error)
+            redact_error(error)
             raise EnvRaised("step", error) from error
         finally:
-            leave()
-        step.reward[lane] = reward if type(reward) is float else as_reward(reward)
-        step.terminated[lane] = terminated if type(terminated) is bool else as_flag("terminated", terminated)
-        step.truncated[lane] = truncated if type(truncated) is bool else as_flag("truncated", truncated)
-        self._show(lane, obs, as_info(info), step)
+            leave_env_call()
+        out.reward[lane] = reward if type(reward) is float else as_reward(reward)
+        out.terminated[lane] = terminated if type(terminated) is bool else as_flag("terminated", terminated)
+        out.truncated[lane] = truncated if type(truncated) is bool else as_flag("truncated", truncated)
+        self._write_obs(lane, obs, as_info(info), out)
 
-    def is_fine(self, step: Step) -> bool:
-        """Are the numbers of all lanes finite, and within the bounds of their space?"""
+    def all_valid(self, step: Step) -> bool:
+        """Are all rewards and observations finite and within the bounds of their space?"""
         if not np.isfinite(step.reward).all():
             return False
         if self.bounds is not None and not self.bounds.contain(step.obs):
             return False
-        # What is within finite bounds is finite.
+        # Values within finite bounds are finite.
         bounded = self.bounds is not None and self.bounds.finite
-        return bounded or not self.finite or bool(np.isfinite(step.obs).all())
+        return bounded or not self._check_finite or bool(np.isfinite(step.obs).all())
 
-    def check_numbers(self, step: Step, lane: int) -> None:
-        """Nothing but finite numbers within their bounds goes on from here."""
+    def check_values(self, step: Step, lane: int) -> None:
+        """Refuse a lane's reward or observation that is not finite or out of bounds."""
         check_finite("reward", step.reward[lane])
-        if self.finite:
+        if self._check_finite:
             check_finite("observation", step.obs[lane])
         if self.bounds is not None:
             self.bounds.check(step.obs[lane])
 
-    def _show(self, lane: int, obs: Any, info: dict[str, Any], step: Step) -> None:
-        step.obs[lane] = self._obs.encode(obs)
-        if step.mask is not None:
-            step.mask[lane] = self._mask(info, bool(step.terminated[lane]))
+    def _write_obs(self, lane: int, obs: Any, info: dict[str, Any], out: Step) -> None:
+        out.obs[lane] = self._obs.encode(obs)
+        if out.mask is not None:
+            out.mask[lane] = self._mask(info, bool(out.terminated[lane]))
 
     def _mask(self, info: dict[str, Any], terminated: bool) -> Array:
         num = self.spec.num_actions
@@ -109,13 +109,13 @@ class SingleEnv:
         if not mask.any():
             if not terminated:
                 raise OutsideSpace('info["action_mask"]', "at least one allowed action", "none allowed")
-            mask[:] = True  # nothing is chosen after the end, but a maximum over no actions would not be finite
+            mask[:] = True  # no action is chosen after the end, but a maximum over no actions would not be finite
         return mask
 
 
-def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
-    """One environment, if that is what it is."""
-    with inside(MAKE):
+def make_checked_env(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
+    """Make one environment; refuse an object that is not a single Gymnasium environment."""
+    with env_call(MAKE):
         env: Any = make()
     missing = [part for part in ("observation_space", "action_space", "reset", "step") if not hasattr(env, part)]
     if missing:
@@ -134,11 +134,22 @@ def made(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     return one
 
 
-def blank(spec: Spec, num: int) -> Step:
-    """A `Step` in which nothing happened; its arrays are new, because callers keep what they were given."""
-    flags = np.zeros((2, num), bool)
+def blank_step(spec: Spec, num: int) -> Step:
+    """A `Step` of zeros in new arrays: callers keep the steps they receive."""
     mask = np.ones((num, spec.num_actions), bool) if spec.masked else None
-    return Step(np.zeros((num, *spec.obs), spec.dtype), np.zeros(num, np.float32), flags[0], flags[1], mask)
+    return reset_step(np.zeros((num, *spec.obs), spec.dtype), mask)
+
+
+def reset_step(obs: Array, mask: Array | None = None) -> Step:
+    """A `Step` with these observations, rewards of 0, and no episode ended."""
+    num = len(obs)
+    return Step(obs, np.zeros(num, np.float32), np.zeros(num, bool), np.zeros(num, bool), mask)
+
+
+def require_idle(sent: Array | None) -> None:
+    """Refuse to save or abandon episodes between `send` and `receive`."""
+    if sent is not None:
+        raise RuntimeError("a step is under way: call receive() first")
 
 
 def check_finite(field: str, values: Array) -> None:
@@ -149,14 +160,14 @@ def check_finite(field: str, values: Array) -> None:
 
 
 def _reset(env: AnyEnv, seed: int, lane: int = 0) -> tuple[Any, dict[str, Any]]:
-    enter(RESET, lane)
+    enter_env_call(RESET, lane)
     try:
         obs, info = env.reset(seed=seed)
     except StopRequested:
         raise
     except (Exception, SystemExit) as error:
-        conceal(error)
+        redact_error(error)
         raise EnvRaised("reset", error) from error
     finally:
-        leave()
+        leave_env_call()
     return obs, as_info(info)

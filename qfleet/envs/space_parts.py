@@ -1,4 +1,4 @@
-"""The parts of a composite observation space: which can be made into numbers, and how."""
+"""The parts of a composite observation space, and how each is encoded as an array of numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from qfleet.data import Array
 from qfleet.envs.bounds import OutsideSpace
 
 _ENCODED = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Text)
-_WHOLE = (spaces.MultiDiscrete, spaces.MultiBinary)  # that are flattened also when they are all there is
-_ERRORS = (KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError)
+_FLATTENED_ALONE = (spaces.MultiDiscrete, spaces.MultiBinary)  # flattened even if they are the whole space
+_ENCODE_ERRORS = (KeyError, IndexError, ValueError, TypeError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True, slots=True)
 class SpacePart:
-    """A space within a Dict or Tuple that can be flattened; `path` leads to its value, `key` names it."""
+    """A space within a Dict or Tuple that can be flattened; `path` holds the keys that lead to its value."""
 
     path: tuple[Any, ...]
     space: spaces.Space[Any]
@@ -25,46 +25,50 @@ class SpacePart:
 
     @property
     def key(self) -> str:
-        """`['camera'][0]`; empty for a space that is no part of another."""
-        return "".join(f"[{step!r}]" for step in self.path)
+        """`['camera'][0]`; empty for a space that is not part of another."""
+        return _key(self.path)
 
     def encode(self, obs: Any) -> Array:
-        """Its value in an observation as a flat array of floats."""
+        """This part of an observation as a flat array of floats."""
         try:
-            for step in self.path:
-                obs = obs[step]
+            for key in self.path:
+                obs = obs[key]
             array = np.asarray(spaces.flatten(self.space, obs), np.float32)
-        except _ERRORS as error:
+        except _ENCODE_ERRORS as error:
             raise self._refused(f"{type(obs).__name__} ({error!r})") from error
         if array.shape != (self.size,):
             raise OutsideSpace(f"observation{self.key} size when flattened", str(self.size), str(array.shape))
-        # A number out of range would only set another element.
-        if not isinstance(self.space, spaces.Box) and not self.space.contains(_plain(self.space, obs)):
+        # Flattening accepts a number out of range: it sets a wrong element.
+        if not isinstance(self.space, spaces.Box) and not self.space.contains(_as_array(self.space, obs)):
             raise self._refused(repr(obs))
         return array
 
     def bounds(self) -> tuple[Array, Array]:
-        """The lowest and highest values of its flat array."""
+        """The lowest and highest values of the flat array."""
         if isinstance(self.space, spaces.Box):
             return self.space.low.ravel(), self.space.high.ravel()
-        return np.full(self.size, -np.inf), np.full(self.size, np.inf)  # looked at when it was encoded
+        return np.full(self.size, -np.inf), np.full(self.size, np.inf)  # `encode` checks other spaces
 
     def _refused(self, got: str) -> OutsideSpace:
         return OutsideSpace(f"observation{self.key}", str(self.space), got)
 
 
 def encodable(space: spaces.Space[Any]) -> tuple[list[SpacePart], list[str]]:
-    """The leaves of a space that can be encoded, and a sentence for each that cannot and is left out."""
+    """The leaves of a space that can be encoded, and a sentence for each leaf that is left out."""
     leaves = list[SpacePart]()
     left_out = list[str]()
     for path, part in _walk(space, ()):
-        if isinstance(part, _ENCODED) and (path or isinstance(part, _WHOLE)):
+        if isinstance(part, _ENCODED) and (path or isinstance(part, _FLATTENED_ALONE)):
             leaves.append(SpacePart(path, part, spaces.flatdim(part)))
         else:
-            key = "".join(f"[{step!r}]" for step in path)
-            what = f"observation{key} is of type {type(part).__name__}, which is no array of numbers"
-            left_out.append(f"{what}: it is left out; to use it, wrap the environment (gymnasium.ObservationWrapper)")
+            problem = f"observation{_key(path)} is of type {type(part).__name__}, which is no array of numbers"
+            fix = "it is left out; to use it, wrap the environment (gymnasium.ObservationWrapper)"
+            left_out.append(f"{problem}: {fix}")
     return leaves, left_out
+
+
+def _key(path: tuple[Any, ...]) -> str:
+    return "".join(f"[{key!r}]" for key in path)
 
 
 def _walk(space: spaces.Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
@@ -78,6 +82,6 @@ def _walk(space: spaces.Space[Any], path: tuple[Any, ...]) -> Iterator[tuple[tup
         yield path, space
 
 
-def _plain(space: spaces.Space[Any], obs: Any) -> Any:
-    """Lists as arrays, as flattening takes them too."""
+def _as_array(space: spaces.Space[Any], obs: Any) -> Any:
+    """A list as an array, because flattening accepts lists but `contains` does not."""
     return np.asarray(obs, space.dtype) if isinstance(obs, list | tuple) else obs

@@ -1,4 +1,4 @@
-"""How qfleet sees a Gymnasium environment: array observations, one discrete action. C channels, A actions."""
+"""Converting Gymnasium spaces: observations to arrays, actions from one discrete index. C channels, A actions."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from qfleet.data import Array, split_actions
-from qfleet.data.joint_actions import LARGEST
+from qfleet.data.joint_actions import MAX_JOINT_ACTIONS
 from qfleet.envs.bounds import Bounds, OutsideSpace
 from qfleet.envs.space_parts import SpacePart, encodable
 from qfleet.errors import UsageError
@@ -19,9 +19,9 @@ DEFAULT_BINS = 5
 
 @dataclass(frozen=True, slots=True)
 class ObsAdapter:
-    """Turns what the environment shows into an array of `shape`, to be stored as `dtype`.
+    """Converts an observation into an array of `shape`, to be stored as `dtype`.
 
-    `bounds` are those of the stored array, if there are any; `notes` say what of the space is left out.
+    `bounds` are those of the stored array, if there are any; `notes` name the parts of the space that are left out.
     """
 
     shape: tuple[int, ...]
@@ -33,7 +33,7 @@ class ObsAdapter:
 
 @dataclass(frozen=True, slots=True)
 class ActionAdapter:
-    """Turns one joint action index into what the environment takes; `counts` are the choices per dimension."""
+    """Converts a joint action index into an action of the environment; `counts` are the choices per dimension."""
 
     counts: tuple[int, ...]
     decode: Callable[[int], Any]
@@ -48,9 +48,9 @@ def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
     leaves, left_out = encodable(space)
     if leaves:
         return _flat_obs(leaves, tuple(f"{name}: {text}" for text in left_out))
-    inside = f" ({'; '.join(left_out)})" if isinstance(space, spaces.Dict | spaces.Tuple) else ""
+    parts = f" ({'; '.join(left_out)})" if isinstance(space, spaces.Dict | spaces.Tuple) else ""
     raise UsageError(
-        f"env.id={name!r} has observations of type {type(space).__name__}{inside}.",
+        f"env.id={name!r} has observations of type {type(space).__name__}{parts}.",
         "qfleet takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these.",
         "Wrap the environment so that its observation is an array of fixed shape (gymnasium.ObservationWrapper).",
     )
@@ -60,7 +60,7 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
     shape = space.shape
     kind = space.dtype
     stored = shape or (1,)
-    # Networks divide bytes by 255, so True is stored as 255 and seen as exactly 1.
+    # Networks divide bytes by 255, so True is stored as 255 and becomes exactly 1.
     scale = 255 if kind == np.bool_ else None
     dtype = "uint8" if kind in (np.uint8, np.bool_) else "float32"
 
@@ -141,24 +141,25 @@ def _binned(space: spaces.Box, bins: int | None, name: str) -> ActionAdapter:
     low = np.ravel(space.low).astype(np.float64)
     high = np.ravel(space.high).astype(np.float64)
     levels = [np.linspace(a, b, count) for a, b in zip(low, high, strict=True)]
-    fits = int(LARGEST ** (1 / max(len(levels), 1)) + 1e-9)
-    lower = f"Set env.bins={fits} or lower." if fits >= 2 else "Wrap the environment so that it has fewer dimensions."
-    return _joint(levels, space, f"env.bins={count} on {name}", lower)
+    max_bins = int(MAX_JOINT_ACTIONS ** (1 / max(len(levels), 1)) + 1e-9)
+    fewer_dimensions = "Wrap the environment so that it has fewer dimensions."
+    fix = f"Set env.bins={max_bins} or lower." if max_bins >= 2 else fewer_dimensions
+    return _joint(levels, space, f"env.bins={count} on {name}", fix)
 
 
-def _joint(levels: list[Array], space: spaces.Space[Any], what: str, fix: str) -> ActionAdapter:
+def _joint(levels: list[Array], space: spaces.Space[Any], setting: str, fix: str) -> ActionAdapter:
     counts = tuple(len(level) for level in levels)
     total = math.prod(counts)
-    if total > LARGEST:
+    if total > MAX_JOINT_ACTIONS:
         raise UsageError(
-            f"{what} makes {total:.1e} joint actions (dimensions {' x '.join(map(str, counts))}).",
+            f"{setting} makes {total:.1e} joint actions (dimensions {' x '.join(map(str, counts))}).",
             "They cannot even be numbered with 64 bits.",
             fix,
         )
 
     def decode(index: int) -> Any:
         choices = split_actions(int(index), counts)
-        picked = [level[choice] for level, choice in zip(levels, choices, strict=True)]
-        return np.array(picked, space.dtype).reshape(space.shape or ())
+        action = [level[choice] for level, choice in zip(levels, choices, strict=True)]
+        return np.array(action, space.dtype).reshape(space.shape or ())
 
     return ActionAdapter(counts, decode)

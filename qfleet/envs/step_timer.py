@@ -1,4 +1,4 @@
-"""How long a step of an environment takes."""
+"""Measuring how long a step of an environment takes."""
 
 import time
 from collections.abc import Callable
@@ -7,39 +7,39 @@ import numpy as np
 
 from qfleet.data import Array, Step, World
 
-CLOCK_SECONDS = 0.3
-_WARM_STEPS = 3
-_FEWEST_STEPS = 5
-_SLOW_SECONDS = 1.0
+TIMING_SECONDS = 0.3
+_WARMUP_STEPS = 3
+_MIN_STEPS = 5
+_MAX_SECONDS = 1.0
 
 
-def any_allowed(world: World, step: Step, rng: np.random.Generator) -> Array:
-    """A random action for every lane, of those that are allowed after a step."""
+def random_allowed_actions(world: World, step: Step, rng: np.random.Generator) -> Array:
+    """A random action for every lane, among those that its mask allows."""
     score = rng.random((world.num, world.spec.num_actions))
     choice: Array = np.argmax(score if step.mask is None else score * step.mask, axis=1)
     return choice
 
 
-def clock_steps(world: World) -> float:
-    """Seconds of one step of one environment, resets included; of a slow one, few steps are enough."""
+def time_steps(world: World) -> float:
+    """Seconds per step of one environment, resets included; a slow one is timed for a few steps only."""
     rng = np.random.default_rng(0)
     last = [world.reset()]
 
     def step() -> None:
-        world.send(any_allowed(world, last[0], rng))
+        world.send(random_allowed_actions(world, last[0], rng))
         last[0] = world.receive()
 
-    _repeat(step, 0.0, _WARM_STEPS)
-    begin = time.perf_counter()
-    count = _repeat(step, CLOCK_SECONDS, _FEWEST_STEPS)
-    return (time.perf_counter() - begin) / count / world.num  # not a median: resets are rare and dear
+    _repeat(step, 0.0, _WARMUP_STEPS)
+    start = time.perf_counter()
+    count = _repeat(step, TIMING_SECONDS, _MIN_STEPS)
+    return (time.perf_counter() - start) / count / world.num  # not a median: resets are rare and slow
 
 
-def _repeat(act: Callable[[], None], seconds: float, fewest: int) -> int:
-    """Call it until both the time and the least number of calls are reached, or a limit; returns how often it was."""
-    begin = time.perf_counter()
+def _repeat(function: Callable[[], None], seconds: float, min_calls: int) -> int:
+    """Call a function for `seconds` and at least `min_calls` times, unless that takes too long; the number of calls."""
+    start = time.perf_counter()
     count = 0
-    while (spent := time.perf_counter() - begin) < seconds or (count < fewest and spent < _SLOW_SECONDS):
-        act()
+    while (elapsed := time.perf_counter() - start) < seconds or (count < min_calls and elapsed < _MAX_SECONDS):
+        function()
         count += 1
     return max(1, count)

@@ -1,7 +1,7 @@
-"""Processes that do not outlive their parent, do not run its script, and do not flood its disk.
+"""Child processes that end with their parent, do not run its script again, and do not fill its disk.
 
-Nor do they import from the current folder, which may hold files of anybody: Python puts it first in `sys.path` for
-`-c` and `-m`, and every child is started in one of these ways. A child gets its parent's own `sys.path` instead.
+They do not import from the current folder either, which may hold untrusted files: Python puts it first in `sys.path`
+for `-c` and `-m`, and every child is started in one of these ways. A child gets its parent's `sys.path` instead.
 """
 
 import ctypes
@@ -12,44 +12,46 @@ import signal
 import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+EXIT_SECONDS = 2.0  # for a killed process to end
 LOG_BYTES = 1_000_000
-PRELOADED: list[str] = []  # by the fork server
-# Any text switches Python's safe path on. This one says that it is for a child's start only: programs that an
-# environment starts later are none of ours, and find their modules as always.
+PRELOADED: list[str] = []  # modules that the fork server imports
+# Any value switches Python's safe path on. This value marks it as set by us, for the start of a child only: programs
+# that an environment starts later find their modules as usual.
 SAFE_PATH = "PYTHONSAFEPATH"
-AT_START = "qfleet-start"
-if os.environ.get(SAFE_PATH) == AT_START:
-    del os.environ[SAFE_PATH]  # this is such a child
-HOME = Path(__file__).resolve().parents[2]  # where the package lies
+SET_BY_PARENT = "qfleet-start"
+if os.environ.get(SAFE_PATH) == SET_BY_PARENT:
+    del os.environ[SAFE_PATH]  # this process is such a child
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 
-def python_command(code: str, *words: str) -> list[str]:
-    """The command that runs `code` in another Python, which finds modules where this one does."""
+def python_command(code: str, *arguments: str) -> list[str]:
+    """The command that runs `code` in another Python with the same `sys.path`."""
     boot = f"import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); {code}"
-    return [sys.executable, "-P", "-c", boot, json.dumps(module_folders()), *words]
+    return [sys.executable, "-P", "-c", boot, json.dumps(child_sys_path()), *arguments]
 
 
-def module_folders() -> list[str]:
-    """`sys.path` for a child: the same in every folder, and this package is found by it."""
+def child_sys_path() -> list[str]:
+    """`sys.path` for a child: absolute folders, including the one that holds this package."""
     folders = [folder or os.getcwd() for folder in sys.path]
-    return folders if str(HOME) in folders else [*folders, str(HOME)]
+    return folders if str(PACKAGE_PARENT) in folders else [*folders, str(PACKAGE_PARENT)]
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Whatever Python multiprocessing starts in here does not look for modules in the current folder."""
+    """Processes that multiprocessing starts inside the block do not import from the current folder."""
     if os.environ.get(SAFE_PATH):
-        yield  # the user set it, or another thread is in here
+        yield  # set by the user, or by another thread inside this block
         return
-    os.environ[SAFE_PATH] = AT_START
+    os.environ[SAFE_PATH] = SET_BY_PARENT
     try:
         yield
     finally:
@@ -57,12 +59,12 @@ def safe_path() -> Iterator[None]:
 
 
 class StopRequested(SystemExit):
-    """This process was asked to end by its parent; an environment that calls sys.exit() raises a plain SystemExit."""
+    """The parent asked this process to stop; an environment that calls sys.exit() raises a plain SystemExit."""
 
 
 @contextmanager
 def hidden_main(hide: bool = True) -> Iterator[None]:
-    """A process that multiprocessing starts in here does not run the user's script again: it needs nothing from it."""
+    """Processes that multiprocessing starts inside the block do not run the user's script again."""
     main = sys.modules["__main__"]
     if hide:
         sys.modules["__main__"] = ModuleType("__main__")
@@ -74,9 +76,9 @@ def hidden_main(hide: bool = True) -> Iterator[None]:
 
 
 def fork_server(*modules: str) -> ForkServerContext:
-    """Starts processes quickly: before the first it imports these modules, and those that were named before.
+    """The context that forks children from a server process, which imports these modules before its first child.
 
-    There is one for all of this process.
+    This process has one server; modules of earlier calls are imported too.
     """
     PRELOADED.extend(name for name in modules if name not in PRELOADED)
     context = multiprocessing.get_context("forkserver")
@@ -84,34 +86,46 @@ def fork_server(*modules: str) -> ForkServerContext:
     return context
 
 
-def die_with_parent(how: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Let the kernel end this process when its parent ends, however that happens; `parent` is its id if it is known.
+def die_with_parent(death_signal: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Have the kernel send `death_signal` when the parent ends; `parent` is its process id, if known.
 
-    A child of multiprocessing's fork server ends with the server, and that with whoever started it.
+    A child of multiprocessing's fork server ends with the server, and the server with the process that started it.
     """
-    let_go_of_server()
+    close_fork_server_pipe()
     parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0)
-    if os.getppid() != parent:  # it went before the call
-        os.kill(os.getpid(), how)
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != parent:  # the parent ended before the call
+        os.kill(os.getpid(), death_signal)
 
 
-def let_go_of_server() -> None:
-    """A fork server waits until nobody holds its pipe any more, so its own children must not."""
+def close_fork_server_pipe() -> None:
+    """Close this child's copy of the fork server's pipe: the server ends when all copies are closed."""
     server: Any = forkserver._forkserver
     if getattr(server, "_forkserver_alive_fd", None) is not None:
         os.close(server._forkserver_alive_fd)
         server._forkserver_alive_fd = None
 
 
-def bound_log() -> None:
-    """What this process prints goes nowhere once its log has LOG_BYTES."""
-    now = os.fstat(1)
-    if stat.S_ISREG(now.st_mode) and now.st_size >= LOG_BYTES:
+def kill_process_group(process: BaseProcess) -> None:
+    """Kill a process and all processes in its group."""
+    if process.exitcode is None:
+        process.kill()
+    if process.pid:  # group 0 would be our own
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.join(timeout=EXIT_SECONDS)
+    with suppress(ValueError):
+        process.close()
+
+
+def limit_log() -> None:
+    """Discard further output of this process once its log has LOG_BYTES."""
+    log = os.fstat(1)
+    if stat.S_ISREG(log.st_mode) and log.st_size >= LOG_BYTES:
         sys.stdout.flush()
         os.ftruncate(1, LOG_BYTES)
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, 1)
-        os.dup2(nothing, 2)
-        os.close(nothing)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.close(null)

@@ -1,4 +1,4 @@
-"""Has the kernel killed a process of ours for lack of memory?"""
+"""How often the kernel killed one of our processes because memory ran out."""
 
 from pathlib import Path
 
@@ -7,17 +7,18 @@ COUNTER = "oom_kill"
 
 
 def oom_kills(groups: Path = Path("/proc/self/cgroup"), root: Path = ROOT) -> int:
-    """How many processes of this control group were killed for lack of memory; 0 where the system does not say."""
+    """How many processes of this control group the kernel killed; 0 if the system does not count them."""
     try:
-        lines = groups.read_text().splitlines()
+        entries = groups.read_text().splitlines()
     except OSError:
         return 0
-    return max((_count(file) for line in lines if (file := _counter_file(line, root)) is not None), default=0)
+    files = [_counter_file(entry, root) for entry in entries]
+    return max((_count(file) for file in files if file is not None), default=0)
 
 
-def _counter_file(line: str, root: Path) -> Path | None:
-    """The file with the counter; a line is `number:controllers:/path` in version 1, `0::/path` in version 2."""
-    _, controllers, path = line.split(":", 2)
+def _counter_file(entry: str, root: Path) -> Path | None:
+    """The file with the counter; an entry is `number:controllers:/path` in version 1, `0::/path` in version 2."""
+    _, controllers, path = entry.split(":", 2)
     if controllers == "":
         return root / path.strip("/") / "memory.events"
     return root / "memory" / path.strip("/") / "memory.oom_control" if controllers == "memory" else None

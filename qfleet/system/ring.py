@@ -1,19 +1,19 @@
-"""Carriers in shared memory: a ring for parcels, a belt for rollouts, gauges for counters. None of them ever blocks.
+"""Channels in shared memory: a ring for array messages, a ring for rollouts, a table of counters. None ever blocks.
 
-Why this is right on every CPU, though Python has no atomic operations. Stores of one process may reach another in any
-order and in pieces; what is certain is that each byte changes from old to new once, and that a store which depends on
-what was loaded does not overtake the load.
+Why this is correct on every CPU, though Python has no atomic operations: stores of one process may become visible to
+another in any sequence and in pieces. Two facts are certain: each byte changes from old to new once, and a store that
+depends on a loaded value does not overtake the load.
 
-- Ring, reader: a slot counts as filled only when a copy of it carries the number that is due and a checksum over
-  number, length and content that is right. Whatever mixture of old and new was seen before that is refused: "not there
-  yet". The slot was filled with another number before, so old content can never pass for new.
-- Ring, writer: a slot is used again only when the reader's counter says that it was read. The reader writes its counter
-  only if the checksum of its copy was right, so every load of the slot is done by then (it depends on all of them), and
-  the writer's stores depend on the counter it loaded. The counter is stored twice, once inverted: halves that do not
-  belong together are no counter, and an old one only makes the writer wait longer.
-- A writer killed at any moment leaves a last slot that is never accepted; every slot before it is whole. Its successor
-  gets a ring of its own.
-- Gauges: single aligned 64-bit words, each with one writer; a reader sees an old or a new value.
+- Ring, reader: a slot counts as filled only when a copy of it carries the expected sequence number and a correct
+  checksum over number, length and content. Any mixture of old and new bytes is rejected as "not there yet". The slot
+  was filled with another number before, so old content can never pass for new.
+- Ring, writer: a slot is reused only when the reader's counter shows that it was read. The reader writes its counter
+  only after the checksum of its copy was correct, so every load of the slot is complete by then (the checksum depends
+  on all of them), and the writer's stores depend on the counter it loaded. The counter is stored twice, once inverted:
+  halves that do not match are ignored, and an old value only makes the writer wait longer.
+- A writer killed at any moment leaves at most one unfinished slot, which is never accepted; every slot before it is
+  whole. A restarted writer gets a new ring.
+- Counters: aligned 64-bit integers, each with one writer; a reader sees an old or a new value.
 """
 
 import time
@@ -23,38 +23,38 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.data.array_messages import SentBytes, as_rollout, rollout_bytes, rollout_parts
-from qfleet.data.wire_format import NUMBER_WORD, Arrays, Facts, MessageNotWhole, MessageTooLarge, Parts, pack, unpack
-from qfleet.system.shared_memory import LINE, SharedMemory, lines
+from qfleet.data.array_messages import CompressionStats, as_rollout, rollout_bytes, rollout_parts
+from qfleet.data.wire_format import NUMBER_INDEX, Arrays, Facts, MessageNotWhole, MessageTooLarge, Parts, pack, unpack
+from qfleet.system.shared_memory import CACHE_LINE_BYTES, SharedMemory, round_to_cache_lines
 
 INVERT = 2**64 - 1
 
 
 class Counter:
-    """A number that only rises: one process writes it, another reads it."""
+    """An increasing integer that one process writes and another reads."""
 
     def __init__(self, memory: memoryview) -> None:
-        self.words = memory[:16].cast("Q")
-        self.known = 0
+        self.cells = memory[:16].cast("Q")
+        self.last_value = 0
 
     def read(self) -> int:
-        """The newest value, or an older one while it changes."""
-        value, inverted = self.words
-        if value == inverted ^ INVERT and value > self.known:
-            self.known = value
-        return self.known
+        """The newest value, or an older one during a write."""
+        value, inverted = self.cells
+        if value == inverted ^ INVERT and value > self.last_value:
+            self.last_value = value
+        return self.last_value
 
     def write(self, value: int) -> None:
-        """Replace what the reader sees."""
-        self.known = value
-        self.words[0] = value
-        self.words[1] = value ^ INVERT
+        """Publish a new value."""
+        self.last_value = value
+        self.cells[0] = value
+        self.cells[1] = value ^ INVERT
 
 
 class Ring:
-    """Parcels from one process to another, in order; `slots` of them may wait.
+    """A first-in first-out queue of at most `slots` array messages, from one process to another.
 
-    `slot_bytes` is the most that a parcel may have, before any compression.
+    `slot_bytes` is the largest size of a message, before compression.
     """
 
     def __init__(
@@ -63,68 +63,70 @@ class Ring:
         self.slots = slots
         self.slot_bytes = slot_bytes
         self.compress = compress
-        self.freight = SentBytes()
-        size = lines(slot_bytes)
-        self.region = region or SharedMemory(2 * LINE + slots * size)
+        self.compression_stats = CompressionStats()
+        size = round_to_cache_lines(slot_bytes)
+        self.region = region or SharedMemory(2 * CACHE_LINE_BYTES + slots * size)
         view = self.region.view
         self.written = Counter(view)
-        self.taken = Counter(view[LINE:])
-        starts = [2 * LINE + slot * size for slot in range(slots)]
+        self.taken = Counter(view[CACHE_LINE_BYTES:])
+        starts = [2 * CACHE_LINE_BYTES + slot * size for slot in range(slots)]
         self.memory = [view[start : start + slot_bytes] for start in starts]
-        self.numbers = [view[start : start + 8 * (NUMBER_WORD + 1)].cast("Q") for start in starts]
-        self.written.read(), self.taken.read()
+        self.numbers = [view[start : start + 8 * (NUMBER_INDEX + 1)].cast("Q") for start in starts]
+        self.written.read()
+        self.taken.read()
 
     def put(self, meta: Facts, arrays: Arrays) -> bool:
-        """Hand a parcel over; False when there is no room."""
-        done = self.written.known
-        if done - self.taken.read() >= self.slots:
+        """Append a message; False if the ring is full."""
+        written = self.written.last_value
+        if written - self.taken.read() >= self.slots:
             return False
         if self.compress and sum(array.nbytes for array in arrays.values()) > self.slot_bytes:
             raise MessageTooLarge(f"the arrays have more than {self.slot_bytes} bytes")
-        begun = time.perf_counter_ns()
-        length = pack(meta, arrays, self.memory[done % self.slots], compress=self.compress, number=done + 1)
+        started_ns = time.perf_counter_ns()
+        number = written + 1
+        length = pack(meta, arrays, self.memory[written % self.slots], compress=self.compress, number=number)
         if self.compress:
-            self.freight.add(arrays, length, begun)
-        self.written.write(done + 1)
+            self.compression_stats.add(arrays, length, started_ns)
+        self.written.write(number)
         return True
 
     def get(self) -> Parts | None:
-        """The oldest parcel waiting, if any; one whose content makes no sense is a ValueError, once."""
-        done = self.taken.known
-        slot = done % self.slots
-        if self.numbers[slot][NUMBER_WORD] != done + 1:
+        """Remove and return the oldest message, None if there is none; a malformed one raises ValueError, once."""
+        slot = self.taken.last_value % self.slots
+        number = self.taken.last_value + 1
+        if self.numbers[slot][NUMBER_INDEX] != number:
             return None
         try:
-            parts = unpack(self.memory[slot], limit_bytes=self.slot_bytes, number=done + 1)
+            parts = unpack(self.memory[slot], limit_bytes=self.slot_bytes, number=number)
         except MessageNotWhole:
             return None
         except ValueError:
-            self.taken.write(done + 1)
+            self.taken.write(number)
             raise
-        self.taken.write(done + 1)
+        self.taken.write(number)
         return parts
 
     def __len__(self) -> int:
         return max(0, self.written.read() - self.taken.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _ring, (self.slots, self.slot_bytes, tuple(self.compress), self.region)
+        return _rebuild_ring, (self.slots, self.slot_bytes, tuple(self.compress), self.region)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.memory = []
         self.numbers = []
-        self.written.words.release()
-        self.taken.words.release()
+        self.written.cells.release()
+        self.taken.cells.release()
         self.region.close()
 
 
-def _ring(slots: int, slot_bytes: int, compress: tuple[str, ...], region: SharedMemory) -> Ring:
+def _rebuild_ring(slots: int, slot_bytes: int, compress: tuple[str, ...], region: SharedMemory) -> Ring:
     return Ring(slots, slot_bytes, compress=compress, region=region)
 
 
 class RolloutRing:
-    """A Channel between two processes: rollouts of at most `rows` rows through a ring of its own."""
+    """A `Channel` between two processes, for rollouts of at most `rows` rows."""
 
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = ()) -> None:
         self.spec = spec
@@ -132,69 +134,69 @@ class RolloutRing:
         self.ring = Ring(slots, rollout_bytes(spec, lanes, rows), compress=compress)
 
     def put(self, rollout: Rollout) -> bool:
-        """Hand one over; False when there is no room."""
+        """Append a rollout; False if the ring is full."""
         return self.ring.put(*rollout_parts(rollout))
 
     def get(self) -> Rollout | None:
-        """The oldest one waiting, if any."""
+        """Remove and return the oldest rollout, if any."""
         parts = self.ring.get()
         return None if parts is None else as_rollout(parts, self.spec, self.lanes)
 
     @property
-    def freight(self) -> SentBytes:
-        """What compressing has saved and cost this end so far."""
-        return self.ring.freight
+    def compression_stats(self) -> CompressionStats:
+        """Bytes saved and time spent by compression in this process."""
+        return self.ring.compression_stats
 
     def __len__(self) -> int:
         return len(self.ring)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.ring.close()
 
 
 class SharedCounters:
-    """Counters of every worker, which the driver looks at; each is written by its worker alone."""
+    """Counters of every worker for the driver to read; only the worker itself writes its counters."""
 
     def __init__(self, names: Sequence[str], workers: int, *, region: SharedMemory | None = None) -> None:
         self.names = tuple(names)
         self.workers = workers
-        width = lines(8 * len(self.names))
+        width = round_to_cache_lines(8 * len(self.names))
         self.region = region or SharedMemory(workers * width)
         self.table = np.frombuffer(self.region.view, np.int64).reshape(workers, width // 8)
-        self.places = {name: place for place, name in enumerate(self.names)}
+        self.columns = {name: column for column, name in enumerate(self.names)}
 
     def set(self, worker: int, **values: int) -> None:
-        """Replace some of a worker's counters."""
+        """Set some of a worker's counters."""
         for name, value in values.items():
-            self.table[worker, self.places[name]] = value
+            self.table[worker, self.columns[name]] = value
 
     def add(self, worker: int, **values: int) -> None:
-        """Raise some of a worker's counters."""
+        """Increase some of a worker's counters."""
         for name, value in values.items():
-            self.table[worker, self.places[name]] += value
+            self.table[worker, self.columns[name]] += value
 
     def read(self, worker: int) -> dict[str, int]:
         """A worker's counters."""
-        return dict(zip(self.names, self.table[worker].tolist(), strict=False))  # a row is rounded up
+        return dict(zip(self.names, self.table[worker].tolist(), strict=False))  # a row is padded to cache lines
 
     def column(self, name: str) -> list[int]:
         """One counter of every worker."""
-        values: list[int] = self.table[:, self.places[name]].tolist()
+        values: list[int] = self.table[:, self.columns[name]].tolist()
         return values
 
     def clear(self, worker: int) -> None:
-        """All zeros again, for a worker's successor."""
+        """Set all counters of a worker to zero, before it is restarted."""
         self.table[worker] = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _gauges, (self.names, self.workers, self.region)
+        return _rebuild_counters, (self.names, self.workers, self.region)
 
     def close(self) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self.table = np.zeros_like(self.table)
         self.region.close()
 
 
-def _gauges(names: tuple[str, ...], workers: int, region: SharedMemory) -> SharedCounters:
+def _rebuild_counters(names: tuple[str, ...], workers: int, region: SharedMemory) -> SharedCounters:
     return SharedCounters(names, workers, region=region)

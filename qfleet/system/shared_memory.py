@@ -1,27 +1,27 @@
-"""Memory that several processes see. It has no name, so the kernel frees it with the last process that holds it."""
+"""Shared memory without a name: the kernel frees it when the last process that maps it ends."""
 
 import fcntl
 import mmap
 import os
-import tempfile
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-# Constants of Linux, which other systems' modules lack.
-# no more seals, no shrinking, no growing
+from qfleet.heartbeat import unnamed_file
+
+# Constants of Linux, which the fcntl modules of other systems lack.
 _ADD_SEALS = 1033
-_SEALS = 0x0001 | 0x0002 | 0x0004
+_SEALS = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 
-LINE = 128  # bytes that no two writers share: a cache line, and its neighbour that is fetched along
+CACHE_LINE_BYTES = 128  # no two writers share these: a cache line and the neighbour that is prefetched with it
 
 
-def lines(size: int) -> int:
-    """So many bytes, rounded up to whole lines."""
-    return -(-size // LINE) * LINE
+def round_to_cache_lines(size: int) -> int:
+    """A number of bytes, rounded up to whole cache lines."""
+    return -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
 
 
 class SharedMemory:
-    """`size` bytes of shared memory, zeros at first; given to a child as an argument of its process."""
+    """`size` bytes of shared memory, initially zero; passed to a child as an argument of its process."""
 
     size: int
     _fd: int
@@ -35,15 +35,15 @@ class SharedMemory:
 
     @property
     def view(self) -> memoryview:
-        """The bytes themselves; what was made from this view must be dropped before the memory is given back."""
+        """The bytes; objects made from this view must be dropped before the memory can be freed."""
         return self._view
 
     def fileno(self) -> int:
-        """The descriptor behind it, as long as it is open."""
+        """The file descriptor, valid until `close`."""
         return self._fd
 
     def close(self) -> None:
-        """Let go. Arrays that still look at the memory keep it alive until they are dropped themselves."""
+        """Unmap the memory; arrays that still use it keep it mapped until they are dropped."""
         if self._fd < 0:
             return
         os.close(self._fd)
@@ -52,12 +52,12 @@ class SharedMemory:
             self._view.release()
             self._memory.close()
         except BufferError:
-            pass  # freed when the last array is
+            pass  # freed with the last array
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._fd < 0:
-            raise ValueError("a closed region cannot be handed on")
-        return _received, (DupFd(self._fd), self.size)
+            raise ValueError("a closed region cannot be sent to another process")
+        return _from_duplicate, (DupFd(self._fd), self.size)
 
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
@@ -77,27 +77,19 @@ class SharedMemory:
 
 
 def _create(size: int) -> int:
-    if not hasattr(os, "memfd_create"):
-        return _unlinked(size)
-    fd = os.memfd_create("qfleet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, size)
-    # A process that made the memory smaller would kill all others with SIGBUS.
-    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    fd = unnamed_file(size)
+    if hasattr(os, "memfd_create"):
+        # A process that shrank the memory would kill all others with SIGBUS.
+        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
     return fd
 
 
-def _unlinked(size: int) -> int:
-    with tempfile.TemporaryFile(buffering=0) as file:
-        file.truncate(size)
-        return os.dup(file.fileno())
+def _from_duplicate(duplicate: Any, size: int) -> SharedMemory:
+    return shared_memory_from_descriptor(duplicate.detach(), size)
 
 
-def _received(handle: Any, size: int) -> SharedMemory:
-    return region_of(handle.detach(), size)
-
-
-def region_of(fd: int, size: int) -> SharedMemory:
-    """Memory that another process has handed over as a descriptor."""
+def shared_memory_from_descriptor(fd: int, size: int) -> SharedMemory:
+    """Map memory whose descriptor another process sent."""
     region = SharedMemory.__new__(SharedMemory)
     region._map(fd, size)
     return region

@@ -1,4 +1,4 @@
-"""Where the time goes: nanoseconds per stage, added up by laps. A lap costs a microsecond or two."""
+"""Time per stage of the loop in nanoseconds, summed over laps. A lap costs one or two microseconds."""
 
 from collections.abc import Callable
 from time import monotonic_ns
@@ -6,73 +6,76 @@ from time import monotonic_ns
 STAGES = ("env", "infer", "insert", "sample", "update", "sync", "save", "eval", "idle", "compile")
 
 
-class Compilers:
-    """Nanoseconds that compilers took in this process: a stage of its own, and no part of the stage they ran in."""
+class CompileTimer:
+    """Compile time in this process: a stage of its own, subtracted from the stage in which it happened."""
 
-    __slots__ = ("begun", "clock", "depth", "spent")
+    __slots__ = ("clock", "depth", "started_ns", "total_ns")
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
         self.clock = clock
-        self.begun = 0
+        self.started_ns = 0
         self.depth = 0
-        self.spent = 0
+        self.total_ns = 0
 
     def __enter__(self) -> None:
-        """Something is compiled; what that needs may be compiled within."""
+        """Start timing a compilation; nested ones are part of the outermost."""
         if self.depth == 0:
-            self.begun = self.clock()
+            self.started_ns = self.clock()
         self.depth += 1
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         if self.depth == 0:
-            self.spent += self.clock() - self.begun
+            self.total_ns += self.clock() - self.started_ns
 
 
-COMPILERS = Compilers()
+COMPILE_TIMER = CompileTimer()
 
 
 class Lap:
-    """`with lap:` adds the time spent inside. Laps of one stopwatch do not nest: time would count twice."""
+    """`with lap:` adds the time inside the block. Laps of one stopwatch must not nest: time would count twice."""
 
-    __slots__ = ("begun", "clock", "compiled", "spent")
+    __slots__ = ("clock", "compile_ns_at_start", "started_ns", "total_ns")
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.clock = clock
-        self.begun = 0
-        self.compiled = 0
-        self.spent = 0
+        self.started_ns = 0
+        self.compile_ns_at_start = 0
+        self.total_ns = 0
 
     def __enter__(self) -> None:
-        self.begun = self.clock()
-        self.compiled = COMPILERS.spent
+        self.started_ns = self.clock()
+        self.compile_ns_at_start = COMPILE_TIMER.total_ns
 
     def __exit__(self, *_: object) -> None:
-        self.spent += self.clock() - self.begun - (COMPILERS.spent - self.compiled)
+        self.total_ns += self.clock() - self.started_ns - (COMPILE_TIMER.total_ns - self.compile_ns_at_start)
 
 
 class Stopwatch:
-    """A lap for each stage: `with watch.update: ...`. What no lap covers is in `wall` alone."""
+    """A lap for each stage: `with watch.update: ...`. Time outside all laps counts in `wall` only."""
 
     def __init__(self, clock: Callable[[], int] = monotonic_ns) -> None:
         self.clock = clock
-        self.began = clock()
-        self.compiled = COMPILERS.spent
-        # stepping the worlds, choosing actions
+        self.started_ns = clock()
+        self.compile_ns_at_start = COMPILE_TIMER.total_ns
+        # stepping environments, selecting actions
         self.env = Lap(clock)
         self.infer = Lap(clock)
         # experience into the replay, batches out of it
         self.insert = Lap(clock)
         self.sample = Lap(clock)
-        # learning, and showing the new weights
+        # learning, and publishing the new weights
         self.update = Lap(clock)
         self.sync = Lap(clock)
-        # idle: nothing to learn from yet
         self.save = Lap(clock)
         self.eval = Lap(clock)
-        self.idle = Lap(clock)
+        self.idle = Lap(clock)  # waiting for experience
 
     def read(self) -> dict[str, int]:
-        """Nanoseconds by stage, and `wall`: all since the beginning."""
-        laps: dict[str, int] = {stage: getattr(self, stage).spent for stage in STAGES if stage != "compile"}
-        return {**laps, "compile": COMPILERS.spent - self.compiled, "wall": self.clock() - self.began}
+        """Nanoseconds per stage, and `wall`: all time since the stopwatch was made."""
+        laps: dict[str, int] = {stage: getattr(self, stage).total_ns for stage in STAGES if stage != "compile"}
+        return {
+            **laps,
+            "compile": COMPILE_TIMER.total_ns - self.compile_ns_at_start,
+            "wall": self.clock() - self.started_ns,
+        }

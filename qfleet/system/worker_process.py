@@ -201,8 +201,8 @@ def redirect_output(file: str | None) -> None:
 def final_error_of(error: Exception) -> FinalError:
     """An error as a report that fits into a page."""
     if isinstance(error, QfleetError):
-        parts = (error.what, error.why, error.fix)
-        return FinalError(*(shortened(part, TEXT_BYTES) for part in parts), exit_code=error.exit_code)
+        what, why, fix = (shortened(part, TEXT_BYTES) for part in (error.what, error.why, error.fix))
+        return FinalError(what, why, fix, error.exit_code)
     return FinalError(shortened(f"{type(error).__name__}: {error}", TEXT_BYTES))
 
 

@@ -1,4 +1,4 @@
-"""Small environments with known answers or known faults, for tests; importing this registers them as `toys/X-v0`."""
+"""Small environments with known values or known faults, for tests; importing this registers them as `toys/X-v0`."""
 
 import ctypes
 import os
@@ -16,7 +16,7 @@ Info = dict[str, Any]
 
 
 class Constant(gym.Env[Array, Any]):
-    """One observation, reward 1, cut off after 10 steps: at gamma 0.9, Q is 10, or 5.26 if the cut counts as an end."""
+    """One observation, reward 1, truncated after 10 steps: at gamma 0.9 Q is 10, or 5.26 if truncation ends returns."""
 
     def __init__(self, limit: int = 10) -> None:
         self.observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -31,16 +31,16 @@ class Constant(gym.Env[Array, Any]):
         return np.ones(1, np.float32), {}
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
-        """The same again, until the limit."""
+        """Return the same observation until the limit."""
         self._step += 1
         return np.ones(1, np.float32), 1.0, False, self._step >= self._limit, {}
 
 
 class Counting(gym.Env[Array, Any]):
-    """Shows (copy, episode, step); episode k lasts `lengths[k % len]` steps and is terminated if k is even.
+    """Observes (copy, episode, step); episode k lasts `lengths[k % len]` steps and is terminated if k is even.
 
-    Copies number themselves in the order in which they are made since `Counting.made` was set to 0. The reward is
-    100 * episode + step, so that a reward says which step it belongs to.
+    Copies are numbered from 0 in creation sequence since `Counting.made` was set to 0. The reward is 100 * episode +
+    step, which identifies the step it belongs to.
     """
 
     made: ClassVar[int] = 0
@@ -57,7 +57,7 @@ class Counting(gym.Env[Array, Any]):
         Counting.made += 1
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
-        """The next episode; a seed seen before means that episode again."""
+        """Begin the next episode; a known seed repeats its episode."""
         super().reset(seed=seed)
         if seed not in self.seeds:
             self.seeds.append(seed)
@@ -66,7 +66,7 @@ class Counting(gym.Env[Array, Any]):
         return self._obs(), {}
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, Info]:
-        """Count one on."""
+        """Increase the step by one."""
         self.actions.append(action)
         self._step += 1
         over = self._step >= self._lengths[self._episode % len(self._lengths)]
@@ -78,7 +78,7 @@ class Counting(gym.Env[Array, Any]):
 
 
 class Random(gym.Env[Array, Any]):
-    """A random walk decided by the seed; ends at distance 2, is cut off after 50 steps. Other toys build on it."""
+    """A random walk decided by the seed; terminated at distance 2, truncated after 50 steps. Base of other toys."""
 
     size: ClassVar[int] = 2
 
@@ -89,14 +89,14 @@ class Random(gym.Env[Array, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Back to the middle."""
+        """Return to the middle."""
         super().reset(seed=seed)
         self._place = self._draw(0.1)
         self._step = 0
         return self._show(), self._info()
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """One random step, pushed by the action."""
+        """Walk one random step, plus a small step by the action."""
         self._place = self._place + self._draw(0.3) + np.float32(0.01) * np.float32(np.sum(action))
         self._step += 1
         far = bool(np.abs(self._place).max() > 2)
@@ -113,7 +113,7 @@ class Random(gym.Env[Array, Any]):
 
 
 class Masked(Random):
-    """Allows one action fewer each step in turn; `allow` False allows none after the first step."""
+    """Forbids one action at each step, in rotation; with `allow=False` it forbids all after the first step."""
 
     def __init__(self, allow: bool = True) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class Masked(Random):
 
 
 class DictObs(Random):
-    """Shows a Dict of a position and a flag."""
+    """Observes a Dict of a position and a flag."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class DictObs(Random):
 
 
 class BoxAction(Random):
-    """Takes two continuous actions; reports the last one in its observation."""
+    """Takes two continuous actions; `last` holds the newest."""
 
     size: ClassVar[int] = 2
 
@@ -147,7 +147,7 @@ class BoxAction(Random):
         self.last = np.zeros(2, np.float32)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """Keep the action, then walk."""
+        """Store the action, then walk."""
         self.last = np.array(action)
         return super().step(action)
 
@@ -161,7 +161,7 @@ class NotFinite(Random):
         self._at = at
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """As ever, but for one step."""
+        """Walk; at step `at` return a value that is not finite."""
         obs, reward, terminated, truncated, info = super().step(action)
         if self._step == self._at:
             obs, reward = (obs * np.nan, reward) if self._field == "obs" else (obs, np.inf)
@@ -202,9 +202,9 @@ class Unrepeatable(Random):
 
 
 class Traced(gym.Env[Array, Any]):
-    """Shows its seed in two halves and the step; the seed decides its length, 3 to 9. The reward is the step.
+    """Observes its seed in two halves and the step; the seed decides its length, 3 to 9. The reward is the step.
 
-    Those built on it fail at step `at` (0: in reset) of one episode in `every`, by the seed.
+    Subclasses fail at step `at` (0: in reset) of one episode in `every`, depending on the seed.
     """
 
     def __init__(self, every: int = 1, at: int = 2, fault: str = "") -> None:
@@ -217,13 +217,13 @@ class Traced(gym.Env[Array, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Any, Info]:
-        """Begin the episode that the seed stands for."""
+        """Begin the episode of the seed."""
         self._seed = seed or 0
         self._step = 0
         return self._answer()[0], {}
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
-        """One on; odd lengths are terminated, even ones truncated."""
+        """Increase the step; episodes of odd length are terminated, of even length truncated."""
         self._step += 1
         obs, reward = self._answer()
         length = self.length(self._seed)
@@ -232,7 +232,7 @@ class Traced(gym.Env[Array, Any]):
 
     @staticmethod
     def length(seed: int) -> int:
-        """How many steps the episode of a seed has."""
+        """The number of steps in the episode of a seed."""
         return 3 + (seed >> 2) % 7
 
     @staticmethod
@@ -263,7 +263,7 @@ class Breaking(Traced):
 
 
 class Lying(Traced):
-    """Answers outside its spaces: fault is shape, dtype, nan or reward."""
+    """Returns values outside its spaces: fault is shape, dtype, nan or reward."""
 
     def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
         wrong = {"shape": np.zeros(7, np.float32), "dtype": np.array(["a", "b", "c"]), "nan": obs * np.nan}
@@ -271,7 +271,7 @@ class Lying(Traced):
 
 
 class Hanging(Traced):
-    """Does not answer; with fault="hard", it does not let any other Python code of its process run either."""
+    """Does not return; with fault="hard" it also holds the GIL, so that no other thread of its process runs."""
 
     def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
         if self._fault == "hard":
@@ -281,7 +281,7 @@ class Hanging(Traced):
 
 
 class Crashing(Traced):
-    """Takes its process along: by a segmentation fault, or with fault="exit" by os._exit."""
+    """Ends its process by a segmentation fault, or with fault="exit" by os._exit."""
 
     def _fail(self, obs: Array, reward: float) -> tuple[Any, Any]:
         if self._fault == "exit":
@@ -291,7 +291,7 @@ class Crashing(Traced):
 
 
 class Leaking(Traced):
-    """Keeps another 4 MB; what is printed by fault="flood" is 3 MB."""
+    """Leaks 4 MB, or with fault="flood" prints 3 MB."""
 
     kept: ClassVar[list[bytes]] = []
 

@@ -1,4 +1,4 @@
-"""Worlds of toys, and what an actor makes of a world whose observations say where they are from."""
+"""Worlds of toys, and a record of rows whose observations identify their episode and step."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ KEYS = ("obs", "reward", "terminated", "truncated", "mask", "lost")
 
 @contextmanager
 def world_of(toy: str, num: int = NUM, workers: int = 2, **settings: Any) -> Iterator[Any]:
-    """A world of toys; what is not a setting of the plan is an option of the toy."""
+    """A world of toys; `every`, `at`, `fault` and `allow` are options of the toy, the others settings of the plan."""
     own = {name: settings.pop(name) for name in list(settings) if name in ("every", "at", "fault", "allow")}
     logs = settings.pop("logs", None)
     env = Env(id=f"qfleet.testing.toys:toys/{toy}-v0", num=num, workers=workers, options=own, **settings)
@@ -61,10 +61,11 @@ def make_actor(world: World) -> Actor:
 
 
 class Record:
-    """What an actor made of a world of traced toys, and whether all of it is true."""
+    """The rows that an actor collects from a world of traced toys, and checks of them."""
 
     def __init__(self, world: Any) -> None:
-        self.world, self.actor = world, make_actor(world)
+        self.world = world
+        self.actor = make_actor(world)
         self.actor.start()
         self.rows: list[dict[str, Array]] = []
         self.finished = 0
@@ -85,23 +86,25 @@ class Record:
         return self
 
     def check(self) -> None:
-        """Every step is one that its environment made, once, in order; nothing joins two episodes."""
+        """Every step occurred in its environment once and in sequence; no row joins two episodes."""
         steps = sum(self.check_lane(lane) for lane in range(self.world.num))
         assert self.actor.steps == steps > 0
 
     def check_lane(self, lane: int) -> int:
         numbers = {Traced.shown(episode_seed(SEED, TRAIN, lane, e), 0)[:2]: e for e in range(len(self.rows) + 10)}
         after = [row["obs"][lane] for row in self.rows[1:]] + [self.actor.current().obs[lane]]
-        place, steps = (-1, 0), 0
+        position = (-1, 0)
+        steps = 0
         for row, then in zip(self.rows, after, strict=True):
             high, low, step = (int(x) for x in row["obs"][lane])
             if row["last"][lane]:
-                # What is shown while there is nothing new was shown before.
-                assert (numbers.get((high, low), -1), step) in (place, (place[0], place[1] + 1), (place[0] + 1, 0))
+                # A lane without a new result repeats its last observation.
+                repeated = (position, (position[0], position[1] + 1), (position[0] + 1, 0))
+                assert (numbers.get((high, low), -1), step) in repeated
                 continue
             seed = high << 16 | low
-            assert (numbers[high, low], step) > place, "an episode came twice, or went back"
-            place = (numbers[high, low], step)
+            assert (numbers[high, low], step) > position, "an episode came twice, or went back"
+            position = (numbers[high, low], step)
             assert tuple(then) == Traced.shown(seed, step + 1)
             assert row["reward"][lane] == step + 1
             over = step + 1 == Traced.length(seed)
@@ -110,7 +113,7 @@ class Record:
         return steps
 
     def whole(self, lane: int) -> bool:
-        """Did this lane do nothing but whole episodes, without a row too many?"""
+        """Did this lane run whole episodes only, without an extra row?"""
         expected: list[tuple[int, ...]] = []
         episode = 0
         while len(expected) < len(self.rows):
@@ -125,7 +128,7 @@ def lanes_of(faults: list[Any]) -> set[int]:
 
 
 def worker_pids(world: Any) -> list[int]:
-    return [child.process.pid for child in world._staff.children if child is not None]
+    return [child.process.pid for child in world._pool.workers if child is not None]
 
 
 def alive(pid: int) -> bool:
@@ -135,7 +138,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone_within(pids: list[int], seconds: float) -> bool:
+def ended_within(pids: list[int], seconds: float) -> bool:
     until = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < until:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What an environment answers besides observations, and observations outside their bounds: noticed, and named."""
+"""Checks of what environments return: rewards, flags, info, and observations outside their bounds."""
 
 from fractions import Fraction
 from typing import Any
@@ -18,21 +18,22 @@ from qfleet.plan.schema import Env
 
 
 class Answering(gym.Env[Any, Any]):
-    """Answers its second step as told."""
+    """Returns the given values in its second step."""
 
     def __init__(self, space: spaces.Space[Any] | None = None, **answers: Any) -> None:
         self.observation_space = space or spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
         self.fine = {"obs": self.observation_space.sample(), "reward": 1.0, "terminated": False, "truncated": False}
-        self.answers, self.count = answers, 0
+        self.answers = answers
+        self.count = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
         return self.fine["obs"], {}
 
     def step(self, action: Any) -> Any:
         self.count += 1
-        given = {**self.fine, "info": {}, **(self.answers if self.count == 2 else {})}
-        return tuple(given[name] for name in ("obs", "reward", "terminated", "truncated", "info"))
+        values = {**self.fine, "info": {}, **(self.answers if self.count == 2 else {})}
+        return tuple(values[name] for name in ("obs", "reward", "terminated", "truncated", "info"))
 
 
 def second_step(env: Answering, **settings: Any) -> Any:
@@ -45,7 +46,7 @@ def second_step(env: Answering, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ({"terminated": "no"}, "terminated: expected True or False, got 'no' of type str"),
         ({"terminated": None}, "terminated: expected True or False, got None"),
@@ -61,23 +62,23 @@ def second_step(env: Answering, **settings: Any) -> Any:
         ({"obs": np.array([-3.0, 0.0], np.float32)}, "observation[0]: expected a value from -1 to 1, got -3"),
     ],
 )
-def test_an_answer_of_the_wrong_type_or_size_is_noticed(answers: dict[str, Any], said: str) -> None:
+def test_a_returned_value_of_wrong_type_or_size_is_refused(answers: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError) as caught:
         second_step(Answering(**answers))
-    assert f"toy, lane 0: {said}" in caught.value.what
+    assert f"toy, lane 0: {message}" in caught.value.what
 
 
 @pytest.mark.parametrize("reward", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([2.0]), Fraction(2)])
-def test_every_number_is_a_reward(reward: Any) -> None:
+def test_any_real_number_is_accepted_as_reward(reward: Any) -> None:
     assert second_step(Answering(reward=reward)).reward.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("flag", [True, np.True_, 1, np.int8(1), np.array(True), np.array([True])])
-def test_every_flag_is_an_end(flag: Any) -> None:
+def test_any_boolean_value_is_accepted_as_end_flag(flag: Any) -> None:
     assert second_step(Answering(terminated=flag)).terminated.tolist() == [True]
 
 
-def test_rounding_is_not_outside_the_bounds_and_they_need_not_be_checked() -> None:
+def test_bounds_tolerate_rounding_and_can_be_switched_off() -> None:
     second_step(Answering(obs=np.array([1.000001, -1.0000001])))
     outside = np.array([0.0, 7.0], np.float32)
     assert second_step(Answering(obs=outside), check_bounds=False).obs.tolist() == [[0.0, 7.0]]
@@ -86,7 +87,7 @@ def test_rounding_is_not_outside_the_bounds_and_they_need_not_be_checked() -> No
     assert "env.check_bounds=false" in caught.value.fix
 
 
-def test_bounds_on_one_side_are_kept_and_bytes_of_full_range_need_none() -> None:
+def test_one_sided_bounds_are_checked_and_full_range_bytes_have_none() -> None:
     low = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))
     second_step(Answering(low, obs=np.array([5.0, -9.0], np.float32)))
     with pytest.raises(EnvError, match=r"observation\[0\]"):
@@ -103,23 +104,23 @@ def test_a_part_of_a_composite_observation_is_named_by_its_key() -> None:
 
 
 @pytest.mark.parametrize("value", [2, -1])
-def test_a_number_out_of_range_within_a_composite_is_noticed(value: int) -> None:
+def test_a_number_out_of_range_in_a_composite_observation_is_refused(value: int) -> None:
     encode = adapt_obs(spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(0, 1, (2,))}), "x").encode
-    with pytest.raises(OutsideSpace, match="'a'"):
+    with pytest.raises(OutsideSpace, match=r"observation\['a'\]"):
         encode({"a": value, "b": np.zeros(2, np.float32)})
 
 
 @pytest.mark.parametrize(
     "answers", [{"terminated": "no"}, {"reward": "1.0"}, {"obs": np.array([0.0, 1.5], np.float32)}], ids=str
 )
-def test_env_check_notices_too(answers: dict[str, Any]) -> None:
+def test_env_check_reports_invalid_values(answers: dict[str, Any]) -> None:
     found = {check.name: check for check in check_env(Env(id="Answering"), make=lambda: Answering(**answers))}
     assert not found["contract"].ok
     assert next(iter(answers)) in found["contract"].detail.replace("observation", "obs")
 
 
 class Mission(spaces.Space[str]):
-    """A space of somebody else's, as MiniGrid's missions: text, of which Gymnasium can say nothing."""
+    """A space that Gymnasium does not know, such as the text of MiniGrid's missions."""
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         return "get to the green goal square"
@@ -147,7 +148,7 @@ def test_a_part_that_cannot_be_encoded_is_left_out_and_named() -> None:
 
 
 @pytest.mark.parametrize("space", [Mission(), spaces.Dict({"mission": Mission()}), spaces.Tuple((Mission(),))])
-def test_a_space_without_any_numbers_is_refused_by_its_type(space: spaces.Space[Any]) -> None:
+def test_a_space_without_numbers_is_refused_with_its_type(space: spaces.Space[Any]) -> None:
     with pytest.raises(UsageError, match="Mission") as caught:
         adapt_obs(space, "x")
     assert "ObservationWrapper" in caught.value.fix

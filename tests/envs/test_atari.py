@@ -1,4 +1,4 @@
-"""The native Atari world against gymnasium's own wrappers, and against itself when driven again."""
+"""The native Atari world equals gymnasium's wrappers, and is restored exactly."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def assert_same(a: Step, b: Step) -> None:
 def reference(game: str, sticky: float, seed: int, limit: int) -> Any:
     gym.register_envs(__import__("ale_py"))
     single = gym.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=sticky, max_num_frames_per_episode=limit)
-    # gymnasium derives ALE's seed from the one it is given; the native environment hands it on as it is.
+    # gymnasium derives ALE's seed from its own; the native environment passes its seed on unchanged.
     inner: Any = single.unwrapped
     inner.ale.setInt("random_seed", seed)
     inner.load_game()
@@ -45,7 +45,7 @@ def reference(game: str, sticky: float, seed: int, limit: int) -> Any:
 
 
 @pytest.mark.parametrize(("game", "sticky", "limit"), [("Breakout", 0.25, 108_000), ("Pong", 0.0, 400)])
-def test_frames_rewards_and_ends_equal_gymnasiums_wrappers(game: str, sticky: float, limit: int) -> None:
+def test_frames_rewards_and_ends_equal_those_of_gymnasiums_wrappers(game: str, sticky: float, limit: int) -> None:
     pytest.importorskip("cv2")
     options: dict[str, Any] = {"noop_max": 0, "max_num_frames_per_episode": limit}
     world = Atari(game.lower(), 1, seed=3, stream=TRAIN, sticky=sticky, options=options)
@@ -80,7 +80,7 @@ def test_reset_pads_with_zeros_and_shows_the_newest_frame_last() -> None:
     world.close()
 
 
-def test_answers_are_not_overwritten_by_later_ones() -> None:
+def test_received_steps_are_not_overwritten_by_later_ones() -> None:
     world = Atari("pong", 2, seed=0, stream=TRAIN, sticky=0.0)
     kept = [world.reset(), *drive(world, np.full((8, 2), 2))]
     copies = [step.obs.copy() for step in kept]
@@ -92,7 +92,7 @@ def test_answers_are_not_overwritten_by_later_ones() -> None:
 @pytest.mark.parametrize(
     ("sticky", "reseed_steps"), [pytest.param(0.0, 0, marks=pytest.mark.slow), (0.25, 0), (0.25, 120)]
 )
-def test_a_saved_moment_is_reached_again_and_goes_on_the_same(sticky: float, reseed_steps: int) -> None:
+def test_a_saved_state_is_restored_and_continues_identically(sticky: float, reseed_steps: int) -> None:
     rng = np.random.default_rng(1)
     script = rng.integers(0, 4, (220, 3))
 
@@ -104,7 +104,8 @@ def test_a_saved_moment_is_reached_again_and_goes_on_the_same(sticky: float, res
     world = fresh()
     drive(world, script[:20])
     world.abandon(np.array([True, False, False]))  # so that lanes have records of different lengths
-    saved, reached = [], []
+    saved = []
+    reached = []
     for action in script[20:180]:
         world.send(action)
         reached.append(world.receive())
@@ -135,7 +136,7 @@ def test_every_episode_has_a_seed_of_its_own_in_evaluation() -> None:
 
 
 @pytest.mark.parametrize("steps", [30, 49, 50])  # in an episode, one step before its end, and at its end
-def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on(steps: int) -> None:
+def test_an_abandoned_lane_starts_a_new_episode_and_the_others_continue(steps: int) -> None:
     options = {**SHORT, "noop_max": 0}
     world, plain, new = (
         Atari("pong", 2, seed=0, stream=TRAIN, sticky=0.25, reseed_steps=1_000, options=options) for _ in range(3)
@@ -147,11 +148,12 @@ def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on(s
     was = shown.truncated.copy()
     world.abandon(np.array([False, True]))
     np.testing.assert_array_equal(shown.truncated, was)
-    # A lane whose first episode has the second one's seed shows what must come.
+    # A lane whose first episode has the seed of the second shows the expected frames.
     new._episodes.number[:] = 0
     new._episodes.rewind = lambda: None  # type: ignore[method-assign]
     expected = [new.reset(), *drive(new, script[steps + 1 :])]
-    got, others = drive(world, script[steps:]), drive(plain, script[steps:])
+    got = drive(world, script[steps:])
+    others = drive(plain, script[steps:])
     assert not got[0].obs[1, :3].any()
     assert (got[0].reward[1], got[0].terminated[1], got[0].truncated[1]) == (0, False, False)
     for mine, other, fresh in zip(got, others, expected, strict=True):
@@ -164,7 +166,7 @@ def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on(s
 
 
 @pytest.mark.parametrize("steps", [20, 50])  # in an episode, and at its end
-def test_an_abandoned_lane_stays_so_when_saved_and_loaded(steps: int) -> None:
+def test_abandoned_lanes_are_saved_and_restored(steps: int) -> None:
     world, other = (
         Atari("breakout", 2, seed=7, stream=TRAIN, sticky=0.25, reseed_steps=1_000, options=SHORT) for _ in range(2)
     )
@@ -196,7 +198,9 @@ def test_an_abandoned_lane_stays_so_when_saved_and_loaded(steps: int) -> None:
         ("abandoned", np.zeros(3, bool)),
     ],
 )
-def test_a_damaged_record_never_reaches_the_emulator(field: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_recorded_actions_never_reach_the_emulator(
+    field: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = Atari("pong", 2, seed=0, stream=TRAIN, sticky=0.0)
     world.reset()
     drive(world, np.zeros((3, 2), np.int64))
@@ -209,7 +213,7 @@ def test_a_damaged_record_never_reaches_the_emulator(field: str, value: Any, mon
     world.close()
 
 
-def test_ids_keep_their_stickiness_and_settings_override_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stickiness_follows_the_id_unless_the_plan_sets_it(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[dict[str, Any]] = []
     monkeypatch.setattr("ale_py.vector_env.AtariVectorEnv.__init__", _recorder(made))
     for env in (
@@ -245,7 +249,7 @@ def test_frame_size_is_the_side_of_the_frame() -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
+    ("env", "expected"),
     [
         (Env(id="ALE/Pang-v5"), ["ALE/Pang-v5", "ALE/Pong-v5"]),
         (Env(id="ALE/Pong-v5", bins=3), ["env.bins=3", "no effect"]),
@@ -264,14 +268,14 @@ def test_frame_size_is_the_side_of_the_frame() -> None:
         (Env(id="ALE/Pong-v5", options={"max_num_frames_per_episode": 10**12}), ["was refused by the Atari emulator"]),
     ],
 )
-def test_wrong_uses_are_named(env: Env, words: list[str]) -> None:
+def test_invalid_settings_are_refused_with_their_names(env: Env, expected: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         make_world(env, seed=0, stream=TRAIN)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(text in str(caught.value) for text in expected), str(caught.value)
     assert caught.value.fix
 
 
-def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
     with pytest.raises(UsageError, match=r'pip install "qfleet\[atari\]"'):
         make_world(Env(id="ALE/Pong-v5"), seed=0, stream=TRAIN)

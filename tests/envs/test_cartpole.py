@@ -1,4 +1,4 @@
-"""The native vector CartPole: gymnasium's numbers, and an exact state."""
+"""The native vector CartPole equals gymnasium's, and its state is restored exactly."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def assert_same(a: Step, b: Step) -> None:
         np.testing.assert_array_equal(getattr(a, key), getattr(b, key), err_msg=key)
 
 
-def test_steps_equal_the_single_environments() -> None:
+def test_steps_equal_those_of_single_environments() -> None:
     world = CartPole(1, seed=0, stream=TRAIN)
     first = world.reset()
     single: Any = gym.make("CartPole-v1").unwrapped
@@ -49,8 +49,9 @@ def test_steps_equal_the_single_environments() -> None:
 
 
 def balance(world: CartPole, steps: int) -> list[Step]:
-    """A hand-made controller that never falls."""
-    step, seen = world.reset(), []
+    """Drive the world with a simple controller that never falls."""
+    step = world.reset()
+    seen = []
     for _ in range(steps):
         world.send((step.obs @ np.array([0.1, 0.5, 3.0, 1.0]) > 0).astype(np.int64))
         step = world.receive()
@@ -68,7 +69,7 @@ def test_the_time_limit_truncates(name: str, limit: int) -> None:
     assert not any(s.truncated.any() for s in seen[:-1])
 
 
-def test_a_saved_moment_is_restored_and_goes_on_the_same() -> None:
+def test_a_saved_cartpole_state_is_restored_and_continues_identically() -> None:
     script = np.random.default_rng(0).integers(0, 2, (300, 4))
     world = CartPole(4, seed=3, stream=TRAIN)
     world.reset()
@@ -107,8 +108,9 @@ def test_reset_starts_over_and_streams_differ() -> None:
     assert not np.array_equal(CartPole(3, seed=1, stream=TRAIN).reset().obs, first.obs)
 
 
-def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on() -> None:
-    world, plain = CartPole(2, seed=0, stream=TRAIN), CartPole(2, seed=0, stream=TRAIN)
+def test_an_abandoned_lane_starts_a_new_episode_and_the_others_continue() -> None:
+    world = CartPole(2, seed=0, stream=TRAIN)
+    plain = CartPole(2, seed=0, stream=TRAIN)
     for each in (world, plain):
         each.reset()
         shown = drive(each, np.array([[1, 0], [0, 1], [1, 0]]))[-1]
@@ -123,8 +125,9 @@ def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on()
     assert world.state_dict()["steps"].tolist() == [1, 5]
 
 
-def test_an_abandoned_lane_stays_so_when_saved_and_loaded() -> None:
-    world, other = CartPole(2, seed=0, stream=TRAIN), CartPole(2, seed=1, stream=TRAIN)
+def test_abandoned_lanes_are_saved_and_restored() -> None:
+    world = CartPole(2, seed=0, stream=TRAIN)
+    other = CartPole(2, seed=1, stream=TRAIN)
     world.reset()
     reached = drive(world, np.array([[1, 0], [0, 1], [1, 0]]))[-1]
     world.abandon(np.array([True, False]))
@@ -170,7 +173,7 @@ def test_a_damaged_state_is_refused(field: str, value: Any) -> None:
         world.load_state_dict({key: kept for key, kept in state.items() if key != field})
 
 
-def test_other_options_or_a_picture_use_single_environments() -> None:
+def test_other_options_or_rendering_use_single_environments() -> None:
     assert isinstance(
         make_world(Env(id="CartPole-v1", num=1), seed=0, stream=TEST, render_mode="rgb_array"), SyncVectorEnv
     )

@@ -1,4 +1,4 @@
-"""Joint actions: numbered, taken apart again, and refused where a network could not value them one by one."""
+"""Joint actions: their numbering, their splitting, and the limit on their number."""
 
 import itertools
 from typing import Any
@@ -25,7 +25,7 @@ def test_a_joint_action_counts_the_last_dimension_fastest(counts: tuple[int, ...
 
 
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
-def test_arrays_and_tensors_are_taken_apart_alike(counts: tuple[int, ...]) -> None:
+def test_arrays_and_tensors_are_split_alike(counts: tuple[int, ...]) -> None:
     numbers = np.arange(np.prod(counts))
     parts = split_actions(numbers, counts)
     np.testing.assert_array_equal(parts, np.unravel_index(numbers, counts))
@@ -75,7 +75,7 @@ def test_the_limit_itself_is_allowed() -> None:
     assert "10,001" in refusal(plan, Spec((4,), "float32", (MAX_JOINT_ACTIONS + 1,))).what
 
 
-def test_decoupled_dimensions_do_not_go_with_masks() -> None:
+def test_decoupled_dimensions_refuse_masks() -> None:
     error = refusal(Plan(env=Env(id="X-v0"), net=Net(decoupled=True)), spec_of(spaces.Discrete(3), masked=True))
     assert error.what == "net.decoupled does not go with the action masks of X-v0"
     assert error.why.startswith("Masks speak of joint actions")

@@ -1,4 +1,4 @@
-"""Finding an environment by its name, and looking it over."""
+"""Resolving environment ids, and checking environments."""
 
 import sys
 from pathlib import Path
@@ -49,7 +49,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_class_or_function_in_a_file(own: Path) -> None:
+def test_an_id_names_a_class_or_function_in_a_file(own: Path) -> None:
     assert world(f"{own}:Walk").reset().obs.shape == (2, 3)
     assert world(f"{own}:Walk", options={"size": 4}).reset().obs.shape == (2, 4)
     assert world(f"{own}:walk").reset().obs.shape == (2, 5)
@@ -57,13 +57,13 @@ def test_a_class_or_function_in_a_file(own: Path) -> None:
 
 @pytest.fixture
 def import_path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """sys.path as it was, and what a test adds to it is gone afterwards."""
+    """Restore sys.path after the test."""
     kept = [entry for entry in sys.path if entry not in ("", str(Path.cwd()))]
     monkeypatch.setattr(sys, "path", kept)
     return kept
 
 
-def test_a_file_may_import_its_neighbours_at_once_and_later(tmp_path: Path, import_path: list[str]) -> None:
+def test_a_file_can_import_its_neighbours_eagerly_and_lazily(tmp_path: Path, import_path: list[str]) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "walk_sizes.py").write_text("SIZE = 7\n")
@@ -80,7 +80,7 @@ def test_a_file_may_import_its_neighbours_at_once_and_later(tmp_path: Path, impo
     assert import_path.count(str(folder)) == 1
 
 
-def test_a_neighbour_goes_before_what_is_installed_while_the_file_is_loaded(
+def test_a_neighbour_takes_precedence_over_installed_modules_during_loading(
     tmp_path: Path, import_path: list[str]
 ) -> None:
     for name, size in (("elsewhere", 3), ("here", 9)):
@@ -112,7 +112,7 @@ def test_an_absolute_id_means_the_same_in_every_folder(own: Path, monkeypatch: p
         assert absolute_id(same) == same
 
 
-def test_a_constructor_without_render_mode_is_named(tmp_path: Path) -> None:
+def test_a_constructor_without_render_mode_is_refused_for_recording(tmp_path: Path) -> None:
     path = tmp_path / "blind.py"
     path.write_text(OWN.replace(", render_mode=None", ""))
     with pytest.raises(UsageError) as caught:
@@ -121,7 +121,7 @@ def test_a_constructor_without_render_mode_is_named(tmp_path: Path) -> None:
     assert "render_mode=None" in caught.value.fix
 
 
-def test_what_a_module_registers() -> None:
+def test_an_id_can_name_the_module_that_registers_it() -> None:
     made = world("qfleet.testing.toys:toys/Masked-v0")
     assert isinstance(made, SyncVectorEnv)
     assert made.spec.masked
@@ -145,14 +145,14 @@ def test_the_users_own_function_is_used_instead_of_the_id() -> None:
     ],
     ids=["made", "vector", "class", "id"],
 )
-def test_an_environment_instead_of_what_makes_it_is_named(given: Any, kind: str, fix: str, workers: int) -> None:
+def test_an_environment_instead_of_its_maker_is_refused(given: Any, kind: str, fix: str, workers: int) -> None:
     with pytest.raises(UsageError) as caught:
         make_world(Env(id="mine", num=1, workers=workers), seed=0, stream=TRAIN, make=given())
     assert kind in caught.value.what
     assert fix in caught.value.fix
 
 
-def test_a_function_that_makes_several_as_one_is_named() -> None:
+def test_a_function_that_makes_a_vector_environment_is_refused() -> None:
     with pytest.raises(UsageError, match="3 environments as one") as caught:
         make_world(Env(id="mine"), seed=0, stream=TRAIN, make=lambda: gym.make_vec("CartPole-v1", 3))  # type: ignore[arg-type, return-value]
     assert "env.num=3" in caught.value.fix
@@ -174,7 +174,7 @@ def test_box_actions_reach_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("CartPol-v1", ["env.id='CartPol-v1'", "CartPole-v1"]),
         ("CartPole", ["CartPole-v1"]),
@@ -186,10 +186,10 @@ def test_box_actions_reach_the_environment() -> None:
         ("no/such/file.py:Thing", ["no/such/file.py", "there is no file"]),
     ],
 )
-def test_unknown_names_are_answered_with_the_nearest(name: str, words: list[str]) -> None:
+def test_the_error_for_an_unknown_id_suggests_the_nearest(name: str, expected: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         world(name)
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(text in str(caught.value) for text in expected), str(caught.value)
     assert caught.value.why
     assert caught.value.fix
 
@@ -227,7 +227,7 @@ def test_a_module_that_fails_keeps_its_own_error(
     assert import_path[-1] == str(tmp_path)
 
 
-def test_the_file_of_a_module_is_found_and_not_run(
+def test_the_file_of_a_module_is_found_without_running_it(
     tmp_path: Path, import_path: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("here.py", "package/__init__.py", "package/inner.py", "plain/inner.py"):
@@ -264,7 +264,7 @@ def test_a_path_may_hold_spaces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", 0, -1, 2.5, True, 10**30])
-def test_a_length_that_is_none_is_refused_in_cartpole(value: Any) -> None:
+def test_an_invalid_episode_length_is_refused_in_cartpole(value: Any) -> None:
     for mode in (None, "rgb_array"):
         env = Env(id="CartPole-v1", options={"max_episode_steps": value})
         with pytest.raises(UsageError, match=r"env\.options\.max_episode_steps=.* is not valid"):
@@ -287,14 +287,14 @@ def test_a_length_that_is_none_is_refused_in_cartpole(value: Any) -> None:
         ("MinAtar/Breakout-v1", "frob", 1),
     ],
 )
-def test_options_that_cannot_be_are_the_users_to_correct(name: str, option: str, value: Any) -> None:
+def test_invalid_options_raise_usage_errors(name: str, option: str, value: Any) -> None:
     with pytest.raises(UsageError, match=rf"env\.options.*{option}") as caught:
         world(name, options={option: value})
     assert caught.value.why
     assert caught.value.fix
 
 
-def test_options_that_can_be_are_used() -> None:
+def test_valid_options_are_used() -> None:
     world("CartPole-v0", options={"max_episode_steps": 9, "sutton_barto_reward": True}).close()
     world("CartPole-v1", options={"max_episode_steps": 9.0}).close()
     world("MinAtar/Breakout-v1", options={"sticky_action_prob": 0, "difficulty_ramping": False}).close()
@@ -316,7 +316,7 @@ def test_a_constructor_that_fails_or_refuses_its_options(own: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "name", "extra"), [("minatar", "MinAtar/Breakout-v1", "minatar"), ("Box2D", "LunarLander-v3", "box2d")]
 )
-def test_a_missing_package_says_what_to_install(
+def test_the_error_for_a_missing_package_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, package: str, name: str, extra: str
 ) -> None:
     modules = __import__("sys").modules

@@ -1,4 +1,4 @@
-"""Spaces as qfleet sees them."""
+"""Adapters of observation and action spaces."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from qfleet.errors import UsageError
 @pytest.mark.parametrize(
     ("dtype", "stored"), [("float32", "float32"), ("float64", "float32"), ("int64", "float32"), ("uint8", "uint8")]
 )
-def test_boxes_keep_their_shape_and_take_a_stored_dtype(dtype: str, stored: str) -> None:
+def test_boxes_keep_their_shape_and_are_stored_as_bytes_or_float32(dtype: str, stored: str) -> None:
     adapter = adapt_obs(spaces.Box(0, 100, (2, 3), np.dtype(dtype).type), "x")
     assert (adapter.shape, adapter.dtype) == ((2, 3), stored)
     value = np.arange(6, dtype=dtype).reshape(2, 3)
@@ -61,7 +61,7 @@ def test_composite_observations_are_flattened(space: Any, value: Any, flat: list
     assert encoded.tolist() == flat
 
 
-def test_observations_outside_their_space_are_noticed() -> None:
+def test_observations_outside_their_space_are_refused() -> None:
     box = adapt_obs(spaces.Box(0, 255, (2,), np.uint8), "x")
     for wrong in (np.zeros(3, np.uint8), np.zeros(2, np.float32), None, [["a"]]):
         with pytest.raises(OutsideSpace):
@@ -116,7 +116,7 @@ def test_an_environment_that_writes_into_its_action_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("space", "bins", "words"),
+    ("space", "bins", "expected"),
     [
         (spaces.Discrete(3), 4, ["env.bins=4 has no effect", "Remove env.bins"]),
         (spaces.MultiDiscrete([3, 3]), 4, ["env.bins=4 has no effect"]),
@@ -128,8 +128,8 @@ def test_an_environment_that_writes_into_its_action_changes_nothing() -> None:
         (spaces.Dict({"a": spaces.Discrete(2)}), None, ["actions of type Dict"]),
     ],
 )
-def test_actions_that_cannot_be_taken_are_refused(space: Any, bins: int | None, words: list[str]) -> None:
+def test_unsupported_action_spaces_are_refused(space: Any, bins: int | None, expected: list[str]) -> None:
     with pytest.raises(UsageError) as caught:
         adapt_actions(space, bins, "x")
-    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert all(text in str(caught.value) for text in expected), str(caught.value)
     assert caught.value.fix

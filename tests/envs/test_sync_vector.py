@@ -1,4 +1,4 @@
-"""Single environments side by side: every row, every end, every fault."""
+"""Worlds of single environments: rows, ends of episodes, restored states, faults."""
 
 import sys
 from typing import Any
@@ -42,7 +42,7 @@ def assert_same(a: Step, b: Step) -> None:
 
 
 def expected_rows(lane: int) -> Any:
-    """What a lane of the counting world must show, forever: (obs, reward, terminated, truncated)."""
+    """The expected rows of a lane of the counting world: (obs, reward, terminated, truncated)."""
     episode = 0
     while True:
         length = LENGTHS[episode % len(LENGTHS)]
@@ -53,7 +53,7 @@ def expected_rows(lane: int) -> Any:
         episode += 1
 
 
-def test_every_row_of_the_counting_world_is_as_it_should_be() -> None:
+def test_every_row_of_the_counting_world_has_the_expected_values() -> None:
     world = lanes(lambda: toys.Counting(LENGTHS), num=3)
     script = np.random.default_rng(0).integers(0, 3, (60, 3))
     seen = [world.reset(), *drive(world, script)]
@@ -64,7 +64,7 @@ def test_every_row_of_the_counting_world_is_as_it_should_be() -> None:
             assert (step.terminated[lane], step.truncated[lane]) == (terminated, truncated)
 
 
-def test_the_action_after_an_end_is_ignored_and_the_others_arrive() -> None:
+def test_the_action_after_an_end_is_ignored_and_all_others_are_taken() -> None:
     made: list[toys.Counting] = []
 
     def make() -> toys.Counting:
@@ -77,7 +77,7 @@ def test_the_action_after_an_end_is_ignored_and_the_others_arrive() -> None:
     assert made[0].actions == [0, 1, 1, 0]
 
 
-def test_each_episode_has_its_own_seed_and_streams_share_none() -> None:
+def test_each_episode_has_its_own_seed_and_no_two_streams_share_one() -> None:
     made: list[toys.Counting] = []
 
     def make() -> toys.Counting:
@@ -105,7 +105,7 @@ def test_reset_starts_over_from_the_first_episode() -> None:
     assert_same(world.reset(), first)
 
 
-def test_answers_are_not_overwritten_and_actions_are_taken_when_sent() -> None:
+def test_received_steps_are_not_overwritten_and_sent_actions_are_copied() -> None:
     world = lanes(toys.Random)
     kept = [world.reset()]
     action = np.zeros(2, np.int64)
@@ -124,11 +124,12 @@ def test_answers_are_not_overwritten_and_actions_are_taken_when_sent() -> None:
 
 
 @pytest.mark.parametrize("make", [toys.Random, toys.Masked, toys.DictObs])
-def test_a_saved_moment_is_reached_again_and_goes_on_the_same(make: Any) -> None:
+def test_a_saved_state_is_restored_and_continues_identically(make: Any) -> None:
     script = np.random.default_rng(2).integers(0, 4, (400, 3))
     world = lanes(make, num=3)
     world.reset()
-    saved, reached = [], []
+    saved = []
+    reached = []
     for action in script[:350]:
         world.send(action)
         reached.append(world.receive())
@@ -152,7 +153,7 @@ def test_a_long_episode_is_recorded_whole() -> None:
     np.testing.assert_array_equal(world.state_dict()["actions"], script[:, 0])
 
 
-def test_an_unrepeatable_lane_shows_it_and_can_be_given_up() -> None:
+def test_a_non_deterministic_lane_is_visible_after_restoring_and_can_be_abandoned() -> None:
     world = lanes(toys.Unrepeatable)
     world.reset()
     reached = drive(world, np.zeros((5, 2), np.int64))[-1]
@@ -165,7 +166,7 @@ def test_an_unrepeatable_lane_shows_it_and_can_be_given_up() -> None:
     assert world.state_dict()["length"].tolist() == [0, 0]
 
 
-def test_an_abandoned_lane_begins_anew_with_its_next_step_and_the_others_go_on() -> None:
+def test_an_abandoned_lane_starts_a_new_episode_and_the_others_continue() -> None:
     world = lanes(lambda: toys.Counting(LENGTHS))
     shown = world.reset()
     shown = drive(world, np.zeros((2, 2), np.int64))[-1]
@@ -186,8 +187,9 @@ def test_abandoning_an_ended_lane_changes_nothing() -> None:
     assert drive(world, np.zeros((1, 2), np.int64))[0].obs.tolist() == [[0, 1, 0], [1, 1, 0]]
 
 
-def test_an_abandoned_lane_stays_so_when_saved_and_loaded() -> None:
-    world, other = lanes(toys.Random), lanes(toys.Random)
+def test_abandoned_lanes_are_saved_and_restored() -> None:
+    world = lanes(toys.Random)
+    other = lanes(toys.Random)
     script = np.random.default_rng(0).integers(0, 4, (40, 2))
     world.reset()
     reached = drive(world, script[:5])[-1]
@@ -236,7 +238,7 @@ def test_saving_or_abandoning_in_the_middle_of_a_step_is_refused() -> None:
         ("length", None),
     ],
 )
-def test_a_damaged_record_is_refused_before_anything_moves(field: str, value: Any) -> None:
+def test_damaged_recorded_actions_are_refused_before_any_step(field: str, value: Any) -> None:
     moved: list[int] = []
 
     class Watched(toys.Random):
@@ -264,7 +266,7 @@ def test_a_checkpoint_with_another_number_of_lanes_is_refused() -> None:
         lanes(toys.Random, num=2).load_state_dict(world.state_dict())
 
 
-def test_masks_come_with_every_answer() -> None:
+def test_every_step_has_a_mask() -> None:
     world = lanes(toys.Masked)
     assert world.spec.masked
     step = world.reset()
@@ -278,7 +280,7 @@ def test_masks_come_with_every_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "steps", "words"),
+    ("make", "steps", "expected"),
     [
         (lambda: toys.NotFinite("obs"), 2, ["lane 0", "observation", "finite", "nan"]),
         (lambda: toys.NotFinite("reward"), 2, ["lane 0", "reward", "finite", "inf"]),
@@ -288,17 +290,17 @@ def test_masks_come_with_every_answer() -> None:
         (lambda: toys.Raising(3), 2, ["lane 0", "step() raised ZeroDivisionError: the toy broke"]),
     ],
 )
-def test_faults_are_stopped_at_the_border(make: Any, steps: int, words: list[str]) -> None:
+def test_invalid_returned_values_raise_an_env_error(make: Any, steps: int, expected: list[str]) -> None:
     world = lanes(make)
     world.reset()
     drive(world, np.zeros((steps, 2), np.int64))
     with pytest.raises(EnvError) as caught:
         drive(world, np.zeros((1, 2), np.int64))
-    assert all(word in caught.value.what for word in ["toy", *words]), caught.value.what
+    assert all(text in caught.value.what for text in ["toy", *expected]), caught.value.what
     assert caught.value.fix
 
 
-def test_the_lane_at_fault_is_named() -> None:
+def test_the_error_names_the_failed_lane() -> None:
     makes = iter([toys.Random(), toys.NotFinite("obs", at=2)])
     world = lanes(lambda: next(makes))
     world.reset()
@@ -312,7 +314,7 @@ def test_the_environments_own_exception_is_the_cause() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_a_mask_that_stops_coming_is_an_error_but_not_at_the_end() -> None:
+def test_a_missing_mask_is_an_error_except_at_the_end() -> None:
     class Forgetful(toys.Masked):
         def _info(self) -> dict[str, Any]:
             return super()._info() if self._step < 2 else {}
@@ -334,7 +336,7 @@ def test_a_mask_that_stops_coming_is_an_error_but_not_at_the_end() -> None:
     assert mask.all()
 
 
-def test_environments_are_closed_also_when_making_fails() -> None:
+def test_environments_are_closed_if_making_one_fails() -> None:
     closed: list[int] = []
 
     class Closing(toys.Random):
@@ -349,7 +351,7 @@ def test_environments_are_closed_also_when_making_fails() -> None:
 
 
 @pytest.mark.parametrize("name", ["LunarLander-v3", "MinAtar/Breakout-v1", "MinAtar/Seaquest-v0", "Acrobot-v1"])
-def test_known_environments_are_driven_again_exactly(name: str) -> None:
+def test_known_environments_are_restored_exactly(name: str) -> None:
     pytest.importorskip({"L": "Box2D", "M": "minatar", "A": "gymnasium"}[name[0]])
     env = Env(id=name, num=2)
     world: Any = make_world(env, seed=4, stream=TRAIN)
@@ -368,7 +370,7 @@ def test_known_environments_are_driven_again_exactly(name: str) -> None:
     other.close()
 
 
-def test_minatar_planes_come_first_and_mean_zero_or_one() -> None:
+def test_minatar_observations_are_channel_first_and_zero_or_one() -> None:
     minatar = pytest.importorskip("minatar")
     world: Any = make_world(Env(id="MinAtar/Breakout-v1", num=1), seed=0, stream=TRAIN)
     assert (world.spec.obs, world.spec.dtype, world.spec.actions) == ((4, 10, 10), "uint8", (3,))
@@ -380,7 +382,7 @@ def test_minatar_planes_come_first_and_mean_zero_or_one() -> None:
     assert make_world(Env(id="MinAtar/Breakout-v0", num=1), seed=0, stream=TRAIN).spec.actions == (6,)
 
 
-def test_minatars_sticky_action_does_not_outlive_its_game() -> None:
+def test_minatars_sticky_action_is_cleared_by_reset() -> None:
     pytest.importorskip("minatar")
 
     def play(env: MinAtar, seed: int) -> list[bytes]:
@@ -401,7 +403,7 @@ def test_rendering_shows_the_first_lane() -> None:
     assert frame.any()
 
 
-def test_the_constant_world_is_cut_off_after_ten_steps_and_never_terminates() -> None:
+def test_the_constant_world_truncates_after_ten_steps_and_never_terminates() -> None:
     world = lanes(toys.Constant, num=1)
     world.reset()
     seen = drive(world, np.zeros((22, 1), np.int64))
@@ -423,7 +425,7 @@ def _layers(env: gym.Env[Any, Any]) -> list[Any]:
 
 
 class Leaving(toys.Random):
-    """Calls sys.exit(0) somewhere."""
+    """Calls sys.exit(0) in the given method."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -454,7 +456,7 @@ def test_an_environment_that_calls_sys_exit_has_failed(where: str) -> None:
         run()
 
 
-def test_a_process_that_is_asked_to_leave_does_so_from_within_an_environment() -> None:
+def test_a_stop_request_is_not_caught_inside_an_environment() -> None:
     class Asked(toys.Random):
         def step(self, action: Any) -> Any:
             raise StopRequested(0)
@@ -465,7 +467,7 @@ def test_a_process_that_is_asked_to_leave_does_so_from_within_an_environment() -
         drive(world, np.zeros((1, 2), np.int64))
 
 
-def test_an_environment_that_cannot_be_closed_does_not_keep_the_others_from_it() -> None:
+def test_a_failing_close_does_not_keep_others_from_being_closed() -> None:
     closed: list[int] = []
 
     class Stuck(toys.Random):

@@ -1,4 +1,4 @@
-"""Where child processes look for modules."""
+"""The module path of child processes."""
 
 import json
 import os
@@ -10,19 +10,19 @@ import pytest
 
 from qfleet.system import child_process
 
-# Starts a process by every way of multiprocessing that is used, and tells what it sees.
+# Starts a process with each start method in use, and prints the module path that the process has.
 STARTS = """
 import json, multiprocessing, os, sys
 from qfleet.system.child_process import fork_server, hidden_main
 
-def look(line):
-    line.send((sys.path, "selectors" in sys.modules, os.environ.get("PYTHONSAFEPATH")))
+def report(connection):
+    connection.send((sys.path, "selectors" in sys.modules, os.environ.get("PYTHONSAFEPATH")))
 
 if __name__ == "__main__":
     found = []
     for context in (fork_server("qfleet.system.child_process"), multiprocessing.get_context("spawn")):
         mine, theirs = context.Pipe()
-        process = context.Process(target=look, args=(theirs,))
+        process = context.Process(target=report, args=(theirs,))
         with hidden_main(False):
             process.start()
         assert mine.poll(30)
@@ -33,7 +33,7 @@ if __name__ == "__main__":
 
 
 def poisoned(folder: Path, *names: str) -> Path:
-    """A folder whose modules leave a mark when they are imported."""
+    """A folder whose modules write their names to a file when they are imported."""
     folder.mkdir(exist_ok=True)
     for name in names:
         (folder / f"{name}.py").write_text(
@@ -42,7 +42,7 @@ def poisoned(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_processes_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
+def test_children_do_not_import_from_the_current_folder(tmp_path: Path) -> None:
     here = poisoned(tmp_path / "here", "selectors", "json", "struct", "numpy")
     (tmp_path / "there").mkdir()
     script = tmp_path / "there" / "script.py"
@@ -50,17 +50,15 @@ def test_processes_do_not_import_from_the_current_folder(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, str(script)], cwd=here, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     for path, loaded, variable in json.loads(done.stdout):
-        assert path[0] == str(script.parent)  # what the user's script finds is found there too
+        assert path[0] == str(script.parent)  # modules beside the user's script can be imported
         assert str(here) not in path
         assert "" not in path
         assert loaded
-        assert variable is None  # programs that an environment starts are as always
+        assert variable is None  # programs that an environment starts are not affected
     assert not (here / "marks").exists()
 
 
-def test_another_python_finds_modules_where_we_do_and_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_python_has_the_same_module_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = poisoned(tmp_path / "here", "json", "selectors")
     ours = tmp_path / "ours"
     ours.mkdir()
@@ -72,12 +70,12 @@ def test_another_python_finds_modules_where_we_do_and_nowhere_else(
     assert not (here / "marks").exists()
 
 
-def test_a_wish_of_the_users_for_a_safe_path_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_safe_path_keeps_the_value_that_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(child_process.SAFE_PATH, "1")
     with child_process.safe_path():
         assert os.environ[child_process.SAFE_PATH] == "1"
     assert os.environ[child_process.SAFE_PATH] == "1"
     monkeypatch.delenv(child_process.SAFE_PATH)
     with child_process.safe_path(), child_process.safe_path():
-        assert os.environ[child_process.SAFE_PATH] == child_process.AT_START
+        assert os.environ[child_process.SAFE_PATH] == child_process.SET_BY_PARENT
     assert child_process.SAFE_PATH not in os.environ

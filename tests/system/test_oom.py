@@ -1,4 +1,4 @@
-"""What the kernel says of processes that it killed for lack of memory."""
+"""Counting the processes that the kernel killed because memory ran out."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from qfleet.system.oom import oom_kills
     ],
     ids=["second version", "first version"],
 )
-def test_the_counter_of_the_own_group_is_read(tmp_path: Path, groups: str, counter: str, text: str) -> None:
+def test_the_counter_of_this_control_group_is_read(tmp_path: Path, groups: str, counter: str, text: str) -> None:
     (tmp_path / "cgroup").write_text(groups + "\n")
     (tmp_path / counter).parent.mkdir(parents=True)
     (tmp_path / counter).write_text(text)
@@ -23,7 +23,7 @@ def test_the_counter_of_the_own_group_is_read(tmp_path: Path, groups: str, count
 
 
 @pytest.mark.parametrize("text", [None, "", "oom_kill many\n", "nonsense\n"])
-def test_where_the_system_does_not_say_there_were_none(tmp_path: Path, text: str | None) -> None:
+def test_without_a_counter_there_are_no_kills(tmp_path: Path, text: str | None) -> None:
     assert oom_kills(tmp_path / "nowhere", tmp_path) == 0
     (tmp_path / "cgroup").write_text("0::/\n")
     if text is not None:

@@ -1,4 +1,4 @@
-"""How often, and how soon, something that failed is tried again; on a clock that is only a number."""
+"""How often and how soon a failing component is restarted, on a simulated clock."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,49 +6,51 @@ from hypothesis import strategies as st
 from qfleet.system.restart_budget import RestartBudget
 
 
-def test_the_fault_after_the_limit_is_the_last() -> None:
+def test_the_fault_beyond_the_limit_exhausts_the_budget() -> None:
     budget = RestartBudget(2, 600.0)
     assert [budget.charge(now) for now in (0.0, 1.0, 2.0)] == [True, True, False]
-    assert budget.spent
+    assert budget.exhausted
 
 
-def test_faults_are_forgotten_after_the_window_but_a_verdict_is_not() -> None:
+def test_faults_expire_after_the_window_but_exhaustion_does_not() -> None:
     budget = RestartBudget(1, 10.0)
     assert [budget.charge(now) for now in (0.0, 10.0, 20.0)] == [True, True, True]
     assert not budget.charge(29.9)
     assert not budget.charge(1_000.0)
 
 
-def test_no_rebuilds_means_none() -> None:
+def test_a_limit_of_zero_allows_no_restart() -> None:
     assert not RestartBudget(0).charge(5.0)
 
 
-def test_waits_double_in_a_row_of_faults_and_begin_anew_after_it() -> None:
+def test_delays_double_with_consecutive_faults_until_reset() -> None:
     budget = RestartBudget(100, first_delay=0.1, largest_delay=1.0)
     waits = []
     for _ in range(6):
         budget.charge(50.0)
-        waits.append(round(budget.ready_at - 50.0, 6))
+        waits.append(round(budget.retry_at - 50.0, 6))
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
-    budget.settle()
+    budget.reset_backoff()
     budget.charge(60.0)
-    assert round(budget.ready_at - 60.0, 6) == 0.1
+    assert round(budget.retry_at - 60.0, 6) == 0.1
 
 
 @given(st.lists(st.floats(0.0, 50.0), max_size=60), st.integers(0, 6))
-def test_never_more_than_the_limit_in_any_window(pauses: list[float], limit: int) -> None:
-    budget, now, allowed = RestartBudget(limit, 100.0), 0.0, []
+def test_restarts_never_exceed_the_limit_in_any_window(pauses: list[float], limit: int) -> None:
+    budget = RestartBudget(limit, 100.0)
+    now = 0.0
+    allowed = []
     for pause in pauses:
         now += pause
         if not budget.charge(now):
             break
         allowed.append(now)
-        assert now < budget.ready_at <= now + 10.0
+        assert now < budget.retry_at <= now + 10.0
     assert all(sum(start <= each < start + 100.0 for each in allowed) <= limit for start in allowed)
 
 
-def test_a_long_row_of_faults_does_not_overflow() -> None:
+def test_many_consecutive_faults_do_not_overflow() -> None:
     budget = RestartBudget(10**6)
     for _ in range(3_000):
         budget.charge(0.0)
-    assert budget.ready_at == 10.0
+    assert budget.retry_at == 10.0

@@ -1,4 +1,4 @@
-"""Rings between processes: nothing is lost, doubled or changed, whenever a writer dies and whatever a reader sees."""
+"""Rings between processes: no message is lost, doubled or changed, even if the writer is killed at any moment."""
 
 import multiprocessing
 import os
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from qfleet.act import acting
+from qfleet.act import run_actor
 from qfleet.data import Array, Rollout, Spec
 from qfleet.data.wire_format import MessageTooLarge
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
@@ -18,18 +18,18 @@ from qfleet.system.ring import Counter, Ring, RolloutRing, SharedCounters
 from tests.act.test_actor import counting, make_actor
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PATIENCE_SECONDS = 90.0
+TIMEOUT_SECONDS = 90.0
 
 
 def message(number: int) -> Array:
-    """Numbers that follow from the message's own; a few messages are long."""
+    """Content that depends on the number of the message; every hundredth message is long."""
     rng = random.Random(number)
     size = rng.randrange(100_000, 130_000) if number % 100 == 0 else rng.randrange(3000)
     return (np.arange(size, dtype=np.uint64) * np.uint64(number + 1)).astype(np.uint8)
 
 
 def send(ring: Ring, first: int, last: int) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     for number in range(first, last):
         content = message(number)
         while not ring.put({"number": number}, {"a": content}):
@@ -38,7 +38,7 @@ def send(ring: Ring, first: int, last: int) -> None:
 
 
 def take(ring: Ring) -> Iterator[int]:
-    """Numbers of the messages that come, each checked; one after the other as they are waiting."""
+    """Receive the waiting messages, check the content of each, and yield its number."""
     while (parts := ring.get()) is not None:
         meta, arrays = parts
         number = meta["number"]
@@ -48,8 +48,8 @@ def take(ring: Ring) -> Iterator[int]:
 
 
 def waiting_for(process: multiprocessing.process.BaseProcess) -> Iterator[None]:
-    """Again and again while it lives, and once more; with a limit."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    """Yield while the process lives, and once more after its end; fail after a timeout."""
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     alive = True
     while alive:
         assert time.monotonic() < deadline
@@ -57,7 +57,7 @@ def waiting_for(process: multiprocessing.process.BaseProcess) -> Iterator[None]:
         yield
 
 
-def test_first_in_first_out_until_full() -> None:
+def test_ring_is_first_in_first_out_and_refuses_when_full() -> None:
     ring = Ring(3, 1000)
     assert ring.get() is None
     for turn in range(5):
@@ -68,7 +68,7 @@ def test_first_in_first_out_until_full() -> None:
         assert len(ring) == 0
 
 
-def test_what_is_too_large_leaves_the_ring_as_it_was() -> None:
+def test_a_message_too_large_leaves_the_ring_unchanged() -> None:
     ring = Ring(2, 400, compress=("zeros",))
     for name in ("a", "zeros"):
         with pytest.raises(MessageTooLarge):
@@ -80,7 +80,7 @@ def test_what_is_too_large_leaves_the_ring_as_it_was() -> None:
     assert arrays["zeros"].tolist() == [0.0] * 20
 
 
-def test_what_was_read_stays_when_the_slot_is_used_again() -> None:
+def test_received_arrays_survive_reuse_of_their_slot() -> None:
     ring = Ring(1, 1000)
     ring.put({}, {"a": np.zeros(50)})
     _, arrays = ring.get() or ({}, {})
@@ -89,10 +89,11 @@ def test_what_was_read_stays_when_the_slot_is_used_again() -> None:
 
 
 @pytest.mark.parametrize("size", [40, 9000])  # the longer one's checksum is folded
-def test_half_a_slot_is_never_accepted(size: int) -> None:
-    """All that a reader may see of a put: any mixture of the slot before and after, by words of eight bytes."""
+def test_a_partially_written_slot_is_never_accepted(size: int) -> None:
+    """A reader may see any mixture of the old and new slot, in units of eight bytes."""
     rng = np.random.default_rng(0)
-    ring, content = Ring(1, 100_000), np.arange(size)
+    ring = Ring(1, 100_000)
+    content = np.arange(size)
     ring.put({"n": 1}, {"a": content})
     assert ring.get() is not None
     slot = np.frombuffer(ring.memory[0], np.uint64, 100_000 // 8)
@@ -112,25 +113,26 @@ def test_half_a_slot_is_never_accepted(size: int) -> None:
     assert np.array_equal(arrays["a"], np.roll(content, 3))
 
 
-def test_a_slot_is_not_used_again_before_it_was_read() -> None:
+def test_a_slot_is_not_reused_before_it_was_read() -> None:
     ring = Ring(2, 500)
     ring.put({"n": 0}, {})
     ring.put({"n": 1}, {})
     before = bytes(ring.region.view)
     assert not ring.put({"n": 2}, {})
     assert bytes(ring.region.view) == before
-    words = ring.taken.words
-    for torn in ((1, 0), (0, 1), (2**40, 2**64 - 1), (1, 2**64 - 1)):  # halves that do not belong together
-        words[0], words[1] = torn
+    cells = ring.taken.cells
+    for torn in ((1, 0), (0, 1), (2**40, 2**64 - 1), (1, 2**64 - 1)):  # halves that do not match
+        cells[0], cells[1] = torn
         assert not ring.put({"n": 2}, {})
-    words[0], words[1] = 1, 2**64 - 2
+    cells[0], cells[1] = 1, 2**64 - 2
     assert ring.put({"n": 2}, {})
     assert not ring.put({"n": 3}, {})
 
 
-def test_a_counter_never_goes_back() -> None:
+def test_a_counter_never_decreases() -> None:
     memory = memoryview(bytearray(16))
-    writer, reader = Counter(memory), Counter(memory)
+    writer = Counter(memory)
+    reader = Counter(memory)
     assert reader.read() == 0
     writer.write(5)
     assert reader.read() == 5
@@ -138,7 +140,7 @@ def test_a_counter_never_goes_back() -> None:
     assert reader.read() == 5
 
 
-def test_nonsense_in_a_whole_slot_is_said_once() -> None:
+def test_a_malformed_message_raises_once_and_is_skipped() -> None:
     ring = Ring(2, 500)
     ring.put({"n": 0, "nested": [[1]]}, {})  # type: ignore[dict-item]
     ring.put({"n": 1}, {})
@@ -148,10 +150,12 @@ def test_nonsense_in_a_whole_slot_is_said_once() -> None:
 
 
 def test_twenty_thousand_messages_between_two_processes() -> None:
-    ring, num = Ring(7, 140_000), 20_000
+    ring = Ring(7, 140_000)
+    num = 20_000
     process = CONTEXT.Process(target=send, args=(ring, 0, num))
     process.start()
-    rng, found = random.Random(1), []
+    rng = random.Random(1)
+    found = []
     for _ in waiting_for(process):
         for number in take(ring):
             found.append(number)
@@ -164,7 +168,7 @@ def test_twenty_thousand_messages_between_two_processes() -> None:
 
 
 def kill_writers(rings: list[Ring], seed: int) -> None:
-    """One writer after the other, each killed at some moment."""
+    """Start one writer per ring, and kill each at a random moment."""
     rng = random.Random(seed)
     for ring in rings:
         child = os.fork()
@@ -176,7 +180,7 @@ def kill_writers(rings: list[Ring], seed: int) -> None:
 
 
 @pytest.mark.chaos
-def test_a_killed_writer_leaves_whole_messages_only() -> None:
+def test_a_killed_writer_leaves_only_whole_messages() -> None:
     rings = [Ring(3, 140_000) for _ in range(40)]
     process = CONTEXT.Process(target=kill_writers, args=(rings, 3))
     process.start()
@@ -191,7 +195,7 @@ def test_a_killed_writer_leaves_whole_messages_only() -> None:
     assert all(len(ring) == 0 and ring.get() is None for ring in rings)
 
 
-def test_a_ring_gives_its_memory_back() -> None:
+def test_close_releases_the_memory_of_a_ring() -> None:
     before = set(os.listdir("/proc/self/fd"))
     ring = Ring(3, 1000)
     ring.put({}, {"a": np.zeros(3)})
@@ -202,19 +206,20 @@ def test_a_ring_gives_its_memory_back() -> None:
         len(ring)
 
 
-def test_an_actor_hands_rollouts_over_by_belt_and_board() -> None:
+def test_an_actor_sends_rollouts_by_ring_and_reads_weights_from_the_board() -> None:
     actor = make_actor(counting(3))
     weights = actor.policy.net.state_dict()  # type: ignore[union-attr]
-    belt, board = RolloutRing(actor.world.spec, 3, 2, slots=2), SharedWeightsBoard(layout_of(weights))
+    channel = RolloutRing(actor.world.spec, 3, 2, slots=2)
+    board = SharedWeightsBoard(layout_of(weights))
     board.publish(4, {name: weight * 0 + 7 for name, weight in weights.items()})
-    ticks = acting(actor, belt, board, rows=2)
+    ticks = run_actor(actor, channel, board, rows=2)
     got: list[Rollout] = []
     for _ in range(40):
         next(ticks)
-    assert len(belt) == 2  # full: the actor waits
+    assert len(channel) == 2  # full: the actor waits
     for _ in range(200):
         next(ticks)
-        if (rollout := belt.get()) is not None:
+        if (rollout := channel.get()) is not None:
             got.append(rollout)
     assert [rollout.source for rollout in got] == [(0, 0, number) for number in range(len(got))]
     assert {rollout.version for rollout in got} == {4}
@@ -227,29 +232,30 @@ def test_an_actor_hands_rollouts_over_by_belt_and_board() -> None:
     assert sum(len(rollout.finished) for rollout in got) > 3
 
 
-def count(gauges: SharedCounters) -> None:
+def count(counters: SharedCounters) -> None:
     for worker in range(3):
         for _ in range(worker + 1):
-            gauges.add(worker, steps=2)
-        gauges.set(worker, version=10 * worker)
+            counters.add(worker, steps=2)
+        counters.set(worker, version=10 * worker)
 
 
-def test_gauges_of_each_worker_are_its_own() -> None:
-    gauges = SharedCounters(("steps", "version"), 3)
-    process = CONTEXT.Process(target=count, args=(gauges,))
+def test_each_worker_has_its_own_counters() -> None:
+    counters = SharedCounters(("steps", "version"), 3)
+    process = CONTEXT.Process(target=count, args=(counters,))
     process.start()
-    process.join(PATIENCE_SECONDS)
-    assert gauges.column("steps") == [2, 4, 6]
-    assert gauges.read(2) == {"steps": 6, "version": 20}
-    gauges.clear(1)
-    assert [gauges.read(worker)["version"] for worker in range(3)] == [0, 0, 20]
-    gauges.close()
+    process.join(TIMEOUT_SECONDS)
+    assert counters.column("steps") == [2, 4, 6]
+    assert counters.read(2) == {"steps": 6, "version": 20}
+    counters.clear(1)
+    assert [counters.read(worker)["version"] for worker in range(3)] == [0, 0, 20]
+    counters.close()
 
 
-def test_a_belt_takes_only_rollouts_of_its_world() -> None:
-    belt = RolloutRing(Spec((2,), "float32", (3,)), 1, 1, slots=2)
-    row, lanes = np.zeros((1, 2), np.float32), np.zeros((1, 2), np.int64)
+def test_a_rollout_of_another_world_is_refused() -> None:
+    channel = RolloutRing(Spec((2,), "float32", (3,)), 1, 1, slots=2)
+    row = np.zeros((1, 2), np.float32)
+    lanes = np.zeros((1, 2), np.int64)
     wrong = Rollout(np.zeros((1, 2, 2), np.float32), lanes, row, row, row > 0, (0, 0, 0), 1)
-    belt.put(wrong)
+    channel.put(wrong)
     with pytest.raises(ValueError, match="obs"):
-        belt.get()
+        channel.get()

@@ -1,13 +1,13 @@
-"""Shared memory without a name: both sides see the same bytes, and nothing is left behind."""
+"""Unnamed shared memory: all processes see the same bytes, and nothing leaks."""
 
 import multiprocessing
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from qfleet.system import shared_memory as module
 from qfleet.system.shared_memory import SharedMemory
 
 SIZE = 10_000
@@ -38,14 +38,14 @@ def _mapped() -> int:
     return sum("memfd:qfleet" in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_is_zeros_of_the_size_asked_for() -> None:
+def test_new_memory_is_zero_and_has_the_requested_size() -> None:
     region = SharedMemory(SIZE)
     assert (region.size, len(region.view), bytes(region.view)) == (SIZE, SIZE, bytes(SIZE))
     region.close()
 
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_a_child_writes_where_the_parent_reads(method: str) -> None:
+def test_parent_reads_what_a_child_writes(method: str) -> None:
     region = SharedMemory(SIZE)
     region.view[:2] = b"\x05\x07"
     assert _in_child(method, _add_one, region) == 0
@@ -53,9 +53,9 @@ def test_a_child_writes_where_the_parent_reads(method: str) -> None:
     region.close()
 
 
-def test_works_where_the_kernel_has_no_memfd(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_memfd_an_unlinked_file_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    monkeypatch.setattr(module.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     region = SharedMemory(SIZE)
     assert list(tmp_path.iterdir()) == []
     assert _in_child("forkserver", _add_one, region) == 0
@@ -63,15 +63,16 @@ def test_works_where_the_kernel_has_no_memfd(monkeypatch: pytest.MonkeyPatch, tm
     region.close()
 
 
-def test_a_process_cannot_make_it_smaller() -> None:
+def test_a_process_cannot_shrink_shared_memory() -> None:
     region = SharedMemory(SIZE)
     assert _in_child("forkserver", _shrink, region) == 1
     assert bytes(region.view) == bytes(SIZE)
     region.close()
 
 
-def test_closing_gives_everything_back() -> None:
-    before, mapped = _descriptors(), _mapped()
+def test_close_releases_descriptor_and_mapping() -> None:
+    before = _descriptors()
+    mapped = _mapped()
     region = SharedMemory(SIZE)
     assert _mapped() == mapped + 1
     region.close()
@@ -82,7 +83,7 @@ def test_closing_gives_everything_back() -> None:
         region.__reduce__()
 
 
-def test_an_array_outlives_the_region_and_frees_it() -> None:
+def test_an_array_keeps_closed_memory_mapped_until_it_is_dropped() -> None:
     before = _mapped()
     region = SharedMemory(SIZE)
     array = np.frombuffer(region.view, np.uint8)
@@ -95,8 +96,9 @@ def test_an_array_outlives_the_region_and_frees_it() -> None:
     assert _mapped() == before
 
 
-def test_dropping_it_is_enough() -> None:
-    before, mapped = _descriptors(), _mapped()
+def test_deleting_the_object_releases_descriptor_and_mapping() -> None:
+    before = _descriptors()
+    mapped = _mapped()
     region = SharedMemory(SIZE)
     del region
     assert _descriptors() == before

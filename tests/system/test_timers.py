@@ -3,11 +3,11 @@ import time
 import pytest
 
 from qfleet.system import timers
-from qfleet.system.timers import STAGES, Compilers, Stopwatch
+from qfleet.system.timers import STAGES, CompileTimer, Stopwatch
 
 
 class Clock:
-    """Nanoseconds that pass only when told."""
+    """A clock in nanoseconds that the test advances."""
 
     def __init__(self) -> None:
         self.now = 1_000
@@ -16,7 +16,7 @@ class Clock:
         return self.now
 
 
-def test_laps_of_a_stage_add_up_and_the_rest_is_in_the_wall_alone() -> None:
+def test_laps_add_up_and_other_time_counts_in_wall_only() -> None:
     clock = Clock()
     watch = Stopwatch(clock)
     for _ in range(3):
@@ -31,16 +31,16 @@ def test_laps_of_a_stage_add_up_and_the_rest_is_in_the_wall_alone() -> None:
     assert sum(read[stage] for stage in STAGES if stage not in ("update", "env")) == 0
 
 
-def test_what_is_compiled_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_time_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    compilers = Compilers(clock)
-    monkeypatch.setattr(timers, "COMPILERS", compilers)
-    with compilers:
+    compile_timer = CompileTimer(clock)
+    monkeypatch.setattr(timers, "COMPILE_TIMER", compile_timer)
+    with compile_timer:
         clock.now += 100  # before the run
     watch = Stopwatch(clock)
     with watch.insert:
         clock.now += 3
-        with compilers, compilers:  # what a loop calls is compiled within
+        with compile_timer, compile_timer:  # a nested compilation
             clock.now += 50
     with watch.insert:
         clock.now += 3
@@ -48,17 +48,17 @@ def test_what_is_compiled_is_a_stage_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert (read["insert"], read["compile"], read["wall"]) == (6, 50, 56)
 
 
-def test_numba_tells_when_it_compiles() -> None:
+def test_numba_compile_time_is_measured() -> None:
     import numba
 
-    import qfleet.replay.kernels  # noqa: F401  which listens
+    import qfleet.replay.kernels  # noqa: F401  which registers the listener
 
     watch = Stopwatch()
     assert numba.njit(lambda number: number + 1)(1) == 2
     assert 0 < watch.read()["compile"] <= watch.read()["wall"]
 
 
-def test_a_lap_that_raises_counts_too() -> None:
+def test_a_lap_that_raises_is_counted() -> None:
     clock = Clock()
     watch = Stopwatch(clock)
 
@@ -72,12 +72,14 @@ def test_a_lap_that_raises_counts_too() -> None:
     assert watch.read()["sample"] == 5
 
 
-def test_a_lap_costs_next_to_nothing() -> None:
-    lap, num, best = Stopwatch().update, 20_000, float("inf")
+def test_a_lap_takes_less_than_two_microseconds() -> None:
+    lap = Stopwatch().update
+    num = 20_000
+    best = float("inf")
     for _ in range(10):
         begin = time.process_time()
         for _ in range(num):
             with lap:
                 pass
         best = min(best, (time.process_time() - begin) / num)
-    assert best < 2e-6  # 0.3 on an idle machine; whoever shares the core makes it slower
+    assert best < 2e-6  # 0.3 on an idle machine; other processes on the core make it slower

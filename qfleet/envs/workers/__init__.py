@@ -1,1 +1,1 @@
-"""Single environments in processes of their own, for environments that are slow or unsafe."""
+"""Single environments in worker processes, for slow or unsafe environments."""

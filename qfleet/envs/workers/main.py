@@ -1,4 +1,4 @@
-"""The inside of a worker: a process that holds single environments and does what its slab says. L lanes."""
+"""The process of an environment worker: it holds environments and executes the commands in its memory. L lanes."""
 
 import contextlib
 import faulthandler
@@ -18,52 +18,52 @@ import msgspec
 
 from qfleet.data import Spec
 from qfleet.envs.bounds import OutsideSpace
-from qfleet.envs.env_id import called, find
-from qfleet.envs.single_env import AnyEnv, EnvRaised, SingleEnv, describe, made
-from qfleet.envs.step_timer import clock_steps
+from qfleet.envs.env_id import env_maker, user_env_maker
+from qfleet.envs.single_env import AnyEnv, EnvAdapter, EnvRaised, describe_error, make_checked_env
+from qfleet.envs.step_timer import time_steps
 from qfleet.envs.sync_vector import SyncVectorEnv
-from qfleet.envs.workers.memory import DONE, IDLE, RAISED, RESET, WRONG, EnvWorkerMemory
+from qfleet.envs.workers.memory import DONE, IDLE, OUTSIDE_SPACE, RAISED, RESET, EnvWorkerMemory
 from qfleet.errors import EnvError, QfleetError
 from qfleet.files import open_log
+from qfleet.heartbeat import TRACEBACK_SIGNAL
 from qfleet.plan.schema import Env
-from qfleet.system.child_process import bound_log, die_with_parent
+from qfleet.system.child_process import die_with_parent, limit_log
 from qfleet.system.shared_memory import SharedMemory
 
-# What is said through the socket: one byte each.
+# Messages through the socket, one byte each.
 READY = b"+"
-GO = b"!"
-ANSWERED = b"."
-LEAVE = b"q"
-DESK_BYTES = 65_536
-MADE_AT = DESK_BYTES - 1  # the byte that says that an environment was made and reset
-TELL_SIGNAL = signal.SIGUSR1  # makes a worker say where it is
-_LEAVE_SECONDS = 2
-_LISTEN_SECONDS = 60.0
-_SAY_CHARACTERS = 3_000  # five such texts fit on the desk in any alphabet
+RUN = b"!"
+FINISHED = b"."
+STOP = b"q"
+REPORT_BYTES = 65_536
+MADE_FLAG_AT = REPORT_BYTES - 1  # the byte that is set once an environment was made and reset
+_CLOSE_SECONDS = 2
+_POLL_SECONDS = 60.0
+_TEXT_CHARACTERS = 3_000  # five such texts fit into a report in any alphabet
 
 
 @dataclass(frozen=True, slots=True)
 class EnvWorkerTask:
-    """What makes the environments, in a form that can be sent to another process."""
+    """How to make the environments, in a form that can be sent to another process."""
 
     env: Env
-    make: bytes | None  # the user's own function
-    known: Any  # how Gymnasium knows the id in the process that began
-    folder: str  # what an id or a module's name is relative to
+    make: bytes | None  # the user's own function, pickled
+    registered: Any  # Gymnasium's entry for the id in the parent process
+    folder: str  # the folder that relative paths in ids start from
     variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
 
     def maker(self) -> Callable[[], AnyEnv]:
-        """A function that makes one environment, here."""
+        """A function that makes one environment in this process."""
         os.environ.update(self.variables)
         if self.make is not None:
-            return called(self.env, ForkingPickler.loads(self.make))
-        if self.known is not None:
-            gym.registry.setdefault(self.known.id, self.known)
-        return find(self.env)
+            return user_env_maker(self.env, ForkingPickler.loads(self.make))
+        if self.registered is not None:
+            gym.registry.setdefault(self.registered.id, self.registered)
+        return env_maker(self.env)
 
 
 class EnvProbe(msgspec.Struct):
-    """What a scout learned of an environment: its spec, or the error it met (class, what, why, fix)."""
+    """The report of a process that tried an environment: its spec, or the error (class, what, why, fix)."""
 
     obs: tuple[int, ...] = ()
     dtype: str = ""
@@ -76,73 +76,71 @@ class EnvProbe(msgspec.Struct):
 
 
 class EnvWorker:
-    """L environments, each made when it is first reset, and made again after it failed."""
+    """L environments, each made at its first reset, and made again after a failure."""
 
-    def __init__(self, task: EnvWorkerTask, spec: Spec, slab: EnvWorkerMemory) -> None:
+    def __init__(self, task: EnvWorkerTask, spec: Spec, memory: EnvWorkerMemory) -> None:
         self._task = task
         self._spec = spec
-        self._slab = slab
-        self._envs: list[AnyEnv | None] = [None] * len(slab.command)
-        self._make: Callable[[], AnyEnv] | None = None
-        self._single: SingleEnv | None = None
+        self._memory = memory
+        self._envs: list[AnyEnv | None] = [None] * len(memory.command)
+        self._maker: Callable[[], AnyEnv] | None = None
+        self._adapter: EnvAdapter | None = None
 
-    def obey(self) -> None:
-        """Do what every lane is told; a lane that fails does not keep the others from it."""
-        for lane, command in enumerate(self._slab.command.tolist()):
+    def run_commands(self) -> None:
+        """Execute the command of every lane; a lane that fails does not affect the others."""
+        for lane, command in enumerate(self._memory.command.tolist()):
             if command != IDLE:
-                self._slab.outcome[lane] = self._try(lane, command, int(self._slab.argument[lane]))
-        self._slab.end()
+                self._memory.outcome[lane] = self._run(lane, command, int(self._memory.argument[lane]))
+        self._memory.clear_lane()
 
     def close(self) -> None:
-        """Close what was made."""
+        """Close all environments."""
         for lane in range(len(self._envs)):
-            self._drop(lane)
+            self._close_env(lane)
 
-    def _try(self, lane: int, command: int, argument: int) -> int:
+    def _run(self, lane: int, command: int, argument: int) -> int:
         try:
-            self._do(lane, command, argument)
+            self._execute(lane, command, argument)
         except OutsideSpace as error:
-            self._slab.say(lane, f"{error.field}: expected {error.expected}, got {error.got}")
-            self._drop(lane)
-            return WRONG
-        except BaseException as error:  # sys.exit() is no way to leave either
-            self._slab.say(lane, _described(error))
-            self._drop(lane)
+            self._memory.set_message(lane, f"{error.field}: expected {error.expected}, got {error.got}")
+            self._close_env(lane)
+            return OUTSIDE_SPACE
+        except BaseException as error:  # sys.exit() must not end the worker either
+            self._memory.set_message(lane, _error_message(error))
+            self._close_env(lane)
             return RAISED
         return DONE
 
-    def _do(self, lane: int, command: int, argument: int) -> None:
-        env, single = self._seated(lane, command)
-        self._slab.begin(lane, time.monotonic())
+    def _execute(self, lane: int, command: int, argument: int) -> None:
+        env = self._env(lane, command)
+        if self._adapter is None:
+            self._adapter = self._make_adapter(env)
+        self._memory.start_lane(lane, time.monotonic())
         if command == RESET:
-            single.begin(env, argument, self._slab.step, lane)
+            self._adapter.reset(env, argument, self._memory.step, lane)
         else:
-            single.advance(env, argument, self._slab.step, lane)
-        single.check_numbers(self._slab.step, lane)
+            self._adapter.step(env, argument, self._memory.step, lane)
+        self._adapter.check_values(self._memory.step, lane)
 
-    def _seated(self, lane: int, command: int) -> tuple[AnyEnv, SingleEnv]:
+    def _env(self, lane: int, command: int) -> AnyEnv:
         env = self._envs[lane]
         if env is None:
             if command != RESET:
                 raise RuntimeError("a step before the first reset")
-            self._slab.begin(lane, time.monotonic(), making=True)
-            env = self._envs[lane] = self._made()
-        if self._single is None:
-            self._single = self._fitting(env)
-        return env, self._single
+            self._memory.start_lane(lane, time.monotonic(), making=True)
+            self._maker = self._maker or self._task.maker()
+            env = make_checked_env(self._maker, self._task.env.id)
+            self._envs[lane] = env
+        return env
 
-    def _made(self) -> AnyEnv:
-        self._make = self._make or self._task.maker()
-        return made(self._make, self._task.env.id)
+    def _make_adapter(self, env: AnyEnv) -> EnvAdapter:
+        plan = self._task.env
+        adapter = EnvAdapter(env, plan.bins, plan.id, masked=self._spec.masked, check_bounds=plan.check_bounds)
+        if adapter.spec != self._spec:
+            raise OutsideSpace("spaces of a new copy", str(self._spec), str(adapter.spec))
+        return adapter
 
-    def _fitting(self, env: AnyEnv) -> SingleEnv:
-        given = self._task.env
-        single = SingleEnv(env, given.bins, given.id, masked=self._spec.masked, check_bounds=given.check_bounds)
-        if single.spec != self._spec:
-            raise OutsideSpace("spaces of a new copy", str(self._spec), str(single.spec))
-        return single
-
-    def _drop(self, lane: int) -> None:
+    def _close_env(self, lane: int) -> None:
         env = self._envs[lane]
         self._envs[lane] = None
         if env is not None:
@@ -150,125 +148,129 @@ class EnvWorker:
                 env.close()
 
 
-def work(
-    task: EnvWorkerTask, spec: Spec, lanes: int, region: SharedMemory, desk: SharedMemory, line: socket.socket, log: str
+def env_worker_main(
+    task: EnvWorkerTask,
+    spec: Spec,
+    lanes: int,
+    region: SharedMemory,
+    report: SharedMemory,
+    connection: socket.socket,
+    log: str,
 ) -> None:
-    """A worker's life: it obeys until it is told to leave, or nobody is there to tell it anything."""
-    settle(task.folder, desk, log)
-    slab = EnvWorkerMemory(spec, lanes, region)
-    seats = EnvWorker(task, spec, slab)
-    line.settimeout(_LISTEN_SECONDS)
+    """The main function of a worker: execute commands until the parent sends STOP or ends."""
+    prepare_process(task.folder, report, log)
+    worker = EnvWorker(task, spec, EnvWorkerMemory(spec, lanes, region))
+    connection.settimeout(_POLL_SECONDS)
     with contextlib.suppress(ConnectionError):
-        line.send(READY)
-        while _told(line) == GO:
-            seats.obey()
-            bound_log()
-            line.send(ANSWERED)
+        connection.send(READY)
+        while _receive(connection) == RUN:
+            worker.run_commands()
+            limit_log()
+            connection.send(FINISHED)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_LEAVE_SECONDS)  # an environment that cannot be closed
-    seats.close()
+    signal.alarm(_CLOSE_SECONDS)  # ends the process if close() of an environment hangs
+    worker.close()
     os._exit(0)
 
 
-def scout(task: EnvWorkerTask, seed: int, desk: SharedMemory, log: str) -> None:
-    """Make one environment, reset it, and leave what was seen of it on the desk."""
-    settle(task.folder, desk, log)
-    _leave_word(task, desk, lambda: _look(task, seed))
+def probe_main(task: EnvWorkerTask, seed: int, report: SharedMemory, log: str) -> None:
+    """Make one environment, reset it, and report its spec."""
+    prepare_process(task.folder, report, log)
+    _write_report(task, report, lambda: _probe_spec(task, seed))
 
 
-def clock(task: EnvWorkerTask, seed: int, desk: SharedMemory, log: str) -> None:
-    """Make one environment, time its steps, and leave that on the desk."""
-    settle(task.folder, desk, log)
-    _leave_word(task, desk, lambda: _clock(task, seed, desk))
+def timing_main(task: EnvWorkerTask, seed: int, report: SharedMemory, log: str) -> None:
+    """Make one environment, time its steps, and report the time."""
+    prepare_process(task.folder, report, log)
+    _write_report(task, report, lambda: _probe_speed(task, seed, report))
 
 
-def _leave_word(task: EnvWorkerTask, desk: SharedMemory, look: Callable[[], "EnvProbe"]) -> None:
+def _write_report(task: EnvWorkerTask, report: SharedMemory, run: Callable[[], EnvProbe]) -> None:
     try:
-        found = look()
+        probe = run()
     except QfleetError as error:
-        found = EnvProbe(error=(type(error).__name__, *_parts(error)), traceback=_trace(error.__cause__ or error))
+        what, why, fix = (text[:_TEXT_CHARACTERS] for text in (error.what, error.why, error.fix))
+        probe = EnvProbe(error=(type(error).__name__, what, why, fix), traceback=_traceback(error.__cause__ or error))
     except BaseException as error:
-        head = f"{task.env.id}: the environment could not be made: it {describe(error)}"
-        parts = (head[:_SAY_CHARACTERS], "This came from inside it.", "Mend the environment.")
-        found = EnvProbe(error=("EnvError", *parts), traceback=_trace(error))
-    data = msgspec.json.encode(found)
-    desk.view[: len(data)] = data
+        what = f"{task.env.id}: the environment could not be made: it {describe_error(error)}"[:_TEXT_CHARACTERS]
+        error_parts = ("EnvError", what, "This came from inside it.", "Mend the environment.")
+        probe = EnvProbe(error=error_parts, traceback=_traceback(error))
+    data = msgspec.json.encode(probe)
+    report.view[: len(data)] = data
     os._exit(0)
 
 
-def _clock(task: EnvWorkerTask, seed: int, desk: SharedMemory) -> EnvProbe:
+def _probe_speed(task: EnvWorkerTask, seed: int, report: SharedMemory) -> EnvProbe:
     env = task.env
     world = SyncVectorEnv(
         task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds
     )
     world.reset()
-    desk.view[MADE_AT] = 1
-    return EnvProbe(step_seconds=clock_steps(world))
+    report.view[MADE_FLAG_AT] = 1
+    return EnvProbe(step_seconds=time_steps(world))
 
 
-def _look(task: EnvWorkerTask, seed: int) -> EnvProbe:
-    env = made(task.maker(), task.env.id)
-    single = SingleEnv(env, task.env.bins, task.env.id)
+def _probe_spec(task: EnvWorkerTask, seed: int) -> EnvProbe:
+    env = make_checked_env(task.maker(), task.env.id)
+    adapter = EnvAdapter(env, task.env.bins, task.env.id)
     try:
-        single.learn_masks(env, seed)
+        adapter.detect_masks(env, seed)
     except EnvRaised as raised:
         error = raised.error
         raise EnvError(
-            f"{task.env.id}, lane 0: reset() {describe(error)}",
+            f"{task.env.id}, lane 0: reset() {describe_error(error)}",
             f"This came from inside the environment, in its first reset (seed {seed}).",
             "Mend the environment.",
         ) from error
     with contextlib.suppress(Exception):
         env.close()
-    spec = single.spec
-    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=single.notes)
+    spec = adapter.spec
+    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes)
 
 
-def settle(folder: str, desk: SharedMemory, log: str) -> None:
-    """Make this process one that ends with its parent, leaves the terminal alone, and tells where it crashed."""
+def prepare_process(folder: str, report: SharedMemory, log: str) -> None:
+    """Have this process end with its parent, ignore the terminal, and write its traceback to `report` on a crash."""
     die_with_parent()
     with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # what an environment starts is ended with it
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+        os.setpgid(0, 0)  # processes that an environment starts end with this one
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     _redirect(log)
-    faulthandler.enable(desk.fileno(), all_threads=False)
-    faulthandler.register(TELL_SIGNAL, desk.fileno(), all_threads=False)
+    faulthandler.enable(report.fileno(), all_threads=False)
+    faulthandler.register(TRACEBACK_SIGNAL, report.fileno(), all_threads=False)
     os.chdir(folder)
 
 
 def _redirect(log: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    kept = open_log(log)
-    for fd, to in ((0, nothing), (1, kept), (2, kept)):
-        os.dup2(to, fd)
-    os.close(nothing)
-    os.close(kept)
+    null = os.open(os.devnull, os.O_RDWR)
+    output = open_log(log)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(null)
+    os.close(output)
 
 
-def _told(line: socket.socket) -> bytes:
+def _receive(connection: socket.socket) -> bytes:
+    """The next message; empty once the parent has ended."""
     parent = os.getppid()
     while os.getppid() == parent:
         with contextlib.suppress(TimeoutError):
-            return line.recv(1)
+            return connection.recv(1)
     return b""
 
 
-def _described(error: BaseException) -> str:
-    """One line that says what happened, and the traceback that begins where the environment was called."""
+def _error_message(error: BaseException) -> str:
+    """A line that names the error, and the traceback from the call of the environment on."""
     if isinstance(error, EnvRaised):
         call = f"{error.call}()"
         error = error.error
     else:
         call = "the environment"
-    return f"{call} {describe(error)}\n{_trace(error)}"
+    return f"{call} {describe_error(error)}\n{_traceback(error)}"
 
 
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))[-_SAY_CHARACTERS:]
-
-
-def _parts(error: QfleetError) -> tuple[str, str, str]:
-    return error.what[:_SAY_CHARACTERS], error.why[:_SAY_CHARACTERS], error.fix[:_SAY_CHARACTERS]
+def _traceback(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-_TEXT_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""The workers of one world: who is there, who is busy, who had to be ended and why. B lanes in all."""
+"""The workers of one world: starting them, polling them, and stopping those that fail. B lanes in all."""
 
 import os
 import select
@@ -12,21 +12,21 @@ import numpy as np
 
 from qfleet.data import Array, Spec, Step
 from qfleet.envs.workers.main import EnvWorkerTask
-from qfleet.envs.workers.memory import DONE, WRONG
+from qfleet.envs.workers.memory import DONE, OUTSIDE_SPACE
 from qfleet.envs.workers.process import EnvWorkerProcess
 from qfleet.envs.workers.reaper import Reaper
 
-CLOSE_SECONDS = 2.0  # what environments may take to be closed, all of them together
-_SLICE_SECONDS = 0.25  # how long to wait before looking at logs again
-# One more look before a silent worker is ended: it may have been this process that was stopped.
+CLOSE_SECONDS = 2.0  # for closing the environments of all workers
+_LOG_CHECK_SECONDS = 0.25  # how long to wait before checking the size of logs again
+# One more poll before a silent worker is stopped: this process may have been suspended itself.
 _GRACE_SECONDS = 0.1
-_WEIGH_SECONDS = 1.0
-_TOO_HEAVY = 1.5  # times the limit: no waiting for an episode's end
+_MEMORY_CHECK_SECONDS = 1.0
+_HARD_MEMORY_LIMIT = 1.5  # times the limit: stop the worker before its episode ends
 
 
 @dataclass(frozen=True, slots=True)
 class EnvFault:
-    """Something that failed: `lanes` lost their episodes, `guilty` are charged for it, `quarantined` are given up."""
+    """A failure: `lanes` lost their episodes, `guilty` are charged for it, `quarantined` are not restarted."""
 
     kind: Literal["raised", "wrong", "hung", "died", "leaked"]
     worker: int
@@ -34,7 +34,7 @@ class EnvFault:
     guilty: tuple[int, ...]
     what: str
     cause: str  # a traceback, if there is one
-    seconds: float  # from the order to the moment it was seen that it failed
+    seconds: float  # from the command to the detection of the failure
     quarantined: tuple[int, ...] = ()
 
 
@@ -44,14 +44,14 @@ def log_file(logs: Path, worker: int) -> Path:
 
 
 class EnvWorkerPool:
-    """So many processes, each with its share of the lanes; one that is ended stays away until it is hired again."""
+    """`num_workers` processes that share the lanes of a world; a stopped one is None until `start` is called again."""
 
     def __init__(
         self,
         task: EnvWorkerTask,
         spec: Spec,
         num: int,
-        workers: int,
+        num_workers: int,
         *,
         step_seconds: float,
         memory_bytes: float | None,
@@ -64,176 +64,178 @@ class EnvWorkerPool:
         self._step_seconds = step_seconds
         self._memory_bytes = memory_bytes
         self._logs = logs
-        bounds = [num * worker // workers for worker in range(workers + 1)]
+        bounds = [num * worker // num_workers for worker in range(num_workers + 1)]
         self.lanes = [range(first, after) for first, after in pairwise(bounds)]
-        self.children: list[EnvWorkerProcess | None] = [None] * workers
+        self.workers: list[EnvWorkerProcess | None] = [None] * num_workers
         self._reaper = Reaper()
-        self.faults: list[EnvFault] = []  # seen, but not yet taken
-        self._weighed_at = clock()
-        self._heavy: set[int] = set()
+        self._faults: list[EnvFault] = []
+        self._memory_checked_at = clock()
+        self._over_memory: set[int] = set()
         self._poll = select.poll()
-        self._voices = dict[int, EnvWorkerProcess]()
+        self._by_descriptor = dict[int, EnvWorkerProcess]()
 
-    def hire(self, worker: int) -> None:
-        """Start a worker's process; `listen` will hear when it is ready."""
-        log = os.devnull if self._logs is None else str(log_file(self._logs, worker))
-        child = self.children[worker] = EnvWorkerProcess(
-            self._task, self._spec, len(self.lanes[worker]), log, self._clock()
-        )
-        self._reaper.watch(child.process.pid)
-        self._attend()
+    def start(self, index: int) -> None:
+        """Start a worker's process; `poll` notices when it is ready."""
+        log = os.devnull if self._logs is None else str(log_file(self._logs, index))
+        worker = EnvWorkerProcess(self._task, self._spec, len(self.lanes[index]), log, self._clock())
+        self.workers[index] = worker
+        self._reaper.watch(worker.process.pid)
+        self._register_descriptors()
 
-    def ready(self) -> Array:
-        """Lanes [B] whose worker can be told something."""
-        self.listen(0.0)
+    def idle_lanes(self) -> Array:
+        """Lanes [B] whose worker can execute a command."""
+        self.poll(0.0)
         if self.starting():
-            self.expire()
-        ready = [child is not None and child.state == "idle" for child in self.children]
-        return np.repeat(ready, [len(lanes) for lanes in self.lanes])
+            self.stop_overdue()
+        return self._lanes_where(lambda worker: worker.state == "idle")
 
-    def present(self) -> Array:
-        """Lanes [B] that have a worker."""
-        return np.repeat([child is not None for child in self.children], [len(lanes) for lanes in self.lanes])
+    def present_lanes(self) -> Array:
+        """Lanes [B] whose worker is started."""
+        return self._lanes_where(lambda worker: True)
 
     def take_faults(self) -> list[EnvFault]:
-        """What failed since this was last asked."""
-        taken = self.faults
-        self.faults = []
+        """The failures since the last call."""
+        taken = self._faults
+        self._faults = []
         return taken
 
     def starting(self) -> bool:
-        """Is a worker on its way?"""
-        return any(child is not None and child.state == "starting" for child in self.children)
+        """Is a worker still starting?"""
+        return any(worker is not None and worker.state == "starting" for worker in self.workers)
 
-    def give(self, command: Array, argument: Array) -> None:
-        """Tell every worker that is ready what its lanes [B] do next."""
+    def send_commands(self, command: Array, argument: Array) -> None:
+        """Send the commands of the lanes [B] to every idle worker."""
         now = self._clock()
-        for child, lanes in zip(self.children, self.lanes, strict=True):
-            part = slice(lanes.start, lanes.stop)
-            if child is not None and child.state == "idle" and command[part].any():
-                child.slab.command[:] = command[part]
-                child.slab.argument[:] = argument[part]
-                child.go(now)
-        # Whoever woke up on this core begins now, not when this process next sleeps: some milliseconds of learning.
+        for worker, lanes in zip(self.workers, self.lanes, strict=True):
+            rows = slice(lanes.start, lanes.stop)
+            if worker is not None and worker.state == "idle" and command[rows].any():
+                worker.memory.command[:] = command[rows]
+                worker.memory.argument[:] = argument[rows]
+                worker.run_commands(now)
+        # Let a worker that woke on this core run now: otherwise it waits for milliseconds until learning pauses.
         os.sched_yield()
 
-    def collect(self, step: Step) -> Array:
-        """Wait for all that are busy and take their answers; lanes [B] that did what they were told."""
-        busy = [worker for worker, child in enumerate(self.children) if child is not None and child.state == "busy"]
-        while any(child is not None and child.state == "busy" for child in self.children):
-            self._wait()
+    def receive(self, step: Step) -> Array:
+        """Wait for all busy workers and copy their results into `step`; lanes [B] that executed their command."""
+        busy = [index for index, worker in enumerate(self.workers) if worker is not None and worker.state == "busy"]
+        while waiting := [worker for worker in self.workers if worker is not None and worker.state == "busy"]:
+            self._wait(waiting)
         done = np.zeros(self.lanes[-1].stop, bool)
-        for worker in busy:
-            self._take(worker, step, done)
-        self._weigh(step)
+        for index in busy:
+            self._copy_results(index, step, done)
+        self._check_memory(step)
         return done
 
-    def listen(self, limit: float) -> None:
-        """Hear what is said within the limit, and see who is gone."""
-        for fd, _ in self._poll.poll(limit * 1_000):
-            self._voices[fd].hear()
-        for worker, each in enumerate(self.children):
-            if each is not None and each.state == "dead":
-                self._lose(worker, "died", each.how_it_ended())
+    def poll(self, timeout_seconds: float) -> None:
+        """Receive messages until the timeout, and remove workers that died."""
+        for descriptor, _ in self._poll.poll(timeout_seconds * 1_000):
+            self._by_descriptor[descriptor].receive()
+        for index, worker in enumerate(self.workers):
+            if worker is not None and worker.state == "dead":
+                self._fail(index, "died", worker.exit_text())
 
     def close(self) -> None:
-        """Let everybody close what they hold, and go; whoever does not is ended."""
-        present = [child for child in self.children if child is not None]
-        self.children = [None] * len(self.children)
-        self._attend()
-        for child in present:
-            child.leave()
+        """Stop all workers after they closed their environments, and kill those that do not exit in time."""
+        present = [worker for worker in self.workers if worker is not None]
+        self.workers = [None] * len(self.workers)
+        self._register_descriptors()
+        for worker in present:
+            worker.request_stop()
         until = self._clock() + CLOSE_SECONDS
-        for child in present:
-            # A step that is under way may end in time; who has not even begun has nothing to close.
-            self._end(child, max(0.0, until - self._clock()) if child.state in ("idle", "busy") else 0.0)
+        for worker in present:
+            # A running step may finish in time; a worker that is still starting has nothing to close.
+            self._stop(worker, max(0.0, until - self._clock()) if worker.state in ("idle", "busy") else 0.0)
         self._reaper.close()
 
-    def expire(self) -> None:
-        """End those that were silent for too long."""
-        for worker, child in enumerate(self.children):
-            late = child is not None and child.deadline(self._step_seconds) <= self._clock()
-            if late and child is not None and child.state in ("busy", "starting"):
-                doing = "start" if child.state == "starting" else "make" if child.slab.making else "answer"
-                self._lose(worker, "hung", f"did not {doing} in time", child.where())
+    def stop_overdue(self) -> None:
+        """Stop the workers whose reply is overdue."""
+        for index, worker in enumerate(self.workers):
+            if worker is None or worker.state not in ("busy", "starting"):
+                continue
+            if worker.deadline(self._step_seconds) <= self._clock():
+                doing = "start" if worker.state == "starting" else "make" if worker.memory.making else "answer"
+                self._fail(index, "hung", f"did not {doing} in time", worker.current_traceback())
 
-    def _attend(self) -> None:
+    def _lanes_where(self, condition: Callable[[EnvWorkerProcess], bool]) -> Array:
+        flags = [worker is not None and condition(worker) for worker in self.workers]
+        return np.repeat(flags, [len(lanes) for lanes in self.lanes])
+
+    def _register_descriptors(self) -> None:
         self._poll = select.poll()
-        self._voices = {}
-        for child in filter(None, self.children):
-            for fd in (child.line.fileno(), child.process.sentinel):
-                self._voices[fd] = child
-                self._poll.register(fd, select.POLLIN)
+        self._by_descriptor = {}
+        for worker in filter(None, self.workers):
+            for descriptor in (worker.connection.fileno(), worker.process.sentinel):
+                self._by_descriptor[descriptor] = worker
+                self._poll.register(descriptor, select.POLLIN)
 
-    def _wait(self) -> None:
-        busy = [child for child in self.children if child is not None and child.state == "busy"]
-        left = min(child.deadline(self._step_seconds) for child in busy) - self._clock()
-        self.listen(min(max(left, 0.0), _SLICE_SECONDS))
-        for child in busy:
-            if child.state == "busy":
-                child.bound_log()
+    def _wait(self, busy: list[EnvWorkerProcess]) -> None:
+        left = min(worker.deadline(self._step_seconds) for worker in busy) - self._clock()
+        self.poll(min(max(left, 0.0), _LOG_CHECK_SECONDS))
+        for worker in busy:
+            if worker.state == "busy":
+                worker.truncate_log()
         if left <= 0:
-            self.listen(_GRACE_SECONDS)
-            self.expire()
+            self.poll(_GRACE_SECONDS)
+            self.stop_overdue()
 
-    def _take(self, worker: int, step: Step, done: Array) -> None:
-        child = self.children[worker]
-        lanes = self.lanes[worker]
-        if child is None:
+    def _copy_results(self, index: int, step: Step, done: Array) -> None:
+        worker = self.workers[index]
+        if worker is None:
             return
-        part = slice(lanes.start, lanes.stop)
-        answer = child.slab.step
-        good = child.slab.outcome == DONE
-        done[part] = good
-        terminated, truncated = child.slab.flags()
-        step.obs[part][good] = answer.obs[good]
-        step.reward[part][good] = answer.reward[good]
-        step.terminated[part][good] = terminated[good]
-        step.truncated[part][good] = truncated[good]
-        if step.mask is not None and answer.mask is not None:
-            step.mask[part][good] = answer.mask.view(np.uint8)[good] != 0
-        for index in np.flatnonzero(~good & (child.slab.command != 0)):
-            self._note(worker, child, int(index))
+        rows = slice(self.lanes[index].start, self.lanes[index].stop)
+        result = worker.memory.step
+        good = worker.memory.outcome == DONE
+        done[rows] = good
+        terminated, truncated = worker.memory.end_flags()
+        step.obs[rows][good] = result.obs[good]
+        step.reward[rows][good] = result.reward[good]
+        step.terminated[rows][good] = terminated[good]
+        step.truncated[rows][good] = truncated[good]
+        if step.mask is not None and result.mask is not None:
+            step.mask[rows][good] = result.mask.view(np.uint8)[good] != 0
+        for row in np.flatnonzero(~good & (worker.memory.command != 0)):
+            self._record_env_fault(index, worker, int(row))
 
-    def _note(self, worker: int, child: EnvWorkerProcess, index: int) -> None:
-        lane = self.lanes[worker][index]
-        what, _, cause = child.slab.said(index).partition("\n")
-        kind: Literal["wrong", "raised"] = "wrong" if child.slab.outcome[index] == WRONG else "raised"
-        seconds = self._clock() - child.since
-        self.faults.append(EnvFault(kind, worker, (lane,), (lane,), f"lane {lane}: {what}", cause, seconds))
+    def _record_env_fault(self, index: int, worker: EnvWorkerProcess, row: int) -> None:
+        lane = self.lanes[index][row]
+        what, _, cause = worker.memory.message(row).partition("\n")
+        kind: Literal["wrong", "raised"] = "wrong" if worker.memory.outcome[row] == OUTSIDE_SPACE else "raised"
+        seconds = self._clock() - worker.since
+        self._faults.append(EnvFault(kind, index, (lane,), (lane,), f"lane {lane}: {what}", cause, seconds))
 
-    def _weigh(self, step: Step) -> None:
-        """A worker that grew too large is ended when an episode has ended there."""
+    def _check_memory(self, step: Step) -> None:
+        """Stop workers above the memory limit at the end of an episode, and far above it at once."""
         if self._memory_bytes is None:
             return
         now = self._clock()
-        if now - self._weighed_at >= _WEIGH_SECONDS:
-            self._weighed_at = now
-            weights = {w: child.resident_bytes() for w, child in enumerate(self.children) if child is not None}
-            self._heavy = {worker for worker, weight in weights.items() if weight > self._memory_bytes}
-            for worker in [w for w in self._heavy if weights[w] > _TOO_HEAVY * self._memory_bytes]:
-                self._lose(worker, "leaked", "grew far beyond env.worker_memory_gib")
+        if now - self._memory_checked_at >= _MEMORY_CHECK_SECONDS:
+            self._memory_checked_at = now
+            used = {index: worker.resident_bytes() for index, worker in enumerate(self.workers) if worker is not None}
+            self._over_memory = {index for index, size in used.items() if size > self._memory_bytes}
+            for index in [i for i in self._over_memory if used[i] > _HARD_MEMORY_LIMIT * self._memory_bytes]:
+                self._fail(index, "leaked", "grew far beyond env.worker_memory_gib")
         ended = step.terminated | step.truncated
-        for worker in [w for w in self._heavy if ended[self.lanes[w].start : self.lanes[w].stop].any()]:
-            self._lose(worker, "leaked", "grew beyond env.worker_memory_gib")
+        for index in [i for i in self._over_memory if ended[self.lanes[i].start : self.lanes[i].stop].any()]:
+            self._fail(index, "leaked", "grew beyond env.worker_memory_gib")
 
-    def _lose(self, worker: int, kind: Literal["hung", "died", "leaked"], what: str, cause: str = "") -> None:
-        child = self.children[worker]
-        lanes = self.lanes[worker]
-        self._heavy.discard(worker)
-        if child is None:
+    def _fail(self, index: int, kind: Literal["hung", "died", "leaked"], what: str, cause: str = "") -> None:
+        """Stop a worker and record the fault."""
+        worker = self.workers[index]
+        lanes = self.lanes[index]
+        self._over_memory.discard(index)
+        if worker is None:
             return
-        self.children[worker] = None
-        self._attend()
-        at = child.slab.at if kind != "leaked" else None
-        guilty = tuple(lanes) if at is None else (lanes[at],)
-        where = f"worker {worker}" if at is None else f"worker {worker}, at lane {guilty[0]},"
-        text = cause or child.last_words()
-        seconds = self._clock() - child.since
-        self._end(child)
-        self.faults.append(EnvFault(kind, worker, tuple(lanes), guilty, f"{where} {what}", text, seconds))
+        self.workers[index] = None
+        self._register_descriptors()
+        current = worker.memory.current_lane if kind != "leaked" else None
+        guilty = tuple(lanes) if current is None else (lanes[current],)
+        where = f"worker {index}" if current is None else f"worker {index}, at lane {guilty[0]},"
+        cause = cause or worker.crash_traceback()
+        seconds = self._clock() - worker.since
+        self._stop(worker)
+        self._faults.append(EnvFault(kind, index, tuple(lanes), guilty, f"{where} {what}", cause, seconds))
 
-    def _end(self, child: EnvWorkerProcess, patience: float = 0.0) -> None:
-        pid = child.process.pid  # a process that was ended does not tell it any more
-        child.end(patience)
+    def _stop(self, worker: EnvWorkerProcess, timeout_seconds: float = 0.0) -> None:
+        pid = worker.process.pid  # not available once the process was closed
+        worker.stop(timeout_seconds)
         self._reaper.forget(pid)

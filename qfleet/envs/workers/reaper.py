@@ -1,7 +1,7 @@
-"""The reaper of a world: a process that ends what environments have started when whoever has the world is killed.
+"""The reaper of a world: a process that kills what environments started when the process of the world is killed.
 
-The kernel ends workers with their parent, but not what an environment has started in a worker: that is in the worker's
-group, and somebody must be left to end the group.
+The kernel ends workers with their parent, but not the processes that an environment started in a worker. Those are in
+the worker's process group, which the reaper kills.
 """
 
 import os
@@ -10,48 +10,48 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from qfleet.envs.workers.process import end_group, launched
-from qfleet.system.child_process import let_go_of_server
+from qfleet.envs.workers.process import start_process
+from qfleet.system.child_process import close_fork_server_pipe, kill_process_group
 
 
 class Reaper:
-    """Is told of every worker that comes and goes, by its process id; those who go have a minus."""
+    """Sends the reaper process the id of every worker that starts, and the negative id of every worker that ended."""
 
     def __init__(self) -> None:
-        theirs, self._line = Pipe(duplex=False)
-        with theirs:
-            self._process = launched(reap, (theirs,), main=False)
+        child_connection, self._connection = Pipe(duplex=False)
+        with child_connection:
+            self._process = start_process(reaper_main, (child_connection,), main=False)
 
     def watch(self, pid: int | None) -> None:
-        """A worker is there."""
-        self._tell(pid or 0)
+        """Add a worker that was started."""
+        self._send(pid or 0)
 
     def forget(self, pid: int | None) -> None:
-        """It was ended, and its group with it: the number may be somebody else's from now on."""
-        self._tell(-(pid or 0))
+        """Remove a worker whose process group was killed: the system may reuse its id."""
+        self._send(-(pid or 0))
 
     def close(self) -> None:
-        """Nobody is left to be watched."""
-        if not self._line.closed:
-            self._line.close()
-            end_group(self._process)
+        """Stop the reaper process."""
+        if not self._connection.closed:
+            self._connection.close()
+            kill_process_group(self._process)
 
-    def _tell(self, number: int) -> None:
-        with suppress(OSError):  # a world works without it as well
-            self._line.send_bytes(b"%d" % number)
+    def _send(self, number: int) -> None:
+        with suppress(OSError):  # a world works without a reaper
+            self._connection.send_bytes(b"%d" % number)
 
 
-def reap(line: Connection) -> None:
-    """A reaper's life: it waits until nobody holds the line's other end, which only the world's own process does."""
-    let_go_of_server()
+def reaper_main(connection: Connection) -> None:
+    """Wait until the world's process closes its end of the pipe or dies, then kill the groups of all its workers."""
+    close_fork_server_pipe()
     with suppress(OSError):
-        os.setpgid(0, 0)  # who ends a whole group of ours does not mean this one
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
+        os.setpgid(0, 0)  # a signal to the parent's group must not end the reaper
+    for ignored in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
     watched: set[int] = set()
     with suppress(EOFError, OSError):
-        while word := line.recv_bytes(32):
-            number = int(word)
+        while message := connection.recv_bytes(32):
+            number = int(message)
             watched = watched | {number} if number > 0 else watched - {-number}
     for pid in watched:
         with suppress(OSError):

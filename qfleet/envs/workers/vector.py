@@ -1,8 +1,8 @@
-"""Single environments in processes of their own, for worlds that are slow or unsafe. B lanes, A actions.
+"""A world whose single environments run in worker processes, for slow or unsafe environments. B lanes, A actions.
 
-Workers only hold environments and obey; episodes, seeds and actions are kept here, as `Lanes` keeps them, so that the
-same plan shows the same rows with workers and without. What fails is made again: that lane's step never happened
-(`Step.lost`), its episode is dropped, and until there is something new to show it says that it is truncated.
+Workers only hold environments and execute commands. Episodes, seeds and actions are kept here, as in `SyncVectorEnv`,
+so that a plan gives the same rows with and without workers. An environment that fails is made again: the failed step
+does not count (`Step.lost`), the episode is dropped, and the lane shows a truncated step until its new episode starts.
 """
 
 import os
@@ -17,18 +17,18 @@ import numpy as np
 from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
-from qfleet.envs.single_env import blank
+from qfleet.envs.single_env import blank_step, require_idle
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import IDLE, RESET, STEP
 from qfleet.envs.workers.pool import EnvFault, EnvWorkerPool
-from qfleet.envs.workers.process import EnvWorkerFailed, scouted
+from qfleet.envs.workers.process import EnvWorkerFailed, probe_spec
 from qfleet.errors import EnvError
 from qfleet.system.restart_budget import RestartBudget
 
 _WINDOW_SECONDS = 600.0
-_WELL_STEPS = 100  # so long an episode, and the environment is not in a row of faults any more
-_KEPT_FAULTS = 1_000
-_PAUSE_SECONDS = 0.25
+_HEALTHY_STEPS = 100  # after so many steps of an episode the next fault counts as the first again
+_MAX_FAULTS_KEPT = 1_000
+_POLL_SECONDS = 0.25
 _SHOWN_LINES = 12
 _FIXES = {
     "hung": "Mend the environment, or raise env.step_timeout_seconds if a step may take so long.",
@@ -37,7 +37,7 @@ _FIXES = {
 
 
 class ProcessVectorEnv:
-    """A world whose lanes live in `workers` processes; each lane may fail `rebuilds` times in ten minutes."""
+    """A world whose lanes run in `workers` processes; each lane may fail `rebuilds` times in ten minutes."""
 
     def __init__(
         self,
@@ -56,131 +56,139 @@ class ProcessVectorEnv:
         self.num = num
         self._name = task.env.id
         self._clock = clock
-        self.spec, self.notes = scouted(task, episode_seed(seed, stream, 0, 0), os.devnull)
-        limits = {"step_seconds": step_seconds, "memory_bytes": memory_bytes}
-        self._staff = EnvWorkerPool(task, self.spec, num, min(workers, num), logs=logs, clock=clock, **limits)  # type: ignore[arg-type]
+        self.spec, self.notes = probe_spec(task, episode_seed(seed, stream, 0, 0), os.devnull)
+        self._pool = EnvWorkerPool(
+            task,
+            self.spec,
+            num,
+            min(workers, num),
+            step_seconds=step_seconds,
+            memory_bytes=memory_bytes,
+            logs=logs,
+            clock=clock,
+        )
         self._episodes = EpisodeRecorder(num, seed, stream)
         self._budgets = [RestartBudget(rebuilds, _WINDOW_SECONDS) for _ in range(num)]
-        self._shaky = np.zeros(num, bool)  # lanes with a fault not long ago
-        self._gone = np.ones(num, bool)  # lanes that have no environment to step
-        self._faults: deque[EnvFault] = deque(maxlen=_KEPT_FAULTS)
-        self._last_fault: EnvFault | None = None  # kept when the others are taken: it may end the run later
-        self._last = blank(self.spec, num)
+        self._recently_failed = np.zeros(num, bool)
+        self._lost = np.ones(num, bool)  # lanes without an environment that can be stepped
+        self._faults: deque[EnvFault] = deque(maxlen=_MAX_FAULTS_KEPT)
+        self._last_fault: EnvFault | None = None  # for the error message when no lane is left
+        self._last = blank_step(self.spec, num)
         self._sent: Array | None = None  # actions
         self._command = np.zeros(num, np.int8)
-        self._hire()
+        self._start_workers()
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
-        self._settle()
+        self._drain()
         self._episodes.rewind()
-        self._last = blank(self.spec, self.num)
-        self._gone = np.ones(self.num, bool)
-        self._await_staff()
-        self._begin()
-        self._finish()
-        self._last.lost = self._gone.copy()  # nothing was there before that could be lost
+        self._last = blank_step(self.spec, self.num)
+        self._lost = np.ones(self.num, bool)
+        self._await_workers()
+        self._send_next()
+        self._receive_any()
+        self._last.lost = self._lost.copy()  # lanes that were reset lost no step
         return self._shown()
 
     def send(self, action: Array) -> None:
-        """Tell the workers, which begin at once."""
+        """Send the actions to the workers, which start at once."""
         self._sent = np.array(action, np.int64)
-        self._begin(self._sent)
+        self._send_next(self._sent)
 
     def receive(self) -> Step:
-        """Wait for the workers, but for none longer than its time."""
+        """Wait for the workers, for each at most until its timeout."""
         if self._sent is None:
             raise RuntimeError("receive() without send()")
         action = self._sent
         self._sent = None
-        done = self._finish()
+        done = self._receive_any()
         self._episodes.record(action, done & (self._command == STEP))
         return self._shown()
 
     def abandon(self, lanes: Array) -> None:
-        """Give these lanes' episodes up (bool [B]): their next step begins a new one, as after a truncation."""
-        self._require_idle()
+        """Give up the episodes of these lanes (bool [B]): their next step begins a new one, as after a truncation."""
+        require_idle(self._sent)
         self._last = replace(self._last, truncated=self._last.truncated | lanes)
 
     def take_faults(self) -> list[EnvFault]:
-        """What failed since this was last asked, the newest of them if they were too many."""
+        """The faults since the last call, or the newest 1,000 of them."""
         taken = list(self._faults)
         self._faults.clear()
         return taken
 
     @property
     def quarantined(self) -> Array:
-        """Lanes [B] that failed too often and are not tried again."""
-        return np.array([budget.spent for budget in self._budgets])
+        """Lanes [B] that failed too often and are not restarted."""
+        return np.array([budget.exhausted for budget in self._budgets])
 
     def state_dict(self) -> State:
         """Each lane's episode, seed and actions; `ended` lanes reset on their next step, `gone` ones had a fault."""
-        self._require_idle()
+        require_idle(self._sent)
         state = {**self._episodes.state_dict(), "ended": self._last.terminated | self._last.truncated}
-        gone = self._gone & state["ended"]
-        return {**state, "gone": gone, "shown": self._last.obs[gone].copy()} if gone.any() else state
+        lost = self._lost & state["ended"]
+        return {**state, "gone": lost, "shown": self._last.obs[lost].copy()} if lost.any() else state
 
     def load_state_dict(self, state: State) -> Step:
-        """Drive every lane again from its episode's seed, all side by side."""
-        self._settle()
+        """Restore every lane by repeating its recorded actions from its seed, all lanes in parallel."""
+        self._drain()
         self._episodes.load_state_dict(state, self.spec.num_actions)
         ended = saved_array(state, "ended", FLAGS, (self.num,))
-        gone = np.zeros(self.num, bool)
-        self._last = blank(self.spec, self.num)
+        lost = np.zeros(self.num, bool)
+        self._last = blank_step(self.spec, self.num)
         if "gone" in state:
-            gone = saved_array(state, "gone", FLAGS, (self.num,))
-            shape = (int(gone.sum()), *self.spec.obs)
-            self._last.obs[gone] = saved_array(state, "shown", self._last.obs.dtype.kind, shape)
-        self._await_staff()
-        self._gone = gone.copy()
-        self._redrive(~gone)
-        # An episode that was given up did not end by itself, and does not when it is driven again.
-        self._last.truncated |= (ended & ~self._last.terminated) | self._gone
+            lost = saved_array(state, "gone", FLAGS, (self.num,))
+            shape = (int(lost.sum()), *self.spec.obs)
+            self._last.obs[lost] = saved_array(state, "shown", self._last.obs.dtype.kind, shape)
+        self._await_workers()
+        self._lost = lost.copy()
+        self._redrive(~lost)
+        # An abandoned episode had not ended by itself, and does not end when it is repeated.
+        self._last.truncated |= (ended & ~self._last.terminated) | self._lost
         return self._last
 
     def close(self) -> None:
-        """End the workers."""
-        self._staff.close()
+        """Stop the workers."""
+        self._pool.close()
 
-    def _begin(self, action: Array | None = None) -> None:
-        """Have every lane step or, where its episode is over, reset if it can."""
-        self._hire()
-        can = self._staff.ready()
-        over = self._gone | self._last.terminated | self._last.truncated
-        resets = can & over & self._due()
-        steps = can & ~over if action is not None else np.zeros(self.num, bool)
+    def _send_next(self, action: Array | None = None) -> None:
+        """Have every lane step or, where its episode is over, reset if its budget allows it."""
+        self._start_workers()
+        idle = self._pool.idle_lanes()
+        over = self._lost | self._last.terminated | self._last.truncated
+        resets = idle & over & self._may_restart()
+        steps = idle & ~over if action is not None else np.zeros(self.num, bool)
         argument = np.zeros(self.num, np.int64) if action is None else action.copy()
         if resets.any():
             argument[resets] = self._episodes.begin(resets)
-        self._order(np.where(resets, RESET, np.where(steps, STEP, IDLE)), argument)
+        self._send_commands(np.where(resets, RESET, np.where(steps, STEP, IDLE)), argument)
 
-    def _order(self, command: Array, argument: Array) -> None:
+    def _send_commands(self, command: Array, argument: Array) -> None:
         self._command = command.astype(np.int8)
-        self._staff.give(self._command, argument)
+        self._pool.send_commands(self._command, argument)
 
-    def _finish(self) -> Array:
-        """Wait for what was begun; when no lane has anything to show, until one has. Lanes [B] that did it."""
-        done = self._gather()
+    def _receive_any(self) -> Array:
+        """Receive results, and restart lanes until at least one has a result; lanes [B] that have one."""
+        done = self._receive_results()
         while not done.any():
-            self._raise_if_hopeless()
-            self._staff.listen(_PAUSE_SECONDS if self._staff.starting() else self._until_due())
-            self._begin()
-            done = self._gather()
+            self._raise_if_all_quarantined()
+            self._pool.poll(_POLL_SECONDS if self._pool.starting() else self._seconds_until_restart())
+            self._send_next()
+            done = self._receive_results()
         return done
 
-    def _gather(self) -> Array:
-        """The next `_last`: answers where there are any, and elsewhere what was shown before."""
-        was = self._last
-        step = Step(np.empty_like(was.obs), np.zeros(self.num, np.float32), *np.zeros((2, self.num), bool))
-        step.mask = None if was.mask is None else was.mask.copy()
-        done = self._staff.collect(step)
+    def _receive_results(self) -> Array:
+        """Set `_last` to the workers' results, and to the previous observation in lanes without one."""
+        previous = self._last
+        step = Step(np.empty_like(previous.obs), np.zeros(self.num, np.float32), *np.zeros((2, self.num), bool))
+        step.mask = None if previous.mask is None else previous.mask.copy()
+        done = self._pool.receive(step)
         if not done.all():
-            step.obs[~done] = was.obs[~done]
-        step.lost = ~done | self._gone
+            step.obs[~done] = previous.obs[~done]
+        step.lost = ~done | self._lost
         step.truncated |= ~done
-        self._gone = ~done
+        self._lost = ~done
         self._last = step
-        self._book(done)
+        self._update_budgets(done)
         return done
 
     def _shown(self) -> Step:
@@ -188,94 +196,90 @@ class ProcessVectorEnv:
             self._last.lost = None
         return self._last
 
-    def _book(self, done: Array) -> None:
-        """Charge what failed to whom it is due, and forgive those that are well again."""
+    def _update_budgets(self, done: Array) -> None:
+        """Charge new faults to the guilty lanes, and reset the delays of lanes that work again."""
         now = self._clock()
         ended = self._last.terminated | self._last.truncated
-        for fault in self._staff.take_faults():
-            if fault.kind == "leaked":  # its last step was a good one
-                self._gone[list(fault.lanes)] |= ~ended[list(fault.lanes)]
+        for fault in self._pool.take_faults():
+            if fault.kind == "leaked":  # the last step of its lanes is valid
+                self._lost[list(fault.lanes)] |= ~ended[list(fault.lanes)]
             self._charge(fault, now)
-        well = self._shaky & done & (ended | (self._episodes.length >= _WELL_STEPS))
-        for lane in np.flatnonzero(well):
-            self._budgets[lane].settle()
-        self._shaky &= ~well
+        healthy = self._recently_failed & done & (ended | (self._episodes.length >= _HEALTHY_STEPS))
+        for lane in np.flatnonzero(healthy):
+            self._budgets[lane].reset_backoff()
+        self._recently_failed &= ~healthy
 
     def _charge(self, fault: EnvFault, now: float) -> None:
         before = self.quarantined
         for lane in fault.guilty:
             if not before[lane]:
                 self._budgets[lane].charge(now)
-                self._shaky[lane] = True
+                self._recently_failed[lane] = True
         given_up = tuple(int(lane) for lane in np.flatnonzero(self.quarantined & ~before))
         lanes = tuple(lane for lane in fault.lanes if not before[lane])
         self._last_fault = replace(fault, lanes=lanes, quarantined=given_up, what=f"{self._name}, {fault.what}")
         self._faults.append(self._last_fault)
 
-    def _due(self) -> Array:
+    def _may_restart(self) -> Array:
         now = self._clock()
-        return np.array([not budget.spent and budget.ready_at <= now for budget in self._budgets])
+        return np.array([not budget.exhausted and budget.retry_at <= now for budget in self._budgets])
 
-    def _until_due(self) -> float:
-        times = [budget.ready_at for budget in self._budgets if not budget.spent]
-        return min(max(min(times) - self._clock(), 0.0), _PAUSE_SECONDS)
+    def _seconds_until_restart(self) -> float:
+        times = [budget.retry_at for budget in self._budgets if not budget.exhausted]
+        return min(max(min(times) - self._clock(), 0.0), _POLL_SECONDS)
 
-    def _hire(self) -> None:
-        """Start the workers that are away, if one of their lanes may be tried."""
-        if None in self._staff.children:
-            due = self._due()
-            for worker, lanes in enumerate(self._staff.lanes):
-                if self._staff.children[worker] is None and due[lanes.start : lanes.stop].any():
-                    self._staff.hire(worker)
+    def _start_workers(self) -> None:
+        """Start the missing workers that have a lane which may be restarted."""
+        if None in self._pool.workers:
+            may_restart = self._may_restart()
+            for index, lanes in enumerate(self._pool.lanes):
+                if self._pool.workers[index] is None and may_restart[lanes.start : lanes.stop].any():
+                    self._pool.start(index)
 
-    def _await_staff(self) -> None:
-        self._hire()
-        while self._staff.starting():
-            self._staff.listen(_PAUSE_SECONDS)
-            self._staff.expire()
+    def _await_workers(self) -> None:
+        self._start_workers()
+        while self._pool.starting():
+            self._pool.poll(_POLL_SECONDS)
+            self._pool.stop_overdue()
 
     def _redrive(self, lanes: Array) -> None:
-        """Reset these lanes [B] and take the actions recorded of each; the others wait."""
-        self._step_again(np.where(lanes, RESET, IDLE), self._episodes.seed)
+        """Reset these lanes [B] and repeat the recorded actions of each; the others wait."""
+        self._redrive_step(np.where(lanes, RESET, IDLE), self._episodes.seed)
         for number in range(int(self._episodes.length[lanes].max(initial=0))):
-            # An environment that is not repeatable may end early: the caller sees it and gives the episode up.
-            over = self._gone | self._last.terminated | self._last.truncated
-            moves = lanes & ~over & (self._episodes.length > number)
-            action = [self._episodes.actions(lane)[number] if moves[lane] else 0 for lane in range(self.num)]
-            self._step_again(np.where(moves, STEP, IDLE), np.array(action, np.int64))
+            # A non-deterministic environment may end early: the caller notices and abandons the episode.
+            over = self._lost | self._last.terminated | self._last.truncated
+            steps = lanes & ~over & (self._episodes.length > number)
+            action = [self._episodes.actions(lane)[number] if steps[lane] else 0 for lane in range(self.num)]
+            self._redrive_step(np.where(steps, STEP, IDLE), np.array(action, np.int64))
 
-    def _step_again(self, command: Array, argument: Array) -> None:
-        was = self._last
-        gone = self._gone
-        self._order(command, argument)
-        done = self._gather()
-        # Who was not told anything stays as it was, unless its worker is gone.
-        still = (command == IDLE) & self._staff.present()
+    def _redrive_step(self, command: Array, argument: Array) -> None:
+        previous = self._last
+        lost = self._lost
+        self._send_commands(command, argument)
+        done = self._receive_results()
+        # Lanes without a command keep their values, unless their worker is lost.
+        unchanged = (command == IDLE) & self._pool.present_lanes()
         for field in ("reward", "terminated", "truncated"):
-            getattr(self._last, field)[still] = getattr(was, field)[still]
-        self._gone = np.where(still, gone, ~done)
+            getattr(self._last, field)[unchanged] = getattr(previous, field)[unchanged]
+        self._lost = np.where(unchanged, lost, ~done)
         self._last.lost = None
 
-    def _settle(self) -> None:
-        """Let go of a step that is under way."""
+    def _drain(self) -> None:
+        """Receive and discard the results of a step that was sent."""
         if self._sent is not None:
             self._sent = None
-            self._gather()
+            self._receive_results()
 
-    def _require_idle(self) -> None:
-        if self._sent is not None:
-            raise RuntimeError("a step is under way: call receive() first")
-
-    def _raise_if_hopeless(self) -> None:
+    def _raise_if_all_quarantined(self) -> None:
         fault = self._last_fault
         if fault is None or not self.quarantined.all():
             return
-        # Python's own traceback says most at its end, that of a crash at its beginning.
+        # An exception's traceback is most specific at its end, that of a crash at its beginning.
         lines = fault.cause.strip().splitlines()
         shown = "\n".join(lines[-_SHOWN_LINES:] if fault.kind == "raised" else lines[:_SHOWN_LINES])
         raise EnvError(
             f"{self._name}: all {self.num} environments failed more than {self._budgets[0].limit} times"
             f" (env.rebuilds) in {_WINDOW_SECONDS:.0f} s and were given up. The last fault: {fault.what}",
-            f"It said:\n{shown}" if shown else "It said nothing more.",
+            f"Its traceback:\n{shown}" if shown else "There is no traceback.",
             _FIXES.get(fault.kind, "Mend the environment."),
         ) from EnvWorkerFailed(fault.cause)

@@ -1,4 +1,4 @@
-"""Whatever an environment or its process does wrong, the others go on and nothing is invented."""
+"""If an environment or its process fails, the others continue and no row is invented."""
 
 import os
 import random
@@ -20,7 +20,7 @@ from tests.envs.record import (
     SEED,
     Record,
     alive,
-    gone_within,
+    ended_within,
     lanes_of,
     make_actor,
     worker_pids,
@@ -33,7 +33,7 @@ SHARED = "/dev/shm"  # noqa: S108
 
 
 @pytest.mark.parametrize(
-    ("toy", "fault", "kind", "said"),
+    ("toy", "fault", "kind", "message"),
     [
         ("Breaking", "", "raised", "step() raised ZeroDivisionError: the toy broke"),
         ("Breaking", "exit", "raised", "SystemExit: the toy has had enough"),
@@ -43,8 +43,8 @@ SHARED = "/dev/shm"  # noqa: S108
         ("Lying", "reward", "wrong", "reward: expected finite numbers, got inf"),
     ],
 )
-def test_an_environment_that_fails_is_made_again_and_no_other_notices(
-    toy: str, fault: str, kind: str, said: str
+def test_a_failed_environment_is_made_again_without_affecting_others(
+    toy: str, fault: str, kind: str, message: str
 ) -> None:
     with world_of(toy, every=20, fault=fault, rebuilds=100) as world:
         pids = worker_pids(world)
@@ -55,7 +55,7 @@ def test_an_environment_that_fails_is_made_again_and_no_other_notices(
         assert worker_pids(world) == pids
         for each in record.faults:
             assert each.kind == kind
-            assert said in each.what
+            assert message in each.what
             assert len(each.lanes) == 1
             assert f"lane {each.lanes[0]}: " in each.what
             assert not each.quarantined
@@ -64,7 +64,7 @@ def test_an_environment_that_fails_is_made_again_and_no_other_notices(
             assert "in _fail" in record.faults[0].cause
 
 
-def test_a_failed_reset_is_tried_with_another_seed() -> None:
+def test_a_failed_reset_is_retried_with_another_seed() -> None:
     with world_of("Breaking", every=7, at=0, rebuilds=100) as world:
         record = Record(world)
         record.run(300, until=lambda: len(record.faults) >= 3).run(10).check()
@@ -72,23 +72,23 @@ def test_a_failed_reset_is_tried_with_another_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("toy", "fault", "kind", "said", "cause"),
+    ("toy", "fault", "kind", "message", "cause"),
     [
         ("Crashing", "", "died", "was ended by SIGSEGV", "in _fail"),
-        ("Crashing", "exit", "died", "left with exit code 7", ""),
+        ("Crashing", "exit", "died", "ended with exit code 7", ""),
         ("Hanging", "", "hung", "did not answer in time", "in _fail"),
         ("Hanging", "hard", "hung", "did not answer in time", "in _fail"),
     ],
 )
-def test_a_process_that_fails_is_replaced_and_other_processes_do_not_notice(
-    toy: str, fault: str, kind: str, said: str, cause: str
+def test_a_failed_process_is_replaced_without_affecting_others(
+    toy: str, fault: str, kind: str, message: str, cause: str
 ) -> None:
     with world_of(toy, every=40, fault=fault, rebuilds=100, step_timeout_seconds=1.0) as world:
         record = Record(world)
         record.run(400, until=lambda: bool(record.faults))
         seen = record.faults[0]
         assert seen.kind == kind
-        assert said in seen.what
+        assert message in seen.what
         assert cause in seen.cause
         assert seen.lanes in ((0, 1), (2, 3))
         assert f"at lane {seen.guilty[0]}," in seen.what
@@ -102,7 +102,7 @@ def test_a_process_that_fails_is_replaced_and_other_processes_do_not_notice(
         assert all(record.whole(lane) for lane in untouched)
 
 
-def test_a_leak_is_ended_at_the_end_of_an_episode() -> None:
+def test_a_leaking_worker_is_stopped_at_the_end_of_an_episode() -> None:
     with world_of("Leaking", every=10, rebuilds=100, worker_memory_gib=0.35) as world:
         record = Record(world)
         until = time.monotonic() + 40
@@ -111,13 +111,13 @@ def test_a_leak_is_ended_at_the_end_of_an_episode() -> None:
         assert "env.worker_memory_gib" in record.faults[0].what
         if "far beyond" not in record.faults[0].what:
             assert record.actor.last[list(record.faults[0].lanes)].any()
-        assert (world._gone | record.actor.last)[list(record.faults[0].lanes)].all()
+        assert (world._lost | record.actor.last)[list(record.faults[0].lanes)].all()
         record.run(300).check()
-        # Nothing that happened is lost: the last row of a worker that is ended holds a step as any other.
+        # No step is lost: the last row of a stopped worker is an ordinary step.
         assert record.actor.steps == sum(int((~row["last"]).sum()) for row in record.rows)
 
 
-def test_what_an_environment_prints_is_kept_up_to_a_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_of_an_environment_is_logged_up_to_a_limit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with world_of("Leaking", 2, 1, every=3, fault="flood", logs=tmp_path) as world:
         Record(world).run(60).check()
         assert not world.take_faults()
@@ -125,14 +125,14 @@ def test_what_an_environment_prints_is_kept_up_to_a_limit(tmp_path: Path, capfd:
     assert capfd.readouterr() == ("", "")
 
 
-def test_workers_logs_are_put_beside_the_log_of_whoever_has_them(tmp_path: Path) -> None:
+def test_workers_of_an_actor_log_beside_the_log_of_the_actor(tmp_path: Path) -> None:
     with world_of("Leaking", 2, 2, every=1, fault="flood", logs=tmp_path / "actor-1.log") as world:
         Record(world).run(10)
         sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
         assert sizes == {"actor-1-worker-0.log": LOG_BYTES, "actor-1-worker-1.log": LOG_BYTES}
 
 
-def test_a_log_that_grows_within_one_step_is_cut(tmp_path: Path) -> None:
+def test_a_log_that_grows_within_one_step_is_truncated(tmp_path: Path) -> None:
     (tmp_path / "endless.py").write_text(
         "import os\nfrom qfleet.testing.toys import Traced\nclass Endless(Traced):\n    def step(self, action):\n"
         "        while True:\n            os.write(1, b'x' * 100_000)\n"
@@ -150,9 +150,10 @@ def test_a_log_that_grows_within_one_step_is_cut(tmp_path: Path) -> None:
 # ---- Budget, quarantine, error.
 
 
-def test_a_lane_over_its_budget_is_out_of_the_game_and_the_last_one_ends_it() -> None:
+def test_a_lane_over_its_budget_is_quarantined_and_the_last_one_raises() -> None:
     with world_of("Breaking", every=8, rebuilds=0) as world:
-        record, out = Record(world), [np.zeros(NUM, bool)]
+        record = Record(world)
+        out = [np.zeros(NUM, bool)]
 
         def no_steps_there() -> bool:
             row = record.rows[-1]
@@ -174,7 +175,7 @@ def test_a_lane_over_its_budget_is_out_of_the_game_and_the_last_one_ends_it() ->
     assert caught.value.exit_code == 4
 
 
-def test_a_quarantined_lane_costs_no_steps_and_promises_none() -> None:
+def test_a_quarantined_lane_takes_no_steps() -> None:
     with world_of("Breaking", every=8, rebuilds=0) as world:
         record = Record(world)
         record.run(300, until=lambda: bool(world.quarantined.any()))
@@ -187,7 +188,7 @@ def test_a_quarantined_lane_costs_no_steps_and_promises_none() -> None:
         record.actor.receive()
 
 
-def test_every_process_that_dies_is_charged_and_ends_the_run() -> None:
+def test_dying_processes_are_charged_to_their_lanes_until_the_run_ends() -> None:
     with world_of("Crashing", every=1, rebuilds=1, workers=2) as world:
         record = Record(world)
         with pytest.raises(EnvError, match="SIGSEGV") as caught:
@@ -195,20 +196,20 @@ def test_every_process_that_dies_is_charged_and_ends_the_run() -> None:
         assert "Segmentation fault" in caught.value.why
         given_up = [fault.quarantined for fault in record.faults + world.take_faults()]
         assert sorted(lane for lanes in given_up for lane in lanes) == list(range(NUM))
-        assert max(map(len, given_up)) == 1  # only the lane that was being stepped is to blame
+        assert max(map(len, given_up)) == 1  # only the lane that was being stepped is charged
 
 
-def test_a_hang_is_mended_by_more_time() -> None:
+def test_the_error_for_a_hang_suggests_a_longer_timeout() -> None:
     with world_of("Hanging", every=1, rebuilds=0, step_timeout_seconds=0.5, num=1, workers=1) as world:
         with pytest.raises(EnvError) as caught:
             Record(world).run(100)
         assert "raise env.step_timeout_seconds" in caught.value.fix
 
 
-def test_a_leak_that_is_the_last_lanes_end_says_so() -> None:
+def test_the_error_for_a_leak_in_the_last_lane_suggests_more_memory() -> None:
     with world_of("Leaking", every=1, rebuilds=0, worker_memory_gib=0.01, num=2, workers=1) as world:
         record = Record(world)
-        with pytest.raises(EnvError) as caught:  # its last step was good, and its fault was taken with it
+        with pytest.raises(EnvError) as caught:  # its last step was valid, and its fault was taken with it
             record.run(1_000_000)
         assert [fault.kind for fault in record.faults] == ["leaked"]
     assert "beyond env.worker_memory_gib" in caught.value.what
@@ -217,7 +218,7 @@ def test_a_leak_that_is_the_last_lanes_end_says_so() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 2])
-def test_a_lane_that_failed_is_not_in_the_way_of_a_restart(at: int) -> None:
+def test_a_state_with_failed_lanes_can_be_restored(at: int) -> None:
     toy = {"toy": "Breaking", "every": 8, "at": at, "rebuilds": 0}
     with world_of(**toy) as world, world_of(**toy) as again:
         record = Record(world)
@@ -229,7 +230,7 @@ def test_a_lane_that_failed_is_not_in_the_way_of_a_restart(at: int) -> None:
         assert np.array_equal(actor.current().obs, record.actor.current().obs)
         assert np.array_equal(actor.last, record.actor.last)
         assert not again.take_faults()
-        assert not again.quarantined.any()  # a new process is a new chance
+        assert not again.quarantined.any()  # budgets are not restored
 
 
 # ---- Faults from outside.
@@ -252,7 +253,7 @@ def test_workers_killed_or_stopped_at_random_moments_are_replaced(name: str) -> 
             start = time.monotonic()
             record.run(100_000, until=lambda n=number: len(record.faults) > n and len(worker_pids(world)) == 3)  # type: ignore[misc]
             assert time.monotonic() - start < 5
-            assert gone_within([victim], 2)
+            assert ended_within([victim], 2)
         record.run(40).check()
         assert len(record.faults) == 5
         assert {fault.kind for fault in record.faults} == {"died" if name == "SIGKILL" else "hung"}
@@ -260,7 +261,7 @@ def test_workers_killed_or_stopped_at_random_moments_are_replaced(name: str) -> 
 
 
 @pytest.mark.chaos
-def test_a_replacement_finds_what_was_named_from_the_folder_it_began_in(
+def test_a_replacement_resolves_relative_ids_from_the_original_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mine.py").write_text("from qfleet.testing.toys import Traced\nclass Mine(Traced):\n    pass\n")
@@ -275,7 +276,7 @@ def test_a_replacement_finds_what_was_named_from_the_folder_it_began_in(
 
 
 @pytest.mark.chaos
-def test_killing_every_worker_at_once_stops_nothing() -> None:
+def test_all_workers_are_replaced_if_killed_at_once() -> None:
     with world_of("Traced", 4, 2, rebuilds=10) as world:
         record = Record(world).run(20)
         for pid in worker_pids(world):
@@ -297,7 +298,7 @@ for _ in range(2):
     if _ == 0:
         world.receive()
 time.sleep(0.3)
-pids = [child.process.pid for child in world._staff.children]
+pids = [child.process.pid for child in world._pool.workers]
 print(*pids, flush=True)
 if sys.argv[2] == "wait":
     time.sleep(60)
@@ -308,16 +309,16 @@ for pid in pids:
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("fault", ["", "hard"])
-def test_children_end_with_a_parent_that_is_killed(fault: str) -> None:
+def test_workers_end_if_their_parent_is_killed(fault: str) -> None:
     before = set(os.listdir(SHARED))
     command = [sys.executable, "-c", PARENT, fault, "wait"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": "."}) as parent:
         assert parent.stdout is not None
-        pids = [int(word) for word in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert all(map(alive, pids))
         assert len(pids) == 3
         parent.kill()
-    assert gone_within(pids, 5)
+    assert ended_within(pids, 5)
     assert set(os.listdir(SHARED)) <= before
 
 
@@ -334,7 +335,7 @@ class Kennel(Hanging):
 
 
 @pytest.mark.chaos
-def test_what_environments_started_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_processes_started_by_environments_end_if_the_parent_is_killed(tmp_path: Path) -> None:
     (tmp_path / "kennel.py").write_text(KENNEL)
     script = PARENT.replace("qfleet.testing.toys:toys/Hanging-v0", f"{tmp_path / 'kennel.py'}:Kennel")
     command = [sys.executable, "-c", script, "hard", "wait"]
@@ -345,17 +346,17 @@ def test_what_environments_started_ends_with_a_parent_that_is_killed(tmp_path: P
         try:
             assert sum(map(alive, dogs)) >= 3
             parent.kill()
-            assert gone_within(dogs, 5)
+            assert ended_within(dogs, 5)
         finally:
             for pid in filter(alive, dogs):
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_world_that_nobody_closed_does_not_keep_its_process() -> None:
-    command = [sys.executable, "-c", PARENT, "hard", "leave"]
+def test_an_unclosed_world_does_not_block_process_exit() -> None:
+    command = [sys.executable, "-c", PARENT, "hard", "exit"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": "."})
     assert done.returncode == 0, done.stderr
-    assert gone_within([int(word) for word in done.stdout.split()], 5)
+    assert ended_within([int(pid) for pid in done.stdout.split()], 5)
 
 
 def test_closing_leaves_no_process_and_no_descriptor() -> None:
@@ -367,6 +368,6 @@ def test_closing_leaves_no_process_and_no_descriptor() -> None:
         pids = worker_pids(world)
         os.kill(pids[0], signal.SIGKILL)
         pids += worker_pids(record.run(30).world)
-    assert gone_within(pids, 1)
+    assert ended_within(pids, 1)
     world.close()
     assert set(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""Environments in processes of their own: the same rows as without them, and what is asked of users."""
+"""Environments in worker processes: the same rows as without workers, and the errors for users."""
 
 import os
 import subprocess
@@ -22,12 +22,12 @@ from tests.envs.record import (
     world_of,
 )
 
-# ---- The same as without workers.
+# ---- Equal to a world without workers.
 
 
 @pytest.mark.parametrize("toy", ["Random", "Masked", "Traced"])
 @pytest.mark.parametrize("workers", [1, 3])
-def test_rows_are_those_of_a_world_without_workers(toy: str, workers: int) -> None:
+def test_rows_equal_those_of_a_world_without_workers(toy: str, workers: int) -> None:
     with world_of(toy, 5, workers) as ours, world_of(toy, 5, 0) as plain:
         assert isinstance(ours, ProcessVectorEnv)
         assert ours.spec == plain.spec
@@ -39,12 +39,13 @@ def test_rows_are_those_of_a_world_without_workers(toy: str, workers: int) -> No
 
 
 @pytest.mark.parametrize("steps", [0, 1, 37, 90])
-def test_a_saved_world_is_reached_again_with_and_without_workers(steps: int) -> None:
+def test_a_saved_world_is_restored_with_and_without_workers(steps: int) -> None:
     with world_of("Random", 5, 2) as ours, world_of("Random", 5, 0) as plain, world_of("Random", 5, 3) as other:
         rng = np.random.default_rng(3)
         here = drive(ours, steps, rng, ours.reset())[-1]
         drive(plain, steps, np.random.default_rng(3), plain.reset())
-        state, same = ours.state_dict(), plain.state_dict()
+        state = ours.state_dict()
+        same = plain.state_dict()
         assert state.keys() == same.keys()
         for key in state:
             np.testing.assert_array_equal(state[key], same[key])
@@ -57,7 +58,7 @@ def test_a_saved_world_is_reached_again_with_and_without_workers(steps: int) -> 
             assert_same(a, b)
 
 
-def test_a_lane_given_up_begins_anew() -> None:
+def test_an_abandoned_lane_starts_a_new_episode() -> None:
     with world_of("Traced") as world:
         drive(world, 2, np.random.default_rng(0), world.reset())
         world.abandon(np.array([False, True, False, False]))
@@ -77,7 +78,7 @@ def test_a_step_under_way_must_be_received_before_saving() -> None:
         for act in (world.state_dict, lambda: world.abandon(np.zeros(NUM, bool))):
             with pytest.raises(RuntimeError, match="under way"):
                 act()
-        assert_same(world.reset(), world.reset())  # which forgets it
+        assert_same(world.reset(), world.reset())  # reset discards the step
 
 
 SLOW = """
@@ -98,19 +99,20 @@ def slow_env(tmp_path: Path, seconds: float) -> str:
     return f"{tmp_path / 'slow.py'}:Slow"
 
 
-def test_a_step_that_is_under_way_ends_before_its_environment_is_closed(tmp_path: Path) -> None:
-    name, marked = slow_env(tmp_path, 0.3), str(tmp_path / "closed")
+def test_a_running_step_finishes_before_its_environment_is_closed(tmp_path: Path) -> None:
+    name = slow_env(tmp_path, 0.3)
+    marked = str(tmp_path / "closed")
     with (tmp_path / "slow.py").open("a") as file:
         file.write(f"    def close(self):\n        open({marked!r}, 'w').close()\n")
     world = make_world(Env(id=name, num=1, workers=1), seed=SEED, stream=TRAIN)
     world.reset()
-    (tmp_path / "closed").unlink()  # that of the copy whose spaces were looked at
+    (tmp_path / "closed").unlink()  # written by the copy that was probed for its spaces
     world.send(np.zeros(1, np.int64))
     world.close()
     assert (tmp_path / "closed").exists()
 
 
-def test_environments_step_while_something_else_is_done(tmp_path: Path) -> None:
+def test_environments_step_between_send_and_receive(tmp_path: Path) -> None:
     world = make_world(Env(id=slow_env(tmp_path, 0.3), num=2, workers=2), seed=SEED, stream=TRAIN)
     world.reset()
     start = time.monotonic()
@@ -127,14 +129,15 @@ def test_environments_step_while_something_else_is_done(tmp_path: Path) -> None:
 def test_eight_slow_environments_on_two_workers_are_twice_as_fast(tmp_path: Path) -> None:
     """Best of three on a shared machine: at least 0.9 x workers x the speed of one.
 
-    No episode ends meanwhile: a reset takes no time, and the row would wait for the worker that has fewer of them.
+    No episode ends during the test: a reset takes no time, and each row waits for the worker with fewer resets.
     With episodes of 3 to 9 steps that alone costs 9 %.
     """
     env = Env(id=slow_env(tmp_path, 0.005), num=8)
 
     def speed(num: int, workers: int) -> float:
         world = make_world(Env(id=env.id, num=num, workers=workers), seed=SEED, stream=TRAIN)
-        rng, step = np.random.default_rng(0), world.reset()
+        rng = np.random.default_rng(0)
+        step = world.reset()
         start = time.monotonic()
         steps = sum(num - int(s.terminated.sum() + s.truncated.sum()) for s in drive(world, 100, rng, step)[:-1])
         rate = steps / (time.monotonic() - start)
@@ -146,10 +149,10 @@ def test_eight_slow_environments_on_two_workers_are_twice_as_fast(tmp_path: Path
     assert ratio >= 0.9
 
 
-# ---- What is asked of users.
+# ---- Requirements and errors for users.
 
 
-def test_an_own_function_of_a_module_is_called_in_the_workers(tmp_path: Path) -> None:
+def test_a_users_own_function_is_called_in_the_workers(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text(
         "import numpy as np\nfrom qfleet.envs import TRAIN, make_world\nfrom qfleet.testing.toys import Traced\n"
@@ -189,13 +192,13 @@ def test_a_function_that_cannot_be_sent_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "ALE/Pong-v5"])
-def test_native_worlds_have_no_use_for_workers(name: str) -> None:
+def test_native_worlds_refuse_workers(name: str) -> None:
     with pytest.raises(UsageError, match=r"env\.workers=2 has no effect"):
         make_world(Env(id=name, workers=2), seed=1, stream=TRAIN)
 
 
 @pytest.mark.parametrize(
-    ("env", "kind", "said"),
+    ("env", "kind", "message"),
     [
         (Env(id="Nothing-v0", workers=1), UsageError, "is not a known environment"),
         (Env(id="qfleet.testing.toys:toys/Random-v0", workers=1, bins=3), UsageError, "env.bins=3 has no effect"),
@@ -216,20 +219,20 @@ def test_native_worlds_have_no_use_for_workers(name: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_begun_is_said_at_once(env: Env, kind: type[Exception], said: str) -> None:
-    with pytest.raises(kind, match=said) as caught:
+def test_an_environment_that_cannot_start_raises_at_once(env: Env, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
         make_world(env, seed=1, stream=TRAIN)
     if kind is EnvError:
         assert "in _fail" in str(caught.value.__cause__)
 
 
-def test_an_environment_that_leaves_in_its_first_reset_is_said_at_once(tmp_path: Path) -> None:
+def test_an_environment_that_exits_in_its_first_reset_raises_at_once(tmp_path: Path) -> None:
     (tmp_path / "leaving.py").write_text(
         "import os\nfrom qfleet.testing.toys import Traced\nclass Leaving(Traced):\n"
         "    def reset(self, *, seed=None, options=None):\n        os._exit(0)\n"
     )
     env = Env(id=f"{tmp_path / 'leaving.py'}:Leaving", workers=1)
-    with pytest.raises(EnvError, match="left with exit code 0 when the first copy was made and reset") as caught:
+    with pytest.raises(EnvError, match="ended with exit code 0 when the first copy was made and reset") as caught:
         make_world(env, seed=1, stream=TRAIN)
     assert caught.value.exit_code == 4
 
@@ -240,7 +243,7 @@ def test_workers_do_not_load_torch() -> None:
     assert done.stdout == "False\n", done.stderr
 
 
-def test_a_world_that_draws_stays_in_this_process() -> None:
+def test_a_world_with_rendering_stays_in_this_process() -> None:
     env = Env(id="MountainCar-v0", num=1, workers=2)
     world = make_world(env, seed=1, stream=TRAIN, render_mode="rgb_array")
     assert not isinstance(world, ProcessVectorEnv)
