@@ -1,4 +1,4 @@
-"""Keeping state: checkpoints that are whole or absent, their manifests, and the lock of a run."""
+"""Saving state: checkpoints that are whole or absent, their manifests, and the lock of a run."""
 
 from qfleet.save.checkpoint import Checkpoint, Checkpoints, CheckpointWarning, Link
 from qfleet.save.damage import Damaged

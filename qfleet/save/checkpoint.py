@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent. The newest whole one is used; a damaged one is kept aside and reported."""
+"""Checkpoints: whole or absent. The newest whole one is used; a damaged one is renamed and reported."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError
 from qfleet.files import is_folder
-from qfleet.save.commit import Blob, Link, discard, drop, fill, make_root, publish, recover, temporary_name
+from qfleet.save.commit import Blob, Link, delete_checkpoint, discard, fill, make_root, publish, recover, temporary_name
 from qfleet.save.damage import Damaged, NewerFormat
 from qfleet.save.files import FileLayer, RealFiles
 from qfleet.save.manifest import FileEntry, Manifest, parse_manifest, step_name, write_manifest
@@ -29,12 +29,12 @@ from qfleet.save.verify import (
 __all__ = ["Checkpoint", "CheckpointWarning", "Checkpoints", "Link"]
 
 T = TypeVar("T")
-SPARE = 1.3  # free space asked for, as a multiple of what the last save took
+SPARE = 1.3  # free space required, as a multiple of the last save's size
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class CheckpointWarning(UserWarning):
-    """A damaged checkpoint was passed over."""
+    """A damaged checkpoint was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,31 +45,31 @@ class Checkpoint:
     path: Path
     meta: dict[str, Any]
     files: dict[str, FileEntry]
-    _seen: set[str] = field(default_factory=set, repr=False, compare=False)
+    _verified: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def read(self, name: str, most_bytes: int | None = None) -> bytes:
-        """The bytes of one file, if they are the ones that were committed; no more than its reader has use for."""
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """The bytes of one file, if they are the ones that were committed and at most `max_bytes`."""
         entry = self._entry(name)
-        if most_bytes is not None and entry.bytes > most_bytes:
-            raise Damaged(self.path.name, f"{name} has {entry.bytes} bytes where at most {most_bytes} are expected")
+        if max_bytes is not None and entry.bytes > max_bytes:
+            raise Damaged(self.path.name, f"{name} has {entry.bytes} bytes where at most {max_bytes} are expected")
         with open_saved(self.path, name) as file:
             data = file.read(entry.bytes + 1)
         if len(data) != entry.bytes or hashlib.sha256(data).hexdigest() != entry.sha256:
             raise Damaged(self.path.name, f"{name} is not what the manifest says")
-        self._seen.add(name)
+        self._verified.add(name)
         return data
 
     def link(self, name: str) -> Link:
-        """The same file for the next commit, without writing it again."""
+        """A link to this file for the next commit, which then does not write it again."""
         entry = self._entry(name)
         return Link(self.path / name, entry.sha256, entry.bytes)
 
     def verify_unread(self) -> None:
-        """Check the files that nothing has checked yet."""
-        for name in sorted(self.files.keys() - self._seen):
+        """Check the files that were not checked yet."""
+        for name in sorted(self.files.keys() - self._verified):
             if problem := hash_problem(self.path, name, self.files[name]):
                 raise Damaged(self.path.name, problem)
-            self._seen.add(name)
+            self._verified.add(name)
 
     def _entry(self, name: str) -> FileEntry:
         if name not in self.files:
@@ -77,9 +77,9 @@ class Checkpoint:
         return self.files[name]
 
 
-class _Bad(NamedTuple):
+class _DamagedCheckpoint(NamedTuple):
     path: Path
-    aside: Path | None
+    renamed: Path | None
     damage: Damaged
 
 
@@ -91,7 +91,7 @@ class Checkpoints:
         root: Path,
         *,
         keep: int = 2,
-        events: Callable[..., object] | None = None,
+        log_event: Callable[..., object] | None = None,
         warn: Callable[[str], object] | None = None,
         files: FileLayer | None = None,
         writer: bool = True,
@@ -101,14 +101,14 @@ class Checkpoints:
         self.root = Path(root)
         self.keep = keep
         self.writer = writer
-        self._events = events or (lambda kind, **fields: None)
+        self._log_event = log_event or (lambda kind, **fields: None)
         self.warn = warn or _warn
         self._files = files or RealFiles(self.root.parent)
         require_folder(self.root)
         self._whole: set[int] = set()  # steps whose every byte this object has written or checked
         self._last_bytes: int | None = None
         if writer and (removed := recover(self._files, self.root)):
-            self._events("checkpoint_leftovers_removed", count=removed)
+            self._log_event("checkpoint_leftovers_removed", count=removed)
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first; whether it is whole shows when it is opened."""
@@ -123,24 +123,24 @@ class Checkpoints:
         return self.restore(lambda checkpoint: checkpoint, strict=strict)
 
     def restore(self, load: Callable[[Checkpoint], T], *, strict: bool = False, whole: bool = True) -> T:
-        """What `load` makes of the newest whole checkpoint, each byte hashed once.
+        """The result of `load` for the newest whole checkpoint, each byte hashed once.
 
         `load` is called again with an older one when damage shows, so it must overwrite all that it set before.
         With `whole=False` the files that `load` does not read are not checked.
         """
-        bad: list[_Bad] = []
+        damaged: list[_DamagedCheckpoint] = []
         for step, path in reversed(step_folders(self.root)):
             try:
                 result = self._load(step, path, load, whole)
             except Damaged as damage:
                 if strict:
-                    raise _refusal(path, damage) from None
-                bad.append(_Bad(path, self._set_aside(step, path), damage))
+                    raise _strict_error(path, damage) from None
+                damaged.append(_DamagedCheckpoint(path, self._rename_damaged(step, path), damage))
                 continue
-            self._report(bad, path)
+            self._report(damaged, path)
             return result
-        self._report(bad, None)
-        raise _nothing(self.root, bad)
+        self._report(damaged, None)
+        raise _no_checkpoint_error(self.root, damaged)
 
     def load(self, step: int, *, whole: bool = True) -> Checkpoint:
         """The checkpoint of one step; with `whole=False` its files are checked only as they are read."""
@@ -156,10 +156,10 @@ class Checkpoints:
     def commit(self, step: int, blobs: Iterable[tuple[str, Blob]], meta: dict[str, Any]) -> Checkpoint:
         """Save one step or change nothing; an earlier save of the same step is replaced. Blobs are taken one by one.
 
-        `meta["versions"]["qfleet"]` is the version that readers too old for this format are told to install.
+        Readers that are too old for this format recommend to install the version `meta["versions"]["qfleet"]`.
         """
         path = self.root / step_name(step)
-        blank = _blank(step, meta)
+        blank = _empty_manifest(step, meta)
         earlier = self.steps()[-1:]
         self.require_space()
         temporary = temporary_name(self.root)
@@ -173,26 +173,26 @@ class Checkpoints:
                 raise self._failed(path, earlier, error) from error
             raise
         self._whole.add(step)
-        self._events("checkpoint_committed", step=step, bytes=_size(manifest))
+        self._log_event("checkpoint_committed", step=step, bytes=_total_bytes(manifest))
         return Checkpoint(step, path, manifest.meta, manifest.files)
 
     def prune(self, best_steps: Collection[int] = ()) -> list[int]:
-        """Delete all but the `keep` newest whole checkpoints and the best ones; says which went."""
+        """Delete all but the `keep` newest whole checkpoints and the best ones; returns the deleted steps."""
         whole = [step for step, path in reversed(step_folders(self.root)) if self._is_whole(step, path)]
-        gone = []
+        pruned = []
         refused = None
         for step in sorted(set(whole[self.keep :]) - set(best_steps)):
             try:
-                drop(self._files, self.root / step_name(step))
-                gone.append(step)
-            except OSError as error:  # one that cannot go must not keep the others
+                delete_checkpoint(self._files, self.root / step_name(step))
+                pruned.append(step)
+            except OSError as error:  # delete the others all the same
                 refused = error
-        if gone:
-            self._events("checkpoint_pruned", steps=gone)
+        if pruned:
+            self._log_event("checkpoint_pruned", steps=pruned)
         if refused is not None:
             what = f"An old checkpoint in {self.root} could not be deleted"
-            raise _storage(what, "The newer ones are whole; this one only takes space.", refused) from refused
-        return gone
+            raise _storage_error(what, "The newer ones are whole; this one only takes space.", refused) from refused
+        return pruned
 
     def require_space(self, need_bytes: int | None = None) -> None:
         """Refuse to begin a save that the disk cannot hold: 1.3 times `need_bytes`, or of what the last save took."""
@@ -211,7 +211,7 @@ class Checkpoints:
         if self._last_bytes is None:
             folders = step_folders(self.root)
             try:
-                self._last_bytes = _size(read_manifest(folders[-1][1])) if folders else 0
+                self._last_bytes = _total_bytes(read_manifest(folders[-1][1])) if folders else 0
             except QfleetError:
                 return 0
         return self._last_bytes
@@ -228,66 +228,66 @@ class Checkpoints:
         return result
 
     def _is_whole(self, step: int, path: Path) -> bool:
-        """Whether to count a checkpoint; hashes are computed once, presence and sizes looked at every time."""
+        """Whether a checkpoint is whole; hashes are computed once, presence and sizes checked every time."""
         try:
             self._load(step, path, lambda checkpoint: checkpoint, whole=step not in self._whole)
         except NewerFormat:
             return False
         except Damaged as damage:
-            self._report([_Bad(path, self._set_aside(step, path), damage)], None)
+            self._report([_DamagedCheckpoint(path, self._rename_damaged(step, path), damage)], None)
             return False
         return True
 
-    def _set_aside(self, step: int, path: Path) -> Path | None:
-        """Keep a damaged checkpoint under a name that nothing takes for a whole one; None if it stays in place."""
+    def _rename_damaged(self, step: int, path: Path) -> Path | None:
+        """Rename a damaged checkpoint so that it is no longer read; returns its new path, or None if it stays."""
         self._whole.discard(step)
         if not self.writer:
             return None
         suffixes = itertools.chain([""], (f".{number}" for number in itertools.count(1)))
         names = (path.with_name(f"{path.name}.corrupt{suffix}") for suffix in suffixes)
-        aside = next(name for name in names if not os.path.lexists(name))
+        renamed = next(name for name in names if not os.path.lexists(name))
         try:
-            self._files.rename(path, aside)
+            self._files.rename(path, renamed)
             self._files.fsync_dir(self.root)
         except OSError:
             return None
-        return aside
+        return renamed
 
-    def _report(self, bad: list[_Bad], used: Path | None) -> None:
-        for path, aside, damage in bad:
-            kept = aside.name if aside else None
+    def _report(self, damaged: list[_DamagedCheckpoint], used: Path | None) -> None:
+        for path, renamed, damage in damaged:
+            kept = renamed.name if renamed else None
             names = {"bad": path.name, "aside": kept, "used": used.name if used else None}
-            self._events("checkpoint_corrupt", **names, problems=damage.problems)
+            self._log_event("checkpoint_corrupt", **names, problems=damage.problems)
             instead = f"; going on from {used.name}" if used else ""
             text = f"The checkpoint {path.name} is damaged ({'; '.join(damage.problems)})"
             self.warn(f"{text}, kept as {kept or path.name}{instead}.")
 
     def _failed(self, path: Path, earlier: list[int], error: OSError) -> StorageError:
-        self._events("checkpoint_failed", checkpoint=path.name, reason=error.strerror or str(error))
+        self._log_event("checkpoint_failed", checkpoint=path.name, reason=error.strerror or str(error))
         kept = f"The last one, {step_name(earlier[0])}, is still there." if earlier else "There is no earlier one."
-        return _storage(f"The checkpoint {path} could not be saved", kept, error)
+        return _storage_error(f"The checkpoint {path} could not be saved", kept, error)
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, CheckpointWarning, stacklevel=4)
 
 
-def _blank(step: int, meta: dict[str, Any]) -> Manifest:
-    """A manifest without files; a meta that cannot be written is refused here, before any file is."""
+def _empty_manifest(step: int, meta: dict[str, Any]) -> Manifest:
+    """A manifest without files; raises if `meta` cannot be written, before any file is."""
     return parse_manifest(write_manifest(Manifest(step, {}, meta)))
 
 
-def _size(manifest: Manifest) -> int:
+def _total_bytes(manifest: Manifest) -> int:
     return sum(entry.bytes for entry in manifest.files.values())
 
 
-def _storage(what: str, why: str, error: OSError) -> StorageError:
+def _storage_error(what: str, why: str, error: OSError) -> StorageError:
     full = error.errno in _FULL
     fix = "Free some space on that disk" if full else "Check the disk and the permissions of the run directory"
     return StorageError(f"{what}: {error.strerror or error}.", why, f"{fix}, then resume.")
 
 
-def _refusal(path: Path, damage: Damaged) -> NoCheckpointError:
+def _strict_error(path: Path, damage: Damaged) -> NoCheckpointError:
     return NoCheckpointError(
         f"The newest checkpoint {path} is damaged: {'; '.join(damage.problems)}.",
         "With --strict only the newest checkpoint is good enough.",
@@ -295,8 +295,8 @@ def _refusal(path: Path, damage: Damaged) -> NoCheckpointError:
     )
 
 
-def _nothing(root: Path, bad: list[_Bad]) -> NoCheckpointError:
-    found = "; ".join(f"{path.name}: {', '.join(damage.problems)}" for path, _, damage in bad)
+def _no_checkpoint_error(root: Path, damaged: list[_DamagedCheckpoint]) -> NoCheckpointError:
+    found = "; ".join(f"{path.name}: {', '.join(damage.problems)}" for path, _, damage in damaged)
     return NoCheckpointError(
         f"There is no usable checkpoint in {root}.",
         f"Each one there is damaged ({found})." if found else "Nothing was saved there yet.",

@@ -1,8 +1,8 @@
-"""How a checkpoint comes into being and goes: the only file operations that change a run's checkpoints.
+"""Writing and deleting checkpoints: the only file operations that change a run's checkpoints.
 
 Files are written and fsynced in `.tmp-<uuid>`, the manifest last, and the directory is then renamed to
-`step_<12 digits>`. A second commit of the same step takes the place of the first: the first is called
-`.old-step_...` until the second is safe, and gets its name back at the next start if that never happened.
+`step_<12 digits>`. A second commit of the same step replaces the first: the first is renamed to `.old-step_...` until
+the second is safe, and gets its name back at the next start if that never happened.
 """
 
 import errno
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qfleet.errors import StorageError
-from qfleet.files import is_folder, names_inside, read_inside
+from qfleet.files import is_folder, list_inside, read_inside
 from qfleet.save.files import Data, FileLayer
 from qfleet.save.manifest import MANIFEST_NAME, FileEntry, Manifest, valid_name, write_manifest
 
@@ -24,7 +24,7 @@ _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A file that an earlier checkpoint already holds and that need not be written again."""
+    """A file of an earlier checkpoint, to be hard-linked instead of written again."""
 
     path: Path
     sha256: str
@@ -35,19 +35,19 @@ Blob: TypeAlias = Data | Link
 
 
 def temporary_name(root: Path) -> Path:
-    """A fresh place for what is not, or no longer, a checkpoint."""
+    """A new path for a directory that is not yet, or no longer, a checkpoint."""
     return root / f".tmp-{uuid.uuid4().hex}"
 
 
 def make_root(files: FileLayer, root: Path) -> None:
-    """Make the directory of a run's checkpoints; the run's own is not made: it is gone if somebody moved it."""
+    """Make the directory of a run's checkpoints, but not the run's own: if that is missing, it was moved."""
     if not is_folder(root.parent, root.name):
         files.make_dir(root)
         files.fsync_dir(root.parent)
 
 
 def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blank: Manifest) -> tuple[Manifest, int]:
-    """Put all files into a fresh directory, the manifest last; also says how many bytes that took."""
+    """Write all files into a new directory, the manifest last; returns the manifest and the bytes written."""
     files.make_dir(folder)
     made = {folder}
     entries: dict[str, FileEntry] = {}
@@ -67,7 +67,7 @@ def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blan
 
 
 def publish(files: FileLayer, temporary: Path, path: Path) -> None:
-    """Give a finished directory its name; from here on it exists."""
+    """Give a finished directory its name; from now on the checkpoint exists."""
     old = path.with_name(f".old-{path.name}")
     replaces = is_folder(path.parent, path.name)
     try:
@@ -85,8 +85,8 @@ def publish(files: FileLayer, temporary: Path, path: Path) -> None:
         discard(files, old)
 
 
-def drop(files: FileLayer, path: Path) -> None:
-    """Delete a checkpoint so that a crash in between leaves no half of one."""
+def delete_checkpoint(files: FileLayer, path: Path) -> None:
+    """Delete a checkpoint so that a crash leaves no part of it behind as a checkpoint."""
     doomed = temporary_name(path.parent)
     files.rename(path, doomed)
     files.fsync_dir(path.parent)
@@ -94,19 +94,19 @@ def drop(files: FileLayer, path: Path) -> None:
 
 
 def discard(files: FileLayer, folder: Path) -> None:
-    """Delete what nobody needs; what cannot be deleted now goes at the next start."""
+    """Delete a directory; if that fails, the next start deletes it."""
     with suppress(OSError):
         files.remove(folder)
 
 
 def recover(files: FileLayer, root: Path) -> int:
-    """Finish what a dead writer left, an interrupted replacement first; says how many directories were removed."""
-    names = names_inside(root.parent, root.name)
+    """Clean up after a crashed writer, interrupted replacements first; returns the number of directories removed."""
+    names = list_inside(root.parent, root.name)
     for old in (root / name for name in names if name.startswith(".old-step_") and is_folder(root, name)):
         path = root / old.name.removeprefix(".old-")
         with suppress(OSError):
             if is_folder(root, path.name):
-                drop(files, old)
+                delete_checkpoint(files, old)
             else:
                 files.rename(old, path)
                 files.fsync_dir(root)
@@ -125,17 +125,17 @@ def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[FileEntry, int]:
 
 
 def _link(files: FileLayer, path: Path, link: Link) -> int:
-    """Share the file, or copy it where the filesystem cannot; says how many bytes that took."""
+    """Hard-link the file, or copy it where the filesystem has no links; returns the bytes written."""
     try:
         files.link(link.path, path)
         same = path.stat(follow_symlinks=False).st_size == link.bytes
-        taken = 0
+        written = 0
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
         data = read_inside(link.path.parent, link.path.name, link.bytes)
         same = hashlib.sha256(data).hexdigest() == link.sha256
-        taken = len(data)
+        written = len(data)
         _store(files, path, data)
     if not same:
         raise StorageError(
@@ -143,7 +143,7 @@ def _link(files: FileLayer, path: Path, link: Link) -> int:
             "Checkpoints share files that did not change between them, and this one did.",
             "Run `qfleet verify RUN` to see which checkpoints are whole, and check the health of the disk.",
         )
-    return taken
+    return written
 
 
 def _store(files: FileLayer, path: Path, data: Data) -> None:

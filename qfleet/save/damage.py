@@ -1,4 +1,4 @@
-"""What it means for a saved file to be unusable."""
+"""Errors of saved files that cannot be used."""
 
 from qfleet.errors import NoCheckpointError
 

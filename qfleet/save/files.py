@@ -1,11 +1,11 @@
-"""The few file operations a commit is made of, behind a seam so that tests can stop between any two of them."""
+"""The file operations of a commit behind a Protocol, so that tests can stop between any two of them."""
 
 import os
 import shutil
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from qfleet.files import folder_below, folder_of, open_inside, remove_tree
+from qfleet.files import open_folder, open_inside, parent_folder, remove_tree
 
 Data: TypeAlias = bytes | bytearray | memoryview
 
@@ -49,7 +49,7 @@ class FileLayer(Protocol):
 class RealFiles:
     """The operating system's files below one folder; no link below it is followed, nothing outside it is touched."""
 
-    folder = Path("/")  # then no part of a whole path may be a link
+    folder = Path("/")  # the default: no part of any path may be a link
 
     def __init__(self, folder: Path = folder) -> None:
         self.folder = folder
@@ -59,7 +59,7 @@ class RealFiles:
 
     def make_dir(self, path: Path) -> None:
         """Make one directory that does not exist yet."""
-        with folder_of(self.folder, self._name(path)) as (here, name):
+        with parent_folder(self.folder, self._name(path)) as (here, name):
             os.mkdir(name, dir_fd=here)
 
     def write(self, path: Path, data: Data) -> None:
@@ -74,22 +74,22 @@ class RealFiles:
 
     def fsync_dir(self, path: Path) -> None:
         """Make the names in a directory safe."""
-        with folder_below(self.folder, self._name(path)) as here:
+        with open_folder(self.folder, self._name(path)) as here:
             os.fsync(here)
 
     def link(self, source: Path, path: Path) -> None:
         """Give a file a second name."""
         with (
-            folder_of(self.folder, self._name(source)) as (there, old),
-            folder_of(self.folder, self._name(path)) as (here, new),
+            parent_folder(self.folder, self._name(source)) as (there, old),
+            parent_folder(self.folder, self._name(path)) as (here, new),
         ):
             os.link(old, new, src_dir_fd=there, dst_dir_fd=here, follow_symlinks=False)
 
     def rename(self, source: Path, path: Path) -> None:
         """Move a file or directory within one filesystem."""
         with (
-            folder_of(self.folder, self._name(source)) as (there, old),
-            folder_of(self.folder, self._name(path)) as (here, new),
+            parent_folder(self.folder, self._name(source)) as (there, old),
+            parent_folder(self.folder, self._name(path)) as (here, new),
         ):
             os.rename(old, new, src_dir_fd=there, dst_dir_fd=here)
 

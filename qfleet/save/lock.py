@@ -1,4 +1,4 @@
-"""One writer per run: a lock that dies with its owner."""
+"""One writer per run: a lock that is released when its owner dies."""
 
 import fcntl
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qfleet.errors import StorageError
-from qfleet.files import Identity, open_inside, remove_drafts, remove_file
+from qfleet.files import FolderIdentity, open_inside, remove_drafts, remove_file
 
 LOCK_NAME = "run.lock"
 _ATTEMPTS = 20
@@ -20,7 +20,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class Owner(NamedTuple):
-    """Who signed the lock."""
+    """The process that holds the lock."""
 
     pid: int
     host: str
@@ -30,7 +30,7 @@ class Owner(NamedTuple):
 class HeldRun:
     """A run directory that this process alone writes."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: FolderIdentity) -> None:
         self._identity = identity
 
     def require_in_place(self) -> None:
@@ -45,11 +45,11 @@ class HeldRun:
 
 @contextmanager
 def hold_run(run_dir: Path) -> Iterator[HeldRun]:
-    """Be the only writer of a run directory, or say who is. The lock file is gone afterwards."""
+    """Lock a run directory for this process, or raise an error that names the owner; removes the lock file after."""
     path = Path(run_dir) / LOCK_NAME
     with ExitStack() as opened:
         try:
-            identity = opened.enter_context(closing(Identity(path.parent.absolute())))
+            identity = opened.enter_context(closing(FolderIdentity(path.parent.absolute())))
             file = _acquire(path)
         except OSError as error:
             raise StorageError(
@@ -64,7 +64,7 @@ def hold_run(run_dir: Path) -> Iterator[HeldRun]:
 
 
 def _release(path: Path, file: int) -> None:
-    """Remove the lock while it is still held: whoever opened it meanwhile sees that, and tries again."""
+    """Remove the lock file while it is still held: a process that opened it meanwhile notices, and tries again."""
     with suppress(OSError):
         remove_file(path.parent, path.name)
     os.close(file)
@@ -74,16 +74,16 @@ def _acquire(path: Path) -> int:
     owner: Owner | None = None
     for _ in range(_ATTEMPTS):
         file = open_inside(path.parent, path.name, os.O_RDWR | os.O_CREAT, 0o600)
-        if _lock(file) and _is_named(file, path):
-            _sign(file)
+        if _lock(file) and _is_in_place(file, path):
+            _write_owner(file)
             return file
-        owner = _owner(os.pread(file, 4096, 0))
+        owner = _parse_owner(os.pread(file, 4096, 0))
         os.close(file)
         if owner and _alive(owner):
             break
-        # Its owner is gone or not yet known: a dying child, or someone between opening and signing.
+        # Its owner is dead or not yet known: a dying child, or a process that has not written its name yet.
         time.sleep(_PAUSE_SECONDS)
-    raise _held(path, owner)
+    raise _held_error(path, owner)
 
 
 def _lock(file: int) -> bool:
@@ -97,22 +97,22 @@ def _lock(file: int) -> bool:
     return True
 
 
-def _is_named(file: int, path: Path) -> bool:
-    """Whether the name still leads to the file we hold."""
+def _is_in_place(file: int, path: Path) -> bool:
+    """Whether the path still names the file that we hold."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False
 
 
-def _sign(file: int) -> None:
+def _write_owner(file: int) -> None:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     os.fchmod(file, 0o600)
     os.ftruncate(file, 0)
     os.pwrite(file, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}).encode(), 0)
 
 
-def _owner(content: bytes) -> Owner | None:
+def _parse_owner(content: bytes) -> Owner | None:
     try:
         fields = json.loads(content)
         return Owner(int(fields["pid"]), str(fields["host"]), str(fields["since"]))
@@ -133,10 +133,10 @@ def _alive(owner: Owner) -> bool:
     return True
 
 
-def _held(path: Path, owner: Owner | None) -> StorageError:
-    who = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
+def _held_error(path: Path, owner: Owner | None) -> StorageError:
+    writer = f"process {owner.pid} on {owner.host} since {owner.since}" if owner else "another process"
     return StorageError(
-        f"The run {path.parent} is being written by {who}.",
+        f"The run {path.parent} is being written by {writer}.",
         "Two writers would spoil each other's checkpoints.",
         "Wait for it to end or stop it, then try again; or start a new run with another --name.",
     )

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: which files it has, how long they are, and what they hash to.
+"""The manifest of a checkpoint: its files with their sizes and hashes.
 
-Its bytes are canonical and carry their own hash, so a change of any byte shows. The rule of the hash stays the same in
-every format; that is how a newer format is told from a damaged manifest.
+Its bytes are canonical and include their own hash, so a change of any byte is noticed. The hash is computed the same
+way in every format, so that a newer format can be distinguished from a damaged manifest.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file as the manifest knows it."""
+    """The size and hash of one file."""
 
     bytes: int
     sha256: str
@@ -30,7 +30,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint says of itself."""
+    """The contents of a manifest."""
 
     step: int
     files: dict[str, FileEntry]
@@ -38,14 +38,14 @@ class Manifest:
 
 
 def step_name(step: int) -> str:
-    """The directory of a step; names sort as steps do."""
+    """The directory name of a step; names sort as steps do."""
     if not 0 <= step < 10**12:
         raise ValueError(f"step {step} does not fit 12 digits")
     return f"step_{step:012d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step a directory name stands for, if it is one."""
+    """The step of a checkpoint's directory name; None for other names."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -56,14 +56,14 @@ def valid_name(name: str) -> bool:
 
 
 def write_manifest(manifest: Manifest) -> bytes:
-    """Canonical bytes, sealed with their own hash."""
+    """The canonical bytes of a manifest, with their hash."""
     files = {name: {"bytes": entry.bytes, "sha256": entry.sha256} for name, entry in manifest.files.items()}
-    return _seal({"format": FORMAT, "step": manifest.step, "files": files, "meta": manifest.meta})
+    return _with_hash({"format": FORMAT, "step": manifest.step, "files": files, "meta": manifest.meta})
 
 
 def parse_manifest(raw: bytes) -> Manifest:
     """The manifest in these bytes, if not one of them was changed since `write_manifest`."""
-    body = _unseal(raw)
+    body = _check_hash(raw)
     version, step, files, meta = (body.get(key) for key in ("format", "step", "files", "meta"))
     if type(version) is not int or version < 1:
         raise Damaged(MANIFEST_NAME, "it has no format")
@@ -78,15 +78,15 @@ def _canonical(tree: Mapping[str, Any]) -> bytes:
     return json.dumps(tree, indent=1, sort_keys=True, allow_nan=False).encode("ascii") + b"\n"
 
 
-def _seal(body: Mapping[str, Any]) -> bytes:
+def _with_hash(body: Mapping[str, Any]) -> bytes:
     return _canonical({**body, "sha256": hashlib.sha256(_canonical(body)).hexdigest()})
 
 
-def _unseal(raw: bytes) -> dict[str, Any]:
+def _check_hash(raw: bytes) -> dict[str, Any]:
     try:
         tree = json.loads(raw)
         body = {key: value for key, value in tree.items() if key != "sha256"}
-        whole = _seal(body) == raw
+        whole = _with_hash(body) == raw
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise Damaged(MANIFEST_NAME, "it is not a manifest") from None
     if not whole:
@@ -104,7 +104,7 @@ def _entry(name: str, fields: Any) -> FileEntry:
 
 
 def _written_by(meta: Any) -> str | None:
-    """The version to install, from `meta["versions"]["qfleet"]`; harmless whatever stands there."""
+    """The version to install, from `meta["versions"]["qfleet"]`; None if that is no version."""
     versions = meta.get("versions") if isinstance(meta, dict) else None
     version = str(versions.get("qfleet", "")) if isinstance(versions, dict) else ""
     return version if re.fullmatch(r"[0-9A-Za-z.+!-]{1,40}", version) else None

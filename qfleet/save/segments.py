@@ -1,4 +1,4 @@
-"""Large byte strings, compressed with a checksum and never decompressed beyond a limit."""
+"""Compression of large byte strings, with a checksum and a limit on the decompressed size."""
 
 import sys
 
@@ -13,12 +13,12 @@ _OPTIONS: dict[int, int] = {zstd.CompressionParameter.compression_level: 1, zstd
 
 
 def compress(data: bytes | bytearray | memoryview) -> bytes:
-    """One zstd frame that knows its own size and checksum."""
+    """One zstd frame with its size and checksum."""
     return zstd.compress(data, options=_OPTIONS)
 
 
 def decompress(data: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
-    """What `compress` was given; refuses anything that declares or yields more than `max_bytes`."""
+    """The data given to `compress`; refuses frames that declare or yield more than `max_bytes`."""
     try:
         declared = zstd.get_frame_info(data).decompressed_size
         if declared is not None and declared > max_bytes:
@@ -26,7 +26,7 @@ def decompress(data: bytes | bytearray | memoryview, max_bytes: int) -> bytes:
                 "A compressed segment", f"it declares {declared} bytes where at most {max_bytes} are expected"
             )
         reader = zstd.ZstdDecompressor()
-        # One byte more than allowed: a frame that declares no size shows itself without being unpacked whole.
+        # One byte more than allowed: a frame that declares no size is found out without being decompressed whole.
         plain = reader.decompress(data, max_length=max_bytes + 1)
     except zstd.ZstdError as error:
         raise Damaged("A compressed segment", str(error)) from None

@@ -38,7 +38,7 @@ def unpack_tensors(data: bytes) -> dict[str, Array]:
 
 
 def pack_state(state: State) -> dict[str, bytes]:
-    """A tree of state as files; what cannot come back exactly is refused with its place in the tree."""
+    """A tree of state as files; a value that cannot be restored exactly is an error that names its path."""
     arrays: dict[str, Array] = {}
     tree = _pack(state, "", arrays)
     text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
@@ -61,43 +61,43 @@ def unpack_state(files: Mapping[str, bytes]) -> State:
 
 
 def _plain(name: str, array: Array) -> Array:
-    """Contiguous and in native byte order: safetensors reads the memory as it lies."""
+    """The array contiguous and in native byte order: safetensors copies its memory."""
     if array.dtype.newbyteorder("=") not in _STORABLE:
         raise TypeError(f"{name}: arrays of dtype {array.dtype} cannot be saved; use one of {', '.join(_DTYPES)}")
     return np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
 
 
-def _pack(leaf: Any, at: str, arrays: dict[str, Array]) -> Any:
+def _pack(leaf: Any, path: str, arrays: dict[str, Array]) -> Any:
     if isinstance(leaf, np.ndarray):
-        arrays[at] = leaf
+        arrays[path] = leaf
         swapped = {"order": _SWAPPED} if leaf.dtype.byteorder == _SWAPPED else {}
-        return {"$array": at, **swapped}
+        return {"$array": path, **swapped}
     if type(leaf) is dict:
-        return {_escape(key, at): _pack(value, f"{at}/{_pointer(key)}", arrays) for key, value in leaf.items()}
+        return {_escape(key, path): _pack(value, f"{path}/{_pointer(key)}", arrays) for key, value in leaf.items()}
     if type(leaf) is list:
-        return [_pack(value, f"{at}/{index}", arrays) for index, value in enumerate(leaf)]
+        return [_pack(value, f"{path}/{index}", arrays) for index, value in enumerate(leaf)]
     if type(leaf) is float and not math.isfinite(leaf):
-        raise ValueError(f"state{at}: {leaf} cannot be saved; only finite numbers can")
+        raise ValueError(f"state{path}: {leaf} cannot be saved; only finite numbers can")
     if leaf is None or type(leaf) in (bool, int, float, str):
         return leaf
     raise TypeError(
-        f"state{at}: a {type(leaf).__name__} cannot be saved; use JSON values, lists, dicts or NumPy arrays"
+        f"state{path}: a {type(leaf).__name__} cannot be saved; use JSON values, lists, dicts or NumPy arrays"
     )
 
 
-def _escape(key: Any, at: str) -> str:
+def _escape(key: Any, path: str) -> str:
     if type(key) is not str:
-        raise TypeError(f"state{at}: the key {key!r} is a {type(key).__name__}; keys are strings")
+        raise TypeError(f"state{path}: the key {key!r} is a {type(key).__name__}; keys are strings")
     return "$" + key if key.startswith("$") else key
 
 
 def _pointer(key: str) -> str:
-    """A key as a JSON pointer writes it, so that no two places share a name."""
+    """A key escaped as in a JSON pointer, so that no two paths are equal."""
     return key.replace("~", "~0").replace("/", "~1")
 
 
 def _unpack(node: Any, arrays: dict[str, Array]) -> Any:
-    """Put the arrays back, taking each out of `arrays` once."""
+    """Put the arrays back into the tree; each is taken out of `arrays` once."""
     if isinstance(node, list):
         return [_unpack(value, arrays) for value in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Is what lies on the disk what was written? Nothing here changes a file."""
+"""Checks that checkpoints on disk are as they were written. Nothing here changes a file."""
 
 import errno
 import hashlib
@@ -11,19 +11,19 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError
-from qfleet.files import NotPlain, is_folder, names_inside, open_inside
+from qfleet.files import NotRegularFile, is_folder, list_inside, open_inside
 from qfleet.save.damage import Damaged
 from qfleet.save.manifest import MANIFEST_NAME, FileEntry, Manifest, parse_manifest, step_of
 
 MAX_MANIFEST_BYTES = 16 << 20
-# We write no holes. A filesystem that compresses may make some, of zeros; a forged file of holes costs hours to hash.
-MOST_HOLE_BYTES = 1 << 30
-# Errors that say "these bytes are gone"; any other (no permission, no memory) says nothing about the checkpoint.
-_GONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, errno.ENXIO}
+# We write no holes. A filesystem that compresses may make some of zeros; a forged file of holes takes hours to hash.
+MAX_HOLE_BYTES = 1 << 30
+# Errors that mean lost bytes; any other (no permission, no memory) says nothing about the checkpoint.
+_LOST_BYTES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO, errno.EBADMSG, errno.ENXIO}
 
 
 class FileVerdict(NamedTuple):
-    """What is to be said of one checkpoint."""
+    """The result of checking one checkpoint."""
 
     name: str
     ok: bool
@@ -43,12 +43,12 @@ def verify_run(path: Path) -> list[FileVerdict]:
             "A checkpoint is a directory step_<12 digits>, and none is there.",
             "Give the directory of a run that has saved at least once.",
         )
-    # A folder that has gone meanwhile was pruned by the run itself.
+    # A folder that disappeared meanwhile was pruned by the run itself.
     return [verdict for folder in folders if (verdict := _verdict(folder)).ok or os.path.lexists(folder)]
 
 
 def require_folder(root: Path) -> None:
-    """Refuse a folder of checkpoints that is something else: a link would lead into another run's."""
+    """Refuse a path that is no folder: a link could lead into another run's checkpoints."""
     if os.path.lexists(root) and not is_folder(root.parent, root.name):
         raise NoCheckpointError(
             f"{root} is not a folder.",
@@ -59,21 +59,21 @@ def require_folder(root: Path) -> None:
 
 def verify(path: Path) -> list[str]:
     """The problems of one checkpoint directory; none means that every byte of it is as written."""
-    return _inspect(path)[1]
+    return _problems_of(path)[1]
 
 
 def step_folders(root: Path) -> list[tuple[int, Path]]:
-    """The checkpoint directories under `root` by step, oldest first; whether they are whole is another question."""
+    """The checkpoint directories under `root` by step, oldest first, whole or not."""
     try:
-        names = names_inside(root.parent, root.name)
+        names = list_inside(root.parent, root.name)
     except OSError as error:
-        raise _unreadable(str(root), error) from None
+        raise _unreadable_error(str(root), error) from None
     steps = ((step, root / name) for name in names if (step := step_of(name)) is not None)
     return sorted((step, path) for step, path in steps if is_folder(root, path.name))
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint directory, which must bear the name of its step."""
+    """The manifest of a checkpoint directory; its step must be that of the directory's name."""
     with open_saved(folder, MANIFEST_NAME) as file:
         manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1))
     if step_of(folder.name) != manifest.step:
@@ -82,18 +82,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def tree_problems(folder: Path, files: Mapping[str, FileEntry]) -> list[str]:
-    """Missing, added, resized or disguised files, found without reading them."""
+    """Missing, added or resized files and files of another type, found without reading them."""
     with as_damage(folder.name):
         found = dict(_walk(folder, files))
     extra = sorted(found.keys() - files.keys() - {MANIFEST_NAME})
-    changed = (_change(name, entry, found.get(name)) for name, entry in files.items())
+    changed = (_file_problem(name, entry, found.get(name)) for name, entry in files.items())
     return [f"{name} is not in the manifest" for name in extra] + [change for change in changed if change]
 
 
 def hash_problem(folder: Path, name: str, entry: FileEntry) -> str | None:
-    """What is wrong with the bytes of one file, which is read as a stream."""
+    """The problem of one file's bytes, if any; the file is read as a stream."""
     with open_saved(folder, name) as file:
-        if (holes := entry.bytes - os.fstat(file.fileno()).st_blocks * 512) > MOST_HOLE_BYTES:
+        if (holes := entry.bytes - os.fstat(file.fileno()).st_blocks * 512) > MAX_HOLE_BYTES:
             return f"{name} has {holes} bytes that were never written"
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return None if digest == entry.sha256 else f"{name} does not have the hash the manifest gives"
@@ -101,29 +101,29 @@ def hash_problem(folder: Path, name: str, entry: FileEntry) -> str | None:
 
 @contextmanager
 def open_saved(folder: Path, name: str) -> Iterator[BufferedReader]:
-    """Open a regular file for reading: no link is followed and no pipe is waited for."""
+    """Open a regular file for reading, without following links or waiting for pipes."""
     with as_damage(name):
         try:
-            number = open_inside(folder, name)
-        except NotPlain:
+            descriptor = open_inside(folder, name)
+        except NotRegularFile:
             raise Damaged(name, f"{name} is not a plain file") from None
-        with open(number, "rb") as file:
+        with open(descriptor, "rb") as file:
             yield file
 
 
 @contextmanager
 def as_damage(name: str) -> Iterator[None]:
-    """Turn an operating system's error into damage, or into a storage error when it says nothing about the bytes."""
+    """Raise an OSError as `Damaged`, or as a `StorageError` if it says nothing about the bytes."""
     try:
         yield
     except OSError as error:
-        if error.errno not in _GONE:
-            raise _unreadable(name, error) from None
+        if error.errno not in _LOST_BYTES:
+            raise _unreadable_error(name, error) from None
         raise Damaged(name, f"{name} cannot be read ({error.strerror})") from None
 
 
 def _walk(folder: Path, files: Mapping[str, FileEntry]) -> Iterator[tuple[str, os.stat_result]]:
-    """All that is in a checkpoint, by relative name; directories the manifest does not imply are not entered."""
+    """All files of a checkpoint by relative name; directories that the manifest does not imply are not entered."""
     known = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     pending = [""]
     while pending:
@@ -137,7 +137,7 @@ def _walk(folder: Path, files: Mapping[str, FileEntry]) -> Iterator[tuple[str, o
                     yield name, entry.stat(follow_symlinks=False)
 
 
-def _change(name: str, entry: FileEntry, found: os.stat_result | None) -> str | None:
+def _file_problem(name: str, entry: FileEntry, found: os.stat_result | None) -> str | None:
     if found is None:
         return f"{name} is missing"
     if not stat.S_ISREG(found.st_mode):
@@ -147,7 +147,7 @@ def _change(name: str, entry: FileEntry, found: os.stat_result | None) -> str | 
     return None
 
 
-def _inspect(folder: Path) -> tuple[dict[str, FileEntry], list[str]]:
+def _problems_of(folder: Path) -> tuple[dict[str, FileEntry], list[str]]:
     try:
         files = read_manifest(folder).files
         problems = tree_problems(folder, files)
@@ -159,12 +159,12 @@ def _inspect(folder: Path) -> tuple[dict[str, FileEntry], list[str]]:
 
 
 def _verdict(folder: Path) -> FileVerdict:
-    files, problems = _inspect(folder)
+    files, problems = _problems_of(folder)
     size = sum(entry.bytes for entry in files.values())
     return FileVerdict(folder.name, not problems, "; ".join(problems) or f"{len(files)} files, {size} bytes")
 
 
-def _unreadable(name: str, error: OSError) -> StorageError:
+def _unreadable_error(name: str, error: OSError) -> StorageError:
     return StorageError(
         f"{name} cannot be read: {error.strerror}.",
         "The operating system refused, so nothing is known about the checkpoint itself.",

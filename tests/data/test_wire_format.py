@@ -196,7 +196,7 @@ def test_an_invalid_table_is_refused(name: str) -> None:
     assert unpack(forged([{}, [["a", "|u1", [1], 1, False]]], b"\x07" * 16), limit_bytes=LIMIT)[1]["a"] == [7]
 
 
-LIES = {  # each says that 2**32 - 1 more things follow
+LIES = {  # each announces 2**32 - 1 further elements
     "a list": b"\xdd\xff\xff\xff\xff",
     "entries": b"\x92\x80\xdd\xff\xff\xff\xff",
     "facts": b"\x92\xdf\xff\xff\xff\xff",

@@ -57,7 +57,7 @@ def random_stream(
     stream: dict[str, Array] = {
         "obs": frames.astype(spec.dtype),
         "action": rng.integers(0, spec.num_actions, shape),
-        # What stands in a last row must not matter: its reward is as wild as any.
+        # The reward of a last row must not matter, so it is as random as any.
         "reward": (3 * rng.normal(size=shape)).astype(np.float32),
         "discount": (~terminated | last).astype(np.float32),
         "last": last,

@@ -86,7 +86,7 @@ class Case:
     capacity: int
     n_step: int
     ends: list[float]
-    moves: list[tuple[int, int, str]]  # worker, rows, what happens then
+    moves: list[tuple[int, int, str]]  # worker, rows, event after them
     prioritized: bool
     filtered: bool
     seed: int

@@ -84,7 +84,7 @@ def test_new_items_get_the_largest_priority_ever_seen() -> None:
     sampler.set_live(0, 3)
     assert leaves(sampler)[:3] == pytest.approx([0.5, 1, 3])
     sampler.set_live(3, 5)
-    assert leaves(sampler) == pytest.approx([3, 0, 0, 3])  # those that left can no longer be drawn
+    assert leaves(sampler) == pytest.approx([3, 0, 0, 3])  # removed items can no longer be drawn
 
 
 @settings(max_examples=60)

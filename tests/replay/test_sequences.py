@@ -80,7 +80,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-# The plain way
+# The reference implementation
 
 
 def frames(case: Case, rows: Rows, row: int, lane: int) -> Array:
@@ -238,7 +238,7 @@ def test_a_cleared_replay_starts_windows_over() -> None:
     assert_equal(case, later, replace(batch, ids=batch.ids - before))
 
 
-# What actors expected
+# Priorities from the actor's TD error
 
 
 def expected_error(case: Case, rows: Rows, row: int, lane: int) -> float:
@@ -388,7 +388,7 @@ INNER = {
     "queue_episode_tail",
     "stack_into",
     "tree_find",
-}  # which only other loops call
+}  # which are called by other loops only
 
 
 def test_warming_up_compiles_every_loop_of_a_run() -> None:

@@ -11,18 +11,18 @@ from qfleet.save.files import Data, RealFiles
 
 
 class PowerCut(BaseException):
-    """The machine is gone: no clean-up code may run on its disk."""
+    """The machine lost power: no clean-up code may run on its disk."""
 
 
 @dataclass(eq=False)
 class File:
     data: bytes
-    safe: bytes = b""  # what an fsync has put beyond doubt
+    safe: bytes = b""  # what an fsync has made safe
 
 
 @dataclass(eq=False)
 class Folder:
-    """Names as they are, the names beyond doubt, and the changes since; a power cut keeps any subset of those."""
+    """Current names, names made safe by an fsync, and the changes since; a power cut keeps any subset of those."""
 
     names: dict[str, "File | Folder"] = field(default_factory=dict)
     safe: dict[str, "File | Folder"] = field(default_factory=dict)
@@ -120,7 +120,7 @@ def _empty(node: File | Folder) -> None:
             node.change(**{name: None})
 
 
-def _survive(folder: Folder, target: Path, random: Random, told: dict[File, bytes]) -> None:
+def _survive(folder: Folder, target: Path, random: Random, contents: dict[File, bytes]) -> None:
     names = dict(folder.safe)
     kept = random.choice([0.0, 0.5, 1.0])
     for change in folder.pending:
@@ -129,9 +129,9 @@ def _survive(folder: Folder, target: Path, random: Random, told: dict[File, byte
     target.mkdir(exist_ok=True)
     for name, node in names.items():
         if isinstance(node, Folder):
-            _survive(node, target / name, random, told)
+            _survive(node, target / name, random, contents)
         else:
-            data = told.setdefault(node, _leftover(node, random))
+            data = contents.setdefault(node, _leftover(node, random))
             (target / name).write_bytes(data)
 
 
@@ -176,7 +176,7 @@ class FaultyDisk(RealFiles):
 
 
 class SmallDisk(RealFiles):
-    """A disk with room for so many bytes; the write that does not fit stops half-way."""
+    """A disk with room for `capacity` bytes; a write that does not fit stops half-way."""
 
     def __init__(self, root: Path, capacity: int) -> None:
         self.root, self.capacity = root, capacity

@@ -22,14 +22,14 @@ def save(checkpoints: Checkpoints, *steps: int) -> None:
         checkpoints.commit(step, [("state.json", f"{step}".encode())], {"step": step})
 
 
-def test_what_is_committed_can_be_read(tmp_path: Path) -> None:
+def test_a_committed_checkpoint_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
-    said = checkpoints.commit(
+    committed = checkpoints.commit(
         7, [("b.bin", memoryview(b"bb")), ("replay/a.bin", bytearray(b"a")), ("empty", b"")], {"x": 1}
     )
     found = Checkpoints(checkpoints.root).newest()
-    assert found == said
+    assert found == committed
     assert (found.step, found.meta, found.path.name) == (7, {"x": 1}, "step_000000000007")
     assert {name: found.read(name) for name in found.files} == {"b.bin": b"bb", "replay/a.bin": b"a", "empty": b""}
     manifest = json.loads((found.path / "manifest.json").read_bytes())
@@ -37,7 +37,7 @@ def test_what_is_committed_can_be_read(tmp_path: Path) -> None:
     assert manifest["files"]["b.bin"] == {"bytes": 2, "sha256": hashlib.sha256(b"bb").hexdigest()}
 
 
-def test_order_is_by_step_and_not_by_clock(tmp_path: Path) -> None:
+def test_checkpoints_are_sorted_by_step_not_by_time(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1000, 9, 70)
     os.utime(tmp_path / "step_000000000009", (2**33, 2**33))
@@ -109,7 +109,7 @@ def test_restoring_hashes_each_byte_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert (hashed.count(100), hashed.count(1000)) == (1, 0)
 
 
-def test_damage_that_shows_while_loading_means_the_older_one(tmp_path: Path) -> None:
+def test_damage_found_while_loading_falls_back_to_the_older_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     save(checkpoints, 1, 2)
 
@@ -142,8 +142,8 @@ def test_the_same_step_again_replaces_the_first(tmp_path: Path) -> None:
     assert [place.name for place in tmp_path.iterdir()] == ["step_000000000001"]
 
 
-class Stubborn(RealFiles):
-    """One folder that cannot be moved."""
+class OneUnmovable(RealFiles):
+    """A disk on which one folder cannot be renamed."""
 
     def rename(self, source: Path, path: Path) -> None:
         if source.name == "step_000000000001":
@@ -151,9 +151,11 @@ class Stubborn(RealFiles):
         super().rename(source, path)
 
 
-def test_one_that_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_deleted_does_not_stop_the_pruning(tmp_path: Path) -> None:
     events: list[Any] = []
-    checkpoints = Checkpoints(tmp_path, files=Stubborn(), events=lambda kind, **fields: events.append((kind, fields)))
+    checkpoints = Checkpoints(
+        tmp_path, files=OneUnmovable(), log_event=lambda kind, **fields: events.append((kind, fields))
+    )
     save(checkpoints, 1, 2, 3, 4, 5)
     with pytest.raises(StorageError, match="could not be deleted: Operation not permitted"):
         checkpoints.prune()
@@ -163,7 +165,7 @@ def test_one_that_cannot_be_deleted_does_not_keep_the_others(tmp_path: Path) -> 
 
 def test_pruning_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
     events: list[Any] = []
-    checkpoints = Checkpoints(tmp_path, keep=2, events=lambda kind, **fields: events.append((kind, fields)))
+    checkpoints = Checkpoints(tmp_path, keep=2, log_event=lambda kind, **fields: events.append((kind, fields)))
     save(checkpoints, 1, 2, 3, 4, 5)
     assert checkpoints.prune([2]) == [1, 3]
     assert checkpoints.steps() == [2, 4, 5]
@@ -181,7 +183,7 @@ def test_pruning_counts_whole_checkpoints_only(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).steps() == [2, 3]
 
 
-def test_leftovers_of_dead_writers_go_at_the_start_but_not_for_readers(tmp_path: Path) -> None:
+def test_leftovers_of_dead_writers_are_removed_by_writers_only(tmp_path: Path) -> None:
     save(Checkpoints(tmp_path), 1)
     (tmp_path / ".tmp-dead" / "replay").mkdir(parents=True)
     (tmp_path / "step_000000000001").rename(tmp_path / ".old-step_000000000001")
@@ -191,7 +193,7 @@ def test_leftovers_of_dead_writers_go_at_the_start_but_not_for_readers(tmp_path:
     assert [place.name for place in tmp_path.iterdir()] == ["step_000000000001"]
 
 
-def test_a_missing_step_is_told_apart(tmp_path: Path) -> None:
+def test_a_missing_step_is_not_damage(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(NoCheckpointError, match="Nothing was saved"):
         checkpoints.newest()
@@ -210,7 +212,7 @@ def test_names_that_could_leave_the_checkpoint_are_refused(tmp_path: Path, name:
     assert not list(tmp_path.iterdir())
 
 
-def test_wrong_uses_leave_nothing(tmp_path: Path) -> None:
+def test_invalid_commits_leave_nothing_behind(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(ValueError, match="twice"):
         checkpoints.commit(1, [("a", b"x"), ("a", b"y")], {})

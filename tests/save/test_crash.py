@@ -16,7 +16,8 @@ from qfleet.save.commit import Blob
 from qfleet.save.files import FileLayer
 from tests.save.disk import FaultyDisk, LossyDisk, NoLinks, PowerCut, SmallDisk
 
-Said = list[tuple[int, str]]  # (step, tag) of each commit that returned
+Commits = list[tuple[int, str]]  # (step, tag) of each commit that returned
+SAVES = [(10, "a"), (20, "b"), (30, "c"), (30, "d"), (40, "e")]
 
 
 def blobs(tag: str, previous: Checkpoint | None = None) -> Iterator[tuple[str, Blob]]:
@@ -25,27 +26,27 @@ def blobs(tag: str, previous: Checkpoint | None = None) -> Iterator[tuple[str, B
     yield "replay/1.zst", f"rows of {tag}".encode() * 20
 
 
-def story(root: Path, files: FileLayer, said: Said) -> None:
-    """Three saves, the last of them twice, with pruning; `said` grows as commits are reported."""
+def save_and_prune(root: Path, files: FileLayer, commits: Commits) -> None:
+    """Commit `SAVES`, one step twice, with pruning; `commits` grows with each commit that returns."""
     checkpoints = Checkpoints(root, files=files)
     last = None
-    for step, tag in [(10, "a"), (20, "b"), (30, "c"), (30, "d"), (40, "e")]:
+    for step, tag in SAVES:
         last = checkpoints.commit(step, blobs(tag, last), {"tag": tag})
-        said.append((step, tag))
+        commits.append((step, tag))
         checkpoints.prune([20])
 
 
-def check(root: Path, said: Said, pending: tuple[int, str] | None) -> None:
-    """What was reported is there, or the one commit that was under way; with the right bytes and no complaint."""
+def check(root: Path, commits: Commits, pending: tuple[int, str] | None) -> None:
+    """The last commit that returned is there, or the pending one, with the right bytes and without a warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         checkpoints = Checkpoints(root)
         assert not list(root.glob(".*")), "leftovers are cleared at start"
-        if not said and not checkpoints.steps():
+        if not commits and not checkpoints.steps():
             return
         newest = checkpoints.newest()
     tag = newest.meta["tag"]
-    assert (newest.step, tag) in {said[-1] if said else None, pending}
+    assert (newest.step, tag) in {commits[-1] if commits else None, pending}
     assert newest.read("model.safetensors") == tag.encode() * 50
     assert newest.read("replay/0.zst") == b"old rows" * 30
     assert newest.read("replay/1.zst") == f"rows of {tag}".encode() * 20
@@ -53,27 +54,24 @@ def check(root: Path, said: Said, pending: tuple[int, str] | None) -> None:
     assert checkpoints.commit(50, blobs("z", newest), {"tag": "z"}).step == 50
 
 
-ORDER = [(10, "a"), (20, "b"), (30, "c"), (30, "d"), (40, "e")]
-
-
 def cut_everywhere(tmp_path: Path, disk: Callable[[Path, int | None], LossyDisk], aftermaths: int) -> int:
-    """Tell the story once per operation, cutting the power there; how many operations it has."""
+    """Run `save_and_prune` once per operation, cutting the power there; returns the number of operations."""
     for cut_at in itertools.count(1):
-        base, said, whole = tmp_path / f"live{cut_at}", Said(), False
+        base, commits, whole = tmp_path / f"live{cut_at}", Commits(), False
         base.mkdir()
         files = disk(base, cut_at)
         try:
-            story(base / "checkpoints", files, said)
+            save_and_prune(base / "checkpoints", files, commits)
             whole = True
         except PowerCut:
             pass
-        pending = ORDER[len(said)] if len(said) < len(ORDER) else None
+        pending = SAVES[len(commits)] if len(commits) < len(SAVES) else None
         for seed in range(aftermaths):
             target = tmp_path / f"after{cut_at}_{seed}"
             files.after_power_cut(target, Random(seed))
-            check(target / "checkpoints", said, pending)
+            check(target / "checkpoints", commits, pending)
             shutil.rmtree(target)
-        check(base / "checkpoints", said, pending)  # a killed process, whose machine lives on
+        check(base / "checkpoints", commits, pending)  # a killed process, whose machine lives on
         shutil.rmtree(base)
         if whole:
             return cut_at - 1
@@ -81,7 +79,7 @@ def cut_everywhere(tmp_path: Path, disk: Callable[[Path, int | None], LossyDisk]
 
 
 @pytest.fixture(autouse=True)
-def no_waiting_for_the_real_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_real_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda file: None)
 
 
@@ -113,7 +111,7 @@ def test_an_error_of_any_operation_keeps_the_previous_checkpoint(tmp_path: Path,
         root, events = tmp_path / f"{fail_at}", list[str]()
         first = Checkpoints(root).commit(10, blobs("a"), {"tag": "a"})
         checkpoints = Checkpoints(
-            root, files=FaultyDisk(fail_at, code), events=lambda kind, events=events, **fields: events.append(kind)
+            root, files=FaultyDisk(fail_at, code), log_event=lambda kind, events=events, **fields: events.append(kind)
         )
         error = failure_of(lambda: checkpoints.commit(20, blobs("b", first), {"tag": "b"}))  # noqa: B023
         if error:
@@ -156,7 +154,7 @@ def test_a_full_disk_is_noticed_before_and_while_saving(tmp_path: Path) -> None:
     assert [place.name for place in checkpoints.root.iterdir()] == ["step_000000000001"]
 
 
-def test_the_room_for_the_first_save_can_be_asked_for(tmp_path: Path) -> None:
+def test_the_space_for_the_first_save_can_be_required(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "a" / "b", files=SmallDisk(tmp_path, 1_000))
     checkpoints.require_space(769)
     with pytest.raises(StorageError, match="1001 are needed"):
@@ -164,7 +162,7 @@ def test_the_room_for_the_first_save_can_be_asked_for(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_save_that_shares_files_needs_room_for_the_new_ones_only(tmp_path: Path) -> None:
+def test_a_save_with_linked_files_needs_space_for_new_files_only(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "c", files=SmallDisk(tmp_path, 8_000))
     last = checkpoints.commit(1, [("replay/0.zst", bytes(5_000))], {})
     checkpoints._last_bytes = 100

@@ -1,4 +1,4 @@
-"""Whatever is changed in a checkpoint is noticed, and the older one is used with a word about both."""
+"""Any change of a checkpoint is noticed, and the older one is used with a warning that names both."""
 
 import hashlib
 import json
@@ -107,7 +107,7 @@ HARM: dict[str, Callable[[Path], Any]] = {
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("name", [*blobs(0), "manifest.json"])
-def test_harm_to_any_file_means_the_older_checkpoint_and_a_word_about_both(
+def test_damage_to_any_file_falls_back_to_the_older_checkpoint_with_a_warning(
     run: Checkpoints, name: str, harm: str
 ) -> None:
     events: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def test_harm_to_any_file_means_the_older_checkpoint_and_a_word_about_both(
         assert reader.newest().step == 10
     assert sorted(run.root.iterdir()) == before, "readers change nothing"
 
-    again = Checkpoints(run.root, events=lambda kind, **fields: events.append({"kind": kind, **fields}))
+    again = Checkpoints(run.root, log_event=lambda kind, **fields: events.append({"kind": kind, **fields}))
     with pytest.warns(
         CheckpointWarning, match=r"step_0+20 is damaged \(.*\), kept as step_0+20.corrupt; .* step_0+10\."
     ):
@@ -133,13 +133,13 @@ def test_harm_to_any_file_means_the_older_checkpoint_and_a_word_about_both(
     assert (run.root / "step_000000000020.corrupt").is_dir()
 
 
-def test_damage_is_told_to_whoever_asked_to_be_told(run: Checkpoints) -> None:
-    told: list[str] = []
+def test_damage_is_reported_to_the_given_warn_function(run: Checkpoints) -> None:
+    warned: list[str] = []
     flip(run.root / "step_000000000020" / "state.json")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Checkpoints(run.root, warn=told.append).newest().step == 10
-    (text,) = told
+        assert Checkpoints(run.root, warn=warned.append).newest().step == 10
+    (text,) = warned
     assert text.startswith("The checkpoint step_000000000020 is damaged (state.json ")
     assert text.endswith("kept as step_000000000020.corrupt; going on from step_000000000010.")
 
@@ -157,7 +157,7 @@ def test_added_files_and_folders_are_noticed(run: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize("harm", ["link", "pipe", "folder"])
-def test_only_plain_files_are_files(run: Checkpoints, harm: str) -> None:
+def test_only_regular_files_are_accepted(run: Checkpoints, harm: str) -> None:
     HARM[harm](run.root / "step_000000000020" / "state.json")
     assert verify(run.root / "step_000000000020") == ["state.json is not a plain file"]
 
@@ -169,7 +169,7 @@ def test_a_checkpoint_under_another_name_is_noticed(run: Checkpoints) -> None:
         assert run.newest().step == 20
 
 
-def test_when_none_is_whole_there_is_no_start_from_scratch(run: Checkpoints) -> None:
+def test_without_a_whole_checkpoint_nothing_starts_from_scratch(run: Checkpoints) -> None:
     for step in (10, 20):
         flip(run.root / f"step_{step:012d}" / "state.json")
     with pytest.warns(CheckpointWarning), pytest.raises(NoCheckpointError) as caught:
@@ -181,7 +181,7 @@ def test_when_none_is_whole_there_is_no_start_from_scratch(run: Checkpoints) -> 
         run.newest()
 
 
-def test_damaged_ones_are_kept_under_the_next_free_name(run: Checkpoints) -> None:
+def test_damaged_checkpoints_are_renamed_to_the_next_free_name(run: Checkpoints) -> None:
     for _ in range(3):
         flip(run.root / "step_000000000020" / "state.json")
         with pytest.warns(CheckpointWarning):
@@ -203,7 +203,7 @@ def test_no_permission_is_not_damage(run: Checkpoints, monkeypatch: pytest.Monke
 
 
 def resealed(path: Path, **changes: Any) -> None:
-    """Rewrite a manifest as an attacker or another version would: with the hash right."""
+    """Rewrite a manifest with a valid hash, as an attacker or another version would."""
     body = json.loads(path.read_bytes()) | changes
     del body["sha256"]
 
@@ -255,7 +255,7 @@ def test_a_forged_manifest_is_damage(run: Checkpoints, changes: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("raw", [b"", b"null", b"[]", b"{}", b"[" * 100_000, b'{"sha256":1}', b"\xff", b'{"a":NaN}'])
-def test_what_is_not_a_manifest_is_damage(run: Checkpoints, raw: bytes) -> None:
+def test_other_bytes_in_place_of_a_manifest_are_damage(run: Checkpoints, raw: bytes) -> None:
     (run.root / "step_000000000020" / "manifest.json").write_bytes(raw)
     with pytest.raises(Damaged):
         run.load(20)
@@ -308,7 +308,7 @@ def test_a_pickle_in_place_of_any_file_runs_nothing(run: Checkpoints) -> None:
     assert "os.system" in SEEN, "the hook does see what it must"
 
 
-def test_verify_run_gives_a_verdict_for_each_and_changes_nothing(run: Checkpoints) -> None:
+def test_verify_run_checks_every_checkpoint_and_changes_nothing(run: Checkpoints) -> None:
     flip(run.root / "step_000000000010" / "state.json")
     (run.root / ".tmp-x").mkdir()
     before = sorted(run.root.rglob("*"))

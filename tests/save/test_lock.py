@@ -49,7 +49,7 @@ def test_a_second_writer_learns_who_the_first_is(tmp_path: Path) -> None:
         pass
 
 
-def test_the_lock_is_private_and_gone_afterwards(tmp_path: Path) -> None:
+def test_the_lock_file_is_private_and_removed_afterwards(tmp_path: Path) -> None:
     with hold_run(tmp_path):
         lock = tmp_path / "run.lock"
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600
@@ -70,7 +70,7 @@ def test_stale_content_is_overwritten(tmp_path: Path, content: bytes) -> None:
         assert json.loads((tmp_path / "run.lock").read_bytes())["pid"] == os.getpid()
 
 
-def test_a_lock_taken_away_while_waiting_is_not_mistaken_for_ours(
+def test_a_lock_file_removed_while_waiting_is_not_taken_for_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
@@ -88,9 +88,7 @@ def test_a_lock_taken_away_while_waiting_is_not_mistaken_for_ours(
     assert len(opened) == 2
 
 
-def test_a_lock_that_is_released_while_it_is_opened_is_taken_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lock_released_while_it_is_opened_is_acquired_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = [0]
     real = os.fstat
 

@@ -17,7 +17,7 @@ def test_round_trip(data: bytes) -> None:
     assert decompress(compress(data), len(data)) == data
 
 
-def test_memory_views_are_taken_as_they_lie() -> None:
+def test_memory_views_are_compressed() -> None:
     rows = np.arange(600, dtype=np.float32).reshape(20, 30)
     assert decompress(compress(rows.data), rows.nbytes) == rows.tobytes()
 
@@ -39,12 +39,12 @@ def test_broken_frames_are_damage(bent: bytes) -> None:
 
 
 def bomb() -> bytes:
-    """A gigabyte of zeros in some kilobytes, without a word about its size."""
+    """A gigabyte of zeros in some kilobytes that declares no size."""
     maker = zstd.ZstdCompressor()
     return b"".join(maker.compress(bytes(1 << 20)) for _ in range(1024)) + maker.flush()
 
 
-def test_a_bomb_that_hides_its_size_is_refused_in_little_time_and_memory() -> None:
+def test_a_bomb_without_a_declared_size_is_refused_in_little_time_and_memory() -> None:
     frame = bomb()
     assert len(frame) < 200_000
     assert zstd.get_frame_info(frame).decompressed_size is None
@@ -55,6 +55,6 @@ def test_a_bomb_that_hides_its_size_is_refused_in_little_time_and_memory() -> No
     assert time.process_time() - begin < 1
 
 
-def test_a_declared_size_over_the_limit_is_refused_unread() -> None:
+def test_a_declared_size_over_the_limit_is_refused_before_reading() -> None:
     with pytest.raises(Damaged, match="declares 1048576 bytes where at most 1048575"):
         decompress(compress(bytes(1 << 20)), (1 << 20) - 1)

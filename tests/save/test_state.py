@@ -46,18 +46,18 @@ def same(left: Any, right: Any) -> bool:
 
 
 @given(TREES)
-def test_a_tree_comes_back_exactly(tree: dict[str, Any]) -> None:
+def test_a_tree_is_restored_exactly(tree: dict[str, Any]) -> None:
     files = pack_state(tree)
     assert same(unpack_state(files), tree)
     assert pack_state(tree) == files
 
 
-def test_no_two_places_share_a_name() -> None:
+def test_no_two_paths_share_a_name() -> None:
     tree = {"a/b": np.array(1), "a": {"b": np.array(2)}, "~1": np.array(3), "/": np.array(4), "~01": np.array(5)}
     assert same(unpack_state(pack_state(tree)), tree)
 
 
-def test_generators_come_back() -> None:
+def test_generators_are_restored() -> None:
     for kind in (np.random.Philox, np.random.PCG64):
         rng = np.random.Generator(kind(7))
         rng.random(5)
@@ -67,7 +67,7 @@ def test_generators_come_back() -> None:
         assert np.array_equal(copy.random(9), rng.random(9))
 
 
-def test_views_are_saved_as_they_look_and_come_back_writable() -> None:
+def test_views_are_saved_and_restored_writable() -> None:
     grid = np.arange(24, dtype=np.int32).reshape(4, 6)
     for view in (grid.T, grid[::2, ::-1], grid[:, 1], np.asfortranarray(grid), np.broadcast_to(grid[0], (3, 6))):
         back = unpack_state(pack_state({"x": view}))["x"]
@@ -77,7 +77,7 @@ def test_views_are_saved_as_they_look_and_come_back_writable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "words"),
+    ("leaf", "message"),
     [
         (math.nan, "state/a/1: nan"),
         (-math.inf, "state/a/1: -inf"),
@@ -90,8 +90,8 @@ def test_views_are_saved_as_they_look_and_come_back_writable() -> None:
         (np.array(["x"]), "/a/1: arrays of dtype <U1"),
     ],
 )
-def test_what_would_not_come_back_exactly_is_refused_by_place(leaf: Any, words: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=words.replace("[", r"\[")):
+def test_values_that_cannot_be_restored_exactly_are_refused_with_their_path(leaf: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message.replace("[", r"\[")):
         pack_state({"a": [0, leaf]})
 
 

@@ -12,7 +12,7 @@ from qfleet.distributed.learners.worker import build_learner
 from qfleet.plan import make_plan
 from qfleet.sync.buckets import Buckets, group_by_bytes
 from qfleet.sync.comm import NoComm, ThreadComm
-from tests.distributed.learners.test_group import made_up
+from tests.distributed.learners.test_group import random_batch
 from tests.sync.parts import run_ranks
 
 
@@ -39,7 +39,7 @@ def test_sums_do_not_depend_on_the_order_of_gradients(order: list[int]) -> None:
         buckets, found = Buckets(comm, weights, 40), []
         for number in range(2):
             gradients = [torch.full(weight.shape, float(10 * number + comm.rank)) for weight in weights]
-            # Everybody in an order of its own.
+            # Each rank in another order.
             for at in order if comm.rank else reversed(order):
                 buckets.add(at, gradients[at])
             found.append(buckets.sums(gradients))
@@ -74,11 +74,11 @@ def test_the_first_sum_begins_before_the_last_gradient_is_known(dueling: bool) -
         events.append(f"gradient {at}")
         buckets.add(at, gradient)
 
-    half = learner.prepare_shared_update(made_up(32), 0.5, ready)
+    half = learner.prepare_shared_update(random_batch(32), 0.5, ready)
     assert events.index("begun") < events.index("gradient 0")
     gradients = {event for event in events if event != "begun"}
     assert gradients == {f"gradient {at}" for at in range(len(learner.names))}
     assert events.count("begun") < len(buckets.buckets)  # the last one waits until all is known to be finite
-    whole, sums = learner.prepare_shared_update(made_up(32)), buckets.sums(half.gradients)
+    whole, sums = learner.prepare_shared_update(random_batch(32)), buckets.sums(half.gradients)
     for total, gradient in zip(sums, whole.gradients, strict=True):
         torch.testing.assert_close(total, gradient.reshape(-1) * 0.5)

@@ -62,7 +62,7 @@ def test_all_ranks_get_the_same_mean_within_the_byte_budget(name: str) -> None:
     found = run_ranks(3, act)
     assert all(torch.equal(mean, found[0][1]) for _, mean, _ in found)
     assert all(sent <= BYTES[name] * NUM for _, _, sent in found)
-    if name != "power":  # there what came through is the mean's own approximation
+    if name != "power":  # PowerSGD approximates the mean, not each rank's vector
         assert torch.allclose(torch.stack([own for own, _, _ in found]).mean(0), found[0][1], atol=1e-12)
 
 
@@ -100,7 +100,7 @@ def test_a_huge_number_is_sent_at_once(name: str) -> None:
     values[3] = 1e8
     average = CodedMean(NoComm(), CODECS[name]())
     assert float(average(values)[3]) == pytest.approx(1e8, rel=0.01)
-    assert abs(float(average(torch.zeros(NUM).double())[3])) < 1e6  # and is not sent again and again
+    assert abs(float(average(torch.zeros(NUM).double())[3])) < 1e6  # and only once
 
 
 def test_top_k_of_all_is_bit_equal_to_exact() -> None:
@@ -193,7 +193,7 @@ def test_a_good_codec_stays_above_its_cosine_bound_and_a_bad_one_does_not(plan: 
 
     run_ranks(2, act)
     assert min(cosines) > 1.2 * least_cosine_of(sync) or min(cosines) > 0.99
-    assert least_cosine_of(replace(sync, least_cosine=-1.0)) == -1.0  # the plan's own counts
+    assert least_cosine_of(replace(sync, least_cosine=-1.0)) == -1.0  # the plan's own bound wins
 
     class Rolled:
         def mean(self, values: Tensor, comm: NoComm) -> tuple[Tensor, Tensor]:

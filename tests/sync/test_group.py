@@ -113,7 +113,7 @@ def test_results_equal_those_between_threads() -> None:
         assert result["gather"] == [[0.0 + r, 1.0 + r, 2.0 + r, 3.0 + r] for r in range(3)]
         left = (rank - 1) % 3
         assert result["swap"] == [left + 0.0, left + 1.0, left + 2.0, left + 3.0]
-        assert result["coded"] == found[0]["coded"]  # the same bits for everybody
+        assert result["coded"] == found[0]["coded"]  # the same bits on all ranks
         torch.testing.assert_close(torch.tensor(result["coded"]), torch.tensor(expected[rank]), rtol=1e-4, atol=1e-5)
 
 

@@ -76,7 +76,7 @@ def test_a_refused_gradient_is_pushed_again_to_pending_shards_only() -> None:
         client.step([torch.ones(3), torch.ones(1)])
     assert torch.cat(weights).tolist() == [-1.0, -1.0, -2.0, -2.0]
     client.step([torch.ones(3), torch.ones(1)])
-    assert [len(connection.gradients) for connection in connections] == [1, 2]  # the first had taken it
+    assert [len(connection.gradients) for connection in connections] == [1, 2]  # the first had accepted it
     assert torch.cat(weights).tolist() == [-1.0, -1.0, -3.0, -3.0]
     client.step([torch.ones(3), torch.ones(1)])
     assert [len(connection.gradients) for connection in connections] == [2, 3]
@@ -88,7 +88,7 @@ def test_error_feedback_adds_up_even_if_a_shard_refuses(seed: int) -> None:
     client.drops_stale, rng = False, torch.Generator().manual_seed(seed)
     given, taken, refusals = torch.zeros(2, 2), torch.zeros(2, 2), 0
     for number in range(20):
-        if number % 3 == 2:  # somebody else was faster at one shard
+        if number % 3 == 2:  # another learner was faster at one shard
             LocalConnection(connections[number % 2].shard, rank=number).push(
                 torch.zeros(2), 0, connections[number % 2].shard.version, 1.0
             )
@@ -123,7 +123,7 @@ def test_a_shard_decodes_its_part_of_the_compressed_gradient(codec: Codec) -> No
     ]
     weights, plan = [torch.zeros(num)], ServerSync(codec=codec)
     client = make_served(plan, connections, lambda gradients: 1.0, lambda: 1.0, weights, rank=0, seed=0)
-    for seed in range(3):  # the second one has what the first one owed
+    for seed in range(3):  # the later ones include the earlier compression error
         client.step([torch.randn(num, generator=torch.Generator().manual_seed(seed))])
         for connection in connections:
             message = pack_push(connection.gradients[-1], connection.packed)

@@ -30,8 +30,8 @@ def test_duplicates_are_refused() -> None:
     shard, weights = make(max_staleness=None)
     assert shard.push(push(0, 0, 0), 0.0) == "applied"
     assert shard.push(push(0, 0, 0), 0.0) == "duplicate"
-    assert shard.push(push(0, 0, 1, incarnation=1), 0.0) == "applied"  # a later life counts anew
-    assert shard.push(push(0, 5, 1, incarnation=0), 0.0) == "duplicate"  # and the old one is not heard any more
+    assert shard.push(push(0, 0, 1, incarnation=1), 0.0) == "applied"  # a later incarnation starts over
+    assert shard.push(push(0, 5, 1, incarnation=0), 0.0) == "duplicate"  # and the old one is refused
     assert weights.tolist() == [-2.0] * 3
 
 
@@ -98,7 +98,7 @@ def test_a_windows_gradients_survive_the_removal_of_a_worker_and_a_flush() -> No
 def test_a_gradient_that_is_not_finite_does_not_spoil_a_window() -> None:
     shard, weights = make(workers=3, max_staleness=None, window=3, window_seconds=5.0)
     assert shard.push(push(0, 0, 0, 1.0), 0.0) == "waiting"
-    assert shard.push(push(1, 0, 0, float("nan")), 1.0) == "skipped"  # only its owner hears of it
+    assert shard.push(push(1, 0, 0, float("nan")), 1.0) == "skipped"  # only its own worker gets this verdict
     assert shard.push(push(2, 0, 0, 2.0), 2.0) == "waiting"
     assert shard.push(push(0, 1, 0, 3.0), 3.0) == "applied"
     assert weights.tolist() == [-2.0] * 3
@@ -113,7 +113,7 @@ def test_a_flush_makes_no_synchronous_step_of_some_workers() -> None:
     shard.flush()
     assert (shard.version, shard.has_waiting(0), shard.has_waiting(1)) == (0, False, True)
     shard.drop(1)
-    assert shard.since == float("inf")  # else whoever looks at the clock would look for ever
+    assert shard.since == float("inf")  # else polling would never rest
 
 
 def test_a_sum_is_not_divided() -> None:

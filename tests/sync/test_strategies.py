@@ -184,7 +184,7 @@ def test_weights_include_the_learners_own_compression_error() -> None:
     found = run_ranks(3, act)
     mean, mean_error = sum(made for _, made, _ in found) / 3, sum(error for *_, error in found) / 3
     for weights, _, error in found:
-        assert torch.allclose(weights, mean - mean_error + error / 3, rtol=0, atol=1e-6)  # numbers travel in float32
+        assert torch.allclose(weights, mean - mean_error + error / 3, rtol=0, atol=1e-6)  # numbers are sent in float32
 
 
 def test_no_learner_moves_if_one_had_no_finite_gradient() -> None:
@@ -195,7 +195,7 @@ def test_no_learner_moves_if_one_had_no_finite_gradient() -> None:
         return 1.0
 
     def average(made: Tensor) -> Tensor:
-        return torch.full_like(made, torch.nan)  # what one who had none has sent
+        return torch.full_like(made, torch.nan)  # as a learner without a finite gradient sends
 
     steps = OptimizerSteps(optimizer_step, average, weights)  # type: ignore[arg-type]
     assert math.isnan(steps.step([torch.ones(3)]))
@@ -244,7 +244,7 @@ def test_sum_is_world_size_times_the_mean() -> None:
     assert norms == [2.0, 2.0]
 
 
-# A quadratic: learner i wants to be at goal_i with curvature h_i; together they belong at sum(h goal) / sum(h).
+# A quadratic: learner i has its optimum at goal_i with curvature h_i; the common one is sum(h goal) / sum(h).
 
 CURVES = torch.tensor(
     [[1.0, 4.0, 0.5], [2.0, 1.0, 1.5], [1.0, 1.0, 1.0], [0.5, 2.0, 1.0], [1.5, 0.5, 2.0]], dtype=torch.float64
@@ -388,14 +388,14 @@ def test_rho_adapts_to_the_residuals(primal: float, dual: float, rho: float) -> 
     sync.dual = torch.ones(2)
     sync.adapt_rho(primal, dual)
     assert sync.rho == rho
-    assert (sync.dual * sync.rho).tolist() == [1.0, 1.0]  # the price stays the same
+    assert (sync.dual * sync.rho).tolist() == [1.0, 1.0]  # the scaled dual variable stays the same
 
 
 def test_the_outer_step_is_nesterovs() -> None:
     weight = torch.zeros(1)
 
     def step(gradients: list[Tensor]) -> float:
-        weight.add_(1.0)  # every round goes one further than the last agreement
+        weight.add_(1.0)  # every round moves by one from the last anchor
         return 0.0
 
     sync = Local(step, CodedMean(NoComm(), Exact()), [weight], [], every=1, outer_rate=0.5, outer_momentum=0.9)
