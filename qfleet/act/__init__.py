@@ -1,9 +1,9 @@
 """Acting: the policy, the actor, exploration and evaluation."""
 
-from qfleet.act.actor import Actor, acting
-from qfleet.act.evaluate import EvaluationResult, lanes_for, play
+from qfleet.act.actor import Actor, run_actor
+from qfleet.act.evaluate import EvaluationResult, evaluate_policy, num_eval_lanes
 from qfleet.act.explore import Explore, Explorer, make_epsilon, make_explorer
-from qfleet.act.policy import Policy, carry
+from qfleet.act.policy import Policy, add_reward
 from qfleet.act.population_policy import PopulationPolicy
 
 __all__ = [
@@ -13,10 +13,10 @@ __all__ = [
     "Explorer",
     "Policy",
     "PopulationPolicy",
-    "acting",
-    "carry",
-    "lanes_for",
+    "add_reward",
+    "evaluate_policy",
     "make_epsilon",
     "make_explorer",
-    "play",
+    "num_eval_lanes",
+    "run_actor",
 ]

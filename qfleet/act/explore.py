@@ -1,7 +1,7 @@
-"""Exploration: how actions are chosen while a run learns. Shapes: B lanes, A actions, D action dimensions.
+"""Exploration: how actions are chosen during training. Shapes: B lanes, A actions, D action dimensions.
 
-Values are [B, A], or [B, D, A] when decoupled; chosen actions are joint, [B]. Everything that changes does so with
-environment steps, so a longer run has the same beginning.
+Values are [B, A], or [B, D, A] when decoupled; chosen actions are joint, [B]. Schedules depend on environment steps
+only, so a longer run has the same beginning.
 """
 
 import math
@@ -23,24 +23,24 @@ from qfleet.plan.schema import (
 )
 
 ALL = slice(None)
-DRAWABLE = 2**53  # one random number in [0, 1) tells no more actions apart: past it, each dimension draws its own
+MAX_ACTIONS_PER_DRAW = 2**53  # a float in [0, 1) has no more values: with more actions, each dimension draws its own
 
 Schedule: TypeAlias = Callable[[int], float]
-Epsilons: TypeAlias = Callable[[int], float | Array]  # one for every lane, or one each
-Choose: TypeAlias = Callable[[Array], Array]  # values -> actions
-# A user's own: (values, step, rng, mask) -> actions [B], or [B, D] when decoupled.
+Epsilons: TypeAlias = Callable[[int], float | Array]  # one value for all lanes, or one per lane
+ChooseActions: TypeAlias = Callable[[Array], Array]  # values -> actions
+# A user's function: (values, step, rng, mask) -> actions [B], or [B, D] when decoupled.
 Explore: TypeAlias = Callable[[Array, int, np.random.Generator, Array | None], Array]
 
 
 class Explorer(Protocol):
-    """Chooses actions while a run learns; evaluation and serving are greedy."""
+    """Chooses actions during training; evaluation and serving are greedy."""
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """An action [B] for each lane; always the same number of random numbers is drawn."""
+        """An action [B] for each lane; always draws the same number of random numbers."""
         ...
 
     def epsilon(self, step: int) -> float | None:
-        """The share of random actions at this step, over all lanes; None where there is no such thing."""
+        """The share of random actions at this step, over all lanes; None if there is no epsilon."""
         ...
 
 
@@ -53,8 +53,8 @@ def greedy(values: Array, mask: Array | None, counts: tuple[int, ...]) -> Array:
     return best
 
 
-def allowed(draw: Array, mask: Array) -> Array:  # [B] in [0, 1), [B, A] -> [B]
-    """A uniformly random allowed action per lane, decided by one number each."""
+def random_allowed_actions(draw: Array, mask: Array) -> Array:  # [B] in [0, 1), [B, A] -> [B]
+    """A uniformly random allowed action per lane, from one random number each."""
     count = mask.sum(1)
     rank = np.minimum((draw * count).astype(np.int64), count - 1)
     chosen: Array = (np.cumsum(mask, 1) > rank[:, None]).argmax(1)
@@ -65,68 +65,68 @@ def epsilon_greedy(
     values: Array, epsilon: float | Array, rng: np.random.Generator, mask: Array | None, counts: tuple[int, ...]
 ) -> Array:  # -> [B]
     """The best action, or with probability epsilon any allowed one."""
-    # All numbers are drawn for every lane and step, so the stream does not depend on epsilon.
-    many = math.prod(counts) > DRAWABLE
-    explore, *draws = rng.random((1 + len(counts) if many else 2, len(values)))
+    # All numbers are drawn for every lane and step, so that the generator's state does not depend on epsilon.
+    draw_per_dimension = math.prod(counts) > MAX_ACTIONS_PER_DRAW
+    explore, *draws = rng.random((1 + len(counts) if draw_per_dimension else 2, len(values)))
     if mask is not None:
-        anything = allowed(draws[0], mask)
-    elif many:
-        anything = join_actions([scaled(*pair) for pair in zip(draws, counts, strict=True)], counts)
+        random_action = random_allowed_actions(draws[0], mask)
+    elif draw_per_dimension:
+        random_action = join_actions([random_integers(*pair) for pair in zip(draws, counts, strict=True)], counts)
     else:
-        anything = scaled(draws[0], math.prod(counts))
-    action: Array = np.where(explore < epsilon, anything, greedy(values, mask, counts))
+        random_action = random_integers(draws[0], math.prod(counts))
+    action: Array = np.where(explore < epsilon, random_action, greedy(values, mask, counts))
     return action
 
 
-def scaled(draw: Array, count: int) -> Array:  # [B] in [0, 1) -> [B] from 0 to count - 1
-    """A uniformly random whole number per lane."""
+def random_integers(draw: Array, count: int) -> Array:  # [B] in [0, 1) -> [B] from 0 to count - 1
+    """A uniformly random integer per lane."""
     number: Array = (draw * count).astype(np.int64)
     return number
 
 
-def softmax(values: Array, temperature: float, rng: np.random.Generator, mask: Array | None) -> Array:
-    """Actions drawn with probability ~ exp(value / temperature), by one number per lane (and dimension)."""
-    known = values.astype(np.float64) if mask is None else np.where(mask, values, -np.inf)
-    share = np.exp((known - known.max(-1, keepdims=True)) / temperature)
-    below = np.cumsum(share, -1)
-    # A forbidden action adds nothing to the sum, so it is never the first to pass the mark.
-    mark = rng.random(values.shape[:-1]) * below[..., -1]
-    chosen: Array = (below > mark[..., None]).argmax(-1)
+def sample_softmax(values: Array, temperature: float, rng: np.random.Generator, mask: Array | None) -> Array:
+    """Actions drawn with probability ~ exp(value / temperature), from one number per lane (and dimension)."""
+    allowed = values.astype(np.float64) if mask is None else np.where(mask, values, -np.inf)
+    weights = np.exp((allowed - allowed.max(-1, keepdims=True)) / temperature)
+    cumulative = np.cumsum(weights, -1)
+    # A forbidden action has weight zero, so its sum is never the first above the threshold.
+    threshold = rng.random(values.shape[:-1]) * cumulative[..., -1]
+    chosen: Array = (cumulative > threshold[..., None]).argmax(-1)
     return chosen
 
 
-def linear(start: float, end: float, steps: int) -> Schedule:
-    """A straight line, then flat."""
+def linear_schedule(start: float, end: float, steps: int) -> Schedule:
+    """Linear from `start` to `end`, then constant."""
     return lambda step: start + min(1.0, step / steps) * (end - start)
 
 
-def exponential(start: float, end: float, half_life_steps: int) -> Schedule:
-    """The distance to `end` halves every so many steps."""
+def exponential_schedule(start: float, end: float, half_life_steps: int) -> Schedule:
+    """The distance to `end` halves every `half_life_steps`."""
     return lambda step: end + (start - end) * float(0.5 ** (step / half_life_steps))
 
 
-def rungs(base: float, power: float, lanes: int) -> Array:  # [B]
+def ladder_epsilons(base: float, power: float, lanes: int) -> Array:  # [B]
     """base^(1 + i * power / (B - 1)) for lane i (Horgan et al. 2018, section 4.1); a single lane gets the base."""
     exponent: Array = 1.0 + power * np.arange(lanes) / max(1, lanes - 1)
     return base**exponent
 
 
-def ladder(base: float, power: float, warm_steps: int, lanes: int, part: slice = ALL) -> Epsilons:
-    """Every lane keeps a rung of its own, after `warm_steps` at random."""
-    steady = rungs(base, power, lanes)[part]
+def ladder_schedule(base: float, power: float, warm_steps: int, lanes: int, part: slice = ALL) -> Epsilons:
+    """A constant epsilon per lane, after `warm_steps` of random actions."""
+    steady = ladder_epsilons(base, power, lanes)[part]
     random = np.ones(lanes)[part]
     return lambda step: random if step < warm_steps else steady
 
 
 class EpsilonGreedyExplorer:
-    """The best action, or a random one with a probability that a schedule tells."""
+    """The best action, or a random one with a scheduled probability."""
 
     def __init__(self, epsilons: Epsilons, counts: tuple[int, ...]) -> None:
         self.epsilons = epsilons
         self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """Two numbers per lane are drawn, or one more than dimensions where joint actions are too many for one."""
+        """Draws two numbers per lane, or 1 + D if there are too many joint actions for one number."""
         return epsilon_greedy(values, self.epsilons(step), rng, mask, self.counts)
 
     def epsilon(self, step: int) -> float | None:
@@ -135,31 +135,31 @@ class EpsilonGreedyExplorer:
 
 
 class SoftmaxExplorer:
-    """Better actions more often (Boltzmann exploration); a decoupled policy draws in each dimension by itself."""
+    """Boltzmann exploration; a decoupled policy draws in each dimension separately."""
 
     def __init__(self, temperature: Schedule, counts: tuple[int, ...]) -> None:
         self.temperature = temperature
         self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """One number per lane and dimension is drawn."""
-        return joined(softmax(values, self.temperature(step), rng, mask), self.counts)
+        """Draws one number per lane and dimension."""
+        return to_joint_actions(sample_softmax(values, self.temperature(step), rng, mask), self.counts)
 
     def epsilon(self, step: int) -> float | None:
-        """No action is random alone."""
+        """It has no epsilon."""
         return None
 
 
 class OwnExplorer:
-    """A user's own function, whose answers are checked."""
+    """A user's own function, whose actions are checked."""
 
     def __init__(self, function: Explore, counts: tuple[int, ...]) -> None:
         self.function = function
         self.counts = counts
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """What the function answers, if it is an allowed action for every lane."""
-        # Copies: what the actor goes on to use must not change under its hands.
+        """The function's actions, if they are allowed in every lane."""
+        # Copies, so that the function cannot change the actor's arrays.
         given = self.function(values.copy(), step, rng, None if mask is None else mask.copy())
         answer = require_actions(np.asarray(given), values.shape, self.counts)
         if mask is not None and not (fine := mask[np.arange(len(answer)), answer]).all():
@@ -168,10 +168,10 @@ class OwnExplorer:
                 "The environment's mask forbids it at this step.",
                 "Choose action a in lane b only where mask[b, a] is True.",
             )
-        return joined(answer, self.counts)
+        return to_joint_actions(answer, self.counts)
 
     def epsilon(self, step: int) -> float | None:
-        """The function alone knows."""
+        """The epsilon of a user's function is unknown."""
         return None
 
 
@@ -182,16 +182,16 @@ class FixedExplorer:
         self.action = action
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """These."""
+        """The fixed actions."""
         return self.action
 
     def epsilon(self, step: int) -> float | None:
-        """Nothing is random."""
+        """No action is random."""
         return 0.0
 
 
-def joined(choices: Array, counts: tuple[int, ...]) -> Array:  # [B] or [B, D] -> [B]
-    """The joint actions of choices in each dimension."""
+def to_joint_actions(choices: Array, counts: tuple[int, ...]) -> Array:  # [B] or [B, D] -> [B]
+    """Joint actions from one choice per dimension."""
     if choices.ndim == 1:
         return choices
     joint: Array = join_actions(list(choices.T), counts)
@@ -199,7 +199,7 @@ def joined(choices: Array, counts: tuple[int, ...]) -> Array:  # [B] or [B, D] -
 
 
 def require_actions(answer: Array, shape: tuple[int, ...], counts: tuple[int, ...]) -> Array:
-    """The answer of a user's function as whole numbers, if it has an action for every lane."""
+    """The actions of a user's function as int64, if there is a valid one for every lane."""
     lanes = shape[:-1]
     if answer.dtype.kind not in "iu" or answer.shape != lanes:
         raise UsageError(
@@ -218,16 +218,16 @@ def require_actions(answer: Array, shape: tuple[int, ...], counts: tuple[int, ..
 
 
 def make_epsilon(algo: Algo, lanes: int = 1, part: slice = ALL) -> Epsilons:
-    """The epsilon schedule that the plan names, for all lanes or an actor's `part`."""
+    """The plan's epsilon schedule, for all lanes or an actor's `part`."""
     match algo.explore:
         case LinearEpsilon(start=start, end=end, steps=steps):
-            return linear(start, end, steps)
+            return linear_schedule(start, end, steps)
         case ExponentialEpsilon(start=start, end=end, half_life_steps=half_life):
-            return exponential(start, end, half_life)
+            return exponential_schedule(start, end, half_life)
         case ConstantEpsilon(epsilon=epsilon):
             return lambda step: epsilon
         case LadderEpsilon(base=base, power=power, warm_steps=warm_steps):
-            return ladder(base, power, warm_steps, lanes, part)
+            return ladder_schedule(base, power, warm_steps, lanes, part)
         case other:
             raise ValueError(f"{type(other).__name__} has no epsilon")
 
@@ -235,22 +235,19 @@ def make_epsilon(algo: Algo, lanes: int = 1, part: slice = ALL) -> Epsilons:
 def make_explorer(
     algo: Algo, counts: tuple[int, ...], lanes: int, own: Explore | None = None, part: slice = ALL
 ) -> Explorer:
-    """The exploration that the plan names, for a policy with so many actions per dimension.
-
-    `part` is an actor's share of all lanes.
-    """
+    """The plan's exploration, for `counts` actions per dimension; `part` is an actor's share of all lanes."""
     require_own(algo, own)
     if own is not None:
         return OwnExplorer(own, counts)
     if isinstance(algo.explore, SoftmaxExplore):
         first = algo.explore.temperature
         last = algo.explore.end
-        return SoftmaxExplorer(linear(first, first if last is None else last, algo.explore.steps), counts)
+        return SoftmaxExplorer(linear_schedule(first, first if last is None else last, algo.explore.steps), counts)
     return EpsilonGreedyExplorer(make_epsilon(algo, lanes, part), counts)
 
 
 def require_own(algo: Algo, own: Explore | None) -> None:
-    """A function is there exactly if the plan says so."""
+    """Refuse a missing or unexpected user's function."""
     if isinstance(algo.explore, OwnExplore) and own is None:
         raise UsageError(
             "algo.explore.type is `own`, but no function was given",

@@ -1,24 +1,26 @@
-"""The policy: observations in, actions out; shared by actors, evaluation and serving.
+"""The policy: observations in, actions out; used by actors, evaluation and serving.
 
-Shapes: B lanes, A actions, D action dimensions, S state size. Values are [B, A], or [B, D, A] when decoupled.
+Shapes: B lanes, A actions, D action dimensions; C and S, a memory's sizes (`nets/memory.py`). Values are [B, A], or
+[B, D, A] when decoupled.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.act.explore import Choose, epsilon_greedy, greedy
+from qfleet.act.explore import ChooseActions, epsilon_greedy, greedy
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.nets import QNet, chain_of, may_share, require_memory, set_noise, write_weights
+from qfleet.nets import QNet, can_share_weights, make_chain, require_memory, set_noise, write_weights
 from qfleet.qlearn import Head
 
 
 class NonFiniteValues(Exception):
-    """The network's weights have diverged: no action is chosen from them."""
+    """The network has diverged: no action can be chosen by its values."""
 
 
 class Policy:
@@ -36,53 +38,53 @@ class Policy:
         self.head = head
         self.actions = actions
         self.spec = spec
-        self.online = chain_of(net) or net
+        self.fast_net = make_chain(net) or net
         self.device = device or torch.device("cpu")
         self.version = 0
-        self.source: Mapping[str, Tensor] | None = None  # whose weights these are
-        self.shares = may_share(net)
-        self.stamps = list[int]()
+        self.source: Mapping[str, Tensor] | None = None  # the published weights that these follow
+        self.shares_weights = can_share_weights(net)
+        self.tensor_versions = list[int]()
         self.noisy = False
         set_noise(net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Take newer weights and follow what is written there later: shared if possible, else copied in place."""
+        """Use these weights and what is later written to them: shared if possible, else copied in place."""
         if weights is not self.source:
             self.source = weights
-            self.stamps = []
-            if self.shares:
+            self.tensor_versions = []
+            if self.shares_weights:
                 self.net.load_state_dict(dict(weights), assign=True)
-                self.online = chain_of(self.net) or self.net
-        self.follow()
+                self.fast_net = make_chain(self.net) or self.net
+        self.refresh_weights()
         self.version = version
 
-    def follow(self) -> None:
-        """Copy the weights again if they have changed; tensors count how often they were written."""
-        if self.shares or self.source is None:
+    def refresh_weights(self) -> None:
+        """Copy the weights again if they have changed; a tensor's version counts how often it was written."""
+        if self.shares_weights or self.source is None:
             return
-        stamps = [tensor._version for tensor in self.source.values()]
-        if stamps != self.stamps:
+        versions = [tensor._version for tensor in self.source.values()]
+        if versions != self.tensor_versions:
             write_weights(self.net, self.source)
-            self.stamps = stamps
+            self.tensor_versions = versions
 
-    def blank(self, lanes: int) -> Array | None:  # [B, S]
+    def initial_state(self, lanes: int) -> Array | None:  # [B, S]
         """The state at the beginning of episodes; None without memory."""
         return None if self.net.memory is None else np.zeros((lanes, self.net.memory.state_size), np.float32)
 
-    def look(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
-        """The value of every action, and what a memory's cell holds afterwards [B, held]."""
-        self.follow()
+    def forward(self, obs: Array, state: Array | None = None) -> tuple[Array, Array | None]:
+        """The value of every action, and a memory's next cell state [B, C]."""
+        self.refresh_weights()
         with torch.inference_mode():
-            shown = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
+            inputs = torch.from_numpy(obs) if self.device.type == "cpu" else torch.from_numpy(obs).to(self.device)
             if state is None:
-                out = self.online(shown)
-                held = None
+                out = self.fast_net(inputs)
+                cell_state = None
             else:
-                out, held = self.net.step(shown, torch.from_numpy(state).to(self.device))
+                out, cell_state = self.net.step(inputs, torch.from_numpy(state).to(self.device))
             values: Array = self.head.values(out).cpu().numpy()
         if not np.isfinite(values).all():
             raise NonFiniteValues("the network's values are not finite")
-        return values, None if held is None else held.cpu().numpy()
+        return values, None if cell_state is None else cell_state.cpu().numpy()
 
     def act(
         self,
@@ -96,49 +98,49 @@ class Policy:
         if self.spec is not None:
             require_batch(obs, self.spec)
         if rng is None:
-            return self.decide(obs, state, lambda values: greedy(values, mask, self.actions), noisy=False)
-        return self.decide(
-            obs, state, lambda values: epsilon_greedy(values, epsilon, rng, mask, self.actions), noisy=True
-        )
+            choose = partial(greedy, mask=mask, counts=self.actions)
+            return self.select_actions(obs, state, choose, noisy=False)
+        choose = partial(epsilon_greedy, epsilon=epsilon, rng=rng, mask=mask, counts=self.actions)
+        return self.select_actions(obs, state, choose, noisy=True)
 
-    def decide(
-        self, obs: Array, state: Array | None, choose: Choose, *, noisy: bool
+    def select_actions(
+        self, obs: Array, state: Array | None, choose: ChooseActions, *, noisy: bool
     ) -> tuple[Array, Array | None, Array]:
-        """As `act`, by a choice of the caller's own; noise is for exploring only."""
-        self.make_noisy(noisy)
+        """As `act`, with actions chosen by `choose`; `noisy` is for exploration only."""
+        self.set_noisy(noisy)
         if state is None:
-            state = self.blank(len(obs))
-        values, held = self.look(obs, state)
+            state = self.initial_state(len(obs))
+        values, cell_state = self.forward(obs, state)
         action = choose(values)
-        return action, None if held is None else self.remember(held, action), values
+        return action, None if cell_state is None else self.next_state(cell_state, action), values
 
-    def make_noisy(self, noisy: bool) -> None:
-        """Switch the noise on or off."""
+    def set_noisy(self, noisy: bool) -> None:
+        """Switch the network's noise on or off."""
         if self.noisy != noisy:
             self.noisy = noisy
             set_noise(self.net, noisy)
 
-    def remember(self, held: Array, action: Array) -> Array:  # [B, held], [B] -> [B, S]
-        """The state after an action; its reward is still to come (`carry`)."""
+    def next_state(self, cell_state: Array, action: Array) -> Array:  # [B, C], [B] -> [B, S]
+        """The state after an action, still without its reward (`add_reward`)."""
         memory = require_memory(self.net)
-        state = np.zeros((len(held), memory.state_size), np.float32)
-        state[:, : memory.held] = held
-        state[np.arange(len(held)), memory.held + action] = 1.0
+        state = np.zeros((len(cell_state), memory.state_size), np.float32)
+        state[:, : memory.cell_state_size] = cell_state
+        state[np.arange(len(cell_state)), memory.cell_state_size + action] = 1.0
         return state
 
 
 def require_batch(obs: Any, spec: Spec) -> None:
-    """Refuse what is not a batch of observations as the network is shown them."""
+    """Refuse anything but a batch of observations of the spec's shape and type."""
     wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
     if not isinstance(obs, np.ndarray):
         given = f"a {type(obs).__name__}"
         fix = f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
     elif obs.shape == spec.input_shape:
-        given = "one observation without a batch around it"
+        given = "one observation without a batch axis"
         fix = "Write policy.act(obs[None])."
     elif obs.shape[1:] != spec.input_shape:
         given = f"an array of shape {obs.shape}"
-        fix = "Show it what the environment it learned in shows."
+        fix = "Pass observations of the environment it was trained in."
     elif obs.dtype != spec.dtype:
         given = f"numbers of type {obs.dtype}"
         fix = f"Write obs.astype(np.{spec.dtype})."
@@ -147,10 +149,10 @@ def require_batch(obs: Any, spec: Spec) -> None:
     raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)
 
 
-def carry(state: Array | None, reward: Array, blank: Array) -> Array | None:
-    """Add the reward that an action brought; lanes that begin a new episode (`blank`) remember nothing."""
+def add_reward(state: Array | None, reward: Array, new_episode: Array) -> Array | None:
+    """Write the reward of the last action into a recurrent state; reset lanes that begin a new episode."""
     if state is None:
         return None
     state[:, -1] = reward
-    state[blank] = 0.0
+    state[new_episode] = 0.0
     return state

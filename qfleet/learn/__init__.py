@@ -1,4 +1,4 @@
-"""Learning: batches into better weights, at the gate's pace."""
+"""Learning: sources of batches, the rate limiter, and learners that update weights."""
 
 import copy
 from collections.abc import Callable
@@ -6,17 +6,17 @@ from collections.abc import Callable
 import torch
 
 from qfleet.data import Spec
-from qfleet.learn.batch_source import BatchSource, Diverging, Observer, ReplaySource, drain, learning
-from qfleet.learn.compiled_update import make_whole
-from qfleet.learn.count_bonus import VisitCounts, make_bonus
+from qfleet.learn.batch_source import BatchSource, Diverging, Observer, ReplaySource, drain, run_learner
+from qfleet.learn.compiled_update import make_compiled_update
+from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
-from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, arrays, restore
+from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, load_state_arrays, state_arrays
 from qfleet.learn.optimizer import make_optimizer
 from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import PopulationLearner, rate_factors
 from qfleet.learn.rate_limiter import RateLimiter
-from qfleet.learn.target_network import make_follow, tensors
-from qfleet.nets import ImplicitQuantileHead, QNet, constraints
+from qfleet.learn.target_network import detached, make_target_update
+from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import FreshReplay, ImplicitHead, Plan
 from qfleet.plan.validate.placement import num_senders
@@ -31,8 +31,8 @@ def make_target(plan: Plan, net: QNet) -> QNet:
     target.normalize = net.normalize
     target.rewards = net.rewards
     target.requires_grad_(False).eval()
-    for _, makers in constraints(target):
-        makers.train()  # its weights change too: spectral norm must go on estimating their largest singular value
+    for _, parametrizations in parametrized_layers(target):
+        parametrizations.train()  # its weights change too: spectral norm must keep estimating their singular values
     if isinstance(plan.net.head, ImplicitHead) and isinstance(target.head, ImplicitQuantileHead):
         target.head.fractions = plan.net.head.target_fractions
     return target
@@ -46,10 +46,10 @@ def make_learner(
     fresh: Callable[[int], QNet] | None = None,
     rate_factor: float = 1.0,
 ) -> Learner:
-    """The learner the plan describes, around this network; `fresh` makes the weights of a reset by its number."""
+    """The plan's learner for this network; `fresh` makes a network with new weights from the number of a reset."""
     net.to(device)
     target = make_target(plan, net)
-    optimizer = make_optimizer(plan.optim, tensors(p for p in net.parameters() if p.requires_grad))
+    optimizer = make_optimizer(plan.optim, detached(p for p in net.parameters() if p.requires_grad))
     head = make_head(plan, spec)
     view = make_view(plan.algo)
     rule = None if isinstance(plan.replay, FreshReplay) else make_rule(plan.algo)
@@ -60,7 +60,7 @@ def make_learner(
         head=head,
         rule=rule,
         view=view,
-        follow=make_follow(plan),
+        update_target=make_target_update(plan),
         clip_norm=plan.optim.clip_norm,
         schedule=make_schedule(plan),
         accumulate=plan.algo.accumulate,
@@ -68,12 +68,12 @@ def make_learner(
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
-        whole=make_whole(plan, net, target, optimizer, head=head, rule=rule, view=view),
+        compiled_update=make_compiled_update(plan, net, target, optimizer, head=head, rule=rule, view=view),
     )
 
 
 def make_schedule(plan: Plan) -> Schedule:
-    """How the plan's learning rate changes, and by how much its batch size multiplies it."""
+    """The plan's learning-rate schedule, scaled by its batch size."""
     optim = plan.optim
     factor = 1.0
     if optim.base_batch is not None:
@@ -84,20 +84,29 @@ def make_schedule(plan: Plan) -> Schedule:
 def make_batch_source(
     plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
 ) -> BatchSource:
-    """Where the plan's batches come from."""
+    """The plan's source of batches."""
     observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
-    width = lanes // num_senders(plan)
+    lanes_per_actor = lanes // num_senders(plan)
     if isinstance(plan.replay, FreshReplay):
-        fresh = plan.replay
-        settings = {"epochs": fresh.epochs, "minibatches": fresh.minibatches, "trace": fresh.trace, "width": width}
-        return FreshSource(replay, learner, observer, bonus, **settings)  # type: ignore[arg-type]
+        return FreshSource(
+            replay,
+            learner,
+            observer,
+            bonus,
+            epochs=plan.replay.epochs,
+            minibatches=plan.replay.minibatches,
+            trace=plan.replay.trace,
+            lanes_per_actor=lanes_per_actor,
+        )
     anneal = make_anneal(plan.algo, replay.fold)
     members = plan.population.num
-    return ReplaySource(replay, make_rate_limiter(plan), observer, plan.algo.batch_size, anneal, bonus, members, width)
+    return ReplaySource(
+        replay, make_rate_limiter(plan), observer, plan.algo.batch_size, anneal, bonus, members, lanes_per_actor
+    )
 
 
 def make_rate_limiter(plan: Plan) -> RateLimiter:
-    """The gate the plan describes."""
+    """The plan's rate limiter."""
     return RateLimiter(updates_per_step(plan), plan.algo.learn_start_steps)
 
 
@@ -114,15 +123,15 @@ __all__ = [
     "ReplaySource",
     "Reset",
     "VisitCounts",
-    "arrays",
     "dormant_units",
     "drain",
-    "learning",
+    "load_state_arrays",
     "make_batch_source",
-    "make_bonus",
+    "make_count_bonus",
     "make_learner",
     "make_optimizer",
     "make_rate_limiter",
     "rate_factors",
-    "restore",
+    "run_learner",
+    "state_arrays",
 ]

@@ -1,4 +1,4 @@
-"""The feed: rollouts in, batches out, at the gate's pace; and the learner as a worker. Shapes: T rows, B lanes."""
+"""Sources of batches: rollouts in, batches out, at the limiter's rate; the learner's loop. Shapes: T rows, B lanes."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from qfleet.data import Array, Batch, Channel, Rollout, Sequences, State, Tick, WeightsBoard
+from qfleet.data import Array, Batch, Channel, Report, Rollout, Sequences, State, Tick, WeightsBoard
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
 from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner, NonFiniteUpdate
@@ -18,11 +18,11 @@ from qfleet.nets import Normalize, QNet
 from qfleet.replay import ALL, Replay
 from qfleet.system.timers import Stopwatch
 
-SKIPS_IN_A_ROW = 5
+MAX_CONSECUTIVE_SKIPS = 5
 
 
 class Diverging(Exception):
-    """Several updates in a row were not finite; `batch` is the last one tried."""
+    """Several consecutive updates were not finite; `batch` is the last one."""
 
     def __init__(self, cause: str, batch: Batch | Sequences) -> None:
         super().__init__(cause)
@@ -30,16 +30,16 @@ class Diverging(Exception):
 
 
 class Observer:
-    """Keeps the network's running normalisation up to date with what is learned from."""
+    """Updates the network's running normalisation with every rollout."""
 
     def __init__(self, net: QNet, lanes: int, discount: float, *, clip: bool = False) -> None:
         self.net = net
         self.discount = discount
-        self.clip = clip  # `clip`: rewards will be, when they are cut
-        self.returns = np.zeros(lanes, np.float64)  # discounted return so far, the scale that rewards are divided by
+        self.clip = clip  # whether the replay clips rewards
+        self.returns = np.zeros(lanes, np.float64)  # discounted return so far; rewards are divided by its deviation
 
     def observe(self, rollout: Rollout, lanes: slice = ALL) -> None:
-        """Fold observations and returns of these lanes into the statistics; final rows carry no reward."""
+        """Update the statistics with observations and returns of these lanes; final rows have no reward."""
         if self.net.normalize is not None:
             self.net.normalize.observe(torch.from_numpy(rollout.obs).flatten(0, 1))
         if self.net.rewards is not None:
@@ -48,98 +48,98 @@ class Observer:
                 self.observe_reward(self.net.rewards, reward, last, lanes)
 
     def observe_reward(self, statistics: Normalize, reward: Array, last: Array, lanes: slice = ALL) -> None:
-        """One row of rewards."""
+        """Update the statistics with one row of rewards."""
         returns = self.returns[lanes] = np.where(last, 0.0, self.returns[lanes] * self.discount + reward)
         statistics.observe(torch.from_numpy(returns[~last]))
 
-    def forget(self, lanes: slice) -> None:
-        """The episodes of these lanes are over."""
+    def reset_returns(self, lanes: slice) -> None:
+        """Start new returns in these lanes, whose episodes are over."""
         self.returns[lanes] = 0.0
 
 
 class BatchSource(Protocol):
-    """Where batches come from."""
+    """A source of batches to learn from."""
 
     steps: int
     replay: Replay
 
     def insert(self, rollout: Rollout) -> None:
-        """Take a rollout in."""
+        """Add a rollout."""
         ...
 
     def seal(self, worker: int) -> int:
-        """This actor is gone: nothing joins what it sent to what comes next. Steps whose outcome is now unknown."""
+        """End the episodes of a lost actor; returns the number of its steps whose outcome stays unknown."""
         ...
 
-    def take(self, expected: int) -> Batch | Sequences | None:
-        """A batch if one is due, counting steps that are surely coming as well."""
+    def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
+        """A batch if one is due, counting `in_flight_steps` as already made; else None."""
         ...
 
-    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
-        """The batch was learned from."""
+    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Record that the batch was learned from, with the new priorities of its items."""
         ...
 
-    def news(self) -> dict[str, float | None]:
-        """What a progress row tells of it; means are since it was last asked."""
+    def take_metrics(self) -> dict[str, float | None]:
+        """Metrics for a progress row; means are over the time since the last call."""
         ...
 
     def state_dict(self) -> State:
-        """All but the replay's rows."""
+        """All state but the replay's rows."""
         ...
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment."""
+        """Restore a saved state; without the replay, start an empty one."""
         ...
 
 
-def news_of(replay: Replay, bonus: VisitCounts | None) -> dict[str, float | None]:
-    """The bonus paid and the share of items kept out, where the plan has such things."""
+def source_metrics(replay: Replay, bonus: VisitCounts | None) -> dict[str, float | None]:
+    """The mean bonus and the share of filtered items, if the plan has them."""
     filtered = {} if replay.filter is None else {"filtered": replay.filter.share}
-    return {**({} if bonus is None else bonus.news()), **filtered}
+    return {**({} if bonus is None else bonus.take_metrics()), **filtered}
 
 
-def lanes_of(worker: int, width: int) -> slice:
-    """The lanes of one of several actors with `width` lanes each."""
-    return slice(worker * width, (worker + 1) * width)
+def lanes_of(worker: int, lanes_per_actor: int) -> slice:
+    """The lanes of one of several actors with `lanes_per_actor` lanes each."""
+    return slice(worker * lanes_per_actor, (worker + 1) * lanes_per_actor)
 
 
-def add_paid(rollout: Rollout, replay: Replay, observer: Observer, bonus: VisitCounts | None) -> int:
-    """Remember and observe a rollout, with its bonus if there is one; returns how many steps came in."""
+def insert_with_bonus(rollout: Rollout, replay: Replay, observer: Observer, bonus: VisitCounts | None) -> int:
+    """Add a rollout, with its bonus if there is one, to replay and statistics; returns its number of steps."""
     lanes = lanes_of(rollout.source[0], rollout.last.shape[1])
-    paid = rollout if bonus is None else bonus.add(rollout)
-    observer.observe(paid, lanes)
-    return replay.add(paid, rollout.reward, lanes)
+    with_bonus = rollout if bonus is None else bonus.add(rollout)
+    observer.observe(with_bonus, lanes)
+    return replay.add(with_bonus, rollout.reward, lanes)
 
 
-def seal(lanes: slice, replay: Replay, observer: Observer) -> int:
-    """The actor of these lanes is gone; returns how many of its steps have no outcome."""
-    observer.forget(lanes)
+def seal_lanes(lanes: slice, replay: Replay, observer: Observer) -> int:
+    """End the episodes of a lost actor's lanes; returns the number of its steps whose outcome stays unknown."""
+    observer.reset_returns(lanes)
     return replay.seal(lanes)
 
 
 @dataclass
 class DrawnItems:
-    """What was drawn since the last news: how many items, their serial numbers and the steps made by then, summed."""
+    """Items drawn since the last metrics: their number, sum of serial numbers, and sum of the steps made by then."""
 
     items: int = 0
     serials: int = 0
     steps: int = 0
 
     def count(self, ids: Array, steps: int) -> None:
-        """One batch."""
+        """Add one batch."""
         self.items += len(ids)
         self.serials += int(ids.sum())
         self.steps += len(ids) * steps
 
     def age(self, steps: int, head: int) -> float | None:
-        """How many steps ago the mean item came in, when so many steps have made `head` items so far."""
-        if not self.items or not head:  # a replay that was not saved begins anew
+        """The mean age in steps of the items drawn, if `steps` steps have made `head` items so far."""
+        if not self.items or not head:  # a replay that was not saved starts empty
             return None
         return max(0.0, (self.steps - self.serials * steps / head) / self.items)
 
 
 class ReplaySource:
-    """Replay behind the gate: counts what came in and lets batches out in the plan's ratio."""
+    """Samples batches from the replay, in the plan's ratio of updates to steps."""
 
     def __init__(
         self,
@@ -149,61 +149,60 @@ class ReplaySource:
         batch_size: int,
         anneal: Anneal | None = None,
         bonus: VisitCounts | None = None,
-        members: int = 1,
-        width: int | None = None,
+        num_members: int = 1,
+        lanes_per_actor: int | None = None,
     ) -> None:
         self.replay = replay
         self.limiter = limiter
         self.observer = observer
         self.batch_size = batch_size
-        # each member gets a batch of its own
         self.anneal = anneal
         self.bonus = bonus
-        self.members = members
-        self.width = width or len(observer.returns)  # lanes of one actor
+        self.num_members = num_members  # each gets a batch of its own
+        self.lanes_per_actor = lanes_per_actor or len(observer.returns)
         self.steps = 0
-        self.refill = 0  # items that must have been ready again before learning goes on
+        self.refill = 0  # items that an emptied replay must hold before learning continues
         self.drawn = DrawnItems()
-        self.refold()
+        self.update_fold()
 
-    def refold(self) -> None:
-        """Sum rewards as so many updates ask for."""
+    def update_fold(self) -> None:
+        """Set the annealed n and gamma for the current number of updates."""
         if self.anneal is not None:
             self.replay.fold = self.anneal.fold(self.limiter.updates)
 
     def insert(self, rollout: Rollout) -> None:
-        """Remember a rollout."""
-        self.steps += add_paid(rollout, self.replay, self.observer, self.bonus)
+        """Add a rollout to the replay."""
+        self.steps += insert_with_bonus(rollout, self.replay, self.observer, self.bonus)
 
     def seal(self, worker: int) -> int:
-        """End the episodes of an actor that is gone."""
-        return seal(lanes_of(worker, self.width), self.replay, self.observer)
+        """End the episodes of a lost actor."""
+        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.observer)
 
-    def take(self, expected: int) -> Batch | Sequences | None:
-        """A batch if the gate is open, counting steps that are surely coming as well."""
-        if self.refill and self.replay.ready < self.refill:
-            self.limiter.forgive(self.steps + expected)
+    def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
+        """A batch if the limiter allows an update, counting `in_flight_steps` as already made."""
+        if self.refill and self.replay.items_added < self.refill:
+            self.limiter.forgive(self.steps + in_flight_steps)
             return None
         self.refill = 0
-        if not self.limiter.is_open(self.steps + expected):
+        if not self.limiter.can_update(self.steps + in_flight_steps):
             return None
-        return self.replay.sample(self.batch_size * self.members)
+        return self.replay.sample(self.batch_size * self.num_members)
 
-    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
-        """Count it, and remember how surprising its items still are."""
-        self.limiter.passed()
+    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Count the update and set the priorities of its items."""
+        self.limiter.count_update()
         self.drawn.count(batch.ids, self.steps)
-        self.replay.update(*known(batch.ids, priority))
-        self.refold()
+        self.replay.update(*known_priorities(batch.ids, priority))
+        self.update_fold()
 
-    def news(self) -> dict[str, float | None]:
-        """How old the items drawn were, in steps; the bonus paid and the share of items kept out."""
+    def take_metrics(self) -> dict[str, float | None]:
+        """The mean age in steps of the items drawn; the mean bonus and the share of filtered items."""
         age = self.drawn.age(self.steps, self.replay.head)
         self.drawn = DrawnItems()
-        return {"replay_age": age, **news_of(self.replay, self.bonus)}
+        return {"replay_age": age, **source_metrics(self.replay, self.bonus)}
 
     def state_dict(self) -> State:
-        """Counters, gate, replay without its rows, and the memory of rewards and visits."""
+        """Counters, limiter, replay without its rows, returns so far and visit counts."""
         return {
             "steps": self.steps,
             "gate": self.limiter.state_dict(),
@@ -216,7 +215,7 @@ class ReplaySource:
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment; an older version's batch was the plan's own, it kept no `refill`, no `drawn`."""
+        """Restore a saved state; older versions saved no `batch_size`, `refill` or `drawn`."""
         self.steps = saved_count(state, "steps")
         self.limiter.load_state_dict(state["gate"])
         if "batch_size" in state:
@@ -225,70 +224,72 @@ class ReplaySource:
         drawn = saved_value(state, "drawn") if "drawn" in state else asdict(DrawnItems())
         self.drawn = DrawnItems(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
         self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
-        self.refold()
+        self.update_fold()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))
         if with_replay:
             self.replay.load_state_dict(state["replay"])
         else:
             self.replay.clear()
-            # Half the capacity: short episodes may keep a ring of frames from ever being quite full.
-            wanted = self.replay.cut.items_in(min(self.limiter.start_steps, self.steps))
-            self.refill = min(wanted, self.replay.capacity // 2)
+            # At most half the capacity: with short episodes a ring of frames may never be quite full.
+            start_items = self.replay.cut.items_in(min(self.limiter.start_steps, self.steps))
+            self.refill = min(start_items, self.replay.capacity // 2)
 
 
-def known(ids: Array, priority: Array) -> tuple[Array, Array]:
-    """The items whose priorities are known: a learner that is lost takes those of its part along."""
+def known_priorities(ids: Array, priority: Array) -> tuple[Array, Array]:
+    """The items with a priority; those of a lost learner's part are NaN."""
     missing = np.isnan(priority)
     return (ids[~missing], priority[~missing]) if missing.any() else (ids, priority)
 
 
 def drain(channel: Channel, batch_source: BatchSource) -> None:
-    """Remember everything that waits."""
+    """Add all waiting rollouts to the source."""
     while (rollout := channel.get()) is not None:
         batch_source.insert(rollout)
 
 
-def learning(
+def run_learner(
     learner: Learner | PopulationLearner,
     batch_source: BatchSource,
     channel: Channel,
     board: WeightsBoard,
-    expected: Callable[[], int] = lambda: 0,
+    in_flight_steps: Callable[[], int] = lambda: 0,
     skipped: int = 0,
     watch: Stopwatch | None = None,
+    update: Callable[[Batch | Sequences], Report] | None = None,
 ) -> Iterator[Tick]:
-    """The learner as a worker: one update per tick while the gate is open.
+    """The learner as a worker: one update per tick while the source has a batch.
 
-    `expected` counts steps under way that will surely arrive: their updates are made while the worlds step, so that
-    after every receive exactly floor(ratio x steps past the start) updates were made. `skipped` updates in a row were
-    not finite so far.
+    `in_flight_steps` counts steps that were sent but not received: their updates are made while the environments step,
+    so that after every receive exactly floor(ratio x steps past the start) updates were made. `skipped` is the number
+    of consecutive updates so far that were not finite. `update` is that of the group whose rank 0 `learner` is, if any.
     """
     watch = watch or Stopwatch()
+    update = update or learner.update
     weights = learner.weights()
     board.publish(learner.updates + 1, weights)
     while True:
         with watch.insert:
             drain(channel, batch_source)
         with watch.sample:
-            batch = batch_source.take(expected())
+            batch = batch_source.next_batch(in_flight_steps())
         if batch is None:
             yield Tick(busy=False)
             continue
         try:
             with watch.update:
-                report = learner.update(batch)
+                report = update(batch)
         except NonFiniteUpdate as cause:
             skipped += 1
-            if skipped >= SKIPS_IN_A_ROW:
+            if skipped >= MAX_CONSECUTIVE_SKIPS:
                 raise Diverging(str(cause), batch) from cause
             yield Tick(busy=True, stats={"skipped": str(cause)})
             continue
         skipped = 0
         with watch.sample:
-            batch_source.learned(batch, report.priority)
+            batch_source.after_update(batch, report.priority)
             for ids, priority in report.late:
-                batch_source.replay.update(*known(ids, priority))
+                batch_source.replay.update(*known_priorities(ids, priority))
         with watch.sync:
             board.publish(learner.updates + 1, weights)
         yield Tick(busy=True, stats={"loss": report.loss, **report.stats})

@@ -1,7 +1,7 @@
 """Learning from fresh experience only: no replay, no target network (PQN, Gallici et al. 2024).
 
 Shapes: T rows, B lanes, N items. A block is T rows of every lane of one actor and the row after them, from which it
-bootstraps; its Q(lambda) returns are computed once, from what the actor expected when it acted, as the authors do.
+bootstraps; its Q(lambda) returns are computed once, from the values the actor acted by, as the authors do.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.batch_source import Observer, add_paid, lanes_of, news_of, seal
+from qfleet.learn.batch_source import Observer, insert_with_bonus, lanes_of, seal_lanes, source_metrics
 from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
@@ -21,25 +21,25 @@ from qfleet.replay import Replay
 
 @dataclass(frozen=True, slots=True)
 class FreshBatch:
-    """A minibatch to be: which steps of a block it holds. Cut when its turn comes: all at once are far larger."""
+    """The steps of a block that make a minibatch, which is copied only when it is due: all copies would be large."""
 
     obs: Array  # [T * B, ...]
     action: Array  # [T * B]
-    goal: Array  # [T * B]
-    at: Array  # [N]
+    returns: Array  # [T * B]
+    indices: Array  # [N]
 
     def cut(self) -> Batch:
-        """The minibatch. What follows a step is not looked at: its return holds all of it."""
-        obs = take_rows(self.obs, self.at)
-        goal = self.goal[self.at]
-        num = len(self.at)
-        nothing = np.zeros(num, np.float32)
-        alike = np.ones(num, np.float32)
-        return Batch(obs, self.action[self.at], goal, nothing, obs, alike, self.at)
+        """The minibatch. Its rewards are whole returns, so the next observations are not used."""
+        obs = take_rows(self.obs, self.indices)
+        returns = self.returns[self.indices]
+        num = len(self.indices)
+        discount = np.zeros(num, np.float32)
+        weight = np.ones(num, np.float32)
+        return Batch(obs, self.action[self.indices], returns, discount, obs, weight, self.indices)
 
 
 class FreshSource:
-    """Collects a block, hands it out in shuffled minibatches `epochs` times, and forgets it."""
+    """Collects a block, returns it in shuffled minibatches `epochs` times, and drops it."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FreshSource:
         epochs: int,
         minibatches: int,
         trace: float,
-        width: int | None = None,
+        lanes_per_actor: int | None = None,
     ) -> None:
         self.replay = replay
         self.learner = learner
@@ -60,82 +60,83 @@ class FreshSource:
         self.epochs = epochs
         self.minibatches = minibatches
         self.trace = trace
-        self.width = width or len(observer.returns)  # lanes of one actor
-        self.steps = self.learned_items = 0
-        self.waiting: deque[FreshBatch] = deque()  # always empty between turns: a block is learned from in one go
+        self.lanes_per_actor = lanes_per_actor or len(observer.returns)
+        self.steps = 0
+        self.learned_items = 0
+        self.waiting: deque[FreshBatch] = deque()  # empty between turns: a block is learned from in one turn
 
     def insert(self, rollout: Rollout) -> None:
-        """Take a row in."""
-        self.steps += add_paid(rollout, self.replay, self.observer, self.bonus)
+        """Add a row to the block."""
+        self.steps += insert_with_bonus(rollout, self.replay, self.observer, self.bonus)
 
     def seal(self, worker: int) -> int:
-        """Drop the block that an actor had begun: it is gone."""
-        return seal(lanes_of(worker, self.width), self.replay, self.observer)
+        """Drop the block that a lost actor had begun."""
+        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.observer)
 
-    def take(self, expected: int) -> Batch | None:
+    def next_batch(self, in_flight_steps: int) -> Batch | None:
         """The next minibatch, if a block is complete."""
         while not self.waiting and self.replay.head > self.learned_items:
             self.waiting.extend(self.cut_block())
         return self.waiting.popleft().cut() if self.waiting else None
 
-    def learned(self, batch: Batch | Sequences, priority: Array) -> None:
-        """Nothing to remember."""
+    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
+        """Nothing to record: fresh experience has no priorities."""
 
     def cut_block(self) -> list[FreshBatch]:
         """Every minibatch of every epoch, in order; final observations are left out."""
-        block = self.block()
-        goal = self.returns(block).ravel()
+        block = self.next_block()
+        returns = self.lambda_returns(block).ravel()
         used = np.flatnonzero(~block.last[:-1].ravel())
-        obs = laid_out(block.obs[:-1].reshape(-1, *block.obs.shape[2:]))
+        obs = to_channels_last(block.obs[:-1].reshape(-1, *block.obs.shape[2:]))
         action = block.action[:-1].ravel()
-        orders = [self.replay.rng.permutation(used) for _ in range(self.epochs)]
-        places = [part for order in orders for part in np.array_split(order, self.minibatches) if len(part)]
-        return [FreshBatch(obs, action, goal, at) for at in places]
+        shuffled = [self.replay.rng.permutation(used) for _ in range(self.epochs)]
+        parts = [part for steps in shuffled for part in np.array_split(steps, self.minibatches) if len(part)]
+        return [FreshBatch(obs, action, returns, indices) for indices in parts]
 
-    def block(self) -> Sequences:
+    def next_block(self) -> Sequences:
         """The oldest window of every lane of one actor that was not learned from."""
         begin = max(self.learned_items, self.replay.tail)
-        serials = np.arange(begin, begin + self.replay.width_at(begin))
+        serials = np.arange(begin, begin + self.replay.items_in_row(begin))
         self.learned_items = int(serials[-1]) + 1
-        block = self.replay.take(serials, np.ones(len(serials), np.float32))
+        block = self.replay.read_batch(serials, np.ones(len(serials), np.float32))
         if not isinstance(block, Sequences):
             raise TypeError("fresh experience is cut in sequences")
         return block
 
-    def returns(self, block: Sequences) -> Array:  # [T, B]
+    def lambda_returns(self, block: Sequences) -> Array:  # [T, B]
         """Q(lambda) returns."""
-        reward = self.learner.scaled(torch.from_numpy(block.reward).to(self.learner.device)).cpu()
-        discount, best, last = map(torch.from_numpy, (block.discount, self.told(block.ids), block.last))
-        out: Array = lambda_returns(reward, discount, best, last, self.trace).numpy()
-        return out
+        reward = self.learner.normalize_reward(torch.from_numpy(block.reward).to(self.learner.device)).cpu()
+        discount, values, last = map(torch.from_numpy, (block.discount, self.best_values(block.ids), block.last))
+        returns: Array = lambda_returns(reward, discount, values, last, self.trace).numpy()
+        return returns
 
-    def told(self, serials: Array) -> Array:  # [T + 1, B]
-        """What the actor expected of the best action in every row."""
+    def best_values(self, serials: Array) -> Array:  # [T + 1, B]
+        """max_a Q of every row, as the actor computed it."""
         store = self.replay.store
-        items = self.replay.at(serials)
+        items = self.replay.items_at(serials)
         if store.value is None:
             raise ValueError("this store keeps no values")
         rows = items // store.lanes + np.arange(self.replay.cut.window + 1)[:, None]
-        found: Array = store.value[rows % store.rows, items % store.lanes, 1]
-        return found
+        values: Array = store.value[rows % store.rows, items % store.lanes, 1]
+        return values
 
-    def news(self) -> dict[str, float | None]:
-        """The bonus paid."""
-        return news_of(self.replay, self.bonus)
+    def take_metrics(self) -> dict[str, float | None]:
+        """The mean bonus, if the plan has one."""
+        return source_metrics(self.replay, self.bonus)
 
     def state_dict(self) -> State:
-        """Counters, the block begun, and the memory of rewards and visits."""
+        """Counters, the block begun, returns so far and visit counts."""
         return {
             "steps": self.steps,
             "learned_items": self.learned_items,
             "replay": self.replay.state_dict(),
             "returns": self.observer.returns.copy(),
-            "told": True,  # rows hold values; those of older versions do not (`run.older`)
+            "told": True,  # rows hold values; those of older versions do not (`training/checkpoints/migrations.py`)
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
-        """Come back to that moment; without its rows the block begins anew."""
+        """Restore a saved state; without the replay, start a new block."""
         self.steps = saved_count(state, "steps")
         self.learned_items = saved_count(state, "learned_items")
         self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
@@ -149,17 +150,17 @@ class FreshSource:
             self.learned_items = self.replay.head
 
 
-def laid_out(obs: Array) -> Array:
-    """Pictures with their channels last, as convolutions want them, seen through the axes they had: once per block."""
+def to_channels_last(obs: Array) -> Array:
+    """Images in channels-last memory format, which convolutions need, with the same axes: once per block."""
     if obs.ndim != 4:
         return obs
-    out: Array = torch.from_numpy(obs).contiguous(memory_format=torch.channels_last).numpy()
-    return out
+    converted: Array = torch.from_numpy(obs).contiguous(memory_format=torch.channels_last).numpy()
+    return converted
 
 
-def take_rows(obs: Array, at: Array) -> Array:
-    """Some rows, laid out as all are."""
+def take_rows(obs: Array, indices: Array) -> Array:
+    """Some rows, in the memory format of all."""
     if obs.ndim != 4:
-        return obs[at]
-    found: Array = obs.transpose(0, 2, 3, 1)[at].transpose(0, 3, 1, 2)
-    return found
+        return obs[indices]
+    rows: Array = obs.transpose(0, 2, 3, 1)[indices].transpose(0, 3, 1, 2)
+    return rows

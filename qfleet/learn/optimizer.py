@@ -1,9 +1,9 @@
 """Optimisers as one call into torch's fused kernels, and clipping.
 
-These are the kernels that torch.optim calls. Its classes are not used because making one imports torch's compiler,
-a second or more before the first step, and each of their steps costs as much as a small network's backward pass
-(docs/decisions/0007). A test holds every optimiser here bit-equal to its namesake there; RAdam, which
-has no kernel there, to its rounding.
+These are the kernels that torch.optim calls. Its classes are not used because creating one imports torch's compiler,
+which takes a second or more, and each of their steps costs as much as a small network's backward pass
+(docs/decisions/0007). A test compares every optimiser with torch's, bit for bit; RAdam, which has no kernel there, up
+to rounding.
 """
 
 from typing import Protocol
@@ -18,7 +18,7 @@ from qfleet.plan.schema import Sgd as SgdPlan
 
 
 class FusedOptimizer(Protocol):
-    """Moves parameters against their gradients, in place; `moments` is all it remembers, a tensor per parameter."""
+    """Updates parameters in place; `moments` is its whole state, a tensor per parameter under each key."""
 
     parameters: list[Tensor]
     moments: dict[str, list[Tensor]]
@@ -30,12 +30,12 @@ class FusedOptimizer(Protocol):
 
 
 def zeros(parameters: list[Tensor]) -> list[Tensor]:
-    """A zero tensor laid out like each parameter."""
+    """A zero tensor like each parameter."""
     return [torch.zeros_like(parameter) for parameter in parameters]
 
 
-def no_steps(parameters: list[Tensor]) -> Tensor:  # [parameters]
-    """The steps that each has made: one tensor, so that counting one more is one operation."""
+def zero_steps(parameters: list[Tensor]) -> Tensor:  # [parameters]
+    """A step count per parameter, in one tensor so that they are incremented in one operation."""
     return torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
 
 
@@ -50,7 +50,7 @@ class FusedAdam:
         self.learning_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
-        self.steps = no_steps(parameters)
+        self.steps = zero_steps(parameters)
         self.moments = {
             "step": list(self.steps.unbind()),
             "exp_avg": zeros(parameters),
@@ -59,15 +59,14 @@ class FusedAdam:
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
-        kept = self.moments
         self.steps.add_(1)
         self.kernel(
             self.parameters,
             gradients,
-            kept["exp_avg"],
-            kept["exp_avg_sq"],
+            self.moments["exp_avg"],
+            self.moments["exp_avg_sq"],
             [],
-            kept["step"],
+            self.moments["step"],
             lr=self.learning_rate,
             beta1=0.9,
             beta2=0.999,
@@ -88,7 +87,7 @@ class FusedRadam:
         self.learning_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
-        self.steps = no_steps(parameters)
+        self.steps = zero_steps(parameters)
         self.moments = {
             "step": list(self.steps.unbind()),
             "exp_avg": zeros(parameters),
@@ -101,39 +100,39 @@ class FusedRadam:
         if self.weight_decay:
             torch._foreach_mul_(self.parameters, 1.0 - self.learning_rate * self.weight_decay)
         steps = self.steps.tolist()
-        for step in sorted(set(steps)):  # one, unless a reset let some parameters begin anew
-            self.move([at for at, own in enumerate(steps) if own == step], gradients, step)
+        for step in sorted(set(steps)):  # one value, unless a reset zeroed the counts of some parameters
+            self.step_some([index for index, count in enumerate(steps) if count == step], gradients, step)
 
-    def move(self, places: list[int], gradients: list[Tensor], step: float) -> None:
-        """Move the parameters at these places, which have made so many steps with this one."""
-        kept = self.moments
+    def step_some(self, indices: list[int], gradients: list[Tensor], step: float) -> None:
+        """Update the parameters at these indices, whose step count is `step`."""
+        moments = self.moments
         beta1 = 0.9
         beta2 = 0.999
-        columns = (self.parameters, gradients, kept["exp_avg"], kept["exp_avg_sq"], kept["step"])
-        parameters, slopes, means, squares, steps = ([values[at] for at in places] for values in columns)
-        most = 2.0 / (1.0 - beta2) - 1.0
-        left = 1.0 - beta2**step
-        length = most - 2.0 * step * beta2**step / left
-        if length <= 5.0:  # too few gradients to know their variance: plain momentum
-            torch._foreach_lerp_(means, slopes, 1.0 - beta1)
+        columns = (self.parameters, gradients, moments["exp_avg"], moments["exp_avg_sq"], moments["step"])
+        parameters, grads, means, squares, steps = ([values[index] for index in indices] for values in columns)
+        rho_max = 2.0 / (1.0 - beta2) - 1.0
+        bias_correction2 = 1.0 - beta2**step
+        rho = rho_max - 2.0 * step * beta2**step / bias_correction2
+        if rho <= 5.0:  # too few gradients to estimate their variance: plain momentum
+            torch._foreach_lerp_(means, grads, 1.0 - beta1)
             torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, slopes, slopes, 1.0 - beta2)
+            torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
             torch._foreach_add_(parameters, means, alpha=-self.learning_rate / (1.0 - beta1**step))
             return
-        rectified = ((length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length)) ** 0.5
-        # Adam's step at another rate. Adam adds its eps after its correction of the squares, RAdam before.
+        rectification = ((rho - 4.0) * (rho - 2.0) * rho_max / ((rho_max - 4.0) * (rho_max - 2.0) * rho)) ** 0.5
+        # Adam's step at another rate. Adam adds eps after its bias correction of the squares, RAdam before.
         torch._fused_adam_(
             parameters,
-            slopes,
+            grads,
             means,
             squares,
             [],
             steps,
-            lr=self.learning_rate * rectified,
+            lr=self.learning_rate * rectification,
             beta1=beta1,
             beta2=beta2,
             weight_decay=0.0,
-            eps=self.eps / left**0.5,
+            eps=self.eps / bias_correction2**0.5,
             amsgrad=False,
             maximize=False,
         )
@@ -169,13 +168,13 @@ class FusedRmsprop:
             gradients = list(torch._foreach_add(gradients, self.parameters, alpha=self.weight_decay))
         torch._foreach_mul_(square, self.decay)
         torch._foreach_addcmul_(square, gradients, gradients, value=1.0 - self.decay)
-        spread = square
+        variance = square
         if mean is not None:
             torch._foreach_lerp_(mean, gradients, 1.0 - self.decay)
-            spread = list(torch._foreach_addcmul(square, mean, mean, value=-1.0))
-        scale = list(torch._foreach_sqrt(spread))
-        torch._foreach_add_(scale, self.eps)
-        torch._foreach_addcdiv_(self.parameters, gradients, scale, value=-self.learning_rate)
+            variance = list(torch._foreach_addcmul(square, mean, mean, value=-1.0))
+        denominator = list(torch._foreach_sqrt(variance))
+        torch._foreach_add_(denominator, self.eps)
+        torch._foreach_addcdiv_(self.parameters, gradients, denominator, value=-self.learning_rate)
 
 
 class FusedSgd:
@@ -202,7 +201,7 @@ class FusedSgd:
 
 
 def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, parameters: list[Tensor]) -> FusedOptimizer:
-    """The optimiser the plan names."""
+    """The plan's optimiser."""
     rate = optim.learning_rate
     decay = optim.weight_decay
     match optim:
@@ -219,12 +218,12 @@ def make_optimizer(optim: AdamPlan | RadamPlan | RmspropPlan | SgdPlan, paramete
 
 
 def gradient_norm(gradients: list[Tensor]) -> Tensor:  # []
-    """The global norm."""
+    """The global norm of all gradients."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     return norm
 
 
 def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None) -> None:
-    """Scales the gradients in place when their norm exceeds the limit."""
+    """Scale the gradients in place if their norm exceeds the limit."""
     if limit is not None and norm > limit:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))

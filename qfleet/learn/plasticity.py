@@ -1,7 +1,7 @@
-"""Keeping a network able to learn: resets, annealed returns, and how much of it sleeps. Shapes: N items, W rows.
+"""Plasticity: resets, annealed returns, and the share of dormant units. Shapes: N items, W rows.
 
-A network that is trained often on little data grows unable to learn more (primacy bias, Nikishin et al. 2022). Resets
-and annealing are functions of the number of updates, so they need no memory of their own.
+A network that is trained often on little data becomes unable to learn more (primacy bias, Nikishin et al. 2022). Resets
+and annealing are functions of the number of updates, so they have no state.
 """
 
 import math
@@ -13,68 +13,72 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Batch, Sequences
-from qfleet.nets import QNet, dormant_share, settle_norms, watching
+from qfleet.nets import QNet, dormant_fraction, record_activations, refresh_spectral_norms
 from qfleet.plan.schema import Algo, ExponentialAnneal, PeriodicReset
 from qfleet.replay import Fold, Replay, SequenceCut
 
 Fresh = Callable[[int], nn.Module]  # the number of a reset -> a network with new weights
 
-# enough to see who sleeps, cheap enough for every row
-LOOKED_AT_STEPS = 32
-LOOKED_AT_WINDOWS = 4
+# enough to estimate the share of dormant units, cheap enough for every progress row
+SAMPLED_STEPS = 32
+SAMPLED_WINDOWS = 4
 
 
 @dataclass(frozen=True)
 class Reset:
-    """Every so many updates: a new head, and `keep` of what lies before it (Schwarzer et al. 2023, section 3.2)."""
+    """A new head every `every_updates`; the torso keeps the share `keep` (Schwarzer et al. 2023, section 3.2)."""
 
     every_updates: int
     keep: float
     fresh: Fresh
 
     def due(self, updates: int) -> bool:
-        """Is there one after so many updates?"""
+        """Whether a reset follows this update."""
         return updates % self.every_updates == 0
 
     def number(self, updates: int) -> int:
-        """How many there were."""
+        """The number of resets so far."""
         return updates // self.every_updates
 
-    def kept(self, name: str) -> float:
-        """The share of a parameter that stays."""
+    def keep_fraction(self, name: str) -> float:
+        """The share of a parameter that is kept."""
         return 0.0 if name.startswith("head.") else self.keep
 
     @torch.no_grad()
     def apply(
         self, nets: Iterable[nn.Module], names: list[str], moments: dict[str, list[Tensor]], updates: int
     ) -> None:
-        """theta <- keep theta + (1 - keep) fresh in every network, and moments of zero for what has moved.
+        """theta <- keep theta + (1 - keep) fresh in every network; the moments of changed parameters become zero.
 
-        Online and target network move towards the same fresh weights, so that they stay neighbours.
+        Online and target network use the same fresh weights, so that they stay close to each other.
         """
         fresh = dict(self.fresh(self.number(updates)).named_parameters())
-        moved = [name for name in names if self.kept(name) < 1.0]
+        changed = [name for name in names if self.keep_fraction(name) < 1.0]
         for net in nets:
             own = dict(net.named_parameters())
-            for name in moved:
-                own[name].mul_(self.kept(name)).add_(fresh[name].to(own[name].device), alpha=1.0 - self.kept(name))
-            settle_norms(net)
+            for name in changed:
+                own[name].mul_(self.keep_fraction(name)).add_(
+                    fresh[name].to(own[name].device), alpha=1.0 - self.keep_fraction(name)
+                )
+            refresh_spectral_norms(net)
         for values in moments.values():
-            torch._foreach_zero_([value for name, value in zip(names, values, strict=True) if self.kept(name) < 1.0])
+            torch._foreach_zero_(
+                [value for name, value in zip(names, values, strict=True) if self.keep_fraction(name) < 1.0]
+            )
 
 
 def make_reset(algo: Algo, fresh: Fresh | None) -> Reset | None:
-    """The reset the plan describes, if any."""
+    """The plan's resets, if any."""
     if not isinstance(algo.reset, PeriodicReset):
         return None
     if fresh is None:
-        raise ValueError("a reset needs to know where fresh weights come from")
+        raise ValueError("a reset needs a function that makes fresh weights")
     return Reset(algo.reset.every_updates, algo.reset.keep, fresh)
 
 
 @dataclass(frozen=True)
 class Anneal:
-    """n and gamma move exponentially from `start` to `end`, beginning again after each reset.
+    """n and gamma change exponentially from `start` to `end`, starting again after each reset.
 
     n = n_end (n_start / n_end)^left, rounded; 1 - gamma likewise; `left` falls from 1 to 0 over `updates`.
     """
@@ -85,24 +89,26 @@ class Anneal:
     every_updates: int | None = None  # between resets
 
     def fold(self, updates: int) -> Fold:
-        """How rewards are summed after so many updates."""
+        """n and gamma after this number of updates."""
         since = updates if self.every_updates is None else updates % self.every_updates
         left = max(0.0, 1.0 - since / self.updates)
         if left == 0.0:
             return self.end
         if left == 1.0:
             return self.start
-        n = round(between(self.start.n, self.end.n, left))
-        return replace(self.end, n=n, gamma=1.0 - between(1.0 - self.start.gamma, 1.0 - self.end.gamma, left))
+        n = round(interpolate_exponentially(self.start.n, self.end.n, left))
+        return replace(
+            self.end, n=n, gamma=1.0 - interpolate_exponentially(1.0 - self.start.gamma, 1.0 - self.end.gamma, left)
+        )
 
 
-def between(start: float, end: float, left: float) -> float:
+def interpolate_exponentially(start: float, end: float, left: float) -> float:
     """Exponentially from `start` (left = 1) to `end` (left = 0)."""
     return math.exp(left * math.log(start / end)) * end
 
 
 def make_anneal(algo: Algo, end: Fold) -> Anneal | None:
-    """The annealing the plan describes, if any, towards the plan's own way to sum rewards."""
+    """The plan's annealing, if any, towards the plan's own n and gamma."""
     if not isinstance(algo.anneal, ExponentialAnneal):
         return None
     start = replace(end, n=algo.anneal.n_step, gamma=algo.anneal.discount)
@@ -111,29 +117,29 @@ def make_anneal(algo: Algo, end: Fold) -> Anneal | None:
 
 
 def dormant_units(net: QNet, replay: Replay) -> float | None:
-    """Share of units that hardly ever fire, on items spread evenly over the replay: nothing is drawn by chance.
+    """The share of dormant units, on items spread evenly over the replay: no random number is drawn.
 
-    `net` must be one that acts: no dropout, even fractions, its noise off. None when there is nothing to see.
+    `net` must be a policy's: without dropout and noise, with even fractions. None without items or ReLUs.
     """
     if not len(replay):
         return None
-    num = LOOKED_AT_WINDOWS if isinstance(replay.cut, SequenceCut) else LOOKED_AT_STEPS
+    num = SAMPLED_WINDOWS if isinstance(replay.cut, SequenceCut) else SAMPLED_STEPS
     serials = np.linspace(replay.tail, replay.head - 1, min(num, len(replay))).astype(np.int64)
-    items = replay.take(serials, np.ones(len(serials), np.float32))
-    # A torso of the user's own may draw even so.
-    with torch.inference_mode(), torch.random.fork_rng(devices=[]), watching() as seen:
-        show(net, items, next(net.parameters()).device)
-    return dormant_share(seen) if seen else None
+    items = replay.read_batch(serials, np.ones(len(serials), np.float32))
+    # A user's torso may draw random numbers nevertheless.
+    with torch.inference_mode(), torch.random.fork_rng(devices=[]), record_activations() as activations:
+        forward_items(net, items, next(net.parameters()).device)
+    return dormant_fraction(activations) if activations else None
 
 
-def show(net: QNet, items: Batch | Sequences, device: torch.device) -> None:
-    """Let a network look at items."""
+def forward_items(net: QNet, items: Batch | Sequences, device: torch.device) -> None:
+    """Run a network on items."""
     obs = torch.from_numpy(items.obs).to(device)
     if isinstance(items, Batch):
         net(obs)
-    elif net.memory is None:  # windows of fresh rows, each a step of its own
+    elif net.memory is None:  # windows of fresh rows, each row an item of its own
         rows = obs.flatten(0, 1)
-        net(rows[torch.linspace(0, len(rows) - 1, min(LOOKED_AT_STEPS, len(rows)), device=device).long()])
+        net(rows[torch.linspace(0, len(rows) - 1, min(SAMPLED_STEPS, len(rows)), device=device).long()])
     else:
         rest = (items.action, items.gain, items.last, items.state)
         net.unroll(obs, *(torch.from_numpy(part).to(device) for part in rest))

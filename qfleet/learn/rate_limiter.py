@@ -1,4 +1,4 @@
-"""The gate keeps the ratio of updates to environment steps, as one global count."""
+"""The rate limiter keeps the ratio of updates to environment steps, as one global count."""
 
 from fractions import Fraction
 
@@ -7,28 +7,28 @@ from qfleet.data.state_reader import saved_count
 
 
 class RateLimiter:
-    """Open while fewer than floor(ratio x steps past the start) updates were made."""
+    """Allows an update while fewer than floor(ratio x steps past the start) were made."""
 
     def __init__(self, ratio: Fraction, start_steps: int) -> None:
         self.ratio = ratio  # exact: a float would be off by one update after many steps
         self.start_steps = start_steps
         self.updates = 0
-        self.forgiven = 0  # updates that will never be made up for
+        self.forgiven = 0  # updates that were allowed but will never be made
 
-    def allowed(self, steps: int) -> int:
-        """How many updates so many steps allow in all."""
+    def allowed_updates(self, steps: int) -> int:
+        """The total number of updates allowed after this number of steps."""
         return self.ratio.numerator * max(0, steps - self.start_steps) // self.ratio.denominator
 
-    def is_open(self, steps: int) -> bool:
-        """May one more update be made?"""
-        return self.updates + self.forgiven < self.allowed(steps)
+    def can_update(self, steps: int) -> bool:
+        """Whether one more update is allowed."""
+        return self.updates + self.forgiven < self.allowed_updates(steps)
 
     def forgive(self, steps: int) -> None:
-        """Forget the updates owed up to here: what they would have learned from is gone."""
-        self.forgiven = max(0, self.allowed(steps) - self.updates)
+        """Drop the updates that are outstanding: the experience they were meant for is lost."""
+        self.forgiven = max(0, self.allowed_updates(steps) - self.updates)
 
-    def passed(self) -> None:
-        """One update was made."""
+    def count_update(self) -> None:
+        """Count one update."""
         self.updates += 1
 
     def state_dict(self) -> State:
@@ -36,6 +36,6 @@ class RateLimiter:
         return {"updates": self.updates, "forgiven": self.forgiven}
 
     def load_state_dict(self, state: State) -> None:
-        """Take the counts back."""
+        """Restore the counts."""
         self.updates = saved_count(state, "updates")
         self.forgiven = saved_count(state, "forgiven")

@@ -1,4 +1,4 @@
-"""Target networks: a copy made now and then, or a running average."""
+"""Target networks: periodic copies or a running average of the online network."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,21 +11,21 @@ from qfleet.plan.schema import CopyTarget, FreshReplay, Plan
 
 
 class TargetUpdate(Protocol):
-    """How the target follows the online network; called after each update with the number of updates made."""
+    """How the target network is updated; called after each update with the number of updates made."""
 
     def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """Move the target's parameters."""
+        """Change the target's parameters in place."""
         ...
 
 
 @dataclass(frozen=True)
 class PeriodicCopy:
-    """Equal to the online network after every so many updates."""
+    """Copy the online network every `updates_between` updates (Mnih et al. 2015)."""
 
     updates_between: int
 
     def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """A copy, when its time has come."""
+        """Copy if due."""
         if updates % self.updates_between == 0:
             torch._foreach_copy_(target, online)
 
@@ -37,31 +37,27 @@ class PolyakAverage:
     tau: float
 
     def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """A little closer."""
+        """One averaging step."""
         torch._foreach_lerp_(target, online, self.tau)
 
 
-def stay(target: list[Tensor], online: list[Tensor], updates: int) -> None:
-    """Not at all: nothing is read from the target."""
+def no_target_update(target: list[Tensor], online: list[Tensor], updates: int) -> None:
+    """Leave the target as it is, where it is never used."""
 
 
-def make_follow(plan: Plan) -> TargetUpdate:
-    """How the plan wants the target to follow."""
-    algo = plan.algo
+def make_target_update(plan: Plan) -> TargetUpdate:
+    """The plan's target update."""
+    target = plan.algo.target
     if isinstance(plan.replay, FreshReplay):
-        return stay
-    return (
-        PeriodicCopy(algo.target.every_updates)
-        if isinstance(algo.target, CopyTarget)
-        else PolyakAverage(algo.target.tau)
-    )
+        return no_target_update
+    return PeriodicCopy(target.every_updates) if isinstance(target, CopyTarget) else PolyakAverage(target.tau)
 
 
 def floating(net: nn.Module) -> list[Tensor]:
-    """The parameters that a target can follow: Keras counts whole numbers, such as seeds, among parameters."""
+    """Floating-point parameters only: Keras also counts whole numbers, such as seeds, among parameters."""
     return [parameter for parameter in net.parameters() if parameter.is_floating_point()]
 
 
-def tensors(parameters: Iterable[Tensor]) -> list[Tensor]:
+def detached(parameters: Iterable[Tensor]) -> list[Tensor]:
     """Parameters as plain tensors that may be written in place."""
     return [parameter.detach() for parameter in parameters]

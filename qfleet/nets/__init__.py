@@ -1,16 +1,24 @@
-"""Networks: torsos that make features, memories, heads that make outputs per action."""
+"""Networks: torsos compute features, memories carry state, heads compute outputs per action."""
 
-from qfleet.nets.chain import Chain, Network, chain_of
+from qfleet.nets.chain import Chain, Network, make_chain
 from qfleet.nets.gradients import gradients_of, keep_freed_memory
 from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
-from qfleet.nets.layers import Noisy, Style, constraints, dormant_share, set_noise, settle_norms, watching
+from qfleet.nets.layers import (
+    Noisy,
+    Style,
+    dormant_fraction,
+    parametrized_layers,
+    record_activations,
+    refresh_spectral_norms,
+    set_noise,
+)
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
 from qfleet.nets.precision import Reduced
-from qfleet.nets.qnet import QNet, draws, make_net, require_memory
-from qfleet.nets.rescale import shrink, stretch
+from qfleet.nets.qnet import QNet, draws_random_numbers, make_net, require_memory
+from qfleet.nets.rescale import signed_hyperbolic, signed_parabolic
 from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
-from qfleet.nets.weights import may_share, under_own_names, write_weights
+from qfleet.nets.weights import can_share_weights, match_names, write_weights
 
 __all__ = [
     "NATURE",
@@ -29,20 +37,20 @@ __all__ = [
     "QNet",
     "Reduced",
     "Style",
-    "chain_of",
-    "constraints",
-    "dormant_share",
-    "draws",
+    "can_share_weights",
+    "dormant_fraction",
+    "draws_random_numbers",
     "gradients_of",
     "keep_freed_memory",
+    "make_chain",
     "make_net",
-    "may_share",
+    "match_names",
+    "parametrized_layers",
+    "record_activations",
+    "refresh_spectral_norms",
     "require_memory",
     "set_noise",
-    "settle_norms",
-    "shrink",
-    "stretch",
-    "under_own_names",
-    "watching",
+    "signed_hyperbolic",
+    "signed_parabolic",
     "write_weights",
 ]

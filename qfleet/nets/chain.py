@@ -1,8 +1,8 @@
-"""Plain networks differentiated by hand. Shapes: N items, A actions, C channels.
+"""Forward and backward passes of plain networks without autograd. Shapes: N items, A actions, C channels.
 
-The numbers are autograd's own, bit by bit (a test holds them together); of wide layers to the last bit or two, where
-the library adds in another order. For small networks autograd's bookkeeping costs as much as the arithmetic; large ones
-are spared passes over their maps, because ReLU works in place, and have wide layers multiplied the quicker way round.
+Results equal autograd's bit for bit (a test compares them); in wide layers, where the library adds in another order, to
+the last bit or two. In small networks autograd's overhead costs as much as the arithmetic; in large ones ReLU in place
+saves passes over the feature maps, and wide layers are multiplied in the faster order.
 """
 
 from dataclasses import dataclass
@@ -11,72 +11,72 @@ from typing import Protocol, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from qfleet.nets.gradients import Ready
+from qfleet.nets.gradients import OnGradient
 from qfleet.nets.heads import PlainHead
 from qfleet.nets.layers import Dense, Relu
 from qfleet.nets.qnet import QNet
 from qfleet.nets.torso import Convolutions, Mlp
 
 aten = torch.ops.aten
-# A layer of so many weights is multiplied the other way round, if so many rows are shown to it (docs/decisions).
+# Layers of at least this many weights are multiplied as weight x input^T for at least this many rows (docs/decisions).
 WIDE_WEIGHTS = 1 << 20
 WIDE_ROWS = 8
-Kept: TypeAlias = tuple[Tensor, Tensor, Tensor] | None  # of a normalisation: its input, the means, 1 / the spreads
+NormCache: TypeAlias = tuple[Tensor, Tensor, Tensor]  # a normalisation's input, means and 1 / standard deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Layer normalisation: statistics over all that one item has, a scale and a shift per unit or channel."""
+    """Layer normalisation: statistics over all features of an item, a scale and a shift per unit or channel."""
 
     weight: Tensor
     bias: Tensor
     eps: float
 
-    def run(self, values: Tensor) -> tuple[Tensor, Kept]:
-        """Normalised, and what its gradient is found from."""
+    def forward(self, values: Tensor) -> tuple[Tensor, NormCache]:
+        """The normalised values, and the tensors that `backward` needs."""
         if values.ndim == 2:
             out, mean, inverse = aten.native_layer_norm(values, self.weight.shape, self.weight, self.bias, self.eps)
         else:
             out, mean, inverse = aten.native_group_norm(values, self.weight, self.bias, *sizes(values), 1, self.eps)
         return out, (values, mean, inverse)
 
-    def back(self, slope: Tensor, kept: tuple[Tensor, Tensor, Tensor]) -> list[Tensor]:
-        """Gradients by its input, scale and shift."""
-        values, mean, inverse = kept
-        wanted = [True, True, True]
+    def backward(self, grad: Tensor, cache: NormCache) -> list[Tensor]:
+        """Gradients of its input, scale and shift."""
+        values, mean, inverse = cache
+        output_mask = [True, True, True]
         if values.ndim == 2:
             rows = (self.weight.shape, mean, inverse, self.weight, self.bias)
-            return list(aten.native_layer_norm_backward(slope, values, *rows, wanted))
-        slope = slope.contiguous(memory_format=torch.channels_last)  # the kernel takes it to lie as its input does
+            return list(aten.native_layer_norm_backward(grad, values, *rows, output_mask))
+        grad = grad.contiguous(memory_format=torch.channels_last)  # the kernel assumes its input's memory format
         maps = (mean, inverse, self.weight, *sizes(values), 1)
-        return list(aten.native_group_norm_backward(slope, values, *maps, wanted))
+        return list(aten.native_group_norm_backward(grad, values, *maps, output_mask))
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A fully connected layer; `turned` is its weight once more, transposed."""
+    """A fully connected layer; `weight_t` is a transposed view of its weight."""
 
     weight: Tensor
-    turned: Tensor
+    weight_t: Tensor
     bias: Tensor
 
-    def run(self, values: Tensor) -> Tensor:  # [N, in] -> [N, out]
-        """What it makes of its input."""
+    def forward(self, values: Tensor) -> Tensor:  # [N, in] -> [N, out]
+        """The layer's output."""
         if self.is_wide(values):
             return torch.addmm(self.bias.unsqueeze(1), self.weight, values.t()).t().contiguous()
-        return torch.addmm(self.bias, values, self.turned)
+        return torch.addmm(self.bias, values, self.weight_t)
 
-    def back(self, slope: Tensor, values: Tensor, *, further: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by its input, if that leads further, weight and bias."""
-        by_bias = slope.sum(0)
-        by_weight = slope.t().mm(values)
-        if further:
+    def backward(self, grad: Tensor, values: Tensor, *, needs_input_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of its input (if needed), weight and bias."""
+        bias_grad = grad.sum(0)
+        weight_grad = grad.t().mm(values)
+        if needs_input_grad:
             wide = self.is_wide(values)
-            slope = self.turned.mm(slope.t()).t().contiguous() if wide else slope.mm(self.weight)
-        return slope, by_weight, by_bias
+            grad = self.weight_t.mm(grad.t()).t().contiguous() if wide else grad.mm(self.weight)
+        return grad, weight_grad, bias_grad
 
     def is_wide(self, values: Tensor) -> bool:
-        """Is it quicker the other way round?"""
+        """Whether weight x input^T is faster."""
         return self.weight.numel() >= WIDE_WEIGHTS and len(values) >= WIDE_ROWS
 
 
@@ -88,168 +88,174 @@ class Conv:
     bias: Tensor | None
     stride: tuple[int, ...]
 
-    def run(self, values: Tensor) -> Tensor:  # [N, C, H, W]
-        """What it makes of its input."""
+    def forward(self, values: Tensor) -> Tensor:  # [N, C, H, W]
+        """The layer's output."""
         return torch.conv2d(values, self.weight, self.bias, self.stride)
 
-    def back(self, slope: Tensor, values: Tensor, *, further: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients by its input, if that leads further, weight and bias."""
+    def backward(self, grad: Tensor, values: Tensor, *, needs_input_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of its input (if needed), weight and bias."""
         shape = ([len(self.weight)], self.stride, (0, 0), (1, 1), False, (0, 0), 1)
-        found = aten.convolution_backward(slope, values, self.weight, *shape, (further, True, True))
-        return cast("tuple[Tensor, Tensor, Tensor]", found)
+        grads = aten.convolution_backward(grad, values, self.weight, *shape, (needs_input_grad, True, True))
+        return cast("tuple[Tensor, Tensor, Tensor]", grads)
 
 
-Link: TypeAlias = tuple[Conv | Linear, Norm | None]
+Layer: TypeAlias = tuple[Conv | Linear, Norm | None]
 
 
 class Chain:
-    """A view of a network whose layers are convolutions, then linear ones, perhaps normalised, with ReLU between them.
+    """A view of a network of convolutions, then linear layers, each optionally normalised, with ReLU between them.
 
-    Its weights are the network's own as long as those are written in place: make a new one when they are replaced.
+    It shares the network's weights while those are written in place; make a new chain when they are replaced.
     """
 
-    def __init__(self, net: QNet, links: list[Link]) -> None:
+    def __init__(self, net: QNet, layers: list[Layer]) -> None:
         self.net = net
-        self.links = links
-        self.pictures = isinstance(links[0][0], Conv)
+        self.layers = layers
+        self.takes_images = isinstance(layers[0][0], Conv)
         self.maps: tuple[int, ...] = ()  # [C, H, W] of the last convolution's output
-        # Of the last pass that wants gradients: every layer's input, and what its normalisation kept.
+        # Of the last forward pass with gradients enabled: every layer's input and normalisation cache.
         self.inputs: list[Tensor] = []
-        self.kept: list[Kept] = []
+        self.caches: list[NormCache | None] = []
 
     def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, A]
-        """Outputs per action, unknown to autograd; with gradients on, `gradients` will be asked for."""
-        values = self.net.shown(obs)
-        values = values.contiguous(memory_format=torch.channels_last) if self.pictures else values.flatten(1)
-        inputs, kept, out = self.run(values)
+        """Outputs per action, outside autograd; with gradients enabled, keep what `gradients` needs."""
+        values = self.net.preprocess(obs)
+        values = values.contiguous(memory_format=torch.channels_last) if self.takes_images else values.flatten(1)
+        inputs, caches, out = self.forward(values)
         if torch.is_grad_enabled():
             self.inputs = inputs
-            self.kept = kept
+            self.caches = caches
         return out
 
-    def run(self, values: Tensor) -> tuple[list[Tensor], list[Kept], Tensor]:
-        """The input of every layer, what every normalisation kept, and the output of the last layer."""
+    def forward(self, values: Tensor) -> tuple[list[Tensor], list[NormCache | None], Tensor]:
+        """The input and normalisation cache of every layer, and the output of the last."""
         inputs = list[Tensor]()
-        kept = list[Kept]()
-        for layer, norm in self.links:
+        caches = list[NormCache | None]()
+        for layer, norm in self.layers:
             if values.ndim == 4 and type(layer) is Linear:
                 self.maps = tuple(values.shape[1:])
                 values = values.flatten(1)
             inputs.append(values)
-            values = layer.run(values)
-            own = None
+            values = layer.forward(values)
+            cache = None
             if norm is not None:
-                values, own = norm.run(values)
-            kept.append(own)
-            if len(inputs) < len(self.links):
+                values, cache = norm.forward(values)
+            caches.append(cache)
+            if len(inputs) < len(self.layers):
                 values = values.relu_()
-        return inputs, kept, values
+        return inputs, caches, values
 
-    def gradients(self, slope: Tensor, ready: Ready | None = None) -> list[Tensor]:  # [N, A]
-        """By every weight and bias in order, from those by the outputs of the last pass; once per pass.
+    def gradients(self, grad: Tensor, on_gradient: OnGradient | None = None) -> list[Tensor]:  # [N, A]
+        """Gradients of every weight and bias in order, given those of the last pass's outputs; once per pass.
 
-        `ready` hears of each as soon as it is known.
+        `on_gradient` is called with each as soon as it is computed.
         """
         if not self.inputs:
-            raise ValueError("no pass has been made that wants gradients")
-        found = Found(sum(2 if norm is None else 4 for _, norm in self.links), ready)
-        for at in range(len(self.links) - 1, -1, -1):
-            slope = self.back(at, slope, found)
+            raise ValueError("no forward pass was made with gradients enabled")
+        collected = GradientList(sum(2 if norm is None else 4 for _, norm in self.layers), on_gradient)
+        for index in range(len(self.layers) - 1, -1, -1):
+            grad = self.backward(index, grad, collected)
         self.inputs = []
-        self.kept = []
-        return found.tensors[::-1]
+        self.caches = []
+        return collected.tensors[::-1]
 
-    def back(self, at: int, slope: Tensor, found: "Found") -> Tensor:
-        """From the gradient by a layer's output, before ReLU, to that by the output of the layer before."""
-        (layer, norm) = self.links[at]
-        values = self.inputs[at]
-        kept = self.kept[at]
-        if norm is not None and kept is not None:
-            slope, by_scale, by_shift = norm.back(slope, kept)
-            found.add(by_shift, by_scale)
-        slope, by_weight, by_bias = layer.back(slope, values, further=at > 0)  # nobody asks for that by observations
-        found.add(by_bias, by_weight)
-        if not at:
-            return slope
-        slope = aten.threshold_backward.grad_input(slope, values, 0, grad_input=slope)
-        if values.ndim == 2 and type(self.links[at - 1][0]) is Conv:
-            slope = slope.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
-        return slope
+    def backward(self, index: int, grad: Tensor, collected: "GradientList") -> Tensor:
+        """From the gradient of a layer's output, before ReLU, to that of the previous layer's output."""
+        layer, norm = self.layers[index]
+        values = self.inputs[index]
+        cache = self.caches[index]
+        if norm is not None and cache is not None:
+            grad, scale_grad, shift_grad = norm.backward(grad, cache)
+            collected.add(shift_grad, scale_grad)
+        grad, weight_grad, bias_grad = layer.backward(grad, values, needs_input_grad=index > 0)
+        collected.add(bias_grad, weight_grad)
+        if not index:
+            return grad
+        grad = aten.threshold_backward.grad_input(grad, values, 0, grad_input=grad)
+        if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
+            grad = grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
+        return grad
 
 
-class Found:
-    """Gradients as they are found, from the last parameter to the first of `num`."""
+class GradientList:
+    """Gradients in the order of the backward pass, from the last of `num` parameters to the first."""
 
-    def __init__(self, num: int, ready: Ready | None) -> None:
+    def __init__(self, num: int, on_gradient: OnGradient | None) -> None:
         self.num = num
-        self.ready = ready
+        self.on_gradient = on_gradient
         self.tensors: list[Tensor] = []
 
     def add(self, *gradients: Tensor) -> None:
-        """Some more."""
+        """Append gradients and report each to `on_gradient`."""
         for gradient in gradients:
             self.tensors.append(gradient)
-            if self.ready is not None:
-                self.ready(self.num - len(self.tensors), gradient)
+            if self.on_gradient is not None:
+                self.on_gradient(self.num - len(self.tensors), gradient)
 
 
 class Network(Protocol):
-    """What a batch is shown to: a network without memory, or a view of one that gives the same outputs sooner."""
+    """A network without memory, or a faster view of one with the same outputs."""
 
     def __call__(self, obs: Tensor) -> Tensor:
         """Outputs per action."""
         ...
 
 
-def is_mixed(net: nn.Module) -> bool:
-    """Are some parameters learned and some not?"""
+def is_partly_frozen(net: nn.Module) -> bool:
+    """Whether some parameters are trained and some are not."""
     return len({parameter.requires_grad for parameter in net.parameters()}) > 1
 
 
-def chain_of(net: QNet) -> Chain | None:
+def make_chain(net: QNet) -> Chain | None:
     """The network as a chain, if it is one: no memory, noise, dropout, spectral norm, duelling or residual blocks."""
-    if net.memory is not None or not (type(net.head) is PlainHead and len(net.head.shape) == 1) or is_mixed(net):
+    if net.memory is not None or is_partly_frozen(net):
+        return None
+    if type(net.head) is not PlainHead or len(net.head.shape) > 1:
         return None
     stream = net.head.actions
     dense = [*(net.torso.layers if type(net.torso) is Mlp else []), *([] if stream.hidden is None else [stream.hidden])]
-    links = [conv_links(net.torso), *(dense_link(cast("Dense", layer)) for layer in dense), linear_link(stream.out)]
-    if type(net.torso) not in (Convolutions, Mlp) or None in links:
+    layers = [conv_layers(net.torso), *(dense_layer(cast("Dense", layer)) for layer in dense), linear_layer(stream.out)]
+    if type(net.torso) not in (Convolutions, Mlp) or None in layers:
         return None
-    first, *rest = links
-    return Chain(net, [*cast("list[Link]", first), *cast("list[Link]", rest)])
+    convs, *rest = layers
+    return Chain(net, [*cast("list[Layer]", convs), *cast("list[Layer]", rest)])
 
 
-def conv_links(torso: nn.Module) -> list[Link] | None:
-    """The convolutions of a torso that may have some, if there is nothing but normalisation and ReLU between them."""
+def conv_layers(torso: nn.Module) -> list[Layer] | None:
+    """The convolutions of a torso (none in an MLP); None if anything but normalisation and ReLU is between them."""
     layers = list(torso.layers) if type(torso) is Convolutions else []
     if not all(type(layer) in (nn.Conv2d, nn.GroupNorm, nn.Identity, Relu) for layer in layers):
         return None
     convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
     norms = [layer for layer in layers if isinstance(layer, nn.GroupNorm)]
     if any(norm.weight.device.type != "cpu" for norm in norms):
-        return None  # elsewhere torch's kernel does not know maps that lie channels last
-    found = [Conv(conv.weight.detach(), held(conv.bias), conv.stride) for conv in convs]
-    return [(conv, norm_of(norms[at]) if norms else None) for at, conv in enumerate(found)]
+        return None  # elsewhere torch's kernel does not support channels-last maps
+    return [(make_conv(conv), make_norm(norms[at]) if norms else None) for at, conv in enumerate(convs)]
 
 
-def dense_link(dense: Dense) -> Link | None:
-    """A hidden layer, if it is linear, perhaps normalised, and nothing is dropped."""
-    link = linear_link(dense.linear)
-    if link is None or dense.dropout:
+def make_conv(conv: nn.Conv2d) -> Conv:
+    """A view of torch's convolution."""
+    return Conv(conv.weight.detach(), None if conv.bias is None else conv.bias.detach(), conv.stride)
+
+
+def dense_layer(dense: Dense) -> Layer | None:
+    """A hidden layer, if it is linear, optionally normalised, without dropout."""
+    linear = linear_layer(dense.linear)
+    if linear is None or dense.dropout:
         return None
-    return link[0], None if dense.norm is None else norm_of(dense.norm)
+    return linear[0], None if dense.norm is None else make_norm(dense.norm)
 
 
-def linear_link(layer: nn.Module) -> Link | None:
-    """A linear layer; one whose weights are made from others, as by spectral norm, is of a class of its own."""
+def linear_layer(layer: nn.Module) -> Layer | None:
+    """A linear layer; None for any other class, such as a linear layer with parametrised weights (spectral norm)."""
     if type(layer) is not nn.Linear:
         return None
     weight = layer.weight.detach()
     return Linear(weight, weight.t(), layer.bias.detach()), None
 
 
-def norm_of(norm: nn.LayerNorm | nn.GroupNorm) -> Norm:
-    """A normalisation."""
+def make_norm(norm: nn.LayerNorm | nn.GroupNorm) -> Norm:
+    """A view of torch's normalisation."""
     return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
 
 
@@ -257,8 +263,3 @@ def sizes(maps: Tensor) -> tuple[int, int, int]:
     """N, C, H x W."""
     num, channels, height, width = maps.shape
     return num, channels, height * width
-
-
-def held(bias: Tensor | None) -> Tensor | None:
-    """A layer's own bias, if it has one."""
-    return None if bias is None else bias.detach()

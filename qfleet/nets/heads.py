@@ -29,7 +29,7 @@ class HeadStream(nn.Module):
 
 
 class PlainHead(nn.Module):
-    """Features straight to action outputs."""
+    """One stream from features to action outputs."""
 
     def __init__(self, features: int, hidden: int, shape: tuple[int, ...], style: Style = PLAIN) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class PlainHead(nn.Module):
 
 
 class DuelingHead(nn.Module):
-    """Q = V + A - mean(A), two streams of their own (Wang et al. 2016, eq. 9); per atom, per action dimension."""
+    """Q = V + A - mean(A), in two streams (Wang et al. 2016, eq. 9); per atom, per action dimension."""
 
-    real: Tensor | None
+    action_exists: Tensor | None
 
     def __init__(
         self,
@@ -57,32 +57,32 @@ class DuelingHead(nn.Module):
         counts: tuple[int, ...] | None = None,  # how many actions each dimension has, when decoupled
     ) -> None:
         super().__init__()
-        # where the actions of one dimension are counted
         self.shape = shape
-        self.axis = 1 if counts is None else 2
+        self.action_axis = 1 if counts is None else 2
         self.value_shape = (1, *shape[1:]) if counts is None else (1, 1)
-        self.register_buffer("real", real_actions(counts), persistent=False)
+        self.register_buffer("action_exists", existing_actions(counts), persistent=False)
         self.value = HeadStream(features, hidden, math.prod(self.value_shape), style)
         self.advantage = HeadStream(features, hidden, math.prod(shape), style)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, *shape]
         """Outputs per action."""
         if features.requires_grad:
-            # Both streams send gradient into the trunk: scale it so that its size stays that of one.
+            # Both streams send gradient into the torso: scale it to the size of one.
             features.register_hook(lambda grad: grad / math.sqrt(2.0))  # type: ignore[no-untyped-call]
         advantage = self.advantage.forward(features).view(-1, *self.shape)
         value = self.value.forward(features).view(-1, *self.value_shape)
         return value + advantage - self.mean(advantage)
 
     def mean(self, advantage: Tensor) -> Tensor:
-        """Over the actions that there are."""
-        if self.real is None:
-            return advantage.mean(self.axis, keepdim=True)
-        return (advantage * self.real).sum(self.axis, keepdim=True) / self.real.sum(1, keepdim=True)
+        """The mean over existing actions."""
+        if self.action_exists is None:
+            return advantage.mean(self.action_axis, keepdim=True)
+        total = (advantage * self.action_exists).sum(self.action_axis, keepdim=True)
+        return total / self.action_exists.sum(1, keepdim=True)
 
 
-def real_actions(counts: tuple[int, ...] | None) -> Tensor | None:  # [D, A]
-    """One where a dimension has such an action, zero past its count; None where all counts are alike."""
+def existing_actions(counts: tuple[int, ...] | None) -> Tensor | None:  # [D, A]
+    """One where a dimension has such an action, zero past its count; None if all counts are equal."""
     if counts is None or min(counts) == max(counts):
         return None
     return (torch.arange(max(counts)) < torch.tensor(counts).unsqueeze(1)).to(torch.float32)
@@ -91,30 +91,32 @@ def real_actions(counts: tuple[int, ...] | None) -> Tensor | None:  # [D, A]
 class ImplicitQuantileHead(nn.Module):
     """Values at fractions of the return's distribution (IQN, Dabney et al. 2018, eq. 4).
 
-    Its output has one row more than there are actions: the last row holds the fractions that the others are at.
+    Its output has one row more than there are actions: the last row holds the fractions of the quantiles.
     """
 
-    waves: Tensor
+    cosine_frequencies: Tensor
 
     def __init__(self, features: int, inner: nn.Module, *, fractions: int, cosines: int = 64) -> None:
         super().__init__()
         self.inner = inner
         self.fractions = fractions
-        self.even = False  # evenly spaced fractions instead of random ones: for acting
-        self.register_buffer("waves", math.pi * torch.arange(cosines, dtype=torch.float32), persistent=False)
+        self.even = False  # evenly spaced instead of random fractions, for acting
+        self.register_buffer(
+            "cosine_frequencies", math.pi * torch.arange(cosines, dtype=torch.float32), persistent=False
+        )
         self.embed = nn.Linear(cosines, features)
 
     def forward(self, features: Tensor) -> Tensor:  # [N, F] -> [N, A + 1, K]
         """Values per action at K fractions, then the fractions."""
         num, width = features.shape
-        taus = self.draw(num, features.device)
-        waves = torch.cos(taus.unsqueeze(2) * self.waves)
-        mixed = features.unsqueeze(1) * relu(self.embed.forward(waves).flatten(0, 1)).view(num, -1, width)
+        taus = self.sample_fractions(num, features.device)
+        cosines = torch.cos(taus.unsqueeze(2) * self.cosine_frequencies)
+        mixed = features.unsqueeze(1) * relu(self.embed.forward(cosines).flatten(0, 1)).view(num, -1, width)
         values = self.inner.forward(mixed.flatten(0, 1)).view(num, self.fractions, -1).transpose(1, 2)
         return torch.cat([values, taus.unsqueeze(1)], 1)
 
-    def draw(self, num: int, device: torch.device) -> Tensor:  # [N, K]
-        """Fractions for each item."""
+    def sample_fractions(self, num: int, device: torch.device) -> Tensor:  # [N, K]
+        """K fractions for each item."""
         if self.even:
             return ((torch.arange(self.fractions, device=device) + 0.5) / self.fractions).expand(num, -1)
         return torch.rand(num, self.fractions, device=device)

@@ -1,4 +1,4 @@
-"""Layers: dense ones with everything a plan can put into them, and noisy ones. Shapes: N items, F features.
+"""Layers: dense, with the options of a plan, and noisy. Shapes: N items, F features.
 
 Layers are called through `forward`: a module's call costs as much as a small matrix product.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.nn.utils.parametrize import is_parametrized
 
-_watched: ContextVar[list[Tensor] | None] = ContextVar("activations", default=None)
+_recorded: ContextVar[list[Tensor] | None] = ContextVar("activations", default=None)
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ PLAIN = Style()
 
 
 @contextmanager
-def watching() -> Iterator[list[Tensor]]:
-    """Collects the activations of every ReLU inside the block."""
+def record_activations() -> Iterator[list[Tensor]]:
+    """Collect the activations of every ReLU inside the block."""
     seen: list[Tensor] = []
-    token = _watched.set(seen)
+    token = _recorded.set(seen)
     try:
         yield seen
     finally:
-        _watched.reset(token)
+        _recorded.reset(token)
 
 
 def relu(values: Tensor) -> Tensor:
-    """ReLU, seen by `watching`."""
+    """ReLU, recorded by `record_activations`."""
     out = functional.relu(values)
-    if (seen := _watched.get()) is not None:
+    if (seen := _recorded.get()) is not None:
         seen.append(out.detach())
     return out
 
@@ -63,7 +63,7 @@ class Relu(nn.Module):
 class Noisy(nn.Module):
     """A linear layer with factorised Gaussian noise on its weights (Fortunato et al. 2018, eq. 10-11).
 
-    One draw per call, shared by the batch, from torch's generator; without noise while `active` is off.
+    One noise sample per call, shared by the batch, from torch's generator; no noise while `active` is off.
     """
 
     def __init__(self, width_in: int, width_out: int, sigma: float = 0.5) -> None:
@@ -77,20 +77,20 @@ class Noisy(nn.Module):
         self.active = True
 
     def forward(self, values: Tensor) -> Tensor:  # [N, in] -> [N, out]
-        """The layer's output under one draw of noise."""
+        """The layer's output with one sample of noise."""
         if not self.active:
             return functional.linear(values, self.weight, self.bias)
         width_out, width_in = self.weight.shape
         noise = torch.randn(width_in + width_out, device=values.device)
         noise = noise.sign() * noise.abs().sqrt()
-        inward = noise[:width_in]
-        outward = noise[width_in:]
-        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(outward, inward))
-        return functional.linear(values, weight, torch.addcmul(self.bias, self.bias_sigma, outward))
+        noise_in = noise[:width_in]
+        noise_out = noise[width_in:]
+        weight = torch.addcmul(self.weight, self.weight_sigma, torch.outer(noise_out, noise_in))
+        return functional.linear(values, weight, torch.addcmul(self.bias, self.bias_sigma, noise_out))
 
 
 class Dense(nn.Module):
-    """A fully connected hidden layer: linear, then as the style says normalised, ReLU, dropped out."""
+    """A fully connected hidden layer: linear, layer norm if the style has it, ReLU, dropout if the style has it."""
 
     def __init__(self, layer: nn.Module, width: int, style: Style = PLAIN) -> None:
         super().__init__()
@@ -125,29 +125,29 @@ def set_noise(net: nn.Module, active: bool) -> None:
             layer.active = active
 
 
-def constraints(net: nn.Module) -> Iterator[tuple[nn.Module, nn.ModuleDict]]:
-    """Every layer whose weights are made from others, as by spectral norm, and what makes them."""
+def parametrized_layers(net: nn.Module) -> Iterator[tuple[nn.Module, nn.ModuleDict]]:
+    """Every layer with parametrised weights, as by spectral norm, and its parametrisations."""
     for layer in net.modules():
         if is_parametrized(layer):
             yield layer, cast("nn.ModuleDict", layer.parametrizations)
 
 
 @torch.no_grad()
-def settle_norms(net: nn.Module, looks: int = 50) -> None:
-    """Bring estimates of largest singular values up to date with weights that have jumped.
+def refresh_spectral_norms(net: nn.Module, iterations: int = 50) -> None:
+    """Update the estimates of largest singular values after the weights were replaced.
 
-    Spectral norm makes one power iteration whenever its weight is asked for while training.
+    Spectral norm makes one power iteration whenever its weight is read while training.
     """
-    for layer, makers in constraints(net):
-        was = makers.training
-        makers.train()
-        for name in makers:
-            for _ in range(looks):
+    for layer, parametrizations in parametrized_layers(net):
+        was_training = parametrizations.training
+        parametrizations.train()
+        for name in parametrizations:
+            for _ in range(iterations):
                 getattr(layer, name)
-        makers.train(was)
+        parametrizations.train(was_training)
 
 
-def dormant_share(activations: list[Tensor], threshold: float = 0.025) -> float:
+def dormant_fraction(activations: list[Tensor], threshold: float = 0.025) -> float:
     """Share of units whose mean activation is at most `threshold` of their layer's mean (Sokar et al. 2023, def. 3.1).
 
     Activations are [N, units] or [N, channels, height, width]; a channel counts as one unit.

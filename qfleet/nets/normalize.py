@@ -1,14 +1,14 @@
-"""Running normalisation that travels with the weights, so that a saved policy sees what it was trained on."""
+"""Running normalisation, saved with the weights so that a policy normalises as it was trained."""
 
 import torch
 from torch import Tensor, nn
 
 LIMIT = 10.0  # normalised observations and rewards are clipped to +-LIMIT, as in Stable-Baselines3's VecNormalize
-TINY = 1e-8
+EPS = 1e-8
 
 
 class Normalize(nn.Module):
-    """Keeps count, mean and variance of what it observes (Chan et al. 1979) and standardises with them."""
+    """Keeps running count, mean and variance (Chan et al. 1979) and standardises with them."""
 
     count: Tensor
     mean: Tensor
@@ -22,7 +22,7 @@ class Normalize(nn.Module):
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:  # [N, *shape]
-        """Fold a batch into the running statistics."""
+        """Update the running statistics with a batch."""
         if len(values) == 0:
             return
         values = values.to(self.mean)
@@ -30,16 +30,16 @@ class Normalize(nn.Module):
         var = values.var(0, unbiased=False)
         total = self.count + len(values)
         delta = mean - self.mean
-        spread = self.var * self.count + var * len(values) + delta**2 * self.count * len(values) / total
+        squares = self.var * self.count + var * len(values) + delta**2 * self.count * len(values) / total
         self.mean += delta * len(values) / total
-        self.var.copy_(spread / total)
+        self.var.copy_(squares / total)
         self.count.copy_(total)
 
     def forward(self, values: Tensor) -> Tensor:
         """Standardise and clip."""
-        scaled = (values - self.mean) / torch.sqrt(self.var + TINY)
+        scaled = (values - self.mean) / torch.sqrt(self.var + EPS)
         return scaled.clamp(-LIMIT, LIMIT).to(torch.float32)
 
     def scale(self) -> float:
-        """One over the standard deviation: rewards are scaled but never shifted."""
-        return float(1.0 / torch.sqrt(self.var + TINY).mean())
+        """1 / standard deviation: rewards are scaled but never shifted."""
+        return float(1.0 / torch.sqrt(self.var + EPS).mean())

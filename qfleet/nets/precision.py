@@ -1,4 +1,4 @@
-"""Networks that compute in half precision. Shapes: N items."""
+"""Networks that compute in reduced precision. Shapes: N items."""
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +9,10 @@ class Reduced:
 
     def __init__(self, net: nn.Module, device: torch.device) -> None:
         self.net = net
-        self.kind = device.type
+        self.device_type = device.type
 
     def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
         """Outputs per action."""
-        with torch.autocast(self.kind, torch.bfloat16):
+        with torch.autocast(self.device_type, torch.bfloat16):
             out: Tensor = self.net(obs)
         return out.float()

@@ -1,6 +1,7 @@
-"""The network: observations in, one output per action out. Shapes: T rows, N items, F features, S state size.
+"""The network: observations in, one output per action out. Shapes: T rows, N items, F features.
 
-`*out` is what a head makes of one item: (A,), (A, K), (A + 1, K) or (D, A); see `nets/heads.py`.
+`*out` is the shape of a head's output for one item: (A,), (A, K), (A + 1, K) or (D, A); see `nets/heads.py`. H, C and S
+are the sizes of a memory; see `nets/memory.py`.
 """
 
 import torch
@@ -12,7 +13,7 @@ from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
 from qfleet.nets.layers import Style
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp, pixels_together
+from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp, bytes_channels_last
 from qfleet.plan.schema import (
     CategoricalHead,
     ConvTorso,
@@ -44,20 +45,20 @@ class QNet(nn.Module):
         self.torso = torso
         self.memory = memory
         self.head = head
-        self.pictures = isinstance(torso, Convolutions | Impala)
+        self.takes_images = isinstance(torso, Convolutions | Impala)
         self.normalize = normalize
         self.rewards = rewards
 
-    def shown(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
-        """What the torso is shown: bytes from 0 to 1, numbers normalised if the plan says so."""
+    def preprocess(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
+        """The torso's input: bytes scaled to [0, 1], numbers normalised if the plan says so."""
         if obs.dtype == torch.uint8:
-            obs = pixels_together(obs) if self.pictures else obs
+            obs = bytes_channels_last(obs) if self.takes_images else obs
             return obs.to(torch.float32).div_(255.0)
         return obs if self.normalize is None else self.normalize.forward(obs)
 
     def features(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, F]
-        """What the torso makes of observations."""
-        features: Tensor = self.torso(self.shown(obs))
+        """The torso's features."""
+        features: Tensor = self.torso(self.preprocess(obs))
         return features
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
@@ -65,23 +66,23 @@ class QNet(nn.Module):
         out: Tensor = self.head(self.features(obs))
         return out
 
-    def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # [N, ...], [N, S] -> [N, *out], [N, held]
-        """Outputs of a network with memory, and what its cell holds afterwards."""
-        hidden, held = require_memory(self).step(self.features(obs), state)
-        return self.head(hidden), held
+    def step(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:  # [N, ...], [N, S] -> [N, *out], [N, C]
+        """Outputs of a network with memory, and its cell's next state."""
+        hidden, cell_state = require_memory(self).step(self.features(obs), state)
+        return self.head(hidden), cell_state
 
-    def remember(
-        self, obs: Tensor, action: Tensor, gain: Tensor, last: Tensor, state: Tensor
+    def unroll_memory(
+        self, obs: Tensor, action: Tensor, reward: Tensor, last: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:  # [T, N, ...], [T, N], [T, N], [T, N], [N, S] -> [T, N, H], [N, S]
-        """What the memory makes of T rows one after the other, and the state after them."""
+        """The memory's outputs over T rows in sequence, and the state after them."""
         features = self.features(obs.flatten(0, 1)).view(*obs.shape[:2], -1)
-        return require_memory(self).unroll(features, action, gain, last, state)
+        return require_memory(self).unroll(features, action, reward, last, state)
 
     def unroll(
-        self, obs: Tensor, action: Tensor, gain: Tensor, last: Tensor, state: Tensor
+        self, obs: Tensor, action: Tensor, reward: Tensor, last: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:  # [T, N, ...], [T, N], [T, N], [T, N], [N, S] -> [T, N, *out], [N, S]
-        """Outputs of T rows one after the other, and the state after them."""
-        hidden, state = self.remember(obs, action, gain, last, state)
+        """Outputs over T rows in sequence, and the state after them."""
+        hidden, state = self.unroll_memory(obs, action, reward, last, state)
         out: Tensor = self.head(hidden.flatten(0, 1))
         return out.view(*obs.shape[:2], *out.shape[1:]), state
 
@@ -93,14 +94,14 @@ def require_memory(net: QNet) -> Memory:
     return net.memory
 
 
-def draws(net: Net) -> bool:
-    """May a network of this plan draw random numbers while it learns? Of the user's own torso nobody knows."""
+def draws_random_numbers(net: Net) -> bool:
+    """Whether a network of this plan may draw random numbers while it learns; a user's own torso may."""
     own = isinstance(net.torso, OwnTorso)
     return net.noisy or net.dropout > 0.0 or isinstance(net.head, ImplicitHead) or own
 
 
 def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
-    """The torso the plan names."""
+    """The plan's torso."""
     match net.torso:
         case NatureTorso(width=width):
             return Convolutions(spec.input_shape, NATURE, width, style)
@@ -121,14 +122,14 @@ def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
 
 
 def make_memory(net: Net, features: int, actions: int) -> Memory | None:
-    """The memory the plan names, if any."""
+    """The plan's memory, if any."""
     if isinstance(net.memory, NoMemory):
         return None
     return Memory(features, net.memory.size, actions, "lstm" if isinstance(net.memory, LstmMemory) else "gru")
 
 
 def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
-    """The head the plan names."""
+    """The plan's head."""
 
     def streams(*shape: int) -> nn.Module:
         if net.dueling:
@@ -147,12 +148,12 @@ def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) ->
 
 
 def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Module | None = None) -> QNet:
-    """A fresh network; the seed decides its weights and no global generator is touched."""
+    """A network with new weights from the seed; no global generator is changed."""
     style = Style(net.noisy, net.noisy_sigma, net.layer_norm, net.spectral_norm, net.dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         body = torso if torso is not None else make_torso(net, spec, style)
-        features = own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
+        features = count_own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
         memory = make_memory(net, features, spec.num_actions)
         hidden = int(getattr(body, "hidden", 0))
         head = make_head(net, spec, features if memory is None else memory.size, hidden, style)
@@ -165,12 +166,12 @@ def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Modul
     )
 
 
-def own_features(torso: nn.Module, spec: Spec) -> int:
-    """How many features the user's torso makes: asked by showing it one observation."""
+def count_own_features(torso: nn.Module, spec: Spec) -> int:
+    """The number of features of a user's torso, found by running it on one observation."""
     if not isinstance(torso, nn.Module):
         raise UsageError(
             f"torso= was given {torso!r}, which is not a torch.nn.Module",
-            "A torso is a module that was made: an object, not its class or a function.",
+            "A torso is a module object, not its class or a function.",
             "Write torso=MyTorso(); a Keras model is one on its torch backend (KERAS_BACKEND=torch).",
         )
     with torch.no_grad():

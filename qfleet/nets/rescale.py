@@ -1,7 +1,7 @@
-"""Value rescaling: networks predict h(Q), whose size grows like the root of Q (Pohlen et al. 2018, prop. A.2).
+"""Value rescaling: networks predict h(Q), which grows like the square root of Q (Pohlen et al. 2018, prop. A.2).
 
-For tensors, arrays and numbers alike. Both are written so that nothing cancels near zero, where single
-precision would lose most of its digits.
+For tensors, arrays and floats. Both functions avoid cancellation near zero, where single precision would lose most of
+its digits.
 """
 
 from typing import TypeVar
@@ -15,14 +15,14 @@ EPS = 1e-3
 Values = TypeVar("Values", Tensor, Array, float)
 
 
-def shrink(x: Values) -> Values:
+def signed_hyperbolic(x: Values) -> Values:
     """h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x."""
     out: Values = x / ((abs(x) + 1.0) ** 0.5 + 1.0) + EPS * x
     return out
 
 
-def stretch(x: Values) -> Values:
-    """The inverse of `shrink`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1)."""
-    share = 2.0 / ((1.0 + 4.0 * EPS * (abs(x) + 1.0 + EPS)) ** 0.5 + 1.0 + 2.0 * EPS)
-    out: Values = x * share * (abs(x) * share + 2.0)
+def signed_parabolic(x: Values) -> Values:
+    """The inverse of `signed_hyperbolic`: sign(x) (((sqrt(1 + 4 eps (|x| + 1 + eps)) - 1) / (2 eps))^2 - 1)."""
+    factor = 2.0 / ((1.0 + 4.0 * EPS * (abs(x) + 1.0 + EPS)) ** 0.5 + 1.0 + 2.0 * EPS)
+    out: Values = x * factor * (abs(x) * factor + 2.0)
     return out

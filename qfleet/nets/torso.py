@@ -1,7 +1,7 @@
 """Torsos turn observations into features. Shapes: N items, C channels, F features.
 
-A torso names two sizes: `features`, the width of what it returns, and `hidden`, the width of the layer that each
-stream of the head puts on top (0: the head is linear). The hidden layer belongs to the head because a duelling
+A torso has two sizes: `features`, the width of its output, and `hidden`, the width of the hidden layer in each stream
+of the head (0: the head is linear). The hidden layer belongs to the head because a duelling
 network has one per stream (Wang et al. 2016).
 """
 
@@ -43,7 +43,7 @@ class Convolutions(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], stack: Sequence[Convolution], width: int, style: Style = PLAIN) -> None:
         super().__init__()
-        require_picture(shape)
+        require_image(shape)
         depths = [shape[0], *(channels for channels, _, _ in stack)]
         layers = [
             layer
@@ -55,14 +55,14 @@ class Convolutions(nn.Module):
         self.hidden = width
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
-        """Features of a batch of pictures."""
-        # conv backward is twice as fast channels_last on CPUs (docs/decisions); the weights are laid out so too.
+        """Features of a batch of images."""
+        # conv backward is twice as fast channels_last on CPUs (docs/decisions); the weights are channels_last too.
         features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
         return features.flatten(1)
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around which the input passes (He et al. 2016)."""
+    """Two 3x3 convolutions with a skip connection (He et al. 2016)."""
 
     def __init__(self, channels: int, style: Style) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList(channel_norm(channels, style) for _ in range(2))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Maps of the same size."""
+        """Feature maps of the same size."""
         inner = self.first(relu(self.norms[0](maps)))
         out: Tensor = maps + self.second(relu(self.norms[1](inner)))
         return out
@@ -84,7 +84,7 @@ class Impala(nn.Module):
         self, shape: tuple[int, ...], factor: int = 1, pool: int = 6, width: int = 256, style: Style = PLAIN
     ) -> None:
         super().__init__()
-        require_picture(shape)
+        require_image(shape)
         depths = [shape[0], 16 * factor, 32 * factor, 32 * factor]
         sections = [section for pair in pairwise(depths) for section in impala_section(*pair, style)]
         self.layers = channels_last(nn.Sequential(*sections, Relu(), nn.AdaptiveMaxPool2d(pool)))
@@ -92,20 +92,20 @@ class Impala(nn.Module):
         self.hidden = width
 
     def forward(self, obs: Tensor) -> Tensor:  # [N, C, H, W] -> [N, F]
-        """Features of a batch of pictures."""
+        """Features of a batch of images."""
         features: Tensor = self.layers(obs.contiguous(memory_format=torch.channels_last))
         return features.flatten(1)
 
 
 def impala_section(channels_in: int, channels_out: int, style: Style) -> list[nn.Module]:
-    """A convolution, a pooling that halves the picture, two residual blocks."""
+    """A convolution, pooling that halves the image, two residual blocks."""
     conv = nn.Conv2d(channels_in, channels_out, 3, padding=1)
     pool = nn.MaxPool2d(3, stride=2, padding=1)
     return [conv, pool, Residual(channels_out, style), Residual(channels_out, style)]
 
 
 def convolution(channels_in: int, channels_out: int, kernel: int, stride: int, style: Style) -> list[nn.Module]:
-    """A convolution, normalised as the style says, and ReLU."""
+    """A convolution, normalisation if the style has it, and ReLU."""
     conv: nn.Module = nn.Conv2d(channels_in, channels_out, kernel, stride=stride)
     return [spectral_norm(conv) if style.spectral_norm else conv, channel_norm(channels_out, style), Relu()]
 
@@ -116,25 +116,25 @@ def channel_norm(channels: int, style: Style) -> nn.Module:
 
 
 def channels_last(layers: nn.Sequential) -> nn.Sequential:
-    """The same layers, their weights laid out channels last."""
+    """The same layers, their weights in channels-last format."""
     return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def pixels_together(pictures: Tensor) -> Tensor:  # [N, C, H, W]
-    """Bytes laid out channels last; torch's own way takes longer on CPUs."""
+def bytes_channels_last(images: Tensor) -> Tensor:  # [N, C, H, W]
+    """Bytes in channels-last format, faster than torch's own conversion on CPUs."""
     last = torch.channels_last
-    if pictures.device.type != "cpu" or torch.compiler.is_compiling() or pictures.is_contiguous(memory_format=last):
-        return pictures.contiguous(memory_format=last)
-    return torch.stack(pictures.unbind(1), -1).movedim(-1, 1)
+    if images.device.type != "cpu" or torch.compiler.is_compiling() or images.is_contiguous(memory_format=last):
+        return images.contiguous(memory_format=last)
+    return torch.stack(images.unbind(1), -1).movedim(-1, 1)
 
 
 def count_features(layers: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many numbers come out for one picture."""
+    """The number of outputs for one image."""
     with torch.no_grad():
         return int(layers(torch.zeros(1, *shape)).numel())
 
 
-def require_picture(shape: tuple[int, ...]) -> None:
+def require_image(shape: tuple[int, ...]) -> None:
     """Convolutions need channels, height and width."""
     if len(shape) != 3:
-        raise ValueError(f"convolutions want pictures [C, H, W], not {shape}")
+        raise ValueError(f"convolutions need images [C, H, W], not {shape}")

@@ -1,4 +1,4 @@
-"""Weights from one network into another of the same kind, whatever their modules do with them."""
+"""Copying weights between networks of the same architecture, modules of other libraries included."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,41 +13,43 @@ KERAS = "_torch_params."
 NUMBER = re.compile(r"_(\d+)(?=/)")
 
 
-def may_share(net: nn.Module) -> bool:
-    """May the tensors of this network be replaced by others? Only if no module keeps a second reference to them.
+def can_share_weights(net: nn.Module) -> bool:
+    """Whether the tensors of this network may be replaced by others: no module may keep a second reference to them.
 
-    Ours and torch's own do not. Of other modules nobody knows: a Keras layer does, and so may a list or a view that
-    a user's module made of its weights. Their weights have to be written in place.
+    Modules of qfleet and torch keep none. Other modules may: a Keras layer does, and so may a list or view of its
+    weights in a user's module. Their weights have to be written in place.
     """
     return all(type(module).__module__.startswith(("qfleet.", "torch.nn.")) for module in net.modules())
 
 
 @torch.no_grad()
 def write_weights(net: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Write weights into a network without moving its memory: others may refer to it."""
+    """Write weights into a network in place: others may refer to its memory."""
     own = net.state_dict()
-    for name, value in under_own_names(own.keys(), weights).items():
+    for name, value in match_names(own.keys(), weights).items():
         if own[name].shape != value.shape:
             raise ValueError(f"{name} has shape {tuple(value.shape)}, not {tuple(own[name].shape)}")
         own[name].copy_(value)
 
 
-def under_own_names(own: Collection[str], given: Mapping[str, Value]) -> dict[str, Value]:
-    """What was given, by the names in `own`; KeyError if they do not fit.
+def match_names(own: Collection[str], given: Mapping[str, Value]) -> dict[str, Value]:
+    """The given values under the names in `own`; KeyError if the names do not match.
 
-    Names of a Keras model may differ in the numbers of its layers, which depend on what the process made before it.
+    Names of a Keras model may differ in the numbers of its layers, which depend on the layers made before in a process.
     """
     if set(own) == given.keys():
         return dict(given)
-    mine = sorted(own, key=numbered)
-    theirs = sorted(given, key=numbered)
-    if [numbered(name)[0] for name in mine] != [numbered(name)[0] for name in theirs]:
-        raise KeyError(f"weights do not fit: {sorted(set(own) ^ given.keys())}")
-    return {name: given[other] for name, other in zip(mine, theirs, strict=True)}
+    own_names = sorted(own, key=without_keras_numbers)
+    given_names = sorted(given, key=without_keras_numbers)
+    if [without_keras_numbers(name)[0] for name in own_names] != [
+        without_keras_numbers(name)[0] for name in given_names
+    ]:
+        raise KeyError(f"weights do not match: {sorted(set(own) ^ given.keys())}")
+    return {name: given[other] for name, other in zip(own_names, given_names, strict=True)}
 
 
-def numbered(name: str) -> tuple[str, list[int]]:
-    """A name without the numbers that Keras gave to layers, and those numbers."""
+def without_keras_numbers(name: str) -> tuple[str, list[int]]:
+    """A name without the layer numbers that Keras added, and those numbers."""
     if KERAS not in name:
         return name, []
     return NUMBER.sub("", name), [int(number) for number in NUMBER.findall(name)]

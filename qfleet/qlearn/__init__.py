@@ -14,7 +14,7 @@ from qfleet.plan.schema import (
 from qfleet.qlearn.heads import Categorical, Decoupled, Head, ImplicitQuantiles, Quantile, Scalar
 from qfleet.qlearn.returns import lambda_returns
 from qfleet.qlearn.rules import ActionChoice, Double, Max, Munchausen, NextValues, Rule, greedy
-from qfleet.qlearn.td import td_loss, td_slope, td_target
+from qfleet.qlearn.td import td_loss, td_loss_and_gradient, td_target
 from qfleet.qlearn.views import SequenceView, StepView, Tensors, View
 
 
@@ -74,6 +74,6 @@ __all__ = [
     "make_rule",
     "make_view",
     "td_loss",
-    "td_slope",
+    "td_loss_and_gradient",
     "td_target",
 ]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from qfleet.data import split_actions
 from qfleet.nets import Network
-from qfleet.qlearn.heads import HUGE, Decoupled, Head, Scalar
+from qfleet.qlearn.heads import NO_ACTION, Decoupled, Head, Scalar
 from qfleet.qlearn.rules import NextValues, Rule
 from qfleet.qlearn.views import StepView, Tensors, View
 
@@ -13,66 +13,68 @@ from qfleet.qlearn.views import StepView, Tensors, View
 def td_target(
     head: Head, rule: Rule, view: View, target: Network, batch: Tensors, online_next: Tensor | None
 ) -> Tensor:
-    """y of every row, without gradient."""
+    """The TD target y of every row, without gradient."""
     with torch.no_grad():
-        now, after = view.see(target, batch, now=rule.needs_now, after=True)
-        if after is None:
-            raise ValueError("the view showed nothing to bootstrap from")
-        seen = view.masks(NextValues(head.values(after)), batch)
+        out, next_out = view.forward(target, batch, current=rule.needs_current, bootstrap=True)
+        if next_out is None:
+            raise ValueError("the view returned no outputs to bootstrap from")
+        values = view.add_masks(NextValues(head.values(next_out)), batch)
         if online_next is not None:
-            seen.online_next = head.values(online_next.detach())
-        if now is not None:
-            seen.target_now = head.values(now)
-            seen.action = choices(head, view.actions(batch))
-        choice = rule(seen)
-        reward, discount = view.gains(batch)
+            values.online_next = head.values(online_next.detach())
+        if out is not None:
+            values.target_current = head.values(out)
+            values.action = action_per_dimension(head, view.actions(batch))
+        choice = rule(values)
+        reward, discount = view.rewards_and_discounts(batch)
         if choice.bonus is not None:
             reward = reward + choice.bonus
         if choice.entropy is not None:
             reward = reward + discount * choice.entropy
-        return head.target(after, choice.probs, reward, discount)
+        return head.target(next_out, choice.probs, reward, discount)
 
 
 def td_loss(
     head: Head, rule: Rule | None, view: View, online: Network, target: Network, batch: Tensors
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Importance-weighted mean loss [], priorities [N] and the values [M, A] it saw.
+    """Importance-weighted mean loss [], priorities [N] and the online network's values [M, A].
 
-    Without a rule the rewards are whole returns: they are what is learned, and nothing is bootstrapped.
+    Without a rule the rewards are whole returns, used as targets: nothing is bootstrapped.
     """
-    now, goal = outlook(head, rule, view, online, target, batch)
-    loss, priority = head.loss(now, view.actions(batch), goal)
-    loss, priority = view.settle(loss, priority, batch)
-    return loss, priority, real_values(head, now.detach())
+    out, targets = outputs_and_targets(head, rule, view, online, target, batch)
+    loss, priority = head.loss(out, view.actions(batch), targets)
+    loss, priority = view.reduce(loss, priority, batch)
+    return loss, priority, existing_values(head, out.detach())
 
 
-def td_slope(
+def td_loss_and_gradient(
     head: Scalar, rule: Rule | None, view: StepView, online: Network, target: Network, batch: Tensors
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As `td_loss`, and d loss / d outputs [N, A] by hand: for networks so small that autograd's own way is longer."""
-    now, goal = outlook(head, rule, view, online, target, batch)
-    now = now.detach()
-    loss, priority, slope = head.slope(now, batch.action, goal, batch.weight * (1.0 / len(goal)))
-    return *view.settle(loss, priority, batch), head.values(now), slope
+    """As `td_loss`, and d loss / d outputs [N, A] without autograd, whose overhead dominates in small networks."""
+    out, targets = outputs_and_targets(head, rule, view, online, target, batch)
+    out = out.detach()
+    loss, priority, gradient = head.loss_and_gradient(out, batch.action, targets, batch.weight * (1.0 / len(targets)))
+    return *view.reduce(loss, priority, batch), head.values(out), gradient
 
 
-def outlook(
+def outputs_and_targets(
     head: Head, rule: Rule | None, view: View, online: Network, target: Network, batch: Tensors
 ) -> tuple[Tensor, Tensor]:
-    """The outputs to be learned from [M, *out], and what they should become."""
+    """The online network's outputs [M, *out] and their targets."""
     needs_online = rule is not None and rule.needs_online
-    now, online_next = view.see(online, batch, now=True, after=needs_online)
-    if now is None:
-        raise ValueError("the view showed nothing to learn from")
-    return now, view.gains(batch)[0] if rule is None else td_target(head, rule, view, target, batch, online_next)
+    out, online_next = view.forward(online, batch, current=True, bootstrap=needs_online)
+    if out is None:
+        raise ValueError("the view returned no outputs to learn from")
+    if rule is None:
+        return out, view.rewards_and_discounts(batch)[0]
+    return out, td_target(head, rule, view, target, batch, online_next)
 
 
-def real_values(head: Head, out: Tensor) -> Tensor:  # [M, A], or flat where dimensions have different counts
-    """The values of actions that there are."""
+def existing_values(head: Head, out: Tensor) -> Tensor:  # [M, A], or flat where dimensions have different counts
+    """The values without those of actions that a dimension does not have."""
     values = head.values(out)
-    return values[values != -HUGE] if isinstance(head, Decoupled) else values
+    return values[values != NO_ACTION] if isinstance(head, Decoupled) else values
 
 
-def choices(head: Head, action: Tensor) -> Tensor:  # [M] -> [M] or [M, D]
-    """The action as the head's values count it."""
+def action_per_dimension(head: Head, action: Tensor) -> Tensor:  # [M] -> [M] or [M, D]
+    """The action as an index into the head's values: one per dimension if it is decoupled."""
     return torch.stack(split_actions(action, head.counts), 1) if isinstance(head, Decoupled) else action

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from qfleet.act import Actor, Policy, acting, lanes_for, play
+from qfleet.act import Actor, Policy, evaluate_policy, num_eval_lanes, run_actor
 from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Rollout, Step
 from qfleet.envs.episodes import TRAIN
@@ -94,7 +94,7 @@ def test_the_row_holds_the_action_the_world_took() -> None:
         assert env.actions == taken.tolist()  # type: ignore[attr-defined]
 
 
-def test_steps_under_way_are_counted_between_send_and_receive() -> None:
+def test_steps_in_flight_are_counted_between_send_and_receive() -> None:
     actor = make_actor(counting(2))
     seen = []
     for _ in range(5):
@@ -107,7 +107,7 @@ def test_steps_under_way_are_counted_between_send_and_receive() -> None:
     assert seen == [2, 2, 2, 0, 2]  # the fourth row is the final observation of episodes of three steps
 
 
-def test_rollouts_are_numbered_and_carry_the_mask_they_were_chosen_under() -> None:
+def test_rollouts_are_numbered_and_hold_the_mask_of_their_actions() -> None:
     actor = make_actor(SyncVectorEnv(Masked, 3, seed=1, stream=TRAIN))
     masks = []
     for sequence in range(20):
@@ -125,7 +125,7 @@ def test_rollouts_are_numbered_and_carry_the_mask_they_were_chosen_under() -> No
 
 def test_a_full_channel_makes_the_worker_wait_without_losing_a_row() -> None:
     actor, channel = make_actor(counting(1)), RolloutQueue(1)
-    worker = acting(actor, channel, LatestWeights())
+    worker = run_actor(actor, channel, LatestWeights())
     assert [next(worker).busy for _ in range(5)] == [True, True, True, False, False]
     first = channel.get()
     assert next(worker).busy
@@ -135,7 +135,7 @@ def test_a_full_channel_makes_the_worker_wait_without_losing_a_row() -> None:
     assert (first.source[2], second.source[2]) == (0, 1)
 
 
-def test_an_actor_comes_back_to_the_same_moment() -> None:
+def test_a_restored_actor_continues_exactly() -> None:
     first, again = make_actor(counting(2)), make_actor(counting(2))
     gather(first, 7)
     state = first.state_dict()
@@ -157,7 +157,7 @@ class Forgetful(Counting):
         return super()._obs() + np.array([0, 0, Forgetful.offset], np.float32)
 
 
-def test_an_episode_that_cannot_be_driven_again_ends_as_truncated() -> None:
+def test_an_episode_that_cannot_be_replayed_ends_as_truncated() -> None:
     first, again = (make_actor(SyncVectorEnv(Unrepeatable, 2, seed=1, stream=TRAIN)) for _ in range(2))
     gather(first, 3)
     was = first.current().obs.copy()
@@ -179,7 +179,7 @@ def forgetful_actors() -> tuple[Actor, Actor]:
 
 @pytest.mark.parametrize("saved_again", [False, True])
 @pytest.mark.parametrize("rows_before", [2, 3])  # in an episode, and at its end
-def test_a_lost_lanes_new_episode_is_whole_and_joined_to_nothing(rows_before: int, saved_again: bool) -> None:
+def test_a_lost_lane_starts_a_whole_new_episode(rows_before: int, saved_again: bool) -> None:
     first, again = forgetful_actors()
     before, _ = gather(first, rows_before)
     state = first.state_dict()
@@ -248,7 +248,7 @@ def test_a_generator_never_reads_outside_its_buffer(position: int) -> None:
 @pytest.mark.parametrize("episodes", [1, 3, 7])
 def test_every_lane_plays_equally_many_episodes(episodes: int) -> None:
     # Lane k's n-th episode has the n-th length, so the returns tell which episodes were counted.
-    returns = play(policy(), counting(3), episodes).returns
+    returns = evaluate_policy(policy(), counting(3), episodes).returns
     totals = [sum(100.0 * n + step + 1 for step in range(LENGTHS[n % 4])) for n in range(3)]
     assert returns == [totals[number // 3] for number in range(episodes)]
 
@@ -261,12 +261,12 @@ def test_short_episodes_are_not_favoured() -> None:
             super().__init__((20,) if Counting.made == 0 else (1,))
 
     Counting.made = 0
-    returns = play(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6).returns
+    returns = evaluate_policy(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6).returns
     lengths = [20 if value % 100 == 10 else 1 for value in returns]  # 1 + ... + 20 = 210, plus hundreds
     assert lengths == [20, 1] * 3
 
 
-def test_an_endless_episode_counts_as_ended_at_the_limit() -> None:
+def test_an_endless_episode_is_cut_at_the_limit() -> None:
     class Uneven(Counting):
         """The first copy never ends by itself; the second does before the limit, at it, and after it."""
 
@@ -274,21 +274,21 @@ def test_an_endless_episode_counts_as_ended_at_the_limit() -> None:
             super().__init__((10**9,) if Counting.made == 0 else (3, 4, 5))
 
     Counting.made = 0
-    found = play(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6, max_steps=4)
+    found = evaluate_policy(policy(), SyncVectorEnv(Uneven, 2, seed=1, stream=TRAIN), 6, max_steps=4)
     # 1 + 2 + 3 + 4, plus 100 a step for each episode before; every episode is counted once, from its first step.
     assert found.returns == [10, 6, 410, 410, 810, 810]
     # Those of the first copy, and the one of the second that would have had five steps: four are not cut.
     assert (found.cut_episodes, found.lost_episodes) == (4, 0)
 
 
-def test_an_evaluation_can_be_cut_short() -> None:
+def test_an_evaluation_can_be_stopped() -> None:
     calls = iter(range(100))
-    assert len(play(policy(), counting(2), 50, stop=lambda: next(calls) > 20).returns) < 50
+    assert len(evaluate_policy(policy(), counting(2), 50, stop=lambda: next(calls) > 20).returns) < 50
 
 
 @pytest.mark.parametrize("episodes", [1, 20, 100, 128, 129, 200, 1_000])
 def test_lanes_share_episodes_evenly(episodes: int) -> None:
-    lanes = lanes_for(episodes)
+    lanes = num_eval_lanes(episodes)
     rounds = -(-episodes // lanes)
     assert lanes <= 128
     assert 0 <= lanes * rounds - episodes < rounds  # no lane plays a whole episode in vain, but for rounding
@@ -340,7 +340,7 @@ def test_a_lost_step_makes_its_row_the_episodes_last() -> None:
     assert finished == [(float(sum(100 + step for step in range(1, 6))), 5)]
 
 
-def test_a_lane_that_shows_nothing_yet_promises_no_step() -> None:
+def test_a_lane_without_an_observation_has_no_step_in_flight() -> None:
     actor, rows, flying, finished = lose("gnnb" + "ggggg")
     assert rows[:4] == [(0, 0, False), (0, 1, True), (0, 1, True), (0, 1, True)]
     assert rows[4:] == [(1, step, False) for step in range(5)]
@@ -349,7 +349,7 @@ def test_a_lane_that_shows_nothing_yet_promises_no_step() -> None:
     assert finished == [(float(sum(100 + step for step in range(1, 6))), 5)]
 
 
-def test_a_lost_reset_keeps_the_end_that_was_counted() -> None:
+def test_a_lost_reset_keeps_the_finished_episode() -> None:
     # Episode 0 has three steps; the fourth row is its final observation, and the reset after it does not happen.
     actor, rows, _, finished = lose("gggnb" + "gg")
     assert rows == [*((0, step, step == 3) for step in range(4)), (0, 3, True), (1, 0, False), (1, 1, False)]
@@ -357,11 +357,11 @@ def test_a_lost_reset_keeps_the_end_that_was_counted() -> None:
     assert actor.steps == 5
 
 
-def test_nothing_is_remembered_of_a_lost_episode() -> None:
+def test_the_memory_is_reset_after_a_lost_episode() -> None:
     actor = make_actor(Losing("ggnbgg"))  # type: ignore[arg-type]
     net = QNet(nn.Linear(3, 3), nn.Linear(4, 3), memory=Memory(3, 4, 3))
     actor.policy = Policy(net, Scalar(), (3,))
-    actor.memory = actor.policy.blank(1)
+    actor.memory = actor.policy.initial_state(1)
     blank = []
     for _ in range(6):
         actor.send()

@@ -1,4 +1,4 @@
-"""Exploration: ladders, softmax and functions of one's own, each within the mask and with a fixed use of numbers."""
+"""Exploration: ladders, softmax and users' functions, each within the mask and with a fixed use of random numbers."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from qfleet.act.explore import (
     OwnExplorer,
     SoftmaxExplorer,
     epsilon_greedy,
-    rungs,
-    softmax,
+    ladder_epsilons,
+    sample_softmax,
 )
 from qfleet.data import Array, split_actions
 from qfleet.errors import UsageError
@@ -43,11 +43,11 @@ def explorer(explore: Any, lanes: int = 4, counts: tuple[int, ...] = (4,)) -> Ex
         (8, [0.4, 0.16, 0.064, 0.0256, 0.01024, 0.0041, 0.00164, 0.00066]),
     ],
 )
-def test_the_ladder_has_the_published_rungs(lanes: int, expected: list[float]) -> None:
-    assert rungs(0.4, 7.0, lanes) == pytest.approx(expected, abs=5e-6)
+def test_the_ladder_has_the_published_epsilons(lanes: int, expected: list[float]) -> None:
+    assert ladder_epsilons(0.4, 7.0, lanes) == pytest.approx(expected, abs=5e-6)
 
 
-def test_every_lane_explores_by_its_own_rung() -> None:
+def test_every_lane_explores_by_its_own_epsilon() -> None:
     values = np.tile(np.array([0, 3, 1, 2], np.float32), (3, 1))
     chosen = explorer(LadderEpsilon(base=0.8, power=3.0), lanes=3)
     generator = rng()
@@ -55,9 +55,9 @@ def test_every_lane_explores_by_its_own_rung() -> None:
     assert random == pytest.approx(0.75 * np.array([0.8, 0.8**2.5, 0.8**4]), abs=0.02)
 
 
-def test_a_ladder_begins_at_random_and_tells_the_mean() -> None:
+def test_a_ladder_begins_at_random_and_reports_the_mean() -> None:
     chosen = explorer(LadderEpsilon(warm_steps=100))
-    steady = float(np.mean(rungs(0.4, 7.0, 4)))
+    steady = float(np.mean(ladder_epsilons(0.4, 7.0, 4)))
     assert [chosen.epsilon(step) for step in (0, 99, 100, 10**9)] == pytest.approx([1.0, 1.0, steady, steady])
     values = np.tile(np.array([0, 3, 1, 2], np.float32), (4, 1))
     taken = np.concatenate([chosen.choose(values, 99, generator, None) for generator in [rng()] for _ in range(1_000)])
@@ -68,7 +68,7 @@ def test_a_ladder_begins_at_random_and_tells_the_mean() -> None:
 # More joint actions than one random number can tell apart
 
 
-def test_every_choice_is_reached_among_very_many_joint_actions() -> None:
+def test_every_choice_occurs_among_very_many_joint_actions() -> None:
     counts = (4,) * 30  # 2^60 joint actions
     values = np.zeros((2_000, 30, 4), np.float32)
     chosen = np.stack(split_actions(epsilon_greedy(values, 1.0, rng(), None, counts), counts), 1)  # [B, D]
@@ -78,7 +78,7 @@ def test_every_choice_is_reached_among_very_many_joint_actions() -> None:
     assert abs(np.corrcoef(chosen[:, -1], chosen[:, -2])[0, 1]) < 0.1
 
 
-def test_very_many_joint_actions_use_the_same_numbers_whatever_epsilon_is() -> None:
+def test_very_many_joint_actions_draw_the_same_numbers_for_any_epsilon() -> None:
     counts, values, generators = (4,) * 30, np.zeros((3, 30, 4), np.float32), [rng(), rng()]
     for generator, epsilon in zip(generators, (0.0, 1.0), strict=True):
         epsilon_greedy(values, epsilon, generator, None, counts)
@@ -86,7 +86,7 @@ def test_very_many_joint_actions_use_the_same_numbers_whatever_epsilon_is() -> N
 
 
 @pytest.mark.parametrize("counts", [(5,), (3, 4), (2,) * 53], ids=["one", "two", "most"])
-def test_fewer_joint_actions_are_decided_by_one_number(counts: tuple[int, ...]) -> None:
+def test_fewer_joint_actions_draw_one_number(counts: tuple[int, ...]) -> None:
     values = np.zeros((64, len(counts), max(counts)), np.float32)
     explore, draw = rng(3).random((2, 64))
     found = epsilon_greedy(values, 0.5, rng(3), None, counts)
@@ -97,14 +97,14 @@ def test_fewer_joint_actions_are_decided_by_one_number(counts: tuple[int, ...]) 
 # The policy and the actor use the same function
 
 
-def test_the_policys_epsilon_greedy_is_the_explorers() -> None:
+def test_policy_and_explorer_use_the_same_epsilon_greedy() -> None:
     obs = rng(1).normal(size=(50, 3)).astype(np.float32)
     judge = policy()
     action, _, values = judge.act(obs, epsilon=0.4, rng=rng(2))
     assert action.tolist() == EpsilonGreedyExplorer(lambda step: 0.4, (3,)).choose(values, 0, rng(2), None).tolist()
 
 
-def test_numbers_are_drawn_as_they_always_were() -> None:
+def test_drawn_numbers_are_unchanged() -> None:
     values = rng(1).normal(size=(6, 4)).astype(np.float32)
     explore, draw = rng(3).random((2, 6))
     expected = np.where(explore < 0.5, (draw * 4).astype(np.int64), values.argmax(1))
@@ -119,7 +119,7 @@ def test_the_actor_takes_what_its_explorer_chooses() -> None:
     assert actor.receive()[0].action.tolist() == [[2, 1]]
 
 
-def test_the_actor_tells_its_steps_and_its_own_generator() -> None:
+def test_the_explorer_gets_the_actors_steps_and_generator() -> None:
     seen: list[tuple[int, tuple[int, ...]]] = []
 
     def choose(values: Array, step: int, generator: np.random.Generator, mask: Array | None) -> Array:
@@ -141,25 +141,25 @@ def test_the_actor_tells_its_steps_and_its_own_generator() -> None:
 
 def test_softmax_draws_by_the_exponential_of_values() -> None:
     values = np.tile(np.array([0.0, 1.0, 2.0, 0.5], np.float32), (40_000, 1))
-    counts = np.bincount(softmax(values, 0.5, rng(), None), minlength=4)
+    counts = np.bincount(sample_softmax(values, 0.5, rng(), None), minlength=4)
     share = np.exp(values[0].astype(np.float64) / 0.5)
     expected = 40_000 * share / share.sum()
     assert ((counts - expected) ** 2 / expected).sum() < CHI_SQUARE_3
 
 
 @pytest.mark.parametrize("temperature", [1e-6, 0.1, 1e6])
-def test_softmax_stays_within_the_mask_whatever_the_values(temperature: float) -> None:
+def test_softmax_stays_within_the_mask_for_any_values(temperature: float) -> None:
     generator = np.random.default_rng(3)
     mask = generator.random((5_000, 4)) < 0.4
     mask[np.arange(5_000), generator.integers(0, 4, 5_000)] = True
     values = (1e4 * generator.normal(size=(5_000, 4))).astype(np.float32)
-    action = softmax(values, temperature, rng(), mask)
+    action = sample_softmax(values, temperature, rng(), mask)
     assert mask[np.arange(5_000), action].all()
     if temperature < 1:
         assert (action == np.where(mask, values, -np.inf).argmax(1)).mean() > 0.99
 
 
-def test_the_temperature_falls_in_a_line_and_a_cold_choice_is_greedy() -> None:
+def test_the_temperature_falls_linearly_and_a_low_one_is_greedy() -> None:
     cooling = explorer(SoftmaxExplore(temperature=2.0, end=0.5, steps=100))
     constant = explorer(SoftmaxExplore(temperature=2.0))
     assert isinstance(cooling, SoftmaxExplorer)
@@ -169,7 +169,7 @@ def test_the_temperature_falls_in_a_line_and_a_cold_choice_is_greedy() -> None:
     assert cooling.epsilon(0) is None
 
 
-def test_softmax_draws_in_each_dimension_by_itself() -> None:
+def test_softmax_draws_in_each_dimension_separately() -> None:
     values = np.zeros((20_000, 2, 3), np.float32)
     values[:, 0] = [0, 5, 0]
     values[:, 1] = [5, 0, 5]
@@ -184,7 +184,7 @@ def test_softmax_draws_in_each_dimension_by_itself() -> None:
 def test_softmax_draws_one_number_per_lane_and_dimension() -> None:
     for shape in ((6, 4), (6, 2, 4)):
         generator, expected = rng(), rng()
-        softmax(np.zeros(shape, np.float32), 1.0, generator, None)
+        sample_softmax(np.zeros(shape, np.float32), 1.0, generator, None)
         expected.random(shape[:-1])
         assert generator.random() == expected.random()
 
@@ -198,7 +198,7 @@ def own(answer: Any, mask: Array | None = None, shape: tuple[int, ...] = (2, 3))
     return list(chosen.choose(np.zeros(shape, np.float32), 0, rng(), mask).tolist())
 
 
-def test_an_own_functions_answer_is_taken() -> None:
+def test_a_users_function_chooses_the_actions() -> None:
     assert own(np.array([2, 0])) == [2, 0]
     assert own([1, 1]) == [1, 1]
     assert own(np.array([2, 0], np.uint8), np.eye(3, dtype=np.bool_)[[2, 0]]) == [2, 0]
@@ -218,7 +218,7 @@ def test_an_own_functions_answer_is_taken() -> None:
         (np.array([0, 1]), np.eye(3, dtype=np.bool_)[[0, 0]], "chose action 1 where it is not allowed", "mask forbids"),
     ],
 )
-def test_an_own_functions_answer_is_checked(answer: Any, mask: Array | None, what: str, why: str) -> None:
+def test_a_users_functions_actions_are_checked(answer: Any, mask: Array | None, what: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
         own(answer, mask)
     assert what in caught.value.what
@@ -226,7 +226,7 @@ def test_an_own_functions_answer_is_checked(answer: Any, mask: Array | None, wha
     assert caught.value.fix
 
 
-def test_an_own_function_cannot_change_what_the_actor_goes_on_with() -> None:
+def test_a_users_function_cannot_change_the_actors_arrays() -> None:
     def spoil(values: Array, step: int, generator: np.random.Generator, mask: Array | None) -> Array:
         assert mask is not None
         values[:] = np.nan
@@ -239,7 +239,7 @@ def test_an_own_function_cannot_change_what_the_actor_goes_on_with() -> None:
     assert mask.all()
 
 
-def test_a_function_is_there_exactly_if_the_plan_says_so() -> None:
+def test_a_missing_or_unexpected_function_is_refused() -> None:
     with pytest.raises(UsageError) as caught:
         explorer(OwnExplore())
     assert caught.value.what == "algo.explore.type is `own`, but no function was given"
@@ -248,6 +248,6 @@ def test_a_function_is_there_exactly_if_the_plan_says_so() -> None:
     assert caught.value.what == "an explore function was given, but algo.explore.type is linear"
 
 
-def test_schedules_tell_their_epsilon() -> None:
+def test_schedules_report_their_epsilon() -> None:
     assert explorer(ConstantEpsilon(epsilon=0.25)).epsilon(7) == 0.25
     assert explorer(LinearEpsilon(start=1.0, end=0.0, steps=10)).epsilon(5) == 0.5

@@ -1,4 +1,4 @@
-"""A policy with memory: what it remembers, when it forgets, and that actor, evaluation and learner agree on it."""
+"""A policy with memory: its state, when it is reset, and that actor, evaluation and learner have the same."""
 
 from typing import Any, Literal
 
@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.act import Actor, Policy, carry, play
-from qfleet.act.actor import expected_values
+from qfleet.act import Actor, Policy, add_reward, evaluate_policy
+from qfleet.act.actor import taken_and_best_values
 from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Rollout, State
 from qfleet.envs.episodes import TRAIN
@@ -22,9 +22,12 @@ LENGTHS = (3, 5, 1, 4)
 
 
 class Witness(nn.Module):
-    """A memory that writes down what it sees and counts the rows since it was blank; it wants action (row % 3)."""
+    """A memory that records its inputs and counts the rows since its reset; its best action is (row % 3)."""
 
-    held, actions, size, state_size = 1, 3, 1, 5  # the count, the previous action as one-hot, the previous reward
+    cell_state_size = 1  # the count
+    actions = 3  # the previous action as one-hot
+    size = 1
+    state_size = 5  # with the previous reward
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +49,9 @@ def counting(lanes: int, lengths: tuple[int, ...] = LENGTHS) -> SyncVectorEnv:
     return SyncVectorEnv(lambda: Counting(lengths), lanes, seed=1, stream=TRAIN)
 
 
-def start(world: SyncVectorEnv, policy: Policy, *, epsilon: float = 0.5, tell_values: bool = False) -> Actor:
+def start(world: SyncVectorEnv, policy: Policy, *, epsilon: float = 0.5, record_values: bool = False) -> Actor:
     explorer = EpsilonGreedyExplorer(lambda step: epsilon, policy.actions)
-    actor = Actor(world, policy, explorer, np.random.default_rng(0), tell_values=tell_values)
+    actor = Actor(world, policy, explorer, np.random.default_rng(0), record_values=record_values)
     actor.start()
     return actor
 
@@ -62,7 +65,7 @@ def gather(actor: Actor, num: int) -> list[Rollout]:
 
 
 def remembered(obs: Array, actions: dict[tuple[int, int, int], int]) -> list[float]:
-    """What the memory must hold in lane `copy` at this step of this episode: nothing at its beginning."""
+    """The state that lane `copy` must have at this step of this episode: zeros at its beginning."""
     copy, episode, step = (int(number) for number in obs)
     if step == 0:
         return [0.0] * 5
@@ -71,7 +74,7 @@ def remembered(obs: Array, actions: dict[tuple[int, int, int], int]) -> list[flo
 
 
 def check_seen(seen: list[tuple[Array, Array]], actions: dict[tuple[int, int, int], int]) -> int:
-    """Every state that was seen is what it must be; returns how many were not blank."""
+    """Every recorded state is as expected; returns how many were not zero."""
     used = 0
     for obs, state in seen:
         for lane, row in enumerate(obs):
@@ -80,7 +83,7 @@ def check_seen(seen: list[tuple[Array, Array]], actions: dict[tuple[int, int, in
     return used
 
 
-def test_an_actor_remembers_its_own_action_and_reward_and_forgets_between_episodes() -> None:
+def test_an_actors_state_has_action_and_reward_and_is_reset_between_episodes() -> None:
     policy, memory = witness()
     rollouts = gather(start(counting(3), policy), 40)
     actions = {
@@ -103,42 +106,42 @@ def greedy_actions(lanes: int, episodes: int, steps: int) -> dict[tuple[int, int
     return {(lane, e, step): step % 3 for lane in range(lanes) for e in range(episodes) for step in range(steps)}
 
 
-def test_an_evaluation_remembers_and_forgets_likewise() -> None:
+def test_an_evaluations_state_is_kept_and_reset_likewise() -> None:
     policy, memory = witness()
-    returns = play(policy, counting(2), 6).returns
+    returns = evaluate_policy(policy, counting(2), 6).returns
     assert returns == [6.0, 6.0, 515.0, 515.0, 201.0, 201.0]
     assert check_seen(memory.seen, greedy_actions(2, 8, 6)) > 10
 
 
-def test_an_evaluation_forgets_an_episode_that_was_given_up() -> None:
+def test_an_evaluation_resets_the_state_of_an_abandoned_episode() -> None:
     policy, memory = witness()
-    play(policy, counting(2, (10**9,)), 6, max_steps=4)
+    evaluate_policy(policy, counting(2, (10**9,)), 6, max_steps=4)
     assert check_seen(memory.seen, greedy_actions(2, 8, 6)) > 10
     assert max(int(obs[0, 2]) for obs, _ in memory.seen) == 4
 
 
-def test_two_evaluations_do_not_remember_each_other() -> None:
+def test_two_evaluations_share_no_state() -> None:
     policy, memory = witness()
     world = counting(2)
-    play(policy, world, 2)
+    evaluate_policy(policy, world, 2)
     memory.seen.clear()
-    play(policy, world, 2)
+    evaluate_policy(policy, world, 2)
     assert not memory.seen[0][1].any()
 
 
-def test_carry_blanks_only_the_lanes_that_begin() -> None:
+def test_add_reward_resets_only_lanes_that_begin() -> None:
     state = np.ones((3, 4), np.float32)
-    after = carry(state, np.array([5, 6, 7], np.float32), np.array([False, True, False]))
+    after = add_reward(state, np.array([5, 6, 7], np.float32), np.array([False, True, False]))
     assert after is not None
     assert after.tolist() == [[1, 1, 1, 5], [0, 0, 0, 0], [1, 1, 1, 7]]
-    assert carry(None, np.zeros(3, np.float32), np.zeros(3, np.bool_)) is None
+    assert add_reward(None, np.zeros(3, np.float32), np.zeros(3, np.bool_)) is None
 
 
 # Coming back
 
 
 def packed(state: State) -> State:
-    """The state as it comes back from the disk."""
+    """The state as it is read from disk."""
     return unpack_state({name: bytes(data) for name, data in pack_state({"actor": state}).items()})["actor"]  # type: ignore[no-any-return]
 
 
@@ -149,9 +152,9 @@ def rows_of(rollouts: list[Rollout]) -> list[Any]:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 @pytest.mark.parametrize("rows", [2, 3, 4, 9])  # in an episode, at its end, after it
-def test_an_actor_comes_back_with_its_memory(rows: int, kind: Literal["lstm", "gru"]) -> None:
+def test_a_restored_actor_has_its_memory(rows: int, kind: Literal["lstm", "gru"]) -> None:
     policy = recurrent(3, 3, kind)
-    first, again = (start(counting(2), policy, tell_values=True) for _ in range(2))
+    first, again = (start(counting(2), policy, record_values=True) for _ in range(2))
     gather(first, rows)
     state = first.state_dict()
     kept = packed(state)
@@ -164,7 +167,7 @@ def test_an_actor_comes_back_with_its_memory(rows: int, kind: Literal["lstm", "g
     assert rows_of(gather(again, 15)) == expected
 
 
-def test_what_was_saved_does_not_change_when_the_actor_goes_on() -> None:
+def test_saved_state_does_not_change_when_the_actor_continues() -> None:
     actor = start(counting(2), recurrent(3, 3))
     gather(actor, 2)
     state = actor.state_dict()
@@ -185,7 +188,7 @@ def test_a_damaged_memory_is_refused(value: Array | None) -> None:
     assert not actor.load_state_dict(state).any()
 
 
-def test_an_episode_that_cannot_be_driven_again_is_forgotten() -> None:
+def test_the_memory_of_an_episode_that_cannot_be_replayed_is_reset() -> None:
     policy = recurrent(2, 4)
     first, again = (start(SyncVectorEnv(Unrepeatable, 2, seed=1, stream=TRAIN), policy) for _ in range(2))
     gather(first, 3)
@@ -215,9 +218,9 @@ def unroll(policy: Policy, rows: dict[str, Tensor], num: int) -> tuple[Tensor, T
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_the_learner_unrolls_to_what_the_actor_saw(kind: Literal["lstm", "gru"]) -> None:
+def test_the_learner_unrolls_to_the_actors_values(kind: Literal["lstm", "gru"]) -> None:
     policy = recurrent(3, 3, kind)
-    rollouts = gather(start(counting(3), policy, tell_values=True), 30)
+    rollouts = gather(start(counting(3), policy, record_values=True), 30)
     names = ("obs", "action", "reward", "last", "state", "value")
     rows = {name: torch.from_numpy(np.concatenate([getattr(one, name) for one in rollouts])) for name in names}
     for begin in (0, 7, 16):
@@ -230,12 +233,12 @@ def test_the_learner_unrolls_to_what_the_actor_saw(kind: Literal["lstm", "gru"])
         torch.testing.assert_close(before, part["state"][-1])
 
 
-def test_rows_tell_what_was_expected_of_the_action_and_of_the_best_allowed_one() -> None:
+def test_rows_hold_the_values_of_the_action_and_of_the_best_allowed_one() -> None:
     torch.manual_seed(0)
     policy = Policy(QNet(nn.Linear(2, 4), nn.Identity()), Scalar(), (4,))
     different = 0
-    for rollout in gather(start(SyncVectorEnv(Masked, 3, seed=1, stream=TRAIN), policy, tell_values=True), 30):
-        values = policy.look(rollout.obs[0])[0]
+    for rollout in gather(start(SyncVectorEnv(Masked, 3, seed=1, stream=TRAIN), policy, record_values=True), 30):
+        values = policy.forward(rollout.obs[0])[0]
         assert rollout.value is not None
         assert rollout.mask is not None
         for lane in range(3):
@@ -245,18 +248,18 @@ def test_rows_tell_what_was_expected_of_the_action_and_of_the_best_allowed_one()
     assert different > 5
 
 
-def test_where_nothing_is_allowed_the_best_of_all_is_expected() -> None:
+def test_without_allowed_actions_the_best_value_is_of_all() -> None:
     values, mask = np.array([[1.0, 3.0], [2.0, 5.0]]), np.array([[False, False], [True, False]])
-    assert expected_values(values, [np.array([0, 0])], mask).tolist() == [[1.0, 3.0], [2.0, 2.0]]
+    assert taken_and_best_values(values, [np.array([0, 0])], mask).tolist() == [[1.0, 3.0], [2.0, 2.0]]
 
 
-def test_decoupled_rows_tell_means_over_dimensions() -> None:
+def test_decoupled_rows_hold_means_over_dimensions() -> None:
     torch.manual_seed(0)
     net = QNet(nn.Linear(2, 6), nn.Unflatten(1, (2, 3)))
     policy = Policy(net, Decoupled((3, 3)), (3, 3))
     world = SyncVectorEnv(BoxAction, 2, seed=1, stream=TRAIN, bins=3)
-    for rollout in gather(start(world, policy, tell_values=True), 20):
-        values = policy.look(rollout.obs[0])[0]
+    for rollout in gather(start(world, policy, record_values=True), 20):
+        values = policy.forward(rollout.obs[0])[0]
         assert rollout.value is not None
         for lane in range(2):
             first, second = divmod(int(rollout.action[0, lane]), 3)
@@ -265,15 +268,15 @@ def test_decoupled_rows_tell_means_over_dimensions() -> None:
             assert rollout.value[0, lane].tolist() == pytest.approx([taken, best])
 
 
-def test_nothing_is_told_unless_it_is_wanted() -> None:
+def test_values_are_recorded_only_if_asked() -> None:
     policy = Policy(QNet(nn.Linear(3, 3), nn.Identity()), Scalar(), (3,))
     (rollout,) = gather(start(counting(2), policy), 1)
     assert rollout.value is None
     assert rollout.state is None
 
 
-def test_expected_values_by_hand() -> None:
+def test_taken_and_best_values_by_hand() -> None:
     values = np.array([[1.0, 5.0, 3.0], [4.0, 2.0, 9.0]], np.float32)
     mask = np.array([[True, True, True], [True, True, False]])
-    assert expected_values(values, [np.array([2, 1])], None).tolist() == [[3, 5], [2, 9]]
-    assert expected_values(values, [np.array([2, 1])], mask).tolist() == [[3, 5], [2, 4]]
+    assert taken_and_best_values(values, [np.array([2, 1])], None).tolist() == [[3, 5], [2, 9]]
+    assert taken_and_best_values(values, [np.array([2, 1])], mask).tolist() == [[3, 5], [2, 4]]

@@ -148,7 +148,7 @@ def check_update(learner: Learner, batch: Batch | Sequences) -> Array:
     report = learner.update(batch)
     assert np.isfinite(report.loss)
     assert report.loss > 0
-    assert learner.finite()
+    assert learner.is_finite()
     after = learner.model_arrays()
     for name in learner.names:
         assert not np.array_equal(before[name], after[name]), f"{name} did not move"
@@ -181,7 +181,7 @@ def check_weights(learner: Learner, batch: Batch | Sequences) -> None:
     """Items of weight zero send no gradient and cost nothing, the others do."""
     weight = np.zeros(BATCH, np.float32)
     weight[: BATCH // 2] = 1.0
-    tensors = learner.tensors(replace(batch, weight=weight))
+    tensors = learner.to_tensors(replace(batch, weight=weight))
     tensors.obs.requires_grad_()
     (gradient,) = torch.autograd.grad(loss_of(learner, tensors), tensors.obs)
     sizes = gradient.abs().sum([axis for axis in range(gradient.ndim) if axis != gradient.ndim - 2])  # [N]
@@ -198,8 +198,8 @@ def loss_of(learner: Learner, tensors: Tensors) -> torch.Tensor:
 def check_masks(learner: Learner, batch: Batch | Sequences) -> None:
     """Targets read the one action that is allowed: which one matters wherever something is read."""
     first, second = (goals(learner, only(batch, action)) for action in (0, 1))
-    tensors = learner.tensors(batch)
-    matters = learner.view.gains(tensors)[1] != 0
+    tensors = learner.to_tensors(batch)
+    matters = learner.view.rewards_and_discounts(tensors)[1] != 0
     if isinstance(learner.rule, Munchausen):  # which also reads the action taken, and what it could have been
         matters |= learner.view.actions(tensors) < 2
     differs = (first - second).abs().flatten(1).amax(1) > 1e-6 if first.ndim > 1 else (first - second).abs() > 1e-6
@@ -212,7 +212,7 @@ def check_masks(learner: Learner, batch: Batch | Sequences) -> None:
     losses = []
     for action in (0, 1):
         torch.manual_seed(0)
-        losses.append(loss_of(learner, learner.tensors(only(batch, action))).item())
+        losses.append(loss_of(learner, learner.to_tensors(only(batch, action))).item())
     assert losses[0] != losses[1]
 
 
@@ -232,9 +232,9 @@ def by_place(batch: Batch | Sequences) -> tuple[Batch | Sequences, Array]:
 def goals(learner: Learner, batch: Batch | Sequences) -> torch.Tensor:  # [M, ...]
     """The targets, under the same noise each time."""
     assert learner.rule is not None
-    tensors = learner.tensors(batch)
+    tensors = learner.to_tensors(batch)
     torch.manual_seed(0)
-    _, online_next = learner.view.see(learner.net, tensors, now=False, after=learner.rule.needs_online)
+    _, online_next = learner.view.forward(learner.net, tensors, current=False, bootstrap=learner.rule.needs_online)
     return td_target(learner.head, learner.rule, learner.view, learner.target, tensors, online_next)
 
 
@@ -347,7 +347,7 @@ def test_fresh_experience(dueling: bool, noisy: bool, world: str) -> None:
     learner, replay = make_parts(plan, SPECS[world])
     batch_source = make_batch_source(plan, replay, learner, LANES)
     assert isinstance(batch_source, FreshSource)
-    batch = batch_source.take(0)
+    batch = batch_source.next_batch(0)
     assert batch is not None
     check_update(learner, batch)
 

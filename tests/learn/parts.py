@@ -9,7 +9,7 @@ from qfleet.nets import make_net
 from qfleet.plan.schema import Adam, Algo, Env, MlpTorso, NatureTorso, Net, Plan, Radam, Rmsprop, Sgd
 
 VECTOR = Spec((4,), "float32", (3,))
-PICTURE = Spec((36, 36), "uint8", (3,), stack=4)  # the smallest picture the Nature torso takes
+IMAGE = Spec((36, 36), "uint8", (3,), stack=4)  # the smallest image the Nature torso takes
 
 
 def make(
@@ -31,7 +31,7 @@ def batch(spec: Spec = VECTOR, num: int = 8, seed: int = 0, reward: float | None
     """A random batch; `reward` replaces the first item's."""
     rng = np.random.default_rng(seed)
 
-    def look() -> Array:
+    def random_obs() -> Array:
         size = (num, *spec.input_shape)
         return (rng.integers(0, 256, size) if spec.dtype == "uint8" else rng.normal(size=size)).astype(spec.dtype)
 
@@ -39,16 +39,16 @@ def batch(spec: Spec = VECTOR, num: int = 8, seed: int = 0, reward: float | None
     if reward is not None:
         rewards[0] = reward
     return Batch(
-        obs=look(),
+        obs=random_obs(),
         action=rng.integers(0, spec.num_actions, num),
         reward=rewards,
         discount=np.full(num, 0.9, np.float32),
-        next_obs=look(),
+        next_obs=random_obs(),
         weight=np.ones(num, np.float32),
         ids=np.arange(num),
     )
 
 
 def same(first: dict[str, Array], second: dict[str, Array]) -> bool:
-    """Bit-equal, name by name."""
+    """Whether all arrays are bit-equal."""
     return first.keys() == second.keys() and all(first[name].tobytes() == second[name].tobytes() for name in first)

@@ -29,7 +29,7 @@ SURE = 0.3
 
 
 def learned(head: Any, updates: int, *, discount: float = 0.0, rate: float = 5e-3) -> Learner:
-    """Learned from batches in which each outcome stands as often as it is likely."""
+    """A learner trained on batches that hold each outcome as often as it is likely."""
     torch.manual_seed(0)
     plan = Plan(
         env=Env(id="none"),
@@ -56,7 +56,7 @@ def look(learner: Learner) -> Array:
 
 
 def huber_quantile(fraction: float) -> float:
-    """Where the quantile Huber loss of a fair +-1 is least, kappa 1.
+    """The minimum of the quantile Huber loss of a fair +-1, kappa 1.
 
     Near an outcome the loss is quadratic: for a fraction f >= 1/2 the slopes (1 - f) of the outcome two away and
     f (1 - x) of the near one are equal at x = 1 - (1 - f) / f; below 1/2 it is the mirror image.
@@ -66,7 +66,7 @@ def huber_quantile(fraction: float) -> float:
     return 1.0 - (1.0 - fraction) / fraction
 
 
-def test_the_formula_is_the_least_of_the_loss() -> None:
+def test_the_formula_minimises_the_loss() -> None:
     def loss(x: float, fraction: float) -> float:
         sizes = [(abs(u) - 0.5 if abs(u) > 1 else u * u / 2) * abs(fraction - (u < 0)) for u in (1 - x, -1 - x)]
         return sum(sizes)
@@ -77,7 +77,7 @@ def test_the_formula_is_the_least_of_the_loss() -> None:
         assert huber_quantile(fraction) == pytest.approx(best, abs=1e-3)
 
 
-def test_a_categorical_head_learns_the_chances() -> None:
+def test_a_categorical_head_learns_the_probabilities() -> None:
     learner = learned(CategoricalHead(atoms=9, low=-2.0, high=2.0), 600)
     chances = torch.from_numpy(look(learner)).softmax(1).numpy()
     expected = np.zeros((2, 9))
@@ -106,7 +106,7 @@ def test_an_implicit_head_learns_the_quantile_function() -> None:
     assert found[0].mean() == pytest.approx(0.0, abs=0.05)
 
 
-def test_what_comes_after_is_part_of_the_distribution() -> None:
+def test_bootstrapped_returns_are_part_of_the_distribution() -> None:
     # Discount 0.5, and the sure arm is the better one: Z1 = 0.3 + Z1 / 2 = 0.6, Z0 = +-1 + 0.3.
     learner = learned(CategoricalHead(atoms=21, low=-2.0, high=2.0), 800, discount=0.5)
     chances = torch.from_numpy(look(learner)).softmax(1).numpy()

@@ -1,4 +1,4 @@
-"""The gate's exact count, the observer's statistics, and what the worker does when numbers stop being finite."""
+"""The rate limiter's exact count, the observer's statistics, and the learner's loop when updates are not finite."""
 
 from fractions import Fraction
 
@@ -14,10 +14,10 @@ from qfleet.learn import (
     Observer,
     RateLimiter,
     ReplaySource,
-    learning,
     make_batch_source,
-    make_bonus,
+    make_count_bonus,
     make_rate_limiter,
+    run_learner,
 )
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import Algo, BufferReplay, CountBonus, Env, FreshReplay, NoBonus, Plan
@@ -27,7 +27,7 @@ from tests.learn.parts import VECTOR, batch, make, same
 from tests.replay.streams import random_stream, rollout
 
 
-def gated(samples_per_insert: float, batch_size: int = 1, start: int = 0) -> Plan:
+def limited(samples_per_insert: float, batch_size: int = 1, start: int = 0) -> Plan:
     """A plan of which only the ratio of updates to steps matters."""
     algo = Algo(batch_size=batch_size, learn_start_steps=start)
     return Plan(env=Env(id="none"), algo=algo, replay=BufferReplay(samples_per_insert=samples_per_insert))
@@ -37,59 +37,63 @@ def gated(samples_per_insert: float, batch_size: int = 1, start: int = 0) -> Pla
     ("samples_per_insert", "batch_size", "start", "lanes"),
     [(0.7, 3, 1_001, 7), (1 / 3, 7, 0, 8), (0.1, 1, 5, 3), (1e-05, 1, 0, 8), (32.0, 256, 1_000, 8), (0.3, 1, 999, 16)],
 )
-def test_the_gate_lets_exactly_the_floor_through(
+def test_the_limiter_allows_exactly_the_floor(
     samples_per_insert: float, batch_size: int, start: int, lanes: int
 ) -> None:
-    ratio = updates_per_step(gated(samples_per_insert, batch_size))
+    ratio = updates_per_step(limited(samples_per_insert, batch_size))
     assert ratio == Fraction(str(samples_per_insert)) / batch_size
     limiter = RateLimiter(ratio, start)
     for steps in range(0, 1_000_000, 97 * lanes):
-        while limiter.is_open(steps):
-            limiter.passed()
+        while limiter.can_update(steps):
+            limiter.count_update()
         assert limiter.updates == max(0, (steps - start) * ratio.numerator // ratio.denominator)
     assert limiter.updates > 0
 
 
-def test_a_ratio_that_floats_get_wrong() -> None:
+def test_a_ratio_that_floats_round_wrongly() -> None:
     assert int(1.1 * 10**17) != 11 * 10**16
-    assert make_rate_limiter(gated(1.1)).allowed(10**17) == 11 * 10**16
-    assert [make_rate_limiter(gated(0.7)).allowed(10 * tens) for tens in range(1_000)] == [
+    assert make_rate_limiter(limited(1.1)).allowed_updates(10**17) == 11 * 10**16
+    assert [make_rate_limiter(limited(0.7)).allowed_updates(10 * tens) for tens in range(1_000)] == [
         7 * tens for tens in range(1_000)
     ]
 
 
 @given(st.integers(1, 400), st.integers(1, 64), st.integers(0, 100), st.lists(st.integers(0, 20), max_size=30))
-def test_the_gate_never_depends_on_how_steps_come_in(
+def test_the_limiter_does_not_depend_on_how_steps_arrive(
     hundredths: int, batch_size: int, start: int, arrivals: list[int]
 ) -> None:
-    limiter, steps = make_rate_limiter(gated(hundredths / 100, batch_size, start)), 0
+    limiter, steps = make_rate_limiter(limited(hundredths / 100, batch_size, start)), 0
     for more in arrivals:
         steps += more
-        while limiter.is_open(steps):
-            limiter.passed()
+        while limiter.can_update(steps):
+            limiter.count_update()
     assert limiter.updates == max(0, steps - start) * hundredths // (100 * batch_size)
 
 
-def test_the_gates_count_survives_a_restart() -> None:
+def test_the_limiters_count_survives_a_restart() -> None:
     limiter, again = RateLimiter(Fraction(1), 0), RateLimiter(Fraction(1), 0)
     for _ in range(5):
-        limiter.passed()
+        limiter.count_update()
     again.load_state_dict(limiter.state_dict())
-    assert [limiter.is_open(steps) for steps in (5, 6)] == [again.is_open(steps) for steps in (5, 6)] == [False, True]
+    assert (
+        [limiter.can_update(steps) for steps in (5, 6)]
+        == [again.can_update(steps) for steps in (5, 6)]
+        == [False, True]
+    )
 
 
-def test_forgiven_updates_are_never_made_up_for() -> None:
+def test_forgiven_updates_are_never_made() -> None:
     limiter = RateLimiter(Fraction(1, 2), 10)
-    limiter.passed()
+    limiter.count_update()
     limiter.forgive(30)  # ten were allowed, one was made
-    assert [limiter.is_open(steps) for steps in (30, 31, 32)] == [False, False, True]
+    assert [limiter.can_update(steps) for steps in (30, 31, 32)] == [False, False, True]
     again = RateLimiter(Fraction(1, 2), 10)
     again.load_state_dict(limiter.state_dict())
-    assert [again.is_open(steps) for steps in (31, 32)] == [False, True]
+    assert [again.can_update(steps) for steps in (31, 32)] == [False, True]
 
 
 class Script:
-    """A replay that hands out the batches it was given, and notes the priorities it gets back."""
+    """A replay that returns given batches and records the priorities it is updated with."""
 
     def __init__(self, batches: list[Batch]) -> None:
         self.batches = batches
@@ -105,7 +109,7 @@ class Script:
         self.updated.append(priority)
 
 
-def feed_of(learner: Learner, batches: list[Batch]) -> tuple[ReplaySource, Script]:
+def source_of(learner: Learner, batches: list[Batch]) -> tuple[ReplaySource, Script]:
     script = Script(batches)
     batch_source = ReplaySource(script, RateLimiter(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
     batch_source.steps = 1_000
@@ -120,11 +124,11 @@ def bad() -> Batch:
     return batch(reward=np.nan)
 
 
-def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched() -> None:
+def test_five_consecutive_bad_batches_raise_and_leave_the_weights_unchanged() -> None:
     learner = make()
     before = learner.model_arrays()
-    batch_source, script = feed_of(learner, [bad() for _ in range(9)])
-    worker = learning(learner, batch_source, RolloutQueue(1), LatestWeights())
+    batch_source, script = source_of(learner, [bad() for _ in range(9)])
+    worker = run_learner(learner, batch_source, RolloutQueue(1), LatestWeights())
     for _ in range(4):
         assert "skipped" in next(worker).stats
     with pytest.raises(Diverging, match="nan") as caught:
@@ -136,21 +140,21 @@ def test_five_bad_batches_in_a_row_are_given_up_and_leave_the_weights_untouched(
     assert not script.updated
 
 
-def test_a_good_batch_in_between_starts_the_count_again() -> None:
+def test_a_good_batch_resets_the_count_of_bad_ones() -> None:
     learner = make()
     batches = [*(bad() for _ in range(4)), good(), *(bad() for _ in range(4)), good()]
-    batch_source, script = feed_of(learner, batches)
-    worker = learning(learner, batch_source, RolloutQueue(1), LatestWeights())
+    batch_source, script = source_of(learner, batches)
+    worker = run_learner(learner, batch_source, RolloutQueue(1), LatestWeights())
     kinds = ["loss" if "loss" in next(worker).stats else "skipped" for _ in range(10)]
     assert kinds == [*["skipped"] * 4, "loss", *["skipped"] * 4, "loss"]
     assert learner.updates == batch_source.limiter.updates == len(script.updated) == 2
 
 
-def test_the_worker_publishes_rests_and_learns_at_the_gates_pace() -> None:
+def test_the_worker_publishes_waits_and_learns_at_the_limiters_rate() -> None:
     learner, board = make(), LatestWeights()
-    batch_source, script = feed_of(learner, [good() for _ in range(10)])
+    batch_source, script = source_of(learner, [good() for _ in range(10)])
     batch_source.steps, under_way = 2, [0]
-    worker = learning(learner, batch_source, RolloutQueue(1), board, lambda: under_way[0])
+    worker = run_learner(learner, batch_source, RolloutQueue(1), board, lambda: under_way[0])
     assert [next(worker).busy for _ in range(4)] == [True, True, False, False]
     assert board.version == learner.updates + 1 == 3
     under_way[0] = 1  # a step that will surely arrive may be learned for already
@@ -160,7 +164,7 @@ def test_the_worker_publishes_rests_and_learns_at_the_gates_pace() -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-def test_the_observers_statistics_are_those_of_what_came_in(lanes: int) -> None:
+def test_the_observers_statistics_are_those_of_the_rollouts(lanes: int) -> None:
     learner = make(normalize="both")
     observer = Observer(learner.net, lanes, discount=0.9)
     rows = random_stream(np.random.default_rng(1), VECTOR, lanes, 60, end=0.2)
@@ -183,12 +187,14 @@ def test_the_observers_statistics_are_those_of_what_came_in(lanes: int) -> None:
 @pytest.mark.parametrize("clip", [False, True], ids=["raw", "clipped"])
 @pytest.mark.parametrize("bonus", [NoBonus(), CountBonus(settle_steps=10**6)], ids=["", "bonus"])
 @pytest.mark.parametrize("replay", [BufferReplay(capacity=100), FreshReplay(rows=8)], ids=["replay", "fresh"])
-def test_rewards_are_scaled_by_what_is_learned_from(
+def test_rewards_are_scaled_by_the_statistics_of_inserted_rollouts(
     replay: BufferReplay | FreshReplay, bonus: NoBonus | CountBonus, clip: bool
 ) -> None:
     plan = Plan(env=Env(id="none", clip_reward=clip), algo=Algo(discount=0.0, bonus=bonus), replay=replay)
     learner, rng = make(normalize="reward"), np.random.default_rng(0)
-    batch_source = make_batch_source(plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_bonus(plan, VECTOR, rng))
+    batch_source = make_batch_source(
+        plan, make_replay(plan, VECTOR, 2, rng), learner, 2, make_count_bonus(plan, VECTOR, rng)
+    )
     rows = random_stream(rng, VECTOR, 2, 60, end=0.2, values=True)
     rows["reward"] *= 50.0
     batch_source.insert(rollout(rows))

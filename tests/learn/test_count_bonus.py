@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.learn.count_bonus import VisitCounts, make_bonus
+from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.plan.schema import Algo, CountBonus, Env, Plan
 from tests.replay.streams import random_stream, rollout
 
 PAIR = Spec((2,), "float32", (2,))
-PICTURE = Spec((84, 84), "uint8", (2,), stack=4)
+IMAGE = Spec((84, 84), "uint8", (2,), stack=4)
 
 
 def counts(spec: Spec = PAIR, **more: Any) -> VisitCounts:
@@ -50,34 +50,34 @@ def test_the_bonus_is_scale_over_the_root_of_visits() -> None:
     assert bonus.add(rows([[[1.1, 0.1]]])).reward[0, 0] == pytest.approx(2.0)  # the next one
 
 
-def test_lanes_that_are_at_the_same_place_share_its_visits() -> None:
+def test_lanes_with_the_same_observation_share_its_count() -> None:
     paid = settled().add(rows([[[0.5, 0.5], [0.5, 0.5], [-0.5, 0.5]]])).reward
     assert paid[0].tolist() == pytest.approx([2 / np.sqrt(2), 2 / np.sqrt(2), 2.0])
 
 
-def test_nothing_is_counted_or_paid_while_the_statistics_settle_and_they_stay_then() -> None:
+def test_no_bonus_until_the_statistics_are_complete_and_fixed() -> None:
     bonus = counts()
     assert bonus.add(rows(SETTLING)).reward.tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert bonus.visits == {}
     bonus.add(rows([[[50.0, 50.0], [9.0, -7.0]]]))
-    assert bonus.statistics.scaled(np.array([[3.0, -2.0]])).tolist() == [[3.0, -2.0]]
+    assert bonus.statistics.standardize(np.array([[3.0, -2.0]])).tolist() == [[3.0, -2.0]]
 
 
-def test_final_observations_are_neither_counted_nor_paid() -> None:
+def test_final_observations_have_no_count_and_no_bonus() -> None:
     bonus = settled()
     paid = bonus.add(rows([[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]], 7.0, [[False, True], [True, True]]))
     assert paid.reward.tolist() == [[9.0, 7.0], [7.0, 7.0]]
     assert list(bonus.visits.values()) == [1]
 
 
-def test_rewards_are_clipped_before_the_bonus_is_added_and_the_rollout_is_left_as_it_was() -> None:
+def test_rewards_are_clipped_before_the_bonus_is_added_to_a_copy() -> None:
     given = rows([[[0.5, 0.5]]], reward=-30.0)
     assert settled(clip=True).add(given).reward.tolist() == [[1.0]]
     assert settled(clip=False).add(given).reward.tolist() == [[-28.0]]
     assert given.reward.tolist() == [[-30.0]]
 
 
-def test_hyperplanes_tell_directions_apart_and_the_seed_decides_them() -> None:
+def test_hyperplanes_separate_directions_and_follow_from_the_seed() -> None:
     near, far = np.array([[1.0, 0.0], [1.0, 0.001]]), np.array([[1.0, 0.0], [-1.0, 0.0]])
     bonus = settled(grid=None, bits=16)
     assert len(set(bonus.keys(near).tolist())) == 1
@@ -95,18 +95,18 @@ def test_cells_of_a_grid_do_not_share_keys() -> None:
     assert len(np.unique(bonus.keys(0.5 * cells + 0.25))) == len(cells)
 
 
-def test_pictures_are_shrunk_to_the_means_of_blocks() -> None:
-    bonus = counts(PICTURE, grid=None)
+def test_images_are_shrunk_to_the_means_of_blocks() -> None:
+    bonus = counts(IMAGE, grid=None)
     picture = np.random.default_rng(0).integers(0, 256, (3, 84, 84)).astype(np.uint8)
-    flat = bonus.statistics.flat(picture)
+    flat = bonus.statistics.flatten(picture)
     assert flat.shape == (3, 64)
     assert flat[1, 0] == pytest.approx(picture[1, :10, :10].mean() / 255)
     assert flat[2, 63] == pytest.approx(picture[2, 73:, 73:].mean() / 255)
     small = Spec((4, 10, 10), "uint8", (2,))
-    assert counts(small).statistics.flat(np.zeros((2, *small.obs), np.uint8)).shape == (2, 400)
+    assert counts(small).statistics.flatten(np.zeros((2, *small.obs), np.uint8)).shape == (2, 400)
 
 
-def test_a_number_that_never_changed_does_not_break_anything() -> None:
+def test_a_constant_number_gives_a_finite_bonus() -> None:
     bonus = counts(settle_steps=2)
     bonus.add(rows([[[3.0, 1.0], [3.0, 2.0]]]))
     assert np.isfinite(bonus.add(rows([[[3.0, 1.0], [4.0, 2.0]]])).reward).all()
@@ -120,7 +120,7 @@ def stream(seed: int, num: int, lanes: int = 3) -> dict[str, Array]:
 
 @pytest.mark.parametrize("grid", [None, 0.5])
 @pytest.mark.parametrize("half", [1, 20])  # before and after the statistics have settled
-def test_saved_and_restored_it_pays_the_same(grid: float | None, half: int) -> None:
+def test_a_restored_bonus_is_the_same(grid: float | None, half: int) -> None:
     whole, bonus, again = (counts(grid=grid, settle_steps=10) for _ in range(3))
     made = stream(1, 60)
     expected = whole.add(rollout(made)).reward
@@ -129,19 +129,19 @@ def test_saved_and_restored_it_pays_the_same(grid: float | None, half: int) -> N
     paid = np.concatenate([first, again.add(rollout(made, half)).reward])
     assert paid.tobytes() == expected.tobytes()
     assert again.visits == whole.visits
-    assert again.news() == whole.news()
+    assert again.take_metrics() == whole.take_metrics()
 
 
-def test_the_news_are_the_mean_since_the_last_and_the_places_so_far() -> None:
+def test_metrics_are_the_mean_since_the_last_call_and_the_count_so_far() -> None:
     bonus = settled()
-    assert bonus.news() == {"bonus_mean": 0.0, "states_seen": 0}
+    assert bonus.take_metrics() == {"bonus_mean": 0.0, "states_seen": 0}
     bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
     bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
-    assert bonus.news() == pytest.approx({"bonus_mean": (2 + 2 / np.sqrt(2)) / 2, "states_seen": 2})
-    assert bonus.news() == {"bonus_mean": 0.0, "states_seen": 2}
+    assert bonus.take_metrics() == pytest.approx({"bonus_mean": (2 + 2 / np.sqrt(2)) / 2, "states_seen": 2})
+    assert bonus.take_metrics() == {"bonus_mean": 0.0, "states_seen": 2}
 
 
-def test_saved_state_that_does_not_fit_is_refused() -> None:
+def test_saved_state_of_another_shape_is_refused() -> None:
     bonus = settled()
     bonus.add(rows([[[0.5, 0.5]]]))
     saved = bonus.state_dict()
@@ -152,9 +152,9 @@ def test_saved_state_that_does_not_fit_is_refused() -> None:
 
 def test_the_plan_decides() -> None:
     rng = np.random.default_rng(0)
-    assert make_bonus(Plan(env=Env(id="x")), PAIR, rng) is None
+    assert make_count_bonus(Plan(env=Env(id="x")), PAIR, rng) is None
     algo = Algo(bonus=CountBonus(scale=0.3, bits=8, grid=0.25, settle_steps=5))
-    made = make_bonus(Plan(env=Env(id="x", clip_reward=True), algo=algo), PAIR, rng)
+    made = make_count_bonus(Plan(env=Env(id="x", clip_reward=True), algo=algo), PAIR, rng)
     assert made is not None
     assert (made.scale, made.grid, made.clip, made.statistics.settle_steps) == (0.3, 0.25, True, 5)
     assert made.planes.shape == (2, 8)

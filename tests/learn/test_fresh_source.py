@@ -1,4 +1,4 @@
-"""Fresh experience: Q(lambda) returns of whole blocks against loops, and every step learned from as often as told.
+"""Fresh experience: Q(lambda) returns of whole blocks against loops, and every step in `epochs` minibatches.
 
 Shapes: T rows of a block, B lanes, A actions.
 """
@@ -22,7 +22,7 @@ LANES, ROWS = 3, 6
 VECTOR = Spec((4,), "float32", (3,))
 MASKED = Spec((4,), "float32", (3,), masked=True)
 JOINT = Spec((4,), "float32", (2, 3))
-PICTURE = Spec((36, 36), "uint8", (3,), stack=4)
+IMAGE = Spec((36, 36), "uint8", (3,), stack=4)
 FRESH = FreshReplay(rows=ROWS, epochs=3, minibatches=4, trace=0.65)
 
 
@@ -49,15 +49,15 @@ def stream(spec: Spec, num: int, end: float = 0.3) -> dict[str, Array]:
 
 
 def taken(batch_source: FreshSource) -> list[Batch]:
-    """All that can be taken now."""
+    """All minibatches that are due."""
     found: list[Batch] = []
-    while (batch := batch_source.take(0)) is not None:
+    while (batch := batch_source.next_batch(0)) is not None:
         found.append(batch)
     return found
 
 
 def shown(rows: dict[str, Array], spec: Spec, row: int, lane: int) -> Array:
-    """What the network sees in this row: frames since the episode began, zeros before."""
+    """The network's input in this row: frames since the episode began, zeros before."""
     if spec.stack == 1:
         frame: Array = rows["obs"][row, lane]
         return frame
@@ -93,7 +93,7 @@ def expected_returns(
 def check_block(
     batches: list[Batch], rows: dict[str, Array], spec: Spec, first: int, expected: dict[tuple[int, int], float]
 ) -> None:
-    """Every step `epochs` times, once per epoch; what it saw, did and was worth is its own."""
+    """Every step is there once per epoch, with its own observation, action and return."""
     size = len(batches) // FRESH.epochs
     for epoch in range(FRESH.epochs):
         ids = np.concatenate([batch.ids for batch in batches[epoch * size : (epoch + 1) * size]])
@@ -109,8 +109,8 @@ def check_block(
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
-@pytest.mark.parametrize("spec", [VECTOR, MASKED, JOINT, PICTURE], ids=["vector", "masked", "decoupled", "picture"])
-def test_blocks_are_learned_by_their_lambda_returns(spec: Spec, clip: bool) -> None:
+@pytest.mark.parametrize("spec", [VECTOR, MASKED, JOINT, IMAGE], ids=["vector", "masked", "decoupled", "picture"])
+def test_blocks_are_learned_from_with_their_lambda_returns(spec: Spec, clip: bool) -> None:
     plan = make_plan(spec, clip=clip)
     batch_source, _ = make(plan, spec)
     rows = stream(spec, 3 * ROWS + 1)
@@ -150,27 +150,27 @@ def test_epochs_are_shuffled_and_cut_into_even_parts() -> None:
     assert all(order != tuple(range(ROWS * LANES)) for order in orders)
 
 
-def test_more_parts_than_steps_leave_no_empty_batch() -> None:
+def test_more_minibatches_than_steps_leave_no_empty_batch() -> None:
     plan = make_plan(VECTOR, fresh=FreshReplay(rows=2, epochs=1, minibatches=50))
     batch_source, _ = make(plan, VECTOR)
     batch_source.insert(rollout(stream(VECTOR, 3, end=0.0)))
     assert [len(batch.ids) for batch in taken(batch_source)] == [1] * (2 * LANES)
 
 
-def test_returns_do_not_move_while_the_block_is_learned_from() -> None:
+def test_returns_are_fixed_while_the_block_is_learned_from() -> None:
     batch_source, learner = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1)
     batch_source.insert(rollout(rows))
     expected = expected_returns(rows, 0)
     learned = []
-    while (batch := batch_source.take(0)) is not None:
+    while (batch := batch_source.next_batch(0)) is not None:
         learned.append(batch)
-        batch_source.learned(batch, learner.update(batch).priority)
+        batch_source.after_update(batch, learner.update(batch).priority)
     assert learner.updates == FRESH.epochs * FRESH.minibatches
     check_block(learned, rows, VECTOR, 0, expected)
 
 
-def test_scaled_rewards_are_scaled_once() -> None:
+def test_normalised_rewards_are_scaled_once() -> None:
     plan = make_plan(VECTOR, normalize="reward")
     batch_source, learner = make(plan, VECTOR)
     rows = stream(VECTOR, ROWS + 1)
@@ -182,10 +182,10 @@ def test_scaled_rewards_are_scaled_once() -> None:
     batches = taken(batch_source)
     check_block(batches, rows, VECTOR, 0, expected_returns(rows, 0, scale=scale))
     for batch in batches:  # what the learner aims at is the return itself
-        np.testing.assert_array_equal(learner.tensors(batch).reward.numpy(), batch.reward)
+        np.testing.assert_array_equal(learner.to_tensors(batch).reward.numpy(), batch.reward)
 
 
-def test_no_target_network_is_read_or_moved() -> None:
+def test_no_target_network_is_read_or_updated() -> None:
     batch_source, learner = make(make_plan(VECTOR), VECTOR)
     before = {name: value.clone() for name, value in learner.target.state_dict().items()}
     batch_source.insert(rollout(stream(VECTOR, ROWS + 1)))
@@ -200,7 +200,7 @@ def test_no_target_network_is_read_or_moved() -> None:
         assert np.isfinite(learner.update(batch).loss)
 
 
-def test_a_block_makes_the_values_it_was_told() -> None:
+def test_a_block_is_fitted_to_its_returns() -> None:
     plan = make_plan(VECTOR, fresh=FreshReplay(rows=ROWS, epochs=400, minibatches=1, trace=0.65))
     batch_source, learner = make(msgspec.structs.replace(plan, optim=Radam(learning_rate=1e-2)), VECTOR)
     batch_source.insert(rollout(stream(VECTOR, ROWS + 1)))
@@ -209,7 +209,7 @@ def test_a_block_makes_the_values_it_was_told() -> None:
 
 
 @pytest.mark.parametrize("moment", [ROWS // 2, ROWS, ROWS + 1, 2 * ROWS - 1])
-def test_a_restored_feed_goes_on_bit_by_bit(moment: int) -> None:
+def test_a_restored_source_continues_bit_for_bit(moment: int) -> None:
     plan = make_plan(VECTOR)
     rows = stream(VECTOR, 3 * ROWS + 1)
     batch_source, _ = make(plan, VECTOR)
@@ -236,7 +236,7 @@ def taken_after(batch_source: FreshSource, rows: dict[str, Array], row: int) -> 
     return taken(batch_source)
 
 
-def test_without_its_rows_the_block_begins_anew() -> None:
+def test_without_its_rows_the_block_starts_empty() -> None:
     plan, rows = make_plan(VECTOR), stream(VECTOR, 3 * ROWS)
     batch_source, restored = make(plan, VECTOR)[0], make(plan, VECTOR)[0]
     for row in range(ROWS + 4):
@@ -247,17 +247,17 @@ def test_without_its_rows_the_block_begins_anew() -> None:
     assert sizes == [0] * ROWS + [FRESH.epochs * FRESH.minibatches]
 
 
-def test_a_rollout_that_tells_no_values_is_refused() -> None:
+def test_a_rollout_without_values_is_refused() -> None:
     batch_source, _ = make(make_plan(VECTOR), VECTOR)
     rows = stream(VECTOR, ROWS + 1)
     del rows["value"]
-    with pytest.raises(ValueError, match="tells no values"):
+    with pytest.raises(ValueError, match="has no values"):
         batch_source.insert(rollout(rows))
 
 
-def test_pictures_of_a_block_lie_as_convolutions_want_them() -> None:
-    batch_source, _ = make(make_plan(PICTURE), PICTURE)
-    batch_source.insert(rollout(stream(PICTURE, ROWS + 1)))
+def test_images_of_a_block_are_channels_last() -> None:
+    batch_source, _ = make(make_plan(IMAGE), IMAGE)
+    batch_source.insert(rollout(stream(IMAGE, ROWS + 1)))
     for batch in taken(batch_source):
         assert torch.from_numpy(batch.obs).is_contiguous(memory_format=torch.channels_last)
         assert batch.next_obs is batch.obs

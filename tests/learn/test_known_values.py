@@ -40,7 +40,7 @@ Sampler = UniformSampler | PrioritizedSampler
 
 
 def make_plan(rule: Rule, sampler: Sampler, n_step: int = 1, learning_rate: float = 0.2) -> Plan:
-    """A linear network, so that the values are a table and nothing but the targets decides where they go."""
+    """A linear network, so that the values are a table and only the targets decide them."""
     return Plan(
         env=Env(id="none", num=4),
         algo=Algo(
@@ -53,7 +53,7 @@ def make_plan(rule: Rule, sampler: Sampler, n_step: int = 1, learning_rate: floa
 
 
 def learn(plan: Plan, make: Callable[[], gym.Env[Any, Any]], rows: int, updates: int) -> Learner:
-    """Act at random, remember, and learn from what is remembered."""
+    """Act at random, fill the replay, and learn from it."""
     world = SyncVectorEnv(make, plan.env.num, seed=1, stream=TRAIN)
     net = make_net(plan.net, world.spec, normalize="off", seed=1)
     learner = make_learner(plan, world.spec, net, torch.device("cpu"))
@@ -78,7 +78,7 @@ def values(learner: Learner, obs: Array) -> Array:
 
 
 class DeadAtTheLimit(Constant):
-    """The wrong way: the clock counts as death."""
+    """The wrong way: the time limit counts as termination."""
 
     def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, Any]]:
         obs, reward, _, truncated, info = super().step(action)
@@ -93,7 +93,7 @@ def test_a_time_limit_does_not_lower_the_values(rule: Rule, n_step: int, sampler
     assert values(learner, np.ones((1, 1), np.float32)) == pytest.approx(np.full((1, 2), 10.0), abs=0.05)
 
 
-def test_a_time_limit_taken_for_death_does() -> None:
+def test_a_time_limit_treated_as_termination_does() -> None:
     # Both actions do the same, and one step in ten ends the episode: Q = 1 + 0.9 * 0.9 Q, so 5.26.
     learner = learn(make_plan(MaxRule(), UniformSampler(), learning_rate=0.03), DeadAtTheLimit, rows=440, updates=1_000)
     wrong = values(learner, np.ones((1, 1), np.float32))

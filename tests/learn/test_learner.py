@@ -1,4 +1,4 @@
-"""The learner: targets that follow, clipping, refusal of what is not finite, and exact continuation."""
+"""The learner: target updates, clipping, updates that are not finite, and exact resume."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from qfleet.plan.schema import (
     Rmsprop,
     Sgd,
 )
-from tests.learn.parts import PICTURE, VECTOR, batch, make, same
+from tests.learn.parts import IMAGE, VECTOR, batch, make, same
 
 OPTIMISERS = {
     "adam": Adam(),
@@ -46,7 +46,7 @@ def equal(first: list[Tensor], second: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_the_target_is_copied_after_so_many_updates() -> None:
+def test_the_target_is_copied_periodically() -> None:
     learner = make(algo=Algo(target=CopyTarget(every_updates=3)))
     old = weights(learner.target)
     assert equal(old, weights(learner.net))
@@ -59,7 +59,7 @@ def test_the_target_is_copied_after_so_many_updates() -> None:
     assert learner.updates == 7
 
 
-def test_the_target_follows_by_tau() -> None:
+def test_the_target_is_averaged_by_tau() -> None:
     learner = make(algo=Algo(target=AverageTarget(tau=0.25)))
     expected = weights(learner.target)
     for update in range(4):
@@ -69,7 +69,7 @@ def test_the_target_follows_by_tau() -> None:
     assert not equal(weights(learner.target), weights(learner.net))
 
 
-def test_updates_learn_the_batch_they_are_given() -> None:
+def test_updates_fit_the_batch() -> None:
     learner, same_again = make(optim=Adam(learning_rate=1e-2)), batch()
     same_again.discount[:] = 0.0
     first = learner.update(same_again)
@@ -128,7 +128,7 @@ def test_the_plans_limit_is_applied_to_the_update() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("optim", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam | Radam | Rmsprop | Sgd) -> None:
+def test_an_update_that_is_not_finite_changes_nothing(bad: float, optim: Adam | Radam | Rmsprop | Sgd) -> None:
     learner = make(optim=optim, algo=Algo(target=AverageTarget(tau=0.1)))
     learner.update(batch())
     model, moments = learner.model_arrays(), learner.optim_arrays()
@@ -137,7 +137,7 @@ def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam 
     assert learner.updates == 1
     assert same(learner.model_arrays(), model)
     assert same(learner.optim_arrays(), moments)
-    assert learner.finite()
+    assert learner.is_finite()
     learner.update(batch(seed=2))  # and the next one is as if nothing had been
     other = make(optim=optim, algo=Algo(target=AverageTarget(tau=0.1)))
     other.update(batch())
@@ -146,28 +146,28 @@ def test_what_is_not_finite_leaves_everything_untouched(bad: float, optim: Adam 
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_a_step_that_learners_agreed_on_is_not_made_if_it_is_not_finite(bad: float) -> None:
+def test_a_shared_step_is_skipped_if_it_is_not_finite(bad: float) -> None:
     learner = make()
     learner.update(batch())
     model, moments = learner.model_arrays(), learner.optim_arrays()
-    gradients = learner.propose(batch(seed=2)).gradients
+    gradients = learner.prepare_shared_update(batch(seed=2)).gradients
     gradients[-1].fill_(bad)
     assert not np.isfinite(learner.step(gradients))
     assert same(learner.model_arrays(), model)
     assert same(learner.optim_arrays(), moments)
 
 
-def test_weights_that_are_not_finite_are_noticed() -> None:
+def test_is_finite_detects_bad_weights() -> None:
     learner = make()
-    assert learner.finite()
+    assert learner.is_finite()
     with torch.no_grad():
         next(learner.net.parameters())[0, 0] = torch.nan
-    assert not learner.finite()
+    assert not learner.is_finite()
 
 
-@pytest.mark.parametrize("spec", [VECTOR, PICTURE], ids=["vector", "picture"])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "picture"])
 @pytest.mark.parametrize("optim", OPTIMISERS.values(), ids=OPTIMISERS.keys())
-def test_a_restored_learner_goes_on_bit_by_bit(spec: Spec, optim: Adam | Radam | Rmsprop | Sgd) -> None:
+def test_a_restored_learner_continues_bit_for_bit(spec: Spec, optim: Adam | Radam | Rmsprop | Sgd) -> None:
     algo = Algo(target=CopyTarget(every_updates=4))
     learner, restored = make(spec, optim, algo), make(spec, optim, algo, seed=2)
     for seed in range(6):
@@ -186,9 +186,9 @@ def test_a_restored_learner_goes_on_bit_by_bit(spec: Spec, optim: Adam | Radam |
     assert not same(model, learner.model_arrays())
 
 
-def test_pictures_keep_their_memory_layout_through_a_restore() -> None:
-    learner, restored = make(PICTURE), make(PICTURE, seed=2)
-    learner.update(batch(PICTURE))
+def test_convolutions_keep_their_memory_format_through_a_restore() -> None:
+    learner, restored = make(IMAGE), make(IMAGE, seed=2)
+    learner.update(batch(IMAGE))
     restored.load_model_arrays(learner.model_arrays())
     restored.load_optim_arrays(learner.optim_arrays())
     for name, moments in learner.optimizer.moments.items():
@@ -212,7 +212,7 @@ class Confusing(nn.Module):
         return features
 
 
-def test_moments_find_their_parameter_whatever_a_torso_calls_its_own() -> None:
+def test_moments_find_their_parameter_whatever_its_name() -> None:
     spec, plan = Spec((4,), "float32", (4,)), Plan(env=Env(id="none"), net=Net(torso=OwnTorso()))
 
     def fresh() -> Learner:
@@ -243,7 +243,7 @@ def test_frozen_parts_of_a_torso_stay_as_they_are(optim: Adam | Radam | Rmsprop 
     learner.load_optim_arrays(learner.optim_arrays())
 
 
-def test_what_was_handed_out_does_not_change_later() -> None:
+def test_returned_arrays_do_not_change_later() -> None:
     learner = make()
     learner.update(batch())
     model, moments = learner.model_arrays(), learner.optim_arrays()
@@ -253,22 +253,22 @@ def test_what_was_handed_out_does_not_change_later() -> None:
     assert same(moments, then[1])
 
 
-def test_weights_that_do_not_fit_are_refused() -> None:
+def test_weights_of_another_shape_are_refused() -> None:
     arrays = make().model_arrays()
     arrays["head.extra"] = arrays.pop("head.actions.out.weight")
     with pytest.raises(KeyError, match=r"head\.extra"):
         make().load_model_arrays(arrays)
 
 
-def test_bytes_that_both_networks_look_at_are_scaled_once() -> None:
-    items = batch(PICTURE)
-    learner = make(PICTURE, algo=Algo(rule=DoubleRule()))
-    shown = learner.tensors(items).next_obs
+def test_next_observations_used_by_both_networks_are_scaled_once() -> None:
+    items = batch(IMAGE)
+    learner = make(IMAGE, algo=Algo(rule=DoubleRule()))
+    shown = learner.to_tensors(items).next_obs
     assert shown is not None
     assert torch.equal(shown, torch.from_numpy(items.next_obs) / 255.0)
-    other = make(PICTURE, algo=Algo(rule=DoubleRule()))
-    raw = replace(learner.tensors(items), next_obs=torch.from_numpy(items.next_obs))
-    assert torch.equal(other.differentiate(raw)[0], learner.differentiate(learner.tensors(items))[0])
+    other = make(IMAGE, algo=Algo(rule=DoubleRule()))
+    raw = replace(learner.to_tensors(items), next_obs=torch.from_numpy(items.next_obs))
+    assert torch.equal(other.loss_and_gradients(raw)[0], learner.loss_and_gradients(learner.to_tensors(items))[0])
 
 
 def test_both_networks_use_one_normalisation_and_rewards_are_scaled() -> None:
@@ -279,4 +279,4 @@ def test_both_networks_use_one_normalisation_and_rewards_are_scaled() -> None:
     learner.net.rewards.observe(torch.tensor([-4.0, 4.0]))  # standard deviation 4
     assert learner.target.normalize is learner.net.normalize
     items = batch()
-    assert learner.tensors(items).reward.tolist() == pytest.approx((items.reward / 4).tolist())
+    assert learner.to_tensors(items).reward.tolist() == pytest.approx((items.reward / 4).tolist())

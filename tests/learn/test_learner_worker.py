@@ -1,4 +1,4 @@
-"""Feeds of several actors: each writes its own lanes, learns blocks of its own, and is sealed on its own."""
+"""Batch sources of several actors: each has its own lanes and blocks, and is sealed on its own."""
 
 from dataclasses import replace
 
@@ -65,13 +65,13 @@ def test_sealing_a_worker_ends_its_episodes_only(worker: int) -> None:
     assert (batch_source.observer.returns[WIDTH * other : WIDTH * other + WIDTH] != 0).all()
     assert batch_source.seal(worker) == 0
     send(batch_source, worker, 6, 9)
-    batch = batch_source.replay.take(
+    batch = batch_source.replay.read_batch(
         np.arange(batch_source.replay.tail, batch_source.replay.head), np.ones(len(batch_source.replay), np.float32)
     )
     assert len(batch.ids) == before + WIDTH * 2 + WIDTH * 3
 
 
-def test_returns_of_lanes_do_not_disturb_each_other() -> None:
+def test_returns_of_lanes_are_independent() -> None:
     apart, alone = (
         make(BufferReplay(capacity=100), normalize="reward"),
         make(BufferReplay(capacity=100), normalize="reward"),
@@ -85,9 +85,9 @@ def test_returns_of_lanes_do_not_disturb_each_other() -> None:
 
 
 def taken(batch_source: ReplaySource | FreshSource) -> list[Array]:
-    """The observations of every minibatch that can be taken now."""
+    """The observations of every minibatch that is due."""
     found = []
-    while (batch := batch_source.take(0)) is not None:
+    while (batch := batch_source.next_batch(0)) is not None:
         found.append(batch.obs)
     return found
 
@@ -107,7 +107,7 @@ def test_a_block_is_the_newest_window_of_one_actor() -> None:
         assert sorted(map(tuple, block.tolist())) == sorted(map(tuple, window.reshape(-1, 4).tolist()))
 
 
-def test_a_block_that_was_begun_by_a_dead_actor_is_dropped() -> None:
+def test_a_block_begun_by_a_lost_actor_is_dropped() -> None:
     batch_source = make(FreshReplay(rows=ROWS, epochs=1, minibatches=1))
     send(batch_source, 0, ROWS, 1)
     assert batch_source.seal(0) == WIDTH
@@ -118,7 +118,7 @@ def test_a_block_that_was_begun_by_a_dead_actor_is_dropped() -> None:
     assert sorted(map(tuple, block.tolist())) == sorted(map(tuple, rows["obs"].reshape(-1, 4).tolist()))
 
 
-def test_a_batch_stays_as_it_is_while_the_next_is_drawn() -> None:
+def test_a_batch_does_not_change_while_the_next_is_drawn() -> None:
     batch_source = make(BufferReplay(capacity=500))
     rows: Rollout = rollout(random_stream(np.random.default_rng(0), SPEC, LANES, 100, 0.1))
     batch_source.insert(rows)

@@ -1,4 +1,4 @@
-"""Our optimisers against torch's own: bit for bit, and RAdam, which takes its step by Adam's kernel, to rounding."""
+"""Optimisers against torch's: equal bit for bit; RAdam, which uses Adam's kernel, up to rounding."""
 
 from collections.abc import Callable
 
@@ -79,7 +79,7 @@ def test_fifty_rectified_steps_equal_torch_optim_to_rounding(ours: Ours, theirs:
         torch.testing.assert_close(mine, reference, rtol=1e-6, atol=1e-6)
 
 
-def test_the_plan_reaches_the_kernel() -> None:
+def test_the_plans_settings_reach_the_kernel() -> None:
     value = torch.ones(3)
     optimizer = make_optimizer(AdamPlan(learning_rate=0.25), [value])
     optimizer.step([torch.ones(3)])

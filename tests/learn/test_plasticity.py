@@ -1,4 +1,4 @@
-"""Resets, annealed returns, falling learning rates, weight decay, dropout, and how many units sleep."""
+"""Resets, annealed returns, learning-rate decay, weight decay, dropout, and dormant units."""
 
 import math
 from fractions import Fraction
@@ -79,7 +79,7 @@ def parameters(net: nn.Module) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.3, 1.0])
-def test_a_reset_renews_the_head_and_shrinks_the_torso_of_both_networks(keep: float) -> None:
+def test_a_reset_replaces_the_head_and_shrinks_the_torso_of_both_networks(keep: float) -> None:
     before, after = taught(learner_with(None), 3), taught(learner_with(keep), 3)
     fresh = parameters(small_net(101))
     for old, new in ((before.net, after.net), (before.target, after.target)):
@@ -114,7 +114,7 @@ def test_after_a_reset_spectral_norms_are_right_at_once(keep: float) -> None:
 
 @every_optimizer
 @pytest.mark.parametrize("keep", [0.5, 1.0])
-def test_moments_are_zero_for_what_was_reset_and_only_there(name: str, keep: float) -> None:
+def test_only_moments_of_reset_parameters_become_zero(name: str, keep: float) -> None:
     before, after = taught(learner_with(None, OPTIMIZERS[name]), 3), taught(learner_with(keep, OPTIMIZERS[name]), 3)
     assert before.optimizer.moments
     for kind, moments in after.optimizer.moments.items():
@@ -127,8 +127,8 @@ def test_moments_are_zero_for_what_was_reset_and_only_there(name: str, keep: flo
 
 
 @every_optimizer
-def test_a_parameter_that_begins_anew_does_so_alone(name: str) -> None:
-    """After a reset of the head the torso's steps go on as if nothing had been, and the head's are first steps."""
+def test_a_reset_restarts_only_the_heads_step_count(name: str) -> None:
+    """After a reset of the head the torso's steps continue unchanged, and the head's are first steps."""
     rng = torch.Generator().manual_seed(3)
     together = [torch.ones(4), torch.ones(3)]
     alone = [torch.ones(4), torch.ones(3)]
@@ -145,7 +145,7 @@ def test_a_parameter_that_begins_anew_does_so_alone(name: str) -> None:
     assert all(torch.equal(mine, yours) for mine, yours in zip(together, alone, strict=True))
 
 
-def test_every_reset_has_weights_of_its_own_and_is_reported() -> None:
+def test_every_reset_has_its_own_weights_and_is_reported() -> None:
     learner = learner_with(0.0)
     for number in (1, 2):
         reports = [learner.update(batch(seed=seed)) for seed in range(3)]
@@ -166,7 +166,7 @@ def test_frozen_parts_and_statistics_stay_as_they_are() -> None:
     assert torch.equal(learner.net.normalize.mean, mean)
 
 
-def test_readers_of_the_weights_see_the_reset() -> None:
+def test_a_reset_writes_the_weights_in_place() -> None:
     learner = learner_with(0.0)
     shared = learner.net.state_dict()
     taught(learner, 3)
@@ -204,7 +204,7 @@ def test_n_and_gamma_move_exponentially(updates: int, n: int, gamma: float) -> N
     assert found.gamma == pytest.approx(gamma, abs=1e-12)
 
 
-def test_annealing_begins_again_after_a_reset() -> None:
+def test_annealing_restarts_after_a_reset() -> None:
     cycle = anneal(every=20_000)
     assert [cycle.fold(count).n for count in (0, 5_000, 19_999, 20_000, 25_000, 39_999)] == [10, 5, 3, 10, 5, 3]
     assert anneal().fold(20_000).n == 3
@@ -227,30 +227,30 @@ def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
     )
     batch_source.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
     for _ in range(updates):
-        drawn = batch_source.take(0)
+        drawn = batch_source.next_batch(0)
         assert drawn is not None
-        batch_source.learned(drawn, np.ones(8, np.float32))
+        batch_source.after_update(drawn, np.ones(8, np.float32))
     return batch_source
 
 
-def test_batches_are_folded_as_the_updates_say() -> None:
+def test_batches_use_the_annealed_n_and_gamma() -> None:
     batch_source = feed_of(ANNEALED)
     for updates, n in ((0, 6), (1, 5), (2, 4), (3, 4), (4, 3), (5, 3)):
-        drawn = batch_source.take(0)
+        drawn = batch_source.next_batch(0)
         assert drawn is not None
         gamma = 1 - 0.1 ** (1 - updates / 4) * 0.01 ** (updates / 4) if updates < 4 else 0.99
         assert drawn.discount == pytest.approx(np.full(8, gamma**n), rel=1e-5)
-        batch_source.learned(drawn, np.ones(8, np.float32))
+        batch_source.after_update(drawn, np.ones(8, np.float32))
 
 
-def test_an_update_that_was_skipped_moves_nothing() -> None:
+def test_a_skipped_update_does_not_anneal() -> None:
     batch_source = feed_of(ANNEALED)
-    batch_source.take(0)
-    batch_source.take(0)
+    batch_source.next_batch(0)
+    batch_source.next_batch(0)
     assert batch_source.replay.fold.n == 6
 
 
-def test_the_fold_comes_back_with_the_feed() -> None:
+def test_a_restored_source_has_the_annealed_fold() -> None:
     state = feed_of(ANNEALED, updates=2).state_dict()
     back = feed_of(ANNEALED)
     back.load_state_dict(state)
@@ -259,7 +259,7 @@ def test_the_fold_comes_back_with_the_feed() -> None:
     assert back.replay.fold.gamma == pytest.approx(1 - math.sqrt(0.1 * 0.01))
 
 
-def test_readiness_goes_by_the_largest_n() -> None:
+def test_items_are_ready_after_the_largest_n() -> None:
     assert make_cut(ANNEALED) == StepCut(6)
     assert make_cut(Algo(n_step=8, anneal=ANNEALED.anneal)) == StepCut(8)
     assert make_cut(Algo(n_step=8)) == StepCut(8)
@@ -274,7 +274,7 @@ def test_readiness_goes_by_the_largest_n() -> None:
 
 
 @every_optimizer
-def test_the_learning_rate_falls_in_a_straight_line_to_zero(name: str) -> None:
+def test_the_learning_rate_decays_linearly_to_zero(name: str) -> None:
     optim = type(OPTIMIZERS[name])(learning_rate=0.08, decay_updates=4)
     learner, rates, moved = learner_with(None, optim), [], []
     for seed in range(6):
@@ -286,7 +286,7 @@ def test_the_learning_rate_falls_in_a_straight_line_to_zero(name: str) -> None:
     assert moved == [True, True, True, True, False, False]
 
 
-def test_the_rate_decides_how_far_a_step_goes() -> None:
+def test_a_step_is_proportional_to_the_rate() -> None:
     plain, decayed = learner_with(None, Sgd(clip_norm=None)), learner_with(None, Sgd(clip_norm=None, decay_updates=4))
     decayed.updates = 1
     start = parameters(plain.net)
@@ -351,13 +351,13 @@ def test_units_that_never_fire_are_counted() -> None:
     assert dormant_units(net, replay) == pytest.approx(20 / 32)
 
 
-def test_an_empty_replay_shows_nothing() -> None:
+def test_an_empty_replay_has_no_dormant_share() -> None:
     batch_source = feed_of(Algo())
     batch_source.replay.clear()
     assert dormant_units(small_net(2), batch_source.replay) is None
 
 
-def test_a_torso_without_our_layers_shows_what_the_head_has() -> None:
+def test_a_users_torso_leaves_the_heads_units() -> None:
     own = make_net(Net(), VECTOR, normalize="off", seed=0, torso=nn.Linear(4, 5))
     assert dormant_units(own, feed_of(Algo()).replay) is None
 
@@ -369,7 +369,7 @@ class Restless(nn.Module):
         return obs + torch.rand_like(obs)
 
 
-def test_a_torso_that_always_draws_disturbs_no_generator() -> None:
+def test_a_torso_that_draws_random_numbers_changes_no_generator() -> None:
     own = make_net(Net(), VECTOR, normalize="off", seed=0, torso=Restless())
     drawn = torch.get_rng_state()
     dormant_units(own, feed_of(Algo()).replay)
@@ -384,7 +384,7 @@ def sequences(replay_state: tuple[int, ...]) -> Replay:
     return replay
 
 
-def test_a_memory_is_shown_windows() -> None:
+def test_a_memory_is_run_on_windows() -> None:
     net = small_net(2, Net(torso=MlpTorso(sizes=(16, 16)), memory=LstmMemory(size=8)))
     assert net.memory is not None
     share = dormant_units(net, sequences((net.memory.state_size,)))
@@ -397,7 +397,7 @@ def test_a_memory_is_shown_windows() -> None:
     [Net(noisy=True), Net(head=ImplicitHead()), Net(dropout=0.5), Net(spectral_norm=True), Net(layer_norm=True)],
     ids=["noisy", "implicit", "dropout", "spectral", "layer_norm"],
 )
-def test_looking_disturbs_no_generator_and_no_weight(net: Net) -> None:
+def test_dormant_units_change_no_generator_and_no_weight(net: Net) -> None:
     made = small_net(2, Net(**{name: getattr(net, name) for name in net.__struct_fields__} | SMALL_TORSO))
     made.eval()
     set_noise(made, active=False)
@@ -440,7 +440,7 @@ ANNEALS = {"algo.anneal.type": "exponential"}
         (
             {**ANNEALS, "algo.anneal.n_step": 3, "algo.anneal.discount": 0.99},
             "algo.anneal.type=exponential (Python) has no effect: it starts at algo.n_step and algo.discount\n"
-            "It would move from these values to the same values.\n"
+            "It would anneal from these values to the same values.\n"
             "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start.",
         ),
         (

@@ -21,13 +21,13 @@ def learner(**settings: object) -> Learner:
 
 def batch(num: int) -> Batch:
     rng = np.random.default_rng(0)
-    looks = [rng.normal(size=(num, 4)).astype(np.float32) for _ in range(2)]
+    obs, next_obs = (rng.normal(size=(num, 4)).astype(np.float32) for _ in range(2))
     ones = np.ones(num, np.float32)
     weight = rng.random(num).astype(np.float32)
-    return Batch(looks[0], rng.integers(0, 2, num), ones, ones * 0.9, looks[1], weight, np.arange(num))
+    return Batch(obs, rng.integers(0, 2, num), ones, ones * 0.9, next_obs, weight, np.arange(num))
 
 
-def test_the_rate_rises_then_falls() -> None:
+def test_the_rate_warms_up_then_decays() -> None:
     rates = [Schedule(2.0, warm_updates=3, decay_updates=8)(updates) for updates in (0, 1, 3, 4, 8, 9)]
     assert rates == pytest.approx([2 * 0.25, 2 * 0.5 * 7 / 8, 2 * 5 / 8, 2 * 4 / 8, 0.0, 0.0])
     assert Schedule()(12345) == 1.0
@@ -35,12 +35,12 @@ def test_the_rate_rises_then_falls() -> None:
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
 def test_the_rate_grows_with_the_batch(scaling: str, factor: float) -> None:
-    asked = {"algo.batch_size": 128, "optim.base_batch": 32, "optim.scaling": scaling, "optim.learning_rate": 1e-3}
-    assert learner(**asked).rate() == pytest.approx(factor * 1e-3)
+    settings = {"algo.batch_size": 128, "optim.base_batch": 32, "optim.scaling": scaling, "optim.learning_rate": 1e-3}
+    assert learner(**settings).current_rate() == pytest.approx(factor * 1e-3)
 
 
 @pytest.mark.parametrize("parts", [2, 5])
-def test_a_batch_in_parts_makes_the_step_of_the_whole(parts: int) -> None:
+def test_accumulated_gradients_equal_those_of_the_whole_batch(parts: int) -> None:
     whole, other = learner(), learner(**{"algo.accumulate": parts})
     for _ in range(5):
         one, two = whole.update(batch(32)), other.update(batch(32))

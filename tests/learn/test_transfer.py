@@ -1,33 +1,33 @@
-"""How batches reach the device, and what they may be used for afterwards."""
+"""Transfer of batches to the device, and reuse of their arrays afterwards."""
 
 import numpy as np
 import pytest
 import torch
 
 from qfleet.data import Batch, Spec
-from qfleet.learn.transfer import PinnedPages, make_carry, numbers
+from qfleet.learn.transfer import PinnedPages, make_transfer, to_floats
 from qfleet.plan.schema import Algo, DoubleRule, MaxRule
-from tests.learn.parts import PICTURE, VECTOR, batch, make, same
+from tests.learn.parts import IMAGE, VECTOR, batch, make, same
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
     values = np.arange(3.0)
-    found = make_carry(torch.device("cpu"))([("obs", values), ("mask", None)])
-    assert found["mask"] is None
-    assert found["obs"] is not None
+    sent = make_transfer(torch.device("cpu"))([("obs", values), ("mask", None)])
+    assert sent["mask"] is None
+    assert sent["obs"] is not None
     values[0] = 7.0
-    assert found["obs"].tolist() == [7.0, 1.0, 2.0]
+    assert sent["obs"].tolist() == [7.0, 1.0, 2.0]
 
 
 def test_other_devices_get_copies() -> None:
-    found = make_carry(torch.device("meta"))([("obs", np.arange(3.0)), ("mask", None)])
-    assert found["mask"] is None
-    assert found["obs"] is not None
-    assert found["obs"].device.type == "meta"
+    sent = make_transfer(torch.device("meta"))([("obs", np.arange(3.0)), ("mask", None)])
+    assert sent["mask"] is None
+    assert sent["obs"] is not None
+    assert sent["obs"].device.type == "meta"
 
 
-def test_numbers_are_floats_in_order() -> None:
-    assert numbers(torch.tensor(1.5), torch.tensor(2.5)) == [1.5, 2.5]
+def test_scalars_are_floats_in_order() -> None:
+    assert to_floats(torch.tensor(1.5), torch.tensor(2.5)) == [1.5, 2.5]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs an accelerator")
@@ -46,7 +46,7 @@ def spoil(items: Batch) -> None:
 
 
 @pytest.mark.parametrize("rule", [MaxRule(), DoubleRule()], ids=["max", "double"])
-@pytest.mark.parametrize("spec", [VECTOR, PICTURE], ids=["vector", "picture"])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "picture"])
 def test_arrays_may_be_reused_after_the_update(spec: Spec, rule: MaxRule | DoubleRule) -> None:
     reused, kept = make(spec, algo=Algo(rule=rule)), make(spec, algo=Algo(rule=rule))
     reports = []

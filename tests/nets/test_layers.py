@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qfleet.act import Policy
 from qfleet.data import Spec
 from qfleet.learn import make_target
-from qfleet.nets import Noisy, QNet, Style, dormant_share, make_net, set_noise, watching
+from qfleet.nets import Noisy, QNet, Style, dormant_fraction, make_net, record_activations, set_noise
 from qfleet.nets.layers import Dense, relu, torso_dense
 from qfleet.plan.schema import (
     CategoricalHead,
@@ -28,7 +28,7 @@ from qfleet.plan.schema import (
 from qfleet.qlearn import Scalar, make_head
 
 VECTOR = Spec((4,), "float32", (3,))
-PICTURE = Spec((36, 36), "uint8", (3,), stack=2)
+IMAGE = Spec((36, 36), "uint8", (3,), stack=2)
 
 
 def plan_of(net: Net) -> Plan:
@@ -68,7 +68,7 @@ class TestNoisy:
                 assert found[item, unit].item() == pytest.approx(total, abs=1e-5)
 
     @pytest.mark.parametrize(("width", "sigma"), [(4, 0.5), (100, 0.1)])
-    def test_it_begins_as_published(self, width: int, sigma: float) -> None:
+    def test_initial_weights_are_as_published(self, width: int, sigma: float) -> None:
         layer, bound = Noisy(width, 50, sigma), 1 / math.sqrt(width)
         for mean in (layer.weight, layer.bias):
             assert mean.abs().max() <= bound
@@ -97,7 +97,7 @@ class TestNoisy:
             layer.active = False
             assert mean.numpy() == pytest.approx(layer(inputs).numpy(), abs=0.04)
 
-    def test_spreads_are_learned(self) -> None:
+    def test_sigmas_are_learned(self) -> None:
         layer = Noisy(4, 3)
         layer(torch.randn(5, 4)).square().sum().backward()
         assert all(parameter.grad is not None and parameter.grad.any() for parameter in layer.parameters())
@@ -121,7 +121,7 @@ class TestNoisy:
         set_noise(net, active=True)
         assert not torch.equal(net(obs), net(obs))
 
-    def test_exploring_acts_by_noise_and_evaluation_draws_none(self) -> None:
+    def test_exploration_is_noisy_and_evaluation_is_not(self) -> None:
         net, obs = fresh(Net(torso=MlpTorso(sizes=(8,)), noisy=True, noisy_sigma=5.0)), look().numpy()
         policy, rng = Policy(net, Scalar(), (3,)), np.random.default_rng(0)
         explored = {policy.act(obs, epsilon=0.0, rng=rng)[0].tobytes() for _ in range(30)}
@@ -133,7 +133,7 @@ class TestNoisy:
         assert not np.array_equal(policy.act(obs, rng=rng)[2], policy.act(obs)[2])  # and back again
 
 
-def test_an_implicit_policy_that_looks_evenly_draws_nothing() -> None:
+def test_even_fractions_draw_no_random_numbers() -> None:
     net, obs = fresh(Net(torso=MlpTorso(sizes=(8,)), head=ImplicitHead(fractions=8))), look()
     before = generator_state()
     out = net(obs)
@@ -161,7 +161,7 @@ def test_an_implicit_head_embeds_fractions_by_cosines() -> None:
 
 
 class TestLayerNorm:
-    def test_before_the_relu_over_the_units_of_each_item(self) -> None:
+    def test_it_normalises_the_units_of_each_item_before_the_relu(self) -> None:
         layer = torso_dense(4, 6, Style(layer_norm=True))
         inputs = torch.randn(3, 4)
         with torch.no_grad():
@@ -174,24 +174,24 @@ class TestLayerNorm:
         ("torso", "spec", "dense", "maps"),
         [
             (MlpTorso(sizes=(8, 8, 8)), VECTOR, 3, 0),
-            (NatureTorso(width=8), PICTURE, 1, 3),
-            (MinatarTorso(), PICTURE, 1, 1),
-            (ImpalaTorso(width=8), PICTURE, 1, 12),
+            (NatureTorso(width=8), IMAGE, 1, 3),
+            (MinatarTorso(), IMAGE, 1, 1),
+            (ImpalaTorso(width=8), IMAGE, 1, 12),
         ],
         ids=["mlp", "nature", "minatar", "impala"],
     )
-    def test_after_every_hidden_layer(self, torso: object, spec: Spec, dense: int, maps: int) -> None:
+    def test_it_follows_every_hidden_layer(self, torso: object, spec: Spec, dense: int, maps: int) -> None:
         for on in (True, False):
             net = fresh(Net(torso=torso, layer_norm=on), spec)  # type: ignore[arg-type]
             assert sum(isinstance(layer, nn.LayerNorm) for layer in net.modules()) == dense * on
             assert sum(isinstance(layer, nn.GroupNorm) for layer in net.modules()) == maps * on
             assert net(look(spec)).shape == (5, 3)
 
-    def test_of_maps_takes_channels_and_places_together(self) -> None:
-        net = fresh(Net(torso=MinatarTorso(channels=4), layer_norm=True), PICTURE)
+    def test_statistics_of_maps_span_channels_and_pixels(self) -> None:
+        net = fresh(Net(torso=MinatarTorso(channels=4), layer_norm=True), IMAGE)
         convolution, norm, _ = net.torso.layers  # type: ignore[misc]
         with torch.no_grad():
-            raw = convolution(look(PICTURE).float() / 255)
+            raw = convolution(look(IMAGE).float() / 255)
             flat = norm(raw).flatten(1)
         assert flat.mean(1).numpy() == pytest.approx(0, abs=1e-5)
         assert flat.var(1, unbiased=False).numpy() == pytest.approx(1, abs=1e-2)
@@ -208,9 +208,9 @@ class TestSpectralNorm:
         ("torso", "spec", "layers"),
         [
             (MlpTorso(sizes=(8, 8, 8)), VECTOR, 2),
-            (NatureTorso(width=8), PICTURE, 3),
-            (MinatarTorso(), PICTURE, 1),
-            (ImpalaTorso(width=8), PICTURE, 12),
+            (NatureTorso(width=8), IMAGE, 3),
+            (MinatarTorso(), IMAGE, 1),
+            (ImpalaTorso(width=8), IMAGE, 12),
         ],
         ids=["mlp", "nature", "minatar", "impala"],
     )
@@ -223,7 +223,7 @@ class TestSpectralNorm:
         assert len(found) == layers
         assert found == pytest.approx([1.0] * layers, abs=0.02)
 
-    def test_the_targets_too_although_it_does_not_learn(self) -> None:
+    def test_the_target_networks_singular_value_becomes_one(self) -> None:
         plan = plan_of(Net(torso=MlpTorso(sizes=(8, 8)), spectral_norm=True))
         target = make_target(plan, fresh(plan.net))
         with torch.no_grad():
@@ -233,7 +233,7 @@ class TestSpectralNorm:
                 target(look())
         assert largest_singular_values(target) == pytest.approx([1.0], abs=0.02)
 
-    def test_looking_while_judged_changes_nothing(self) -> None:
+    def test_a_forward_pass_in_eval_mode_changes_nothing(self) -> None:
         net = fresh(Net(torso=MlpTorso(sizes=(8, 8)), spectral_norm=True)).eval()
         before = {name: value.clone() for name, value in net.state_dict().items()}
         net(look())
@@ -241,7 +241,7 @@ class TestSpectralNorm:
 
 
 class TestDropout:
-    def test_only_while_learning_and_scaled(self) -> None:
+    def test_dropout_is_active_and_scaled_only_in_training(self) -> None:
         torch.manual_seed(1)
         layer = Dense(nn.Linear(4, 1_000), 1_000, Style(dropout=0.25))
         inputs = torch.randn(1, 4)
@@ -256,8 +256,8 @@ class TestDropout:
     @pytest.mark.parametrize(
         "torso", [MlpTorso(sizes=(16, 16)), NatureTorso(width=16), MinatarTorso(), ImpalaTorso(width=16)], ids=repr
     )
-    def test_reaches_every_torso_and_not_its_target_or_policy(self, torso: object) -> None:
-        spec = VECTOR if isinstance(torso, MlpTorso) else PICTURE
+    def test_dropout_is_in_every_torso_but_not_in_target_or_policy(self, torso: object) -> None:
+        spec = VECTOR if isinstance(torso, MlpTorso) else IMAGE
         plan = plan_of(Net(torso=torso, dropout=0.5))  # type: ignore[arg-type]
         net, obs = fresh(plan.net, spec).train(), look(spec)
         assert not torch.equal(net(obs), net(obs))
@@ -271,32 +271,32 @@ class TestDormant:
     def test_by_hand(self) -> None:
         # Means 0, 10, 0.3, 29.7: the layer's is 10, so 0 sleeps at the limit 0.025 and 0.3 does not.
         layer = torch.tensor([[0.0, 20.0, 0.6, 59.4], [0.0, 0.0, 0.0, 0.0]])
-        assert dormant_share([layer]) == 1 / 4
-        assert dormant_share([layer], threshold=0.0301) == 2 / 4
-        assert dormant_share([layer, torch.zeros(2, 4)]) == 5 / 8  # a layer that is all silent sleeps whole
-        assert dormant_share([]) == 0.0
+        assert dormant_fraction([layer]) == 1 / 4
+        assert dormant_fraction([layer], threshold=0.0301) == 2 / 4
+        assert dormant_fraction([layer, torch.zeros(2, 4)]) == 5 / 8  # a layer that is all silent sleeps whole
+        assert dormant_fraction([]) == 0.0
 
     def test_a_channel_is_one_unit(self) -> None:
         maps = torch.zeros(2, 3, 4, 4)
         maps[0, 0, 1, 1] = 1.0
         maps[:, 1] = 1.0
-        assert dormant_share([maps]) == 1 / 3  # 1/32 of (33/32)/3 is awake, barely
-        assert dormant_share([maps], threshold=0.1) == 2 / 3
+        assert dormant_fraction([maps]) == 1 / 3  # 1/32 of (33/32)/3 is awake, barely
+        assert dormant_fraction([maps], threshold=0.1) == 2 / 3
 
     @pytest.mark.parametrize(
         ("net", "spec", "layers"),
         [
             (Net(torso=MlpTorso(sizes=(8, 7, 6))), VECTOR, [(8,), (7,), (6,)]),
             (Net(torso=MlpTorso(sizes=(8, 7)), dueling=True), VECTOR, [(8,), (7,), (7,)]),
-            (Net(torso=NatureTorso(width=9)), PICTURE, [(32, 8, 8), (64, 3, 3), (64, 1, 1), (9,)]),
+            (Net(torso=NatureTorso(width=9)), IMAGE, [(32, 8, 8), (64, 3, 3), (64, 1, 1), (9,)]),
         ],
         ids=["mlp", "dueling", "nature"],
     )
-    def test_every_relu_is_watched_inside_the_block_only(
+    def test_every_relu_is_recorded_inside_the_block_only(
         self, net: Net, spec: Spec, layers: list[tuple[int, ...]]
     ) -> None:
         made = fresh(net, spec)
-        with watching() as seen:
+        with record_activations() as seen:
             made(look(spec))
         assert [tuple(each.shape[1:]) for each in seen] == layers
         assert not any(each.requires_grad for each in seen)
@@ -312,7 +312,7 @@ def test_heads_of_distributions_have_their_shapes(head: object, dueling: bool, m
     settings = {"torso": MlpTorso(sizes=(8, 8)), "head": head, "dueling": dueling, "noisy": True, "layer_norm": True}
     plan = plan_of(Net(**settings, **({"memory": LstmMemory(size=4)} if memory else {})))  # type: ignore[arg-type]
     net, obs = fresh(plan.net), look()
-    out = net.step(obs, net.memory.blank(5))[0] if net.memory is not None else net(obs)
+    out = net.step(obs, net.memory.initial_state(5))[0] if net.memory is not None else net(obs)
     numbers = {"CategoricalHead": (3, 5), "QuantileHead": (3, 6), "ImplicitHead": (4, 7)}
     assert out.shape == (5, *numbers[type(head).__name__])
     assert make_head(plan, VECTOR).values(out).shape == (5, 3)
@@ -338,7 +338,7 @@ def test_a_decoupled_head_has_a_row_per_dimension(dueling: bool) -> None:
             assert out[:, dimension, :count].mean(1).numpy() == pytest.approx(value[:, 0].numpy(), abs=1e-6)
 
 
-def test_a_duelling_decoupled_head_learns_nothing_from_actions_that_there_are_not() -> None:
+def test_a_duelling_decoupled_head_ignores_actions_past_a_count() -> None:
     spec, taken = Spec((4,), "float32", (2, 4, 3)), torch.tensor([1, 3, 2])
     net = fresh(Net(torso=MlpTorso(sizes=(8, 8)), dueling=True, decoupled=True), spec)
     net(look())[:, torch.arange(3), taken].sum().backward()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qfleet.act import Policy
-from qfleet.act.policy import carry
+from qfleet.act.policy import add_reward
 from qfleet.data import Spec
 from qfleet.nets import Memory, QNet, make_net
 from qfleet.nets.memory import squash
@@ -33,13 +33,13 @@ def require(net: QNet) -> Memory:
 @both
 def test_the_state_holds_the_cell_the_previous_action_and_the_previous_reward(kind: Kind) -> None:
     memory = require(make(kind))
-    assert memory.held == (10 if kind == "lstm" else 5)
-    assert memory.state_size == memory.held + 3 + 1
-    assert torch.equal(memory.blank(2), torch.zeros(2, memory.state_size))
+    assert memory.cell_state_size == (10 if kind == "lstm" else 5)
+    assert memory.state_size == memory.cell_state_size + 3 + 1
+    assert torch.equal(memory.initial_state(2), torch.zeros(2, memory.state_size))
     reference = torch.nn.LSTMCell(6 + 3 + 1, 5) if kind == "lstm" else torch.nn.GRUCell(6 + 3 + 1, 5)
     reference.load_state_dict(memory.cell.state_dict())
     features, state = torch.randn(2, 6), torch.randn(2, memory.state_size)
-    previous, reward = state[:, memory.held : -1], state[:, -1:]
+    previous, reward = state[:, memory.cell_state_size : -1], state[:, -1:]
     inputs = torch.cat([features, previous, torch.sign(reward) * torch.log(1 + reward.abs())], 1)
     with torch.no_grad():
         hidden, held = memory.step(features, state)
@@ -53,8 +53,8 @@ def test_the_state_holds_the_cell_the_previous_action_and_the_previous_reward(ki
 
 
 @both
-def test_unrolling_is_stepping_with_what_an_actor_carries_along(kind: Kind) -> None:
-    """The policy's own `act` and `carry` make the state that `unroll` makes, ends of episodes included."""
+def test_unrolling_equals_stepping_with_an_actors_state(kind: Kind) -> None:
+    """The policy's own `act` and `add_reward` make the state that `unroll` makes, ends of episodes included."""
     net, rng = make(kind), np.random.default_rng(0)
     policy, state = Policy(net, Scalar(), SPEC.actions), np.zeros((LANES, require(net).state_size), np.float32)
     state[:] = rng.normal(size=state.shape)
@@ -66,7 +66,7 @@ def test_unrolling_is_stepping_with_what_an_actor_carries_along(kind: Kind) -> N
     actions, values = [], []
     for row in range(ROWS):
         action, after, expected = policy.act(obs[row], state, epsilon=0.5, rng=rng)
-        carried = carry(after, gain[row], last[row])
+        carried = add_reward(after, gain[row], last[row])
         assert carried is not None
         state = carried
         actions.append(action)
@@ -79,7 +79,7 @@ def test_unrolling_is_stepping_with_what_an_actor_carries_along(kind: Kind) -> N
 
 
 @both
-def test_nothing_from_before_an_episodes_end_is_seen_after_it(kind: Kind) -> None:
+def test_the_state_is_reset_at_an_episodes_end(kind: Kind) -> None:
     net, generator = make(kind), torch.Generator().manual_seed(1)
     memory = require(net)
     obs = torch.randn(ROWS, 1, 2, generator=generator)
@@ -87,18 +87,18 @@ def test_nothing_from_before_an_episodes_end_is_seen_after_it(kind: Kind) -> Non
     last = torch.zeros(ROWS, 1, dtype=torch.bool)
     last[3] = True
     with torch.no_grad():
-        first, _ = net.unroll(obs, action, gain, last, memory.blank(1))
+        first, _ = net.unroll(obs, action, gain, last, memory.initial_state(1))
         changed = obs.clone()
         changed[:4] += 1.0
-        second, _ = net.unroll(changed, action + 1, gain * 9, last, memory.blank(1) + 3.0)
-        alone, _ = net.unroll(obs[4:], action[4:], gain[4:], last[4:], memory.blank(1))
+        second, _ = net.unroll(changed, action + 1, gain * 9, last, memory.initial_state(1) + 3.0)
+        alone, _ = net.unroll(obs[4:], action[4:], gain[4:], last[4:], memory.initial_state(1))
     assert not torch.allclose(first[:4], second[:4])
     assert torch.allclose(first[4], second[4])  # the row after the end: actions and rewards differ only from here on
     assert torch.allclose(first[4:], alone)
 
 
 @both
-def test_previous_action_and_reward_are_seen(kind: Kind) -> None:
+def test_previous_action_and_reward_are_inputs(kind: Kind) -> None:
     net = make(kind)
     memory = require(net)
     obs, last = torch.zeros(2, 1, 2), torch.zeros(2, 1, dtype=torch.bool)
@@ -106,30 +106,30 @@ def test_previous_action_and_reward_are_seen(kind: Kind) -> None:
     with torch.no_grad():
         for action, gain in ((0, 0.0), (1, 0.0), (0, 5.0)):
             row = torch.full((2, 1), action)
-            outs.append(net.unroll(obs, row, torch.full((2, 1), gain), last, memory.blank(1))[0])
+            outs.append(net.unroll(obs, row, torch.full((2, 1), gain), last, memory.initial_state(1))[0])
     assert all(torch.equal(out[0], outs[0][0]) for out in outs)  # not yet in the first row
     assert not torch.allclose(outs[0][1], outs[1][1])
     assert not torch.allclose(outs[0][1], outs[2][1])
 
 
 @both
-def test_gradients_flow_through_the_rows_and_stop_at_an_end(kind: Kind) -> None:
+def test_gradients_flow_through_rows_and_stop_at_an_episodes_end(kind: Kind) -> None:
     net = make(kind)
     obs = torch.randn(ROWS, 1, 2, requires_grad=True)
     last = torch.zeros(ROWS, 1, dtype=torch.bool)
     last[2] = True
     zeros = torch.zeros(ROWS, 1)
-    outs, _ = net.unroll(obs, zeros.long(), zeros, last, require(net).blank(1))
+    outs, _ = net.unroll(obs, zeros.long(), zeros, last, require(net).initial_state(1))
     outs[-1].sum().backward()  # type: ignore[no-untyped-call]
     assert obs.grad is not None
     assert obs.grad.flatten(1).any(1).tolist() == [False, False, False, True, True, True, True]
 
 
-def test_a_network_without_memory_says_so() -> None:
+def test_require_memory_refuses_a_network_without_one() -> None:
     net = make_net(Net(torso=MlpTorso(sizes=(6,))), SPEC, normalize="off", seed=1)
     with pytest.raises(ValueError, match="memory"):
         net.step(torch.zeros(1, 2), torch.zeros(1, 4))
 
 
-def test_rewards_of_any_size_are_seen_as_numbers_near_one() -> None:
+def test_rewards_are_squashed() -> None:
     assert squash(torch.tensor([-1000.0, 0.0, 1.0])).tolist() == pytest.approx([-6.908755, 0.0, 0.693147], abs=1e-5)

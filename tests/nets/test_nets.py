@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets import NATURE, Convolutions, DuelingHead, Mlp, Normalize, QNet, draws, make_net
+from qfleet.nets import NATURE, Convolutions, DuelingHead, Mlp, Normalize, QNet, draws_random_numbers, make_net
 from qfleet.plan.schema import ImplicitHead, MlpTorso, NatureTorso, Net, OwnTorso
 
 VECTOR = Spec((4,), "float32", (3,))
-PICTURE = Spec((84, 84), "uint8", (6,), stack=4)
+IMAGE = Spec((84, 84), "uint8", (6,), stack=4)
 
 
 def make(spec: Spec, *, dueling: bool = False, seed: int = 1, normalize: str = "off", width: int = 512) -> QNet:
@@ -32,28 +32,28 @@ def num_parameters(net: nn.Module) -> int:
 
 def test_the_nature_network_has_its_1_687_million_parameters() -> None:
     convolutions = (8 * 8 * 4 + 1) * 32 + (4 * 4 * 32 + 1) * 64 + (3 * 3 * 64 + 1) * 64
-    assert num_parameters(make(PICTURE)) == convolutions + (7 * 7 * 64 + 1) * 512 + (512 + 1) * 6 == 1_687_206
+    assert num_parameters(make(IMAGE)) == convolutions + (7 * 7 * 64 + 1) * 512 + (512 + 1) * 6 == 1_687_206
 
 
-def test_a_plan_says_whether_its_network_draws() -> None:
+def test_draws_random_numbers_of_each_plan() -> None:
     torso = MlpTorso(sizes=(16,))
     drawing = (Net(noisy=True), Net(dropout=0.1), Net(torso=torso, head=ImplicitHead()), Net(torso=OwnTorso()))
-    assert all(map(draws, drawing))
-    assert not draws(Net(torso=torso, dueling=True))
+    assert all(map(draws_random_numbers, drawing))
+    assert not draws_random_numbers(Net(torso=torso, dueling=True))
 
 
-def test_the_nature_network_on_small_pictures() -> None:
+def test_the_nature_network_on_small_images() -> None:
     assert num_parameters(make(Spec((42, 42), "uint8", (6,), stack=4))) == 114_342
 
 
 def test_duelling_has_a_hidden_layer_per_stream() -> None:
-    convolutions = num_parameters(Convolutions(PICTURE.input_shape, NATURE, 512))
+    convolutions = num_parameters(Convolutions(IMAGE.input_shape, NATURE, 512))
     hidden = (7 * 7 * 64 + 1) * 512
-    assert num_parameters(make(PICTURE, dueling=True)) == convolutions + 2 * hidden + 513 * 6 + 513
+    assert num_parameters(make(IMAGE, dueling=True)) == convolutions + 2 * hidden + 513 * 6 + 513
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-@pytest.mark.parametrize("spec", [VECTOR, PICTURE, Spec((2, 3), "float32", (2, 4))], ids=["vector", "picture", "2-d"])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE, Spec((2, 3), "float32", (2, 4))], ids=["vector", "picture", "2-d"])
 def test_one_value_per_action(spec: Spec, dueling: bool) -> None:
     net = make(spec, dueling=dueling, width=32)
     obs = torch.from_numpy(np.ones((5, *spec.input_shape), spec.dtype))
@@ -74,7 +74,7 @@ def test_bytes_are_divided_by_255() -> None:
     assert net(torch.tensor([[0, 51, 255]], dtype=torch.uint8)).tolist() == [[0.0, pytest.approx(0.2), 1.0]]
 
 
-@pytest.mark.parametrize("spec", [VECTOR, PICTURE], ids=["vector", "picture"])
+@pytest.mark.parametrize("spec", [VECTOR, IMAGE], ids=["vector", "picture"])
 def test_the_seed_decides_the_weights_and_the_global_generator_is_untouched(spec: Spec) -> None:
     torch.manual_seed(123)
     before = torch.random.get_rng_state()
@@ -87,7 +87,7 @@ def test_the_seed_decides_the_weights_and_the_global_generator_is_untouched(spec
 
 
 def test_a_flat_observation_is_refused_by_the_nature_torso() -> None:
-    with pytest.raises(ValueError, match="pictures"):
+    with pytest.raises(ValueError, match="images"):
         Convolutions((4,), NATURE, 512)
 
 
@@ -129,7 +129,7 @@ class OwnNet(nn.Module):
 
 
 @pytest.mark.parametrize("dueling", [False, True])
-def test_a_torso_of_ones_own_needs_nothing_but_features(dueling: bool) -> None:
+def test_a_users_torso_only_returns_features(dueling: bool) -> None:
     torso = OwnNet()
     net = make_net(Net(torso=OwnTorso(), dueling=dueling), VECTOR, normalize="off", seed=1, torso=torso)
     obs = torch.randn(6, 4)
@@ -145,13 +145,13 @@ def test_a_torso_that_does_not_return_features_is_refused() -> None:
 
 
 @pytest.mark.parametrize("torso", [OwnNet, lambda obs: obs], ids=["class", "function"])
-def test_a_torso_that_was_not_made_is_named(torso: Any) -> None:
+def test_a_torso_that_is_no_module_is_refused(torso: Any) -> None:
     with pytest.raises(UsageError, match=r"not a torch\.nn\.Module") as caught:
         make_net(Net(), VECTOR, normalize="off", seed=1, torso=torso)
     assert "torso=MyTorso()" in caught.value.fix
 
 
-def test_a_torso_of_ones_own_that_was_not_given_is_asked_for() -> None:
+def test_a_missing_users_torso_is_refused() -> None:
     with pytest.raises(UsageError, match=r"net\.torso\.type"):
         make_net(Net(torso=OwnTorso()), VECTOR, normalize="off", seed=1)
 
@@ -191,7 +191,7 @@ class TestNormalize:
         assert out.dtype == torch.float32
         assert normalize.scale() == pytest.approx(1.0)
 
-    def test_travels_in_the_state_dict(self) -> None:
+    def test_statistics_are_in_the_state_dict(self) -> None:
         net = make(VECTOR, normalize="both")
         assert net.normalize is not None
         assert net.rewards is not None
@@ -205,7 +205,7 @@ class TestNormalize:
         assert other.rewards is not None
         assert other.rewards.scale() == net.rewards.scale() != 1.0
 
-    def test_is_there_only_when_asked_for(self) -> None:
+    def test_normalisation_exists_only_if_the_plan_has_it(self) -> None:
         assert [make(VECTOR, normalize=word).normalize is not None for word in ("off", "obs", "reward", "both")] == [
             False, True, False, True,
         ]  # fmt: skip

@@ -81,13 +81,13 @@ def test_impala_has_its_parameters(factor: int, pool: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 42, 84, 96])
-def test_impala_makes_as_many_features_whatever_the_picture(size: int) -> None:
+def test_impala_has_as_many_features_for_any_image_size(size: int) -> None:
     torso = Impala((3, size, size), 1, 6, 16)
     assert torso.features == 32 * 6 * 6
     assert torso(torch.zeros(2, 3, size, size)).shape == (2, 32 * 6 * 6)
 
 
-def test_an_impala_block_passes_its_input_around_two_convolutions() -> None:
+def test_an_impala_block_has_a_skip_connection() -> None:
     torso = Impala((1, 16, 16), 1, 2, 16)
     block, maps = torso.layers[2], torch.randn(2, 16, 8, 8)
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_minatar_grids_of_any_depth() -> None:
 
 @pytest.mark.parametrize("torso", [Impala, partial(Convolutions, stack=NATURE, width=512)])
 def test_a_flat_observation_is_refused(torso: Any) -> None:
-    with pytest.raises(ValueError, match="pictures"):
+    with pytest.raises(ValueError, match="images"):
         torso((4,))
 
 
@@ -117,7 +117,7 @@ def test_a_flat_observation_is_refused(torso: Any) -> None:
     "torso", [NatureTorso(width=8), ImpalaTorso(width=8), MinatarTorso(), ConvTorso(width=8)], ids=repr
 )
 @pytest.mark.parametrize("dueling", [False, True])
-def test_every_parameter_of_a_picture_network_learns(torso: Any, dueling: bool) -> None:
+def test_every_parameter_of_an_image_network_is_trained(torso: Any, dueling: bool) -> None:
     net = make(Spec((36, 36), "uint8", (3,), stack=4), torso, dueling=dueling)
     pictures = torch.from_numpy(np.random.default_rng(1).integers(0, 256, (6, 4, 36, 36), np.uint8))
     net(pictures).square().sum().backward()

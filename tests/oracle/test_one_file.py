@@ -65,14 +65,14 @@ def plan_of(settings: one_file_dqn.Settings) -> Plan:
 
 def by_the_library(plan: Plan) -> Learned:
     """Steps and losses of every turn, and the weights after the last."""
-    line = make_components(plan, make_train_world(plan))
-    line.actor.start()
-    runtime, turns = InlineLoop(line), []
-    while line.learner.updates < UPDATES:
+    components = make_components(plan, make_train_world(plan))
+    components.actor.start()
+    runtime, turns = InlineLoop(components), []
+    while components.learner.updates < UPDATES:
         losses = [tick.stats["loss"] for tick in runtime.turn() if "loss" in tick.stats]
-        turns.append((line.actor.steps, losses))
-    line.close()
-    return turns, list(line.learner.net.parameters())
+        turns.append((components.actor.steps, losses))
+    components.close()
+    return turns, list(components.learner.net.parameters())
 
 
 def by_the_page(settings: one_file_dqn.Settings) -> Learned:

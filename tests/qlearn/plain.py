@@ -47,7 +47,7 @@ def huber(error: float) -> float:
     return error**2 / 2 if abs(error) <= 1 else abs(error) - 0.5
 
 
-def quantile_huber(predicted: Numbers, targets: Numbers, fractions: Numbers) -> float:
+def quantile_huber_loss(predicted: Numbers, targets: Numbers, fractions: Numbers) -> float:
     """Dabney et al. 2018, eq. 10."""
     total = 0.0
     for quantile, fraction in zip(predicted, fractions, strict=True):

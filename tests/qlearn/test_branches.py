@@ -73,7 +73,7 @@ def random_batch(plan: Plan, net: QNet) -> Tensors:
         weight=weight,
         gain=draw(rows, NUM),
         last=torch.zeros(rows, NUM, dtype=torch.bool),
-        state=net.memory.blank(NUM),
+        state=net.memory.initial_state(NUM),
         ahead=torch.tensor([[2], [3]]).expand(2, NUM),
     )
 
@@ -163,7 +163,7 @@ def test_masks_decide_what_is_bootstrapped_from(plan: Plan) -> None:
 
 @pytest.mark.parametrize("view", VIEWS, ids=["steps", "sequences"])
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
-def test_munchausen_looks_at_the_present_mask_too(head: object, view: object) -> None:
+def test_munchausen_uses_the_current_mask_too(head: object, view: object) -> None:
     branch = Branch(make_plan(head, MunchausenRule(temperature=0.5, floor=-50.0), view))
     taken = torch.nn.functional.one_hot(branch.batch.action, ACTIONS).bool()
     free = branch.loss(branch.batch).item()

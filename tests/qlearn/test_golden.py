@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet.nets import shrink, stretch
+from qfleet.nets import signed_hyperbolic, signed_parabolic
 from qfleet.qlearn import (
     Categorical,
     Munchausen,
@@ -19,7 +19,7 @@ from qfleet.qlearn import (
     lambda_returns,
     td_target,
 )
-from qfleet.qlearn.heads import project, quantile_huber
+from qfleet.qlearn.heads import categorical_projection, quantile_huber_loss
 
 SUPPORT = torch.linspace(-2, 2, 5, dtype=torch.float64)
 MASS = torch.tensor([[0.1, 0.2, 0.4, 0.2, 0.1]], dtype=torch.float64)
@@ -49,20 +49,22 @@ def test_c51_projection(reward: float, discount: float, expected: list[float]) -
     found = categorical_target(reward, discount)
     assert found == pytest.approx(expected, abs=1e-9)
     assert sum(found) == pytest.approx(1.0, abs=1e-12)
-    assert project(reward + discount * SUPPORT.unsqueeze(0), MASS, SUPPORT)[0].tolist() == pytest.approx(found)
+    assert categorical_projection(reward + discount * SUPPORT.unsqueeze(0), MASS, SUPPORT)[0].tolist() == pytest.approx(
+        found
+    )
 
 
 def test_no_mass_is_lost_on_51_atoms_in_single_precision() -> None:
     support = torch.linspace(-10, 10, 51)
     rewards = torch.linspace(-12, 12, 4_801).unsqueeze(1)
-    shares = project(rewards.expand(-1, 51), torch.full((4_801, 51), 1 / 51), support)
+    shares = categorical_projection(rewards.expand(-1, 51), torch.full((4_801, 51), 1 / 51), support)
     assert shares.sum(1).numpy() == pytest.approx(1.0, abs=1e-5)
     assert (shares @ support).numpy() == pytest.approx(rewards[:, 0].clamp(-10, 10).numpy(), abs=1e-4)
 
 
 def test_quantile_huber_sums_over_quantiles_and_averages_over_targets() -> None:
     predicted, targets = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.5, 3.0]])
-    found = quantile_huber(predicted, targets, torch.tensor([[1 / 6, 1 / 2, 5 / 6]])).item()
+    found = quantile_huber_loss(predicted, targets, torch.tensor([[1 / 6, 1 / 2, 5 / 6]])).item()
     assert found == pytest.approx(0.916667, abs=1e-6)
     assert found / 3 == pytest.approx(0.305556, abs=1e-6)  # the other reduction in use: the mean over quantiles
     # The head's own fractions are the middles of equal parts.
@@ -85,7 +87,7 @@ class Pair(nn.Module):
 def test_munchausen() -> None:
     now, after = (torch.tensor([row], dtype=torch.float64) for row in ([1.0, 2.0], [0.0, 0.1]))
     rule = Munchausen(0.9, 0.03, -1.0)
-    choice = rule(NextValues(after, target_now=now, action=torch.tensor([0])))
+    choice = rule(NextValues(after, target_current=now, action=torch.tensor([0])))
     assert choice.bonus is not None
     assert choice.entropy is not None
     assert choice.bonus.item() / 0.9 == pytest.approx(-1.0, abs=1e-6)
@@ -102,7 +104,7 @@ def test_munchausen() -> None:
 
 def test_the_bonus_stops_at_the_floor_and_is_nothing_for_a_sure_action() -> None:
     now = torch.tensor([[0.0, 50.0], [0.0, 50.0]])
-    choice = Munchausen()(NextValues(now, target_now=now, action=torch.tensor([0, 1])))
+    choice = Munchausen()(NextValues(now, target_current=now, action=torch.tensor([0, 1])))
     assert choice.bonus is not None
     assert choice.bonus.tolist() == pytest.approx([-0.9, 0.0])
 
@@ -112,16 +114,16 @@ def test_the_bonus_stops_at_the_floor_and_is_nothing_for_a_sure_action() -> None
 )
 def test_value_rescaling(x: float, expected: float) -> None:
     value = torch.tensor([x, -x], dtype=torch.float64)
-    assert shrink(value).tolist() == pytest.approx([expected, -expected], abs=1e-6)
-    assert stretch(shrink(value)).tolist() == pytest.approx([x, -x], rel=1e-9)
-    assert shrink(value.numpy()) == pytest.approx(shrink(value).numpy(), abs=1e-12)
-    assert stretch(value.numpy()) == pytest.approx(stretch(value).numpy(), rel=1e-12)
-    assert stretch(shrink(float(x))) == pytest.approx(x, rel=1e-12)
+    assert signed_hyperbolic(value).tolist() == pytest.approx([expected, -expected], abs=1e-6)
+    assert signed_parabolic(signed_hyperbolic(value)).tolist() == pytest.approx([x, -x], rel=1e-9)
+    assert signed_hyperbolic(value.numpy()) == pytest.approx(signed_hyperbolic(value).numpy(), abs=1e-12)
+    assert signed_parabolic(value.numpy()) == pytest.approx(signed_parabolic(value).numpy(), rel=1e-12)
+    assert signed_parabolic(signed_hyperbolic(float(x))) == pytest.approx(x, rel=1e-12)
 
 
 def test_value_rescaling_in_single_precision() -> None:
     values = torch.linspace(-300, 300, 1_201)
-    assert stretch(shrink(values)).numpy() == pytest.approx(values.numpy(), rel=1e-6, abs=1e-9)
+    assert signed_parabolic(signed_hyperbolic(values)).numpy() == pytest.approx(values.numpy(), rel=1e-6, abs=1e-9)
 
 
 def returns(reward: list[float], discount: list[float], value: list[float], last: list[bool]) -> list[float]:
@@ -136,7 +138,7 @@ def test_lambda_returns() -> None:
     assert found == pytest.approx([1 + 0.9 * (0.5 * 5 + 0.5 * 6.435), 0.9 * (0.5 * 6 + 0.5 * 8.3), 8.3], abs=1e-9)
 
 
-def test_lambda_returns_stop_at_death_and_take_the_final_value_at_a_time_limit() -> None:
+def test_lambda_returns_at_termination_and_truncation() -> None:
     died = returns([1, 0, 2, 4], [0.9, 0, 0.9, 0.9], [-99, 5, 6, 7, 8], [False, False, True, False, False])
     assert died[:2] == pytest.approx([1 + 0.9 * 2.5, 0.0])
     ended = returns([1, 3, 2, 4], [0.9] * 4, [-99, 5, 6, 7, 8], [False, False, True, False, False])

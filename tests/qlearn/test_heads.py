@@ -211,7 +211,7 @@ def expected_loss(case: Case, name: str, item: int, target: Any) -> tuple[float,
     if case.kind in ("quantile", "implicit"):
         fractions = out[-1] if case.kind == "implicit" else [(i + 0.5) / ATOMS for i in range(ATOMS)]
         error = sum(target) / len(target) - sum(out[action]) / len(out[action])
-        return plain.quantile_huber(out[action], target, fractions), abs(error)
+        return plain.quantile_huber_loss(out[action], target, fractions), abs(error)
     if case.kind == "decoupled":
         taken = values_of(case, [out[dimension][choice] for dimension, choice in enumerate(choices_of(action))])
         error = target - plain.shifted(sum(taken) / len(taken), 0.0, 1.0, case.rescale)
@@ -224,7 +224,7 @@ def expected_loss(case: Case, name: str, item: int, target: Any) -> tuple[float,
 
 
 def found_targets(case: Case, rule: Rule) -> Tensor:
-    online_next = StepView().see(case.online, case.batch, now=False, after=rule.needs_online)[1]
+    online_next = StepView().forward(case.online, case.batch, current=False, bootstrap=rule.needs_online)[1]
     return td_target(case.head, rule, StepView(), case.target, case.batch, online_next)
 
 
@@ -246,7 +246,7 @@ def test_targets_losses_and_priorities(name: str, rule: str, masks: bool, rescal
 
 @pytest.mark.parametrize("rescale", [False, True], ids=["", "rescaled"])
 @pytest.mark.parametrize("name", HEADS)
-def test_the_gradient_is_that_of_the_loss_with_the_target_held(name: str, rescale: bool) -> None:
+def test_the_gradient_is_that_of_the_loss_with_a_constant_target(name: str, rescale: bool) -> None:
     case, step = make_case(name, 5, rescale=rescale), 1e-6
     goal = found_targets(case, Double())
     loss, _, _ = td_loss(case.head, Double(), StepView(), case.online, case.target, case.batch)
@@ -322,7 +322,7 @@ def test_decoupled_values_are_very_low_where_there_is_no_such_action() -> None:
     assert (values[values != 50.0] < -1e8).all()
 
 
-def test_decoupled_values_that_are_told_are_of_actions_that_there_are() -> None:
+def test_reported_decoupled_values_are_of_existing_actions() -> None:
     case = make_case("decoupled huber", 2)
     _, _, values = td_loss(case.head, Max(), StepView(), case.online, case.target, case.batch)
     real = [
@@ -335,7 +335,7 @@ def test_decoupled_values_that_are_told_are_of_actions_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["scalar huber", "decoupled huber"])
-def test_without_a_rule_the_rewards_are_what_is_learned(name: str) -> None:
+def test_without_a_rule_the_rewards_are_the_targets(name: str) -> None:
     case = make_case(name, 4)
     loss, priority, _ = td_loss(case.head, None, StepView(), case.online, case.target, case.batch)
     pairs = [expected_loss(case, name, item, float(case.batch.reward[item])) for item in range(NUM)]
@@ -344,6 +344,6 @@ def test_without_a_rule_the_rewards_are_what_is_learned(name: str) -> None:
     assert priority.tolist() == pytest.approx([p for _, p in pairs], abs=1e-9)
 
 
-def test_munchausen_without_present_values_is_refused() -> None:
-    with pytest.raises(ValueError, match="present"):
+def test_munchausen_without_current_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="current"):
         Munchausen()(NextValues(torch.zeros(1, 2)))

@@ -54,7 +54,7 @@ def targets(stream: Rollout, rule: Rule) -> list[float]:
     """The 3-step target of every item of a stream, at gamma 0.9."""
     replay = Replay(SPEC, 1, 100, Uniform(), np.random.default_rng(0), cut=StepCut(3), fold=Fold(3, 0.9))
     replay.add(stream)
-    batch = replay.take(np.arange(len(replay)), np.ones(len(replay), np.float32))
+    batch = replay.read_batch(np.arange(len(replay)), np.ones(len(replay), np.float32))
     names = ("obs", "action", "reward", "discount", "next_obs", "weight")
     shown = Tensors(**{name: torch.from_numpy(getattr(batch, name)) for name in names})
     return target_of(rule, Shown(), Shown(), shown)
@@ -62,7 +62,7 @@ def targets(stream: Rollout, rule: Rule) -> list[float]:
 
 def target_of(rule: Rule, online: Any, target: Any, batch: Tensors) -> list[float]:
     """What a learner with these two networks aims at."""
-    online_next = StepView().see(online, batch, now=False, after=rule.needs_online)[1]
+    online_next = StepView().forward(online, batch, current=False, bootstrap=rule.needs_online)[1]
     found: list[float] = td_target(Scalar(), rule, StepView(), target, batch, online_next).tolist()
     return found
 
@@ -108,7 +108,7 @@ def test_forbidden_actions_are_not_bootstrapped_from() -> None:
 
 
 @pytest.mark.parametrize("rule", [Max(), Double()])
-def test_a_final_state_that_allows_nothing_still_has_a_finite_target(rule: Rule) -> None:
+def test_a_final_state_without_allowed_actions_has_a_finite_target(rule: Rule) -> None:
     batch = tensors([2.0], [0.0], mask=[[False, False]])
     net = Table([[1.0, 2.0], [3.0, 4.0]])
     assert target_of(rule, net, net, batch) == [2.0]

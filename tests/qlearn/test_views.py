@@ -64,23 +64,23 @@ def step_by_step(net: QNet, batch: Tensors) -> Tensor:
         state = torch.zeros_like(state)
         for window in range(WINDOWS):
             if not batch.last[row, window]:
-                state[window, : memory.held] = held[window]
-                state[window, memory.held + batch.action[row, window]] = 1.0
+                state[window, : memory.cell_state_size] = held[window]
+                state[window, memory.cell_state_size + batch.action[row, window]] = 1.0
                 state[window, -1] = batch.gain[row, window]
     return torch.stack(outs)
 
 
-def test_the_head_is_not_asked_about_the_burn_in() -> None:
+def test_the_head_is_not_run_on_the_burn_in() -> None:
     net, asked = make(), []
     net.head.register_forward_hook(lambda module, inputs, out: asked.append(len(out)))
-    now, after = VIEW.see(net, windows(net), now=True, after=True)
+    now, after = VIEW.forward(net, windows(net), current=True, bootstrap=True)
     assert now is not None
     assert after is not None
     assert asked == [(LENGTH + N_STEP) * WINDOWS]
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_the_loss_is_that_of_rows_seen_one_by_one(kind: Literal["lstm", "gru"]) -> None:
+def test_the_loss_equals_that_of_single_steps(kind: Literal["lstm", "gru"]) -> None:
     online, target = make(kind), make(kind, seed=2)
     for seed in range(3):
         batch = windows(online, seed)
@@ -108,13 +108,13 @@ def test_the_loss_is_that_of_rows_seen_one_by_one(kind: Literal["lstm", "gru"]) 
         assert priority.tolist() == pytest.approx(priorities, abs=1e-5)
 
 
-def test_the_burn_in_brings_the_memory_up_to_date_but_gives_no_gradient() -> None:
+def test_the_burn_in_updates_the_memory_without_gradient() -> None:
     net = make()
     batch = windows(net, end=0.0)
     batch.obs.requires_grad_()
     assert batch.state is not None
     batch.state.requires_grad_()
-    present, after = VIEW.see(net, batch, now=True, after=True)
+    present, after = VIEW.forward(net, batch, current=True, bootstrap=True)
     assert present is not None
     assert after is not None
     assert not after.requires_grad
@@ -126,17 +126,17 @@ def test_the_burn_in_brings_the_memory_up_to_date_but_gives_no_gradient() -> Non
     assert batch.state.grad is None
     with torch.no_grad():
         batch.obs[0] += 1.0  # but what was seen then still counts
-        changed, _ = VIEW.see(net, batch, now=True, after=False)
+        changed, _ = VIEW.forward(net, batch, current=True, bootstrap=False)
     assert not torch.allclose(present, changed)  # type: ignore[arg-type]
 
 
-def test_without_burn_in_the_stored_state_is_where_learning_begins() -> None:
+def test_without_burn_in_the_stored_state_is_the_initial_state() -> None:
     net, view = make(), SequenceView(0, LENGTH)
     batch = windows(net, end=0.0)
     batch.ahead, start = torch.ones_like(batch.ahead), batch.state  # type: ignore[arg-type]
     assert start is not None
-    before, _ = view.see(net, batch, now=True, after=False)
-    other, _ = view.see(net, replace(batch, state=torch.ones_like(start)), now=True, after=False)
+    before, _ = view.forward(net, batch, current=True, bootstrap=False)
+    other, _ = view.forward(net, replace(batch, state=torch.ones_like(start)), current=True, bootstrap=False)
     assert before is not None
     assert before.shape == (LENGTH * WINDOWS, ACTIONS)
     assert not torch.allclose(before, other)  # type: ignore[arg-type]
@@ -149,7 +149,7 @@ def test_priorities_mix_the_largest_and_the_mean_error(eta: float) -> None:
     batch.last[BURN_IN + 1, 0] = True  # window 0 has three rows that count
     batch.last[BURN_IN : BURN_IN + LENGTH, 1] = True  # window 1 none
     errors = torch.arange(1.0, LENGTH * WINDOWS + 1).view(LENGTH, WINDOWS)
-    loss, priority = SequenceView(BURN_IN, LENGTH, eta).settle(errors.flatten() ** 2, errors.flatten(), batch)
+    loss, priority = SequenceView(BURN_IN, LENGTH, eta).reduce(errors.flatten() ** 2, errors.flatten(), batch)
     columns = [[float(e) for e in errors[:, window]] for window in range(WINDOWS)]
     columns[0].pop(1)
     columns[1] = []
@@ -160,7 +160,7 @@ def test_priorities_mix_the_largest_and_the_mean_error(eta: float) -> None:
     assert loss.item() == pytest.approx(sum(weighted) / WINDOWS, rel=1e-6)
 
 
-def test_what_stands_in_final_rows_is_not_learned() -> None:
+def test_final_rows_are_not_learned_from() -> None:
     net = make()
     batch = windows(net, seed=3, end=0.4)
     assert batch.last is not None
@@ -175,7 +175,7 @@ def test_what_stands_in_final_rows_is_not_learned() -> None:
 def test_masks_are_those_of_the_rows_acted_in_and_of_the_rows_bootstrapped_from() -> None:
     batch = windows(make(), end=0.3)
     mask = torch.rand(ROWS, WINDOWS, ACTIONS, generator=torch.Generator().manual_seed(1)) < 0.5
-    seen = VIEW.masks(NextValues(torch.zeros(1)), replace(batch, mask=mask))
+    seen = VIEW.add_masks(NextValues(torch.zeros(1)), replace(batch, mask=mask))
     assert seen.mask is not None
     assert seen.next_mask is not None
     assert batch.ahead is not None
