@@ -53,14 +53,14 @@ NETS: dict[str, list[tuple[int, ...]]] = {
 PAGE = report.ROOT / "docs" / "sync.md"
 
 
-def run(*words: str, check: bool = True) -> None:
+def run(*command: str, check: bool = True) -> None:
     """A command that must work, or may fail."""
-    subprocess.run(words, check=check, capture_output=True, text=True)  # noqa: S603  all words are ours
+    subprocess.run(command, check=check, capture_output=True, text=True)  # noqa: S603  the command is ours
 
 
 @contextlib.contextmanager
 def linked(ranks: int, megabits: int) -> Iterator[None]:
-    """So many namespaces on one bridge, each reached at this rate in both directions."""
+    """Network namespaces on one bridge, each reached at this rate in both directions."""
     try:
         run("ip", "link", "add", BRIDGE, "type", "bridge")
         run("ip", "link", "set", BRIDGE, "up")
@@ -86,10 +86,10 @@ def linked(ranks: int, megabits: int) -> Iterator[None]:
 
 def measure(ranks: int, net: str, rounds: int) -> dict[str, float]:
     """Seconds of every operation, as rank 0 saw it."""
-    words = [sys.executable, "-m", "benchmarks.link", "--ranks", str(ranks), "--net", net, "--rounds", str(rounds)]
+    command = [sys.executable, "-m", "benchmarks.link", "--ranks", str(ranks), "--net", net, "--rounds", str(rounds)]
     children = [
-        subprocess.Popen(  # noqa: S603  all words are ours
-            [str(shutil.which("ip")), "netns", "exec", f"qf{rank}", *words, "--rank", str(rank)],
+        subprocess.Popen(  # noqa: S603  the command is ours
+            [str(shutil.which("ip")), "netns", "exec", f"qf{rank}", *command, "--rank", str(rank)],
             cwd=report.ROOT,
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
@@ -160,15 +160,15 @@ def in_buckets(comm: ProcessGroupComm) -> Callable[[], object]:
 
 
 def silent(kind: str, **fields: Any) -> None:
-    """Nobody listens."""
+    """Ignore the gradient."""
 
 
 def timed(act: Callable[[], object], comm: ProcessGroupComm, rounds: int) -> float:
     """Median seconds, begun together each time."""
     act()
-    spent, gate = [], torch.zeros(1)
+    spent, barrier = [], torch.zeros(1)
     for _ in range(rounds):
-        comm.sum(gate)
+        comm.sum(barrier)
         begun = time.perf_counter()
         act()
         spent.append(time.perf_counter() - begun)
@@ -181,7 +181,7 @@ def predicted(ranks: int, num_bytes: float, megabits: int, alpha: float) -> floa
     return 2 * (ranks - 1) * alpha + 2 * (ranks - 1) / ranks * num_bytes / beta
 
 
-def line(link: str, megabits: int, ranks: int, net: str, found: dict[str, float]) -> tuple[Any, ...]:
+def table_row(link: str, megabits: int, ranks: int, net: str, found: dict[str, float]) -> tuple[Any, ...]:
     """A row of the table."""
     num_bytes = 4.0 * sum(torch.Size(shape).numel() for shape in NETS[net])
     model = predicted(ranks, num_bytes, megabits, found["small"] / (2 * (ranks - 1)))
@@ -224,7 +224,7 @@ def main() -> None:
                 with linked(ranks, megabits):
                     found = measure(ranks, net, given.rounds)
                 record.append({"link": link, "ranks": ranks, "net": net, **found})
-                rows.append(line(link, megabits, ranks, net, found))
+                rows.append(table_row(link, megabits, ranks, net, found))
                 print(*rows[-1], sep=" | ", flush=True)
     heads = (
         "link",

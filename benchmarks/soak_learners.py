@@ -1,4 +1,4 @@
-"""A soak of learners: partners and shards are killed or stopped at random; no update is lost or made twice."""
+"""A soak of learners: learners and shards are killed or stopped at random; no update is lost or made twice."""
 
 import argparse
 import contextlib
@@ -26,7 +26,7 @@ from qfleet.plan.sync_schema import ServerSync
 from qfleet.sync.strategies import Local
 from qfleet.watch import read_rows
 
-LONGEST_SECONDS = 30.0  # that an update may take, whoever is lost on the way
+LONGEST_SECONDS = 30.0  # that an update may take, whatever is lost meanwhile
 LIMIT_SECONDS = 4.0  # after which one that is stopped counts as lost
 WAYS: dict[str, dict[str, Any]] = {
     "allreduce": {},
@@ -39,7 +39,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "allreduce, top_k": {"sync.codec.type": "top_k"},
 }
 # What all learners have in common at the end. Moments live in a server's shards; local learners' targets follow weights
-# of their own; who waits for nobody has the weights of its last pull, and with top_k everybody looks ahead.
+# of their own; asynchronous ones have the weights of their last pull; with top_k each adds its own residual.
 EQUAL = {"allreduce": "all", "allreduce by gloo": "all", "server": "targets", "local": "weights"}
 SETTINGS: dict[str, Any] = {
     "learners.num": 3,
@@ -71,12 +71,12 @@ class Outcome:
     groups: int = 0
     stalest: int | None = None  # by how many steps a gradient was behind that was taken in
     seconds: float = 0.0
-    looked: bool = False  # at everybody's weights, after all blows
+    checked: bool = False  # were all learners' weights compared after the last blow?
     wrong: list[str] = field(default_factory=list)
 
 
 def victims() -> dict[str, list[int]]:
-    """Who may be hit."""
+    """Processes that may be hit, by role."""
     found: dict[str, list[int]] = {"learner": [], "shard": []}
     for child in multiprocessing.active_children():
         for role, pids in found.items():
@@ -86,7 +86,7 @@ def victims() -> dict[str, list[int]]:
 
 
 def is_up(pid: int) -> bool:
-    """Is it neither stopped nor dead already? A blow that nobody feels does not count."""
+    """Is it neither stopped nor dead already? A blow without effect does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZX"
     except OSError:
@@ -94,14 +94,14 @@ def is_up(pid: int) -> bool:
 
 
 def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> None:
-    """Hit somebody now and then, until all blows are dealt; before half of them the run has learned again.
+    """Hit a process now and then until there were enough blows; before half of them the run has learned again.
 
     The others fall while it recovers. If all did, an update would last as long as there are blows.
     """
-    rng, dealt = random.Random(seed), 0
+    rng, num_blows = random.Random(seed), 0
     while not outcome.made and not over.wait(0.05):
         pass  # it has not begun to learn
-    while dealt < blows and not over.wait(rng.uniform(0.5, 3.0)):
+    while num_blows < blows and not over.wait(rng.uniform(0.5, 3.0)):
         made, limit = outcome.made, time.monotonic() + (2 * LONGEST_SECONDS if rng.random() < 0.5 else 0.0)
         while outcome.made == made and time.monotonic() < limit and not over.wait(0.05):
             pass
@@ -110,16 +110,16 @@ def strike(blows: int, seed: int, outcome: Outcome, over: threading.Event) -> No
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rng.choice(found[role]), number)
                 outcome.blows[f"{number.name} {role}"] += 1
-                dealt += 1
+                num_blows += 1
     over.set()
 
 
 @contextlib.contextmanager
 def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
-    """Takes the time of every update and every rest; looks at the team when all blows are dealt and it is whole."""
+    """Time every update and quiesce; check the group when all blows were made and all learners are back."""
     update, quiesce = LearnerGroup.update, LearnerGroup.quiesce
 
-    def timed(group: LearnerGroup, batch: Batch | Sequences) -> Report:
+    def timed_update(group: LearnerGroup, batch: Batch | Sequences) -> Report:
         before = group.learner.updates
         with timing(outcome):
             found = update(group, batch)
@@ -128,19 +128,19 @@ def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
             outcome.wrong.append(f"an update counted {group.learner.updates - before} times")
         if (
             over.is_set()
-            and not outcome.looked
+            and not outcome.checked
             and len(group.process_group.members) == group.num_learners - 1
-            and agrees(group)
+            and has_synchronised(group)
         ):
-            outcome.looked = True
-            look(group, outcome)
+            outcome.checked = True
+            check_group(group, outcome)
         return found
 
-    def rested(group: LearnerGroup) -> None:
+    def timed_quiesce(group: LearnerGroup) -> None:
         with timing(outcome):
             quiesce(group)
 
-    LearnerGroup.update, LearnerGroup.quiesce = timed, rested  # type: ignore[method-assign, assignment]
+    LearnerGroup.update, LearnerGroup.quiesce = timed_update, timed_quiesce  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -149,39 +149,39 @@ def watched(outcome: Outcome, over: threading.Event) -> Iterator[None]:
 
 @contextlib.contextmanager
 def timing(outcome: Outcome) -> Iterator[None]:
-    """Nothing that a team does may take long, whoever is lost meanwhile."""
+    """No call to the group may take long, whatever is lost meanwhile."""
     begun = time.monotonic()
     yield
     outcome.longest_seconds = max(outcome.longest_seconds, time.monotonic() - begun)
 
 
 def soak(way: str, blows: int, seed: int, out: Path) -> Outcome:
-    """One run under so many blows, a rest for everybody to come back, and a look at what is left."""
+    """One run under random blows; when all learners are back, check it."""
     outcome, over, begun = Outcome(way), threading.Event(), time.monotonic()
     plan = make_plan("CartPole-v1", overrides={**SETTINGS, **WAYS[way], "seed": seed})
     thread = threading.Thread(target=strike, args=(blows, seed, outcome, over), daemon=True)
     with watched(outcome, over):
         thread.start()
         try:
-            run = train(plan, out=out, callbacks=[lambda row: outcome.looked])
+            run = train(plan, out=out, callbacks=[lambda row: outcome.checked])
         finally:
             over.set()
             thread.join(10)
     outcome.seconds = time.monotonic() - begun
-    judge(run, plan, outcome)
+    check_outcome(run, plan, outcome)
     return outcome
 
 
-def agrees(group: LearnerGroup) -> bool:
-    """Did everybody agree in the last update? Local learners do so in every second one."""
+def has_synchronised(group: LearnerGroup) -> bool:
+    """Did all learners synchronise in the last update? Local ones do so in every second."""
     return (
         not isinstance(group.process_group.sync, Local)
         or group.process_group.sync.steps % group.process_group.sync.every == 0
     )
 
 
-def look(group: LearnerGroup, outcome: Outcome) -> None:
-    """Are all weights equal, and was every step made once? Asked when everybody is there."""
+def check_group(group: LearnerGroup, outcome: Outcome) -> None:
+    """Are all weights equal, and was every step made once? Called when all learners are there."""
     if outcome.way in EQUAL and not group.states_equal(EQUAL[outcome.way]):
         outcome.wrong.append("weights differ at the end")
     if outcome.way.startswith("allreduce") and not outcome.way.endswith("top_k"):
@@ -190,7 +190,7 @@ def look(group: LearnerGroup, outcome: Outcome) -> None:
             outcome.wrong.append(f"{made} steps of the optimiser for {group.learner.updates} updates")
 
 
-def judge(run: Run, plan: Plan, outcome: Outcome) -> None:
+def check_outcome(run: Run, plan: Plan, outcome: Outcome) -> None:
     """Compare what the run says with what it promised."""
     status, events = run.status, read_rows(run.path / "events.jsonl")
     outcome.updates = status["updates"]
@@ -221,7 +221,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 
 
 def main() -> None:
-    """A soak for every way to agree; together they deal all blows."""
+    """A soak for every strategy, with an equal part of all blows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100, help="processes to kill or stop in all")
     parser.add_argument("--seed", type=int, default=0)

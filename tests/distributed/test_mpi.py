@@ -19,7 +19,7 @@ from qfleet.distributed.mpi import create_group, probe_env_spec, rank_main
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
-from tests.support.runs import SMALL, Settings, checkpoints, events, status, words
+from tests.support.runs import SMALL, Settings, checkpoints, events, status, train_arguments
 
 ROOT = Path(__file__).parents[2]
 SHORT: Settings = {"learners.num": 3, "until.steps": 140, "save.every_steps": 1_000}
@@ -36,7 +36,7 @@ def mpirun() -> list[str]:
 def run(
     mpirun: list[str], tmp_path: Path, changes: Settings, env_id: str = "CartPole-v1"
 ) -> subprocess.CompletedProcess[str]:
-    command = [*mpirun, sys.executable, "-m", "qfleet", *words(tmp_path, changes, env_id), "--name", "run"]
+    command = [*mpirun, sys.executable, "-m", "qfleet", *train_arguments(tmp_path, changes, env_id), "--name", "run"]
     own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "XDG_STATE_HOME": str(tmp_path / "state")}
     env = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

@@ -110,7 +110,7 @@ def until(plan: Plan, steps: int) -> Plan:
     return msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=steps))
 
 
-def words(out: Path, changes: Settings | None = None, env_id: str = "CartPole-v1") -> list[str]:
+def train_arguments(out: Path, changes: Settings | None = None, env_id: str = "CartPole-v1") -> list[str]:
     """The command that trains the same plan."""
     shown = {path: list(value) if isinstance(value, tuple) else value for path, value in settings(changes).items()}
     return ["train", env_id, "--quiet", "--out", str(out), *(f"{path}={value}" for path, value in shown.items())]

@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import BUNDLES, Components, EnvMaker, LearnerSide, join_parts, make_actor, stream
+from qfleet.build.components import ACTOR_LEARNERS, Components, EnvMaker, LearnerSide, join_components, make_actor, stream
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts
@@ -71,10 +71,10 @@ class ActorLearner:
         self.written: dict[str, bytearray] = {}
         self.open_file: tuple[str, bytes] = (FILE_LIST, b"")
         self.reading = False  # its state is being read, and must not change meanwhile
-        actor.elapsed = self.elapsed
+        actor.exploration_step = self.exploration_step
         actor.start()
 
-    def elapsed(self) -> int:
+    def exploration_step(self) -> int:
         """Steps of all actor-learners, by which exploration is scheduled."""
         return max(self.total_steps, self.actor.steps * self.learners)
 
@@ -235,7 +235,7 @@ class ActorLearner:
 
 def own_generator(plan: Plan, number: int, incarnation: int, use: int) -> np.random.Generator:
     """The random generator of one incarnation of an actor-learner, for one use."""
-    return stream(plan.seed, BUNDLES, number, incarnation, use)
+    return stream(plan.seed, ACTOR_LEARNERS, number, incarnation, use)
 
 
 def make_actor_learner(
@@ -264,5 +264,5 @@ def make_actor_learner(
     def make_own_replay(part: Plan, spec: Spec) -> Replay:
         return make_replay(part, spec, part.env.num, own_generator(plan, number, incarnation, SAMPLING_STREAM))
 
-    components = join_parts(plan, env_spec, make_own_actor, torso, make_own_replay)
+    components = join_components(plan, env_spec, make_own_actor, torso, make_own_replay)
     return ActorLearner(components, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)

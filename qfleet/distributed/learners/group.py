@@ -19,7 +19,7 @@ from qfleet.distributed.learners.env_reports import EnvReports
 from qfleet.distributed.learners.launcher import LearnerLauncher
 from qfleet.distributed.learners.process_group import ProcessGroup, is_synchronous, type_name
 from qfleet.distributed.learners.traffic import Traffic
-from qfleet.distributed.learners.update import GroupUpdate
+from qfleet.distributed.learners.update import GroupUpdater
 from qfleet.distributed.learners.worker import state_hash
 from qfleet.errors import UsageError
 from qfleet.learn import BatchSource, Learner
@@ -42,7 +42,7 @@ class LearnerGroup:
         self.env_reports = EnvReports(batch_source)
         self.process_group = ProcessGroup(plan, learner, launcher, self.env_reports)
         self.pool = self.process_group.pool
-        self.try_update = GroupUpdate(self.process_group)
+        self.updater = GroupUpdater(self.process_group)
         self.actor_learners = None if batch_source is None else ActorLearnerStates(self.pool)
         self.traffic = Traffic()
         try:
@@ -60,7 +60,7 @@ class LearnerGroup:
             try:
                 group.ensure()
                 self.traffic.begin(group.connections())
-                report = self.try_update(batch)
+                report = self.updater.update(batch)
             except CommLost as cause:
                 group.fail(cause)
                 continue
@@ -72,7 +72,7 @@ class LearnerGroup:
 
     def quiesce(self) -> None:
         """Wait until no learner computes and rank 0's learner holds the newest state."""
-        self.try_update.quiesce()
+        self.updater.quiesce()
 
     def discard_state(self) -> None:
         """The run rolls back: discard the other learners' state and what they reported since."""

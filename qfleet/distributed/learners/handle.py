@@ -86,7 +86,7 @@ class LearnerHandle:
             while (parts := self.transport.receive(0.0)) is not None:
                 if parts[0].get("kind") == "failed":
                     return str(parts[0].get("cause"))
-        return self.control.exit_reason() or "its process is gone"
+        return self.control.exit_reason() or "its process ended"
 
     def cause_of_loss(self, observed: str) -> str:
         """Why it is lost: what the driver observed, and how its process ended if it did."""
@@ -116,7 +116,7 @@ class LearnerHandle:
             if not self.control.is_alive():
                 raise LearnerLost(self.final_error())
             if time.monotonic() > until:
-                raise LearnerLost("it does not answer")
+                raise LearnerLost("it does not reply")
 
     def receive(self, timeout_seconds: float) -> Parts | None:
         """The next message; None if none came in time."""

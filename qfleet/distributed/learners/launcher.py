@@ -14,7 +14,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.build.components import ROLES, EnvMaker
 from qfleet.data import Spec
-from qfleet.data.array_messages import batch_parts, blank_batch
+from qfleet.data.array_messages import batch_parts, template_batch
 from qfleet.data.wire_format import Facts, packed_bytes
 from qfleet.distributed.actors.process import require_sendable
 from qfleet.distributed.learners.actor_learner import PIECE_BYTES
@@ -209,7 +209,7 @@ def message_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
     if has_actor_learners(plan):
         return PIECE_BYTES + HEADER_BYTES, PIECE_BYTES + HEADER_BYTES
     items = batch_size(plan)
-    batch = packed_bytes(*batch_parts(blank_batch(spec, items, *window(cut))))
+    batch = packed_bytes(*batch_parts(template_batch(spec, items, *window(cut))))
     return batch + HEADER_BYTES, 4 * items + HEADER_BYTES
 
 

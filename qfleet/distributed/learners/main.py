@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
 from qfleet.data.wire_format import Arrays, Facts, Parts
-from qfleet.distributed.actors.main import MAX_ERROR_CHARACTERS, redirect_output
+from qfleet.distributed.actors.main import MAX_ERROR_CHARACTERS
 from qfleet.distributed.learners.worker import LearnerSetup, LearnerWorker, join_group
 from qfleet.distributed.parameter_server.driver import ShardPort
 from qfleet.distributed.parameter_server.shard import mailbox_bytes
@@ -24,9 +24,10 @@ from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.served import ShardConnection
 from qfleet.sync.shard import shard_bounds
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
-from qfleet.system.child_process import limit_log, die_with_parent
+from qfleet.system.child_process import die_with_parent, limit_log
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
+from qfleet.system.worker_process import redirect_output
 
 POLL_SECONDS = 1.0
 SLEEP_SECONDS = 0.0001
@@ -91,7 +92,8 @@ def learner_main(setup: LearnerProcessSetup) -> None:
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may start environment workers
     transport = RingTransport(setup.out, setup.into, setup.bell)
     parent = os.getppid()
-    with redirect_output(None), suppress(CommLost):
+    redirect_output(None)
+    with suppress(CommLost):
         try:
             worker = LearnerWorker(
                 setup.learner_setup, lambda plan: SocketConnections(plan, setup.bell), transport.send

@@ -15,8 +15,8 @@ from qfleet.sync.strategies import gradient_callback
 RELEASE_SECONDS = 0.02
 
 
-class GroupUpdate:
-    """Makes updates with a process group, or on rank 0 alone while it has no members."""
+class GroupUpdater:
+    """Makes updates with a process group, or on rank 0 alone while the group has no members."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -24,7 +24,7 @@ class GroupUpdate:
         self.pool = group.pool
         self.finite = True  # was rank 0's gradient in the last update?
 
-    def __call__(self, batch: Batch | Sequences) -> Report:
+    def update(self, batch: Batch | Sequences) -> Report:
         """Try to make one update; `CommLost` if a learner was lost before rank 0 made its step."""
         return self.together(batch) if self.group.members else self.alone(batch)
 
@@ -92,7 +92,7 @@ class GroupUpdate:
             # Others may have pushed their share already: the batch counts, and the loss is found after our own step.
 
     def collect_report(self, handle: LearnerHandle) -> None:
-        """Receive a member's priorities; the group is over if it failed, and forms anew if it alone skipped the step."""
+        """Receive a member's priorities; if it failed the group ends, if it alone skipped the step a new one forms."""
         group = self.group
         try:
             facts, arrays = handle.receive_reply("learned", self.pool.reply_timeout_seconds)

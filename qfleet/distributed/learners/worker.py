@@ -15,7 +15,7 @@ from torch import nn
 from qfleet.act import Explore
 from qfleet.build.components import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
 from qfleet.data import Batch, Sequences, Spec
-from qfleet.data.array_messages import as_batch, fact
+from qfleet.data.array_messages import as_batch, required_field
 from qfleet.data.wire_format import Arrays, Facts, Parts
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
@@ -29,7 +29,7 @@ from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.make import make_served, make_sync
 from qfleet.sync.process_groups import make_gloo, make_nccl
 from qfleet.sync.served import PushRefused, ShardConnection
-from qfleet.sync.strategies import GradientCallback, Step, Sync, copy_into, flatten_tensors, gradient_callback
+from qfleet.sync.strategies import GradientCallback, OptimizerStep, Sync, copy_into, flatten_tensors, gradient_callback
 
 MAX_TRIES = 100
 
@@ -99,7 +99,7 @@ class LearnerWorker:
     def handle_request(self, parts: Parts) -> None:
         """Handle one request; if other learners are lost meanwhile, leave the group and reply with the cause."""
         try:
-            match fact(parts[0], "kind"):
+            match required_field(parts[0], "kind"):
                 case "form":
                     self.form_group(parts[0])
                 case "hash":
@@ -255,7 +255,7 @@ def state_hash(learner: Learner, part: str = "all") -> str:
 
 
 def compute_and_step(
-    learner: Learner, batch: Batch | Sequences, share: float, step: Step, ready: GradientCallback | None = None
+    learner: Learner, batch: Batch | Sequences, share: float, step: OptimizerStep, ready: GradientCallback | None = None
 ) -> tuple[PendingUpdate, float, float]:
     """Compute a gradient and step until no server refuses it as stale; the update, its norm, and seconds to compute."""
     for _ in range(MAX_TRIES):
@@ -286,7 +286,12 @@ def make_server_client(
 
 
 def make_strategy(
-    plan: SyncPlan, seed: int, learner: Learner, comm: Comm, step: Step | None = None, log_event: LogEvent = ignore_event
+    plan: SyncPlan,
+    seed: int,
+    learner: Learner,
+    comm: Comm,
+    step: OptimizerStep | None = None,
+    log_event: LogEvent = ignore_event,
 ) -> Sync:
     """The plan's strategy for this learner; `step` replaces the learner's own step."""
     moments = [tensor for moment in learner.optimizer.moments.values() for tensor in moment]

@@ -64,16 +64,16 @@ class ShardPort:
         try:
             self.sock.sendall(PUSH.pack(sequence, version, rate))
         except OSError as error:
-            raise CommLost(f"a server's shard is gone: {error}") from error
+            raise CommLost(f"a parameter-server shard is lost: {error}") from error
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
         """Wait for the verdict on the last push, the shard's version and its weights."""
         try:
             data = self.sock.recv(REPLY.size, socket.MSG_WAITALL)
         except OSError as error:
-            raise CommLost(f"a server's shard does not answer: {error}") from error
+            raise CommLost(f"a parameter-server shard does not reply: {error}") from error
         if len(data) < REPLY.size:
-            raise CommLost("a server's shard is gone")
+            raise CommLost("a parameter-server shard is lost")
         verdict, version = REPLY.unpack(data)
         return VERDICTS[verdict], version, self.weights
 
@@ -110,23 +110,23 @@ class ShardProcess:
             if self.pipe.poll(timeout_seconds):
                 reply = self.pipe.recv_bytes(1 << 16)
                 if reply.startswith(FAILED):
-                    raise CommLost(f"a server's shard has failed: {reply[1:].decode(errors='replace')}")
+                    raise CommLost(f"a parameter-server shard failed: {reply[1:].decode(errors='replace')}")
                 return reply
         except (OSError, EOFError) as error:
-            raise CommLost(f"a server's shard is gone: {error}") from error
-        raise CommLost("a server's shard does not answer")
+            raise CommLost(f"a parameter-server shard is lost: {error}") from error
+        raise CommLost("a parameter-server shard does not reply")
 
     def request(self, message: str, timeout_seconds: float, fds: tuple[int, ...] = ()) -> dict[str, Any]:
         """Send a request; the reply is the shard's version and counts."""
         if self.awaiting_reply:
-            raise CommLost("a server's shard has not answered before")
+            raise CommLost("a parameter-server shard still has to reply to an earlier request")
         self.awaiting_reply = True
         try:
             self.pipe.send_bytes(message.encode())
             for fd in fds:
                 send_handle(self.pipe, fd, self.process.pid)
         except OSError as error:
-            raise CommLost(f"a server's shard is gone: {error}") from error
+            raise CommLost(f"a parameter-server shard is lost: {error}") from error
         counts: dict[str, Any] = msgspec.json.decode(self.receive_reply(timeout_seconds))
         self.awaiting_reply = False
         return counts
@@ -211,7 +211,7 @@ class ShardProcesses:
 
 
 class ShardLayout:
-    """How a learner's weights and moments are cut into blocks, one per shard: a row [n] of weights and of each moment."""
+    """How weights and moments are cut into one block per shard: a row [n] of weights and of each moment."""
 
     def __init__(self, learner: Learner, shards: int) -> None:
         sizes = [parameter.numel() for parameter in learner.parameters]

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
-from qfleet.distributed.actors.main import redirect_output
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -30,6 +29,7 @@ from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import copy_into, flatten_tensors
 from qfleet.system.child_process import die_with_parent
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
+from qfleet.system.worker_process import redirect_output
 
 PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -78,12 +78,12 @@ def shard_main(setup: ShardSetup) -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    with redirect_output(None):
-        try:
-            ShardServer(setup).run(os.getppid())
-        except Exception as error:
-            setup.pipe.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
-            raise
+    redirect_output(None)
+    try:
+        ShardServer(setup).run(os.getppid())
+    except Exception as error:
+        setup.pipe.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
+        raise
 
 
 class WeightBlock:

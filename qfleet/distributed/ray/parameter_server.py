@@ -38,7 +38,7 @@ MAX_MESSAGE_BYTES = 1 << 32
 
 def comm_lost(error: Exception) -> CommLost:
     """An error of Ray as a lost connection."""
-    return CommLost("its process on Ray is gone: " + " ".join(str(error).split())[:200])
+    return CommLost("its process on Ray is lost: " + " ".join(str(error).split())[:200])
 
 
 class ShardHost:
@@ -163,7 +163,7 @@ class RayPort:
         except (RayError, GetTimeoutError) as error:
             raise comm_lost(error) from error
         if not message:
-            raise CommLost("others did not push to a server's shard in time")
+            raise CommLost("other learners did not push to a parameter-server shard in time")
         facts, arrays = unpack(message, limit_bytes=4 * self.num + TABLE_BYTES)
         return VERDICTS[int(facts["verdict"])], int(facts["version"]), torch.from_numpy(arrays["0"])  # type: ignore[arg-type]
 

@@ -170,7 +170,7 @@ def test_a_late_actor_learner_catches_up_with_the_others(incarnation: int) -> No
     first.on_joined({"updates": 0, "steps": 0})
     batch, _ = late.draw_batch(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
     assert late.batch_source.steps < 50  # it does not wait for a full replay
-    assert late.elapsed() == 100  # by the request
+    assert late.exploration_step() == 100  # by the request
     assert isinstance(late.batch_source.replay.sampler, Prioritized)
     assert late.batch_source.replay.sampler.draws == 501
     assert late.batch_source.limiter.updates == 500

@@ -130,14 +130,14 @@ def spec_of(plan: Plan) -> Spec:
     return make_train_world(plan).spec
 
 
-def alone(plan: Plan) -> Learner:
+def single_learner(plan: Plan) -> Learner:
     return build_learner(plan, spec_of(plan), spec_of(plan), None)
 
 
 @contextmanager
 def learner_group(plan: Plan) -> Iterator[LearnerGroup]:
     group = LearnerGroup(
-        plan, alone(plan), LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+        plan, single_learner(plan), LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
     )
     try:
         yield group
@@ -145,7 +145,7 @@ def learner_group(plan: Plan) -> Iterator[LearnerGroup]:
         group.close()
 
 
-def made_up(num: int, seed: int = 0, spec: Spec = LINE) -> Batch:
+def random_batch(num: int, seed: int = 0, spec: Spec = LINE) -> Batch:
     rng = np.random.default_rng(seed)
 
     def looks() -> Array:
@@ -218,10 +218,10 @@ def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 )
 def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) -> None:
     plan = small_plan(3, env, more)
-    spec, one = spec_of(plan), alone(plan)
+    spec, one = spec_of(plan), single_learner(plan)
     with learner_group(plan) as group:
         for seed in range(20):
-            expected, report = one.update(made_up(33, seed, spec)), group.update(made_up(33, seed, spec))
+            expected, report = one.update(random_batch(33, seed, spec)), group.update(random_batch(33, seed, spec))
             np.testing.assert_allclose(report.priority, expected.priority, rtol=5e-3, atol=2e-4)
         torch.testing.assert_close(weights(group.learner), weights(one), rtol=1e-3, atol=2e-4)
         group.quiesce()
@@ -231,9 +231,12 @@ def test_three_learners_make_the_steps_of_one(env: str, more: dict[str, Any]) ->
 
 
 def test_shares_of_different_sizes_count_by_their_items(group: LearnerGroup) -> None:
-    one = alone(small_plan(1))
+    one = single_learner(small_plan(1))
     for seed in range(5):
-        expected, report = one.update(made_up(32, seed)), group.update(made_up(32, seed))  # 11, 11 and 10 items
+        expected, report = (
+            one.update(random_batch(32, seed)),
+            group.update(random_batch(32, seed)),
+        )  # 11, 11 and 10 items
         assert math.isclose(report.stats["gradient_norm"], expected.stats["gradient_norm"], rel_tol=1e-3)
 
 
@@ -245,7 +248,7 @@ def test_all_strategies_one_after_the_other() -> None:
             group.set_sync_plan(sync)
             before, num_priorities = weights(group.learner).clone(), 0
             for seed in range(4):
-                report = group.update(made_up(32, seed))
+                report = group.update(random_batch(32, seed))
                 num_priorities += int(np.isfinite(report.priority).sum()) + sum(len(ids) for ids, _ in report.late)
             assert group.states_equal("targets" if sync in OWN_MOMENTS else "all") or sync in APART, sync
             assert num_priorities + sum(len(ids) for ids, _ in group.process_group.late_priorities) == 4 * 32, sync
@@ -259,13 +262,13 @@ def test_all_strategies_one_after_the_other() -> None:
 def test_a_slow_learner_is_released_when_the_group_quiesces(group: LearnerGroup) -> None:
     """The slow one has the newest weights by the time it pushes, and waits for a step that does not come."""
     group.set_sync_plan(ServerSync(spare=1))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     slow = group.pool.handles[2]
     for rounds in range(3):
         strike(process_of(slow).pid, signal.SIGSTOP)
         for seed in range(2):  # both are made without it
-            group.update(made_up(32, seed))
+            group.update(random_batch(32, seed))
         strike(process_of(slow).pid, signal.SIGCONT)
         begun = time.monotonic()
         group.quiesce()
@@ -279,19 +282,19 @@ def test_a_slow_learner_is_released_when_the_group_quiesces(group: LearnerGroup)
 def test_a_slow_learner_is_released_before_a_switch(group: LearnerGroup) -> None:
     """It waits at the current server, whatever strategy comes next."""
     group.set_sync_plan(ServerSync(spare=1))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     slow = group.pool.handles[2]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     strike(process_of(slow).pid, signal.SIGCONT)
     group.set_sync_plan(AllreduceSync())
     begun = time.monotonic()
     group.quiesce()
     assert time.monotonic() - begun < 5
     assert slow in group.process_group.members
-    group.update(made_up(32))
+    group.update(random_batch(32))
     assert not lost(group)
 
 
@@ -299,15 +302,15 @@ def test_a_slow_learner_is_released_before_a_switch(group: LearnerGroup) -> None
 def test_a_slow_learner_is_released_while_rank_0_pauses(hasty: LearnerGroup) -> None:
     """Rank 0 evaluates, or waits for experience, for longer than the timeout."""
     hasty.set_sync_plan(ServerSync(spare=1))
-    hasty.update(made_up(32))
+    hasty.update(random_batch(32))
     hasty.quiesce()
     slow = hasty.pool.handles[1]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
-        hasty.update(made_up(32, seed))
+        hasty.update(random_batch(32, seed))
     strike(process_of(slow).pid, signal.SIGCONT)
     time.sleep(1.5 * hasty.plan.learners.timeout_seconds)
-    hasty.update(made_up(32))
+    hasty.update(random_batch(32))
     hasty.quiesce()
     assert not lost(hasty)
     assert hasty.process_group.number == 1
@@ -318,7 +321,7 @@ def test_a_switch_with_outstanding_replies_loses_no_learner(group: LearnerGroup)
         for sync in (ServerSync(max_staleness=None), AllreduceSync()):
             group.set_sync_plan(sync)
             for seed in range(3):
-                group.update(made_up(32, seed))
+                group.update(random_batch(32, seed))
     assert not lost(group)
     assert group.learner.updates == 18
 
@@ -329,12 +332,12 @@ def test_a_lost_learner_is_restarted_while_the_others_continue(
 ) -> None:
     group = hasty
     group.set_sync_plan(sync)
-    group.update(made_up(32))
+    group.update(random_batch(32))
     lost_handle, healthy = group.pool.handles[1], group.pool.handles[2]
     strike(process_of(lost_handle).pid, how)
     begun, made = time.monotonic(), 1
     while group.pool.handles[1] is lost_handle:
-        group.update(made_up(32, made))
+        group.update(random_batch(32, made))
         made += 1
     noticed = LIMIT_SECONDS + 1.0 if how == signal.SIGSTOP else 0.0  # the grace of these tests is a second
     assert time.monotonic() - begun < noticed + 5  # and another one is started
@@ -342,8 +345,8 @@ def test_a_lost_learner_is_restarted_while_the_others_continue(
     assert lost(group) == [1]
     assert group.pool.handles[2] is healthy
     assert not lost_handle.control.is_alive()
-    until(lambda: len(group.process_group.members) == 2 or not group.update(made_up(32, 2)))
-    report = group.update(made_up(32, 3))
+    until(lambda: len(group.process_group.members) == 2 or not group.update(random_batch(32, 2)))
+    report = group.update(random_batch(32, 3))
     group.quiesce()
     assert (
         np.isfinite(report.priority).sum()
@@ -353,12 +356,12 @@ def test_a_lost_learner_is_restarted_while_the_others_continue(
 
 
 def test_a_learner_that_died_between_updates_does_not_harm_the_others(group: LearnerGroup) -> None:
-    group.update(made_up(32))
+    group.update(random_batch(32))
     healthy = group.pool.handles[2]
     strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
     time.sleep(1.0)
     begun = time.monotonic()
-    group.update(made_up(32, 1))
+    group.update(random_batch(32, 1))
     assert time.monotonic() - begun < LIMIT_SECONDS
     assert group.pool.handles[2] is healthy
     assert lost(group) == [1]
@@ -369,12 +372,12 @@ def test_a_learner_that_died_between_updates_does_not_harm_the_others(group: Lea
 def test_a_lost_shard_is_restarted_with_rank_0s_state(hasty: LearnerGroup, how: signal.Signals, sync: Sync) -> None:
     group = hasty
     group.set_sync_plan(sync)
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     assert isinstance(group.process_group.server, ShardProcesses)
     strike(group.process_group.server.shards[1].process.pid, how)
     for seed in range(4):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     group.quiesce()
     assert group.learner.updates == 5
     events = group.take_events()
@@ -403,7 +406,7 @@ def test_a_shard_that_is_stopped_while_it_starts_times_out_soon(
     monkeypatch.setattr(driver, "START_SECONDS", 1.0)
     hasty.set_sync_plan(ServerSync(shards=2))
     begun = time.monotonic()
-    hasty.update(made_up(32))
+    hasty.update(random_batch(32))
     assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 5  # once, however many are stopped
     assert len(started) == 4
     assert hasty.learner.updates == 1
@@ -416,8 +419,8 @@ def test_a_shard_that_is_stopped_while_it_starts_times_out_soon(
 def test_rank_0_continues_alone_when_no_learner_is_left() -> None:
     with learner_group(small_plan(2, more={"learners.restarts": 0})) as group:
         strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
-        group.update(made_up(32))
-        report = group.update(made_up(32, 1))
+        group.update(random_batch(32))
+        report = group.update(random_batch(32, 1))
         assert group.learner.updates == 2
         assert not group.pool.handles
         assert np.isfinite(report.priority).all()
@@ -432,15 +435,15 @@ def test_a_learner_found_lost_before_the_scatter_makes_no_other_learn_twice(
     group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group.set_sync_plan(ServerSync(max_staleness=None, shards=1))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     assert taken(group) == [3]
     quick, slow = group.pool.handles[1], group.pool.handles[2]
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
         until(lambda: not quick.pending_ids or quick.transport.poll(0.1))
-    collect_report = group.try_update.collect_report
+    collect_report = group.updater.collect_report
 
     def lost_meanwhile(handle: LearnerHandle) -> None:
         if handle is slow and process_of(slow).is_alive():
@@ -448,8 +451,8 @@ def test_a_learner_found_lost_before_the_scatter_makes_no_other_learn_twice(
             process_of(slow).kill()
         collect_report(handle)
 
-    monkeypatch.setattr(group.try_update, "collect_report", lost_meanwhile)
-    group.update(made_up(32, 2))
+    monkeypatch.setattr(group.updater, "collect_report", lost_meanwhile)
+    group.update(random_batch(32, 2))
     assert taken(group)[0] == 3 + 2 * 2  # without the batch that the next group learns from
     assert group.learner.updates == 4
 
@@ -458,7 +461,7 @@ def test_a_learner_that_cannot_be_reached_makes_no_other_learn_twice(
     group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group.set_sync_plan(ServerSync(max_staleness=None, shards=1))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     lost_handle = group.pool.handles[2]
     send_request = lost_handle.send_request
@@ -471,7 +474,7 @@ def test_a_learner_that_cannot_be_reached_makes_no_other_learn_twice(
 
     monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
     group.take_events()
-    group.update(made_up(32, 1))
+    group.update(random_batch(32, 1))
     assert taken(group) == [3 + 2]  # rank 0's own and the other's, in the first group
     assert (group.process_group.number, group.learner.updates) == (1, 2)
 
@@ -489,7 +492,7 @@ def test_a_learner_that_dies_while_a_group_forms_delays_no_other(
 
     monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
     begun = time.monotonic()
-    group.update(made_up(32))
+    group.update(random_batch(32))
     assert time.monotonic() - begun < 5 < group.plan.learners.timeout_seconds
     assert lost(group) == [2]
     assert group.pool.handles[1] is healthy
@@ -504,7 +507,7 @@ def test_an_interrupt_while_learners_start_leaves_no_process_behind(monkeypatch:
 
     monkeypatch.setattr(LearnerPool, "await_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        LearnerGroup(plan, alone(plan), launcher)
+        LearnerGroup(plan, single_learner(plan), launcher)
     assert [control.is_alive() for control in launcher.processes.values()] == [False, False]
 
 
@@ -519,7 +522,7 @@ def test_a_learner_that_is_still_starting_is_not_reseeded(group: LearnerGroup, m
 def test_rank_0_has_the_versions_of_the_weights_it_pulled(group: LearnerGroup) -> None:
     group.set_sync_plan(ServerSync(max_staleness=2, shards=2))
     for seed in range(3):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     group.quiesce()
     logged = [event["versions"] for event in group.take_events() if event["kind"] == "server"]
     assert isinstance(group.process_group.sync, ServerClient)
@@ -529,13 +532,13 @@ def test_rank_0_has_the_versions_of_the_weights_it_pulled(group: LearnerGroup) -
 def test_a_learner_that_is_stopped_before_a_switch_is_charged_once(hasty: LearnerGroup) -> None:
     group = hasty
     group.set_sync_plan(ServerSync(max_staleness=None))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     healthy = group.pool.handles[2]
     strike(process_of(group.pool.handles[1]).pid, signal.SIGSTOP)
-    group.update(made_up(32))  # its reply is outstanding, and not waited for
+    group.update(random_batch(32))  # its reply is outstanding, and not waited for
     group.set_sync_plan(AllreduceSync())
-    group.update(made_up(32))
+    group.update(random_batch(32))
     kinds = [event["kind"] for event in group.take_events()]
     assert kinds.count("learner_lost") == 1
     assert "group_failed" not in kinds
@@ -560,7 +563,7 @@ def test_a_group_that_fails_while_it_forms_leaves_a_valid_history(
     monkeypatch.setattr(group.pool.launcher, "start_server", once)
     group.set_sync_plan(ServerSync(shards=2))
     for seed in range(3):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     group.quiesce()
     group.process_group.history.close()
     assert struck
@@ -576,11 +579,11 @@ def test_each_loss_is_charged_once(sync: Sync) -> None:
         group.set_sync_plan(sync)
         replaced: list[bool] = []
         while len(replaced) < 3:
-            until(lambda: len(group.process_group.members) == 2 or not group.update(made_up(32)))
+            until(lambda: len(group.process_group.members) == 2 or not group.update(random_batch(32)))
             strike(process_of(group.pool.handles[1]).pid, signal.SIGKILL)
             seen = len(replaced)
             while len(replaced) == seen:
-                group.update(made_up(32, 1))
+                group.update(random_batch(32, 1))
                 replaced += [row["replaced"] for row in group.take_events() if row["kind"] == "learner_lost"]
         assert replaced == [True, True, False]
         assert list(group.pool.handles) == [2]  # the healthy one is kept
@@ -588,13 +591,13 @@ def test_each_loss_is_charged_once(sync: Sync) -> None:
 
 def test_a_group_that_keeps_failing_is_given_up_and_rank_0_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     with learner_group(small_plan(2, more={"learners.restarts": 1})) as group:
-        group.update(made_up(32))
+        group.update(random_batch(32))
 
         def fail(*_: Any) -> float:
             raise CommLost("the link is down")
 
         monkeypatch.setattr(group.process_group, "sync_step", fail)
-        group.update(made_up(32, 1))
+        group.update(random_batch(32, 1))
         kinds = [event["kind"] for event in group.take_events()]
         assert kinds.count("learners_given_up") == 1
         assert not group.pool.handles
@@ -606,9 +609,9 @@ def test_a_learner_that_cannot_start_reports_its_error(monkeypatch: pytest.Monke
     spec = spec_of(plan)
     launcher = LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo))
     launcher.env_spec = None  # type: ignore[assignment]  no network can be made for that
-    group = LearnerGroup(plan, alone(plan), launcher)
+    group = LearnerGroup(plan, single_learner(plan), launcher)
     try:
-        group.update(made_up(32))
+        group.update(random_batch(32))
         (lost,) = [event for event in group.take_events() if event["kind"] == "learner_lost"]
         assert "AttributeError" in lost["what"]
     finally:
@@ -619,10 +622,10 @@ def test_a_rejected_codec_stays_rejected_in_the_next_group() -> None:
     misled = {"sync.codec.type": "top_k", "sync.check_every_rounds": 2, "sync.least_cosine": 1.0}
     with learner_group(small_plan(2, more=misled)) as group:
         for seed in range(4):
-            group.update(made_up(32, seed))
+            group.update(random_batch(32, seed))
         assert "codec_given_up" in [event["kind"] for event in group.take_events()]
         group.process_group.disband()
-        group.update(made_up(32))
+        group.update(random_batch(32))
         assert isinstance(group.sync_plan, AllreduceSync)
         assert isinstance(group.sync_plan.codec, NoCodec)
         group.set_sync_plan(LocalSync(codec=TopKCodec()))  # as a schedule would
@@ -646,7 +649,7 @@ def test_a_rejected_codec_stays_rejected_in_the_next_group() -> None:
 def test_with_a_server_one_learner_rejects_a_codec_for_all(giving_up: int, monkeypatch: pytest.MonkeyPatch) -> None:
     coded = {"sync.type": "server", "sync.codec.type": "top_k", "sync.check_every_rounds": 2}
     with learner_group(small_plan(2, more=coded)) as group:
-        group.update(made_up(32))
+        group.update(random_batch(32))
         if giving_up == 0:
             group.process_group.on_strategy_event("codec_given_up", cosine=-1.0)
         else:
@@ -658,9 +661,9 @@ def test_with_a_server_one_learner_rejects_a_codec_for_all(giving_up: int, monke
                 return {**facts, "given_up": -1.0}, arrays
 
             monkeypatch.setattr(handle, "receive_reply", misled)
-            group.update(made_up(32))
+            group.update(random_batch(32))
             monkeypatch.undo()
-        group.update(made_up(32))
+        group.update(random_batch(32))
         assert isinstance(group.process_group.sync_plan, ServerSync)
         assert group.process_group.sync_plan.codec == NoCodec()
         assert group.process_group.number == 2
@@ -672,7 +675,7 @@ def test_a_learner_reports_that_it_gave_up_its_codec() -> None:
     with learner_group(small_plan(2, more=coded)) as group:
         logged = list[dict[str, Any]]()
         for seed in range(3):
-            group.update(made_up(32, seed))
+            group.update(random_batch(32, seed))
             logged += [event for event in group.take_events() if event["kind"] == "codec_given_up"]
         assert [event.get("learner") for event in logged] == [None, 1]  # both checked it in their second round
         assert group.process_group.number == 2
@@ -691,9 +694,9 @@ def test_a_stale_gradient_makes_a_smaller_step_of_the_optimiser() -> None:
 
 def test_outstanding_replies_are_drained_before_a_rollback(group: LearnerGroup) -> None:
     group.set_sync_plan(ServerSync(max_staleness=None))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     strike(process_of(group.pool.handles[1]).pid, signal.SIGSTOP)
-    group.update(made_up(32))
+    group.update(random_batch(32))
     assert group.pool.handles[1].num_outstanding > 0
     strike(process_of(group.pool.handles[1]).pid, signal.SIGCONT)
     group.discard_state()
@@ -704,18 +707,18 @@ def test_outstanding_replies_are_drained_before_a_rollback(group: LearnerGroup) 
 @pytest.mark.parametrize("sync", [AllreduceSync(), ServerSync(shards=2), LocalSync(every_updates=1)], ids=str)
 def test_replaced_weights_reach_all_learners(group: LearnerGroup, sync: Sync) -> None:
     group.set_sync_plan(sync)
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
     saved, moments = group.learner.model_arrays(), group.learner.optim_arrays()
     for seed in range(3):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     after = weights(group.learner).clone()
     group.discard_state()
     group.learner.load_model_arrays(saved)
     group.learner.load_optim_arrays(moments)
     group.learner.updates = 1
     for seed in range(3):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     torch.testing.assert_close(weights(group.learner), after, rtol=1e-5, atol=1e-6)
 
 
@@ -732,14 +735,14 @@ def test_replaced_weights_reach_all_learners(group: LearnerGroup, sync: Sync) ->
 )
 def test_a_batch_that_is_not_finite_changes_no_weights_then_or_later(group: LearnerGroup, sync: Sync) -> None:
     group.set_sync_plan(sync)
-    group.update(made_up(32))
-    before, bad = weights(group.learner).clone(), made_up(32)
+    group.update(random_batch(32))
+    before, bad = weights(group.learner).clone(), random_batch(32)
     bad.reward[1] = np.nan  # in the part of rank 1
     with pytest.raises(NonFiniteUpdate):
         group.update(bad)
     assert torch.equal(weights(group.learner), before)
     for seed in range(3):
-        group.update(made_up(32, seed))
+        group.update(random_batch(32, seed))
     assert group.learner.updates == 4
     assert group.learner.is_finite()
 
@@ -750,9 +753,9 @@ def test_a_gradient_that_is_not_finite_does_not_spoil_the_others_of_its_window(
     group.plan = replace(group.plan, log=replace(group.plan.log, history=True))
     group.use_run_folder(tmp_path)
     group.set_sync_plan(WindowSync(num_gradients=3))
-    group.update(made_up(32))
+    group.update(random_batch(32))
     group.quiesce()
-    before, bad = weights(group.learner).clone(), made_up(32)
+    before, bad = weights(group.learner).clone(), random_batch(32)
     bad.reward[1] = np.nan  # in the part of rank 1
     group.update(bad)  # rank 0's own is taken
     group.quiesce()
@@ -771,10 +774,10 @@ def test_a_reset_applies_to_all_learners(sync: Sync) -> None:
     with learner_group(plan) as group:
         group.set_sync_plan(sync)
         for seed in range(3):
-            report = group.update(made_up(32, seed))
+            report = group.update(random_batch(32, seed))
         assert report.stats["reset"] == 1
         fresh = weights(group.learner).clone()
-        group.update(made_up(32, 5))
+        group.update(random_batch(32, 5))
         # A step from the fresh weights, not from the old ones.
         assert float((weights(group.learner) - fresh).abs().max()) < 0.1
         if isinstance(sync, AllreduceSync):
@@ -809,7 +812,7 @@ def test_a_slow_learner_is_logged_and_gets_fewer_items_if_balanced(balance: bool
     )
     with closing(group):
         for at in range(51):
-            report = group.update(made_up(32, at))
+            report = group.update(random_batch(32, at))
         assert np.isfinite(report.priority).all()
         logged = [event for event in group.take_events() if event["kind"] == "learner_slow"]
         assert [event["learner"] for event in logged] == [1]

@@ -17,7 +17,7 @@ from qfleet.learn.batch_split import select_items
 from qfleet.replay import Prioritized, SamplerTotals, Uniform
 
 
-def made_up(num: int) -> Batch:
+def random_batch(num: int) -> Batch:
     ones = np.ones(num, np.float32)
     return Batch(
         np.zeros((num, 4), np.float32),
@@ -31,7 +31,7 @@ def made_up(num: int) -> Batch:
 
 
 def test_shares_add_up_to_the_batch() -> None:
-    batch, owners = made_up(10), assign_items(10, (1.0,) * 3)
+    batch, owners = random_batch(10), assign_items(10, (1.0,) * 3)
     parts = [select_items(batch, owners == rank) for rank in range(3)]
     assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == list(range(10))
     assert [len(part.ids) for part in parts] == [4, 3, 3]

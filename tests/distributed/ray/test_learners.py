@@ -11,7 +11,7 @@ import torch
 
 from qfleet.data import Batch
 from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerSync, Sync
-from tests.distributed.learners.test_group import LINE, made_up, single, small_plan, spec_of, weights
+from tests.distributed.learners.test_group import LINE, random_batch, single_learner, small_plan, spec_of, weights
 from tests.distributed.ray.test_driver import family, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -30,7 +30,7 @@ def group() -> Iterator[Any]:
     more = {**PLACE, "learners.timeout_seconds": LIMIT_SECONDS, "learners.restarts": 100, "optim.clip_norm": None}
     plan = small_plan(3, more=more)
     with session(plan):
-        made = LearnerGroup(plan, single(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
+        made = LearnerGroup(plan, single_learner(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
         try:
             yield made
         finally:
@@ -38,7 +38,7 @@ def group() -> Iterator[Any]:
 
 
 def some(seed: int) -> Batch:
-    return made_up(33, seed, LINE)
+    return random_batch(33, seed, LINE)
 
 
 def pids(role: str) -> list[int]:
@@ -61,7 +61,7 @@ def whole(group: Any) -> None:
 def test_three_learners_on_ray_make_the_steps_of_one(group: Any, sync: Sync) -> None:
     whole(group)
     group.quiesce()
-    one = single(group.plan)
+    one = single_learner(group.plan)
     one.load_model_arrays(group.learner.model_arrays())
     one.load_optim_arrays(group.learner.optim_arrays())
     one.updates, before = group.learner.updates, group.learner.updates
