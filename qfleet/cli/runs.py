@@ -113,7 +113,8 @@ def remove(
     if not runs:
         raise UsageError("qfleet runs rm needs RUN", "The argument RUN is missing.", "See: qfleet runs")
     from qfleet.watch import remove_run
-    from qfleet.watch.run_directory import find_run_or_group, is_group, remove_group
+    from qfleet.watch.run_directory import find_run_or_group, is_group
+    from qfleet.watch.run_listing import remove_group
 
     paths = [find_run_or_group(run, out) for run in runs]
     if not yes:

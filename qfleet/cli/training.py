@@ -12,7 +12,7 @@ from qfleet.cli.arguments import PlanArguments, PlanFile, Preset, compose_argume
 from qfleet.cli.guard import needs_restarts, run_env_code, run_with_restarts, steps_in_this_process
 from qfleet.cli.output import echo, echo_json, echo_table, invocation, size
 from qfleet.cli.plan import origin_rows
-from qfleet.cli.profile import make_traces, refuse_profile, save_profile
+from qfleet.cli.profile import FunctionProfiler, make_profilers, refuse_profile, save_profile
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
 from qfleet.plan.draft import format_value
@@ -25,7 +25,6 @@ from qfleet.plan.validate.case import COMMAND_LINE
 if TYPE_CHECKING:
     from qfleet.api import Run
     from qfleet.sweep import Group
-    from qfleet.watch.trace import Trace
 
 
 Out = Annotated[str, Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value))]
@@ -40,7 +39,8 @@ TrustEnv = Annotated[
 TrustRun = Annotated[
     bool,
     Parameter(
-        help="Connect to the address in this run, and run the code it names, though another user made it.", show_default=False
+        help="Connect to the address in this run, and run the code it names, though another user made it.",
+        show_default=False,
     ),
 ]
 Jobs = Annotated[
@@ -103,7 +103,7 @@ def _train_run(
     from qfleet.api import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
-    traces = make_traces(profile, composed.plan)
+    profilers = make_profilers(profile, composed.plan)
     run = start(
         composed.plan,
         out=out,
@@ -111,9 +111,9 @@ def _train_run(
         watcher=make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         weights_from=None if from_ is None else find_run(from_, out),
         command=["qfleet", *invocation.get()],
-        callbacks=traces,
+        callbacks=profilers,
     )
-    return _print_next_commands(run, json, quiet, traces if profile else None)
+    return _print_next_commands(run, json, quiet, profilers if profile else None)
 
 
 def _name(composed: Composed, name: str | None) -> str:
@@ -170,9 +170,9 @@ def _resume_run(
     from qfleet.watch import auto_mode, make_watcher
 
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    traces = make_traces(profile, plan)
-    run = start(path, steps=until, watcher=watcher, callbacks=traces, **checks)
-    return _print_next_commands(run, json, quiet, traces if profile else None)
+    profilers = make_profilers(profile, plan)
+    run = start(path, steps=until, watcher=watcher, callbacks=profilers, **checks)
+    return _print_next_commands(run, json, quiet, profilers if profile else None)
 
 
 # --- groups ---
@@ -275,9 +275,9 @@ def _is_later_mpi_rank(composed: Composed) -> bool:
     return not is_driver_rank(composed.plan)
 
 
-def _print_next_commands(run: "Run", json: bool, quiet: bool, traces: "list[Trace] | None") -> int:
-    if traces is not None:  # a profile was asked for
-        save_profile(run, traces, json=json, quiet=quiet)
+def _print_next_commands(run: "Run", json: bool, quiet: bool, profilers: "list[FunctionProfiler] | None") -> int:
+    if profilers is not None:  # a profile was asked for
+        save_profile(run, profilers, json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program
 

@@ -6,7 +6,7 @@ from qfleet.watch.console import Mode, Watcher, auto_mode, make_watcher
 from qfleet.watch.energy import EnergyMeter
 from qfleet.watch.plot import plot_runs
 from qfleet.watch.provenance import collect_provenance, cores, program
-from qfleet.watch.run_directory import diff_runs, find_run, list_runs, new_run_dir, remove_run, run_state, show_run
+from qfleet.watch.run_directory import find_run, new_run_dir
 from qfleet.watch.run_files import (
     CLOCK_FIELDS,
     EventLog,
@@ -18,6 +18,7 @@ from qfleet.watch.run_files import (
     write_file,
     write_json,
 )
+from qfleet.watch.run_listing import diff_runs, list_runs, remove_run, run_state, show_run
 from qfleet.watch.statistics import summarize
 from qfleet.watch.tensorboard import TensorBoardWriter
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from qfleet.escape import escaped
-from qfleet.watch.run_directory import flatten_tables, show_run
 from qfleet.watch.run_files import write_file
+from qfleet.watch.run_listing import flatten_tables, show_run
 from qfleet.watch.text import number, time_line
 
 HIGHLIGHTS = (

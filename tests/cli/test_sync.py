@@ -52,7 +52,7 @@ def make_run(name: str, learners: int, state: str = "running", **more: str) -> P
 @pytest.fixture(autouse=True)
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("qfleet.watch.run_directory.is_locked", lambda path: True)  # as if somebody wrote to them
+    monkeypatch.setattr("qfleet.watch.run_listing.is_locked", lambda path: True)  # as if processes wrote to them
     make_run("pair", 2)
     make_run("alone", 1)
     make_run("ranks", 2, backend="mpi")

@@ -19,10 +19,10 @@ def server() -> Iterator[Server]:
 def make_bases(server: Server, folder: Path) -> None:
     """A run, a group of two and a run in processes, by a user whose key the hostile folders' reader does not have."""
     made = {"run": [], "other": ["--seed", "5"], "group": ["--seeds", "2"], "processes": ["runtime.type=processes"]}
-    for name, words in made.items():
-        line = ["train", "CartPole-v1", "--steps", "300", "--name", name, "save.every_steps=100", *TINY, *words]
-        answer = server.run(folder, line, limit_seconds=100)
-        assert answer.code == 0, answer.err + answer.out
+    for name, options in made.items():
+        command = ["train", "CartPole-v1", "--steps", "300", "--name", name, "save.every_steps=100", *TINY, *options]
+        result = server.run(folder, command, limit_seconds=100)
+        assert result.code == 0, result.err + result.out
 
 
 @pytest.fixture(scope="session")

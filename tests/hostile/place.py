@@ -1,4 +1,4 @@
-"""Where a hostile run folder lies, and what lies beside it that no command may touch."""
+"""The place of a hostile run folder, and the files beside it that no command may touch."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ class Place:
 
     @property
     def good(self) -> Path:
-        """A run beside it that nobody has touched."""
+        """An intact run beside it."""
         return self.root / "runs" / "good"
 
     @property
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def code(self) -> str:
-        """Python that tells when it is executed."""
+        """Python code that leaves a file when it is executed."""
         return CANARY.format(path=str(self.canary), name="executed")
 
     def clear(self, name: str) -> Path:
@@ -105,7 +105,7 @@ Make = Callable[[Place], None]
 
 @dataclass(frozen=True)
 class Case:
-    """One hostile run folder: what is done to a good one, and what commands may answer.
+    """One hostile run folder: the change to a good one, and the allowed results of commands.
 
     `codes` narrows the exit codes that are right for a command; `absent` is text that no command may show.
     """
@@ -121,7 +121,7 @@ class Case:
 
     @property
     def about(self) -> str:
-        """What is done to the folder, in words."""
+        """Description of the change to the folder."""
         return str(getattr(self.make, "func", self.make).__doc__)
 
 
@@ -131,7 +131,7 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def lay_out(root: Path, base: Path, other: Path, name: str) -> Place:
+def make_place(root: Path, base: Path, other: Path, name: str) -> Place:
     """A copy of a base run or group, a good run beside it, and the user's own files."""
     place = Place(root, name)
     for folder in ("runs", "victim/folder/inner", "canary", "home", "tmp", "logs"):
@@ -142,26 +142,26 @@ def lay_out(root: Path, base: Path, other: Path, name: str) -> Place:
     (place.victim / "keep.txt").write_text("precious\n")
     (place.victim / "folder" / "inner" / "kept.txt").write_text("precious\n")
     checkpoints = place.victim / "run" / "checkpoints"
-    for name in (".tmp-0123456789abcdef", ".old-step_000000000000"):  # a writer removes what is called so
+    for name in (".tmp-0123456789abcdef", ".old-step_000000000000"):  # a writer removes folders with such names
         (checkpoints / name).mkdir()
         (checkpoints / name / "kept.txt").write_text("precious\n")
     return place
 
 
 def outside(place: Place) -> dict[str, tuple[Any, ...]]:
-    """All that lies beside the hostile run: kind, mode, size, time of change and content."""
+    """Everything beside the hostile run: kind, mode, size, modification time and content."""
     own = {place.run, place.root / "logs", place.root / "new", place.root / "home"}
     found: dict[str, tuple[Any, ...]] = {}
     for folder, folders, files in os.walk(place.root):
         folders[:] = [name for name in folders if Path(folder, name) not in own]
         for name in [*folders, *files]:
             path = Path(folder, name)
-            found[str(path.relative_to(place.root))] = seen(path)
+            found[str(path.relative_to(place.root))] = file_state(path)
     return found
 
 
-def seen(path: Path) -> tuple[Any, ...]:
-    """What can be seen of a file without following links; of a folder its kind, for what it holds is seen by itself."""
+def file_state(path: Path) -> tuple[Any, ...]:
+    """The state of a file without following links; of a folder only its kind."""
     info = path.lstat()
     if not stat.S_ISREG(info.st_mode):
         return (stat.S_IFMT(info.st_mode), os.readlink(path) if path.is_symlink() else "")

@@ -1,4 +1,4 @@
-"""A process that imports everything once, then forks for each command line it is asked to run.
+"""A process that imports everything once, then forks for each requested command.
 
 One request per line of standard input, one reply per line of standard output, both JSON. A fork costs some
 milliseconds where a fresh Python with torch costs seconds. Commands that start processes of their own start fresh ones.
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 POLL_SECONDS = 0.005
-MOST_KILOBYTES = 3_000_000  # a command that holds more is ended, to spare the machine; 1 GB is what it may hold
+MOST_KILOBYTES = 3_000_000  # a command that holds more is killed, to protect the machine; the tests allow 1 GB
 MOST_FILE_BYTES = 3 << 30
-MOST_PATIENCE = 3.0
+MOST_LOAD_FACTOR = 3.0
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2, 3)  # DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER: with them no mode of a file counts
 CAP_VERSION = 0x20080522
@@ -25,7 +25,7 @@ STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spaw
 
 
 def import_all() -> None:
-    """What commands import, and what they would otherwise compile or load first."""
+    """Import, compile and load in advance everything that commands need."""
     import gymnasium
     import matplotlib.pyplot
     import numpy
@@ -49,7 +49,7 @@ def import_all() -> None:
 
 
 def act_as_plain_user() -> None:
-    """As root give up the right to pass over modes of files, here and in programs started from here."""
+    """If root, drop the capabilities that ignore file modes, for this process and its children."""
     if os.geteuid() != 0:
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -58,13 +58,13 @@ def act_as_plain_user() -> None:
     libc.capget(header, sets)
     for each in CAPABILITIES:
         libc.prctl(PR_CAPBSET_DROP, each, 0, 0, 0)
-        for word in (0, 1):  # effective, permitted
-            sets[word] &= ~(1 << each)
+        for index in (0, 1):  # effective, permitted
+            sets[index] &= ~(1 << each)
     libc.capset(header, sets)
 
 
-def listen(file: int, root: str) -> None:
-    """Note every program that is started, connection that is made, and code below `root` that is executed."""
+def install_audit_hook(file: int, root: str) -> None:
+    """Log every started program, every connection, and every executed code below `root`."""
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         text = ""
@@ -80,8 +80,8 @@ def listen(file: int, root: str) -> None:
     sys.addaudithook(hook)
 
 
-def become(request: dict[str, Any]) -> None:
-    """Standard streams, folder, environment and limits of the command."""
+def set_up_process(request: dict[str, Any]) -> None:
+    """Set standard streams, folder, environment and limits of the command."""
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDONLY)
     out = os.open(request["log"] + ".out", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -94,18 +94,18 @@ def become(request: dict[str, Any]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
     act_as_plain_user()
-    listen(audit, request["root"])
+    install_audit_hook(audit, request["root"])
 
 
 def run_command(request: dict[str, Any]) -> None:
     """In the forked process: run the command line and leave with its exit code."""
     code = 99
     try:
-        become(request)
-        sys.argv = ["qfleet", *request["words"]]
+        set_up_process(request)
+        sys.argv = ["qfleet", *request["arguments"]]
         from qfleet.cli.entry import main
 
-        code = main(request["words"])
+        code = main(request["arguments"])
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
@@ -119,7 +119,7 @@ def run_command(request: dict[str, Any]) -> None:
 
 
 def session_of(pid: str) -> int | None:
-    """The session that a process belongs to; None once it is gone or only waits to be collected."""
+    """The session that a process belongs to; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -133,8 +133,8 @@ def members(session: int) -> list[int]:
 
 
 def end_all(session: int) -> int:
-    """End what a command has left behind; says how many processes that were."""
-    limit = time.monotonic() + patience(5.0)
+    """Kill the processes that a command has left behind; returns how many there were."""
+    limit = time.monotonic() + load_adjusted(5.0)
     while members(session) and time.monotonic() < limit:
         time.sleep(0.02)  # those that end with their parent take a moment
     left = members(session)
@@ -155,14 +155,14 @@ def resident_kilobytes(pid: int) -> int:
     return pages * resource.getpagesize() // 1024
 
 
-def patience(limit_seconds: float) -> float:
-    """The limit, or longer where more processes than cores want to run: theirs is not the command's time.
+def load_adjusted(limit_seconds: float) -> float:
+    """The limit, extended if more processes than cores are runnable.
 
-    With QFLEET_STRICT_LIMITS set the limit is kept as it is: for a machine that does nothing else.
+    With QFLEET_STRICT_LIMITS set it is not extended: for a machine that does nothing else.
     """
     if os.environ.get("QFLEET_STRICT_LIMITS"):
         return limit_seconds
-    return limit_seconds * min(MOST_PATIENCE, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return limit_seconds * min(MOST_LOAD_FACTOR, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
 
 
 def supervise(pid: int, limit_seconds: float) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def supervise(pid: int, limit_seconds: float) -> dict[str, Any]:
         done, status, usage = os.wait4(pid, os.WNOHANG)
         if done:
             break
-        if not stopped and time.monotonic() - begin > patience(limit_seconds):
+        if not stopped and time.monotonic() - begin > load_adjusted(limit_seconds):
             stopped = "time"
         elif not stopped and resident_kilobytes(pid) > MOST_KILOBYTES:
             stopped = "memory"

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.hostile.cases.plans import runtime
-from tests.hostile.commands import COMMANDS, Server, all_wrong
-from tests.hostile.place import Case, Make, Place, lay_out, plant_modules
+from tests.hostile.commands import COMMANDS, Server, find_violations
+from tests.hostile.place import Case, Make, Place, make_place, plant_modules
 
 pytestmark = pytest.mark.timeout(900)  # the server ends a command that takes too long
 
@@ -23,8 +23,8 @@ READERS = tuple(name for name in COMMANDS if name not in ("rm", "train-plan"))
 
 def unpacked(make: Make, bases: Path, top: Path, base: str = "run") -> Place:
     """What an attacker made in a folder of his own, packed there and unpacked in the user's folder."""
-    theirs = lay_out(top / "theirs", bases / base, bases / "other", "hostile")
-    ours = lay_out(top / "ours", bases / base, bases / "other", "hostile")
+    theirs = make_place(top / "theirs", bases / base, bases / "other", "hostile")
+    ours = make_place(top / "ours", bases / base, bases / "other", "hostile")
     # Hostile files name the places that they attack, and those are the user's.
     make(Place(theirs.root, attacked=ours.root))
     shutil.rmtree(ours.run)
@@ -82,16 +82,16 @@ def git_settings(place: Place) -> None:
     hook.chmod(0o755)
 
 
-def git(folder: Path, *words: str) -> str:
+def git(folder: Path, *arguments: str) -> str:
     """Ask git."""
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
     return done.stdout
 
 
 def check(make: Make, server: Server, place: Place, names: tuple[str, ...]) -> None:
     """No command runs or touches anything of it."""
     case = Case("attack", make)
-    found = all_wrong(server, place, case, names)
+    found = find_violations(server, place, case, names)
     assert not found, f"{case.about}\n" + "\n".join(found)
 
 
@@ -106,8 +106,8 @@ def test_logs_of_actors_and_members(base: str, server: Server, bases: Path, tmp_
 
 @contextmanager
 def listener() -> Iterator[tuple[int, list[object]]]:
-    """A port on this machine, and who has connected to it."""
-    heard: list[object] = []
+    """A port on this machine, and the addresses that have connected to it."""
+    connections: list[object] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
         ended = threading.Event()
@@ -118,27 +118,27 @@ def listener() -> Iterator[tuple[int, list[object]]]:
                     connection, address = server.accept()
                 except TimeoutError:
                     continue
-                heard.append(address)
+                connections.append(address)
                 connection.close()
 
         thread = threading.Thread(target=listen)
         thread.start()
         try:
-            yield server.getsockname()[1], heard
+            yield server.getsockname()[1], connections
         finally:
             ended.set()
             thread.join(timeout=5)
 
 
 def test_a_plan_that_names_the_attackers_cluster(server: Server, bases: Path, tmp_path: Path) -> None:
-    with listener() as (port, heard):
+    with listener() as (port, connections):
         make: Make = partial(foreign_address, port)
         place = unpacked(make, bases, tmp_path)
         check(make, server, place, READERS)
-        assert not heard
-    with listener() as (port, heard):
+        assert not connections
+    with listener() as (port, connections):
         socket.create_connection(("127.0.0.1", port)).close()
-    assert heard  # so would one of a command have been
+    assert connections  # the listener does record connections
 
 
 def test_modules_where_the_command_is_typed(server: Server, bases: Path, tmp_path: Path) -> None:
@@ -155,4 +155,4 @@ def test_a_repository_whose_settings_name_programs(server: Server, bases: Path, 
     place = unpacked(git_settings, bases, tmp_path)
     check(git_settings, server, place, READERS)
     git(place.root, "status")
-    assert list(place.canary.iterdir())  # the trap is one: whoever asks git plainly steps into it
+    assert list(place.canary.iterdir())  # the trap works: plain git commands run it

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from qfleet.cli.profile import FunctionProfiler
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.system.timers import STAGES
 from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, times_between, with_other
 from qfleet.watch.energy import EnergyMeter
 from qfleet.watch.text import time_line
-from qfleet.watch.trace import Trace
 
 PROCESSES = {"runtime.type": "processes", "actors.num": 2}
 BUSY = {"env": 0.7, "infer": 0.2, "sync": 0.1, "wait": 0.0}
@@ -254,7 +254,7 @@ def row(updates: int, kind: str = "progress") -> dict[str, Any]:
 
 
 def test_functions_are_profiled_after_learning_began() -> None:
-    trace, running = Trace(window=100), list[bool]()
+    trace, running = FunctionProfiler(window=100), list[bool]()
     for updates in (0, 20, 90, 150, 500):  # one window is enough
         trace(row(updates))
         running.append(trace.running)
@@ -266,7 +266,7 @@ def test_functions_are_profiled_after_learning_began() -> None:
 
 
 def test_a_run_that_ends_early_ends_the_window() -> None:
-    trace = Trace(window=100)
+    trace = FunctionProfiler(window=100)
     trace(row(20))
     busy_function()
     trace(row(30, "end"))
@@ -275,8 +275,8 @@ def test_a_run_that_ends_early_ends_the_window() -> None:
 
 
 def test_too_few_updates_are_reported() -> None:
-    assert "too few updates" in Trace().text()
-    trace = Trace()
+    assert "too few updates" in FunctionProfiler().text()
+    trace = FunctionProfiler()
     trace(row(20))
     trace.close()
     assert "too few updates" in trace.text()

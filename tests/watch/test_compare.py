@@ -243,8 +243,8 @@ def test_a_picture_of_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     data = plot_sides({"a": paths["a"], "b": paths["b"]}, tmp_path / "x.png").read_bytes()
     assert struct.unpack(">II", data[16:24]) == (1000, 600)
     text = plot_sides(paths, tmp_path / "x.svg").read_text()
-    for word in ("CartPole-v1", "Pong", "a (IQM of 3 runs, 95 % interval)", "b (1 run)", "return"):
-        assert f">{word}<" in text, word
+    for part in ("CartPole-v1", "Pong", "a (IQM of 3 runs, 95 % interval)", "b (1 run)", "return"):
+        assert f">{part}<" in text, part
     empty = new_run_dir(tmp_path, "CartPole-v1", "empty")
     (empty / "metrics.jsonl").write_text('{"kind": "progress", "env_steps": 1}\n')
     with pytest.raises(UsageError, match="cannot be drawn"):

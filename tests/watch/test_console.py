@@ -116,7 +116,7 @@ def test_the_screen_shows_everything_and_fits(width: int, height: int) -> None:
     assert len(lines) < height
     assert all(len(line) <= width for line in lines)
     text = "\n".join(lines)
-    for word in (
+    for part in (
         "CartPole-v1 · cartpole · runs/cartpole-dqn-0007",
         "62%  31,000 / 50,000 steps",
         "487.2",
@@ -136,7 +136,7 @@ def test_the_screen_shows_everything_and_fits(width: int, height: int) -> None:
         "! the loss rose tenfold",
         "Ctrl-C saves and leaves",
     ):
-        assert word in text, word
+        assert part in text, part
 
 
 def test_the_screen_fits_a_small_terminal() -> None:

@@ -108,8 +108,8 @@ def test_one_bad_run_does_not_hide_the_others(
     (run / file).write_text(f"{{{fields}}}")
     monkeypatch.chdir(run.parents[1])
     assert {each["name"] for each in list_runs()} == {"one", "other"}
-    for words in (["runs"], ["runs", "--json"], ["runs", "show", "one"], ["runs", "show", "one", "--json"]):
-        assert main(words) == 0, words
+    for arguments in (["runs"], ["runs", "--json"], ["runs", "show", "one"], ["runs", "show", "one", "--json"]):
+        assert main(arguments) == 0, arguments
     assert "other" in capsys.readouterr().out
 
 

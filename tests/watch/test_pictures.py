@@ -54,8 +54,8 @@ def test_every_run_is_named_and_every_panel_is_there(tmp_path: Path, monkeypatch
     two = make_run(tmp_path / "b" / "same-name", evaluations=False)
     three = make_run(tmp_path / "cartpole-per-0003")
     text = plot_runs([one, two, three], tmp_path / "curves.svg").read_text()
-    for word in ("CartPole-v1", "cartpole-per-0003", str(one), str(two), "return", "loss", "steps per second"):
-        assert f">{word}<" in text, word
+    for part in ("CartPole-v1", "cartpole-per-0003", str(one), str(two), "return", "loss", "steps per second"):
+        assert f">{part}<" in text, part
     alone = plot_runs([three], tmp_path / "one.svg").read_text()
     assert ">evaluation, 95 % interval<" in alone
     assert ">training episodes<" in alone

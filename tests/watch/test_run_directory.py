@@ -19,7 +19,8 @@ from qfleet.watch import (
     write_card,
     write_json,
 )
-from qfleet.watch.run_directory import find_run_or_group, next_name, remove_group
+from qfleet.watch.run_directory import find_run_or_group, next_name
+from qfleet.watch.run_listing import remove_group
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 

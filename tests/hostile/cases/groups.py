@@ -74,7 +74,7 @@ def member_name(name: Any, place: Place) -> None:
 
 
 def texts(text: str, place: Place) -> None:
-    """Hostile words in all fields."""
+    """Hostile text in all fields."""
     document = place.read("group.json")
     for member in document["members"]:
         member |= {"state": text, "reason": text, "exit_code": text}

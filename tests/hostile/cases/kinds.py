@@ -20,7 +20,7 @@ FEWER = ("empty", "gone", "closed", "read-only")  # these leave a file or folder
 
 
 def fifo(name: str, place: Place) -> None:
-    """Whoever opens it waits for the other side."""
+    """Opening it blocks until the other side is opened."""
     os.mkfifo(place.clear(placed(place, name)))
 
 
@@ -61,7 +61,7 @@ def empty(name: str, place: Place) -> None:
     place.write(placed(place, name), b"")
 
 
-def gone(name: str, place: Place) -> None:
+def missing(name: str, place: Place) -> None:
     """Nothing."""
     place.clear(placed(place, name))
 
@@ -99,7 +99,7 @@ CASES = [
     *cases_of("directory", directory, (*FILES[:12], *FILES[14:17])),
     *cases_of("file", plain_file, FOLDERS),
     *cases_of("empty", empty, ("run.toml", "status.json", "best.json", *FILES[14:])),
-    *cases_of("gone", gone, ("status.json", "metrics.jsonl", "checkpoints", "CHECKPOINT/model.safetensors", "logs")),
+    *cases_of("gone", missing, ("status.json", "metrics.jsonl", "checkpoints", "CHECKPOINT/model.safetensors", "logs")),
     *cases_of("closed", closed, ("run.toml", "status.json", "metrics.jsonl", "checkpoints", "CHECKPOINT", "logs", ".")),
     *cases_of("read-only", read_only, ("checkpoints", "logs", ".")),
     Case("lock-of-init", partial(lock, 1, HERE)),

@@ -93,7 +93,7 @@ def folder(name: str, place: Place) -> None:
 
 
 def parent(name: str, place: Place) -> None:
-    """To the run's own folder or above, so that whoever walks the tree walks for ever."""
+    """To the run's own folder or above, so that walking the tree does not end."""
     place.link(placed(place, name), "..")
 
 

@@ -63,7 +63,7 @@ def evil_code(env_id: str, place: Place) -> None:
 
 
 def forged_trust(place: Place) -> None:
-    """The same, with a proof of trust by somebody else."""
+    """The same, with another user's proof of trust."""
     evil_code("evil.py:Evil", place)
     place.write("trust.json", json.dumps({"env": "evil.py:Evil", "proof": "0" * 64}))
 

@@ -1,4 +1,4 @@
-"""Names and words that move the cursor, colour the screen, or look like lines of qfleet's own."""
+"""Names and texts that move the cursor, colour the screen, or imitate lines of qfleet."""
 
 import json
 from functools import partial
@@ -9,7 +9,7 @@ ANSI = "\x1b[31m\x1b[2J\x1b[1;1H"
 OSC = "\x1b]0;title\x07\x1b]8;;http://evil.example\x07click\x1b]8;;\x07\x1b]52;c;ZXZpbA==\x07"
 LINE = f"\n{FORGED} error: all is well\n{FORGED}"
 OTHERS = "\r\x08\x7f\x9b31m\u202e\u2028\u2066"
-WORDS = {"escapes": ANSI + OSC + OTHERS, "line": LINE}
+TEXTS = {"escapes": ANSI + OSC + OTHERS, "line": LINE}
 NAMES = {
     "ansi": "a\x1b[31mb",
     "line": f"a\n{FORGED} b",
@@ -91,7 +91,7 @@ def manifest_name(text: str, place: Place) -> None:
 
 
 def damage_text(text: str, place: Place) -> None:
-    """Hostile text in a tensor file's own words about itself."""
+    """Hostile text in the metadata of a tensor file."""
     header = json.dumps({"x" + text: {"dtype": text, "shape": [1], "data_offsets": [0, 4]}}).encode()
     (place.newest / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     place.seal()
@@ -112,19 +112,19 @@ CASES = [
         Case(f"text-{name}-{key}-{w}", partial(field, name, key, text))
         for name, keys in FIELDS.items()
         for key in keys
-        for w, text in WORDS.items()
+        for w, text in TEXTS.items()
     ),
-    *(Case(f"text-events-{w}", partial(events, text)) for w, text in WORDS.items()),
-    *(Case(f"text-env-id-{w}", partial(env_id, text)) for w, text in WORDS.items()),
-    *(Case(f"text-env-id-plot-{w}", partial(warning_of_plot, text)) for w, text in WORDS.items()),
-    *(Case(f"text-plan-key-{w}", partial(plan_key, text)) for w, text in WORDS.items()),
-    *(Case(f"text-option-{w}", partial(option, text)) for w, text in WORDS.items()),
-    *(Case(f"text-in-checkpoint-{w}", partial(in_checkpoint, text)) for w, text in WORDS.items()),
-    *(Case(f"text-checkpoint-name-{w}", partial(checkpoint_name, text)) for w, text in WORDS.items()),
-    *(Case(f"text-manifest-name-{w}", partial(manifest_name, text)) for w, text in WORDS.items()),
-    *(Case(f"text-tensor-name-{w}", partial(damage_text, text)) for w, text in WORDS.items()),
-    *(Case(f"text-logs-name-{w}", partial(file_name, "logs", text)) for w, text in WORDS.items()),
-    *(Case(f"text-group-{w}", partial(group_of, text)) for w, text in WORDS.items()),
+    *(Case(f"text-events-{w}", partial(events, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-env-id-{w}", partial(env_id, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-env-id-plot-{w}", partial(warning_of_plot, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-plan-key-{w}", partial(plan_key, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-option-{w}", partial(option, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-in-checkpoint-{w}", partial(in_checkpoint, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-checkpoint-name-{w}", partial(checkpoint_name, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-manifest-name-{w}", partial(manifest_name, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-tensor-name-{w}", partial(damage_text, text)) for w, text in TEXTS.items()),
+    *(Case(f"text-logs-name-{w}", partial(file_name, "logs", text)) for w, text in TEXTS.items()),
+    *(Case(f"text-group-{w}", partial(group_of, text)) for w, text in TEXTS.items()),
     *(Case(f"name-{w}", untouched, folder=text) for w, text in NAMES.items()),
     Case("text-resume-command", resume_command),
 ]

@@ -85,9 +85,9 @@ def traits(plan: Plan) -> set[str]:
     """What makes an algorithm, as words."""
     algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, FreshReplay)
     sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
-    words = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}
-    words |= {word for word in ("dueling", "noisy", "layer_norm", "spectral_norm", "decoupled") if getattr(net, word)}
-    said = {
+    parts = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}
+    parts |= {part for part in ("dueling", "noisy", "layer_norm", "spectral_norm", "decoupled") if getattr(net, part)}
+    conditions = {
         "rescale": algo.rescale,
         "several-steps": algo.n_step > 1 and not fresh,
         "fresh": fresh,
@@ -96,15 +96,15 @@ def traits(plan: Plan) -> set[str]:
         "no-epsilon": algo.explore == ConstantEpsilon(epsilon=0.0),
         "ladder": tag_of(type(algo.explore)) == "ladder",
     }
-    words |= {word for word, here in said.items() if here}
-    return {word for word in words if word} - {"scalar", "off", "steps"}
+    parts |= {part for part, here in conditions.items() if here}
+    return {part for part in parts if part} - {"scalar", "off", "steps"}
 
 
 def test_algorithm_presets_have_their_parts() -> None:
     for env_id in ("CartPole-v1", "ALE/Pong-v5", "X-v0"):
         plans = {name: compose(env_id, name).plan for name in algorithm_presets()}
         found = {name: traits(plan) for name, plan in plans.items()}
-        assert {name: found[name] for name in TRAITS} == {name: set(words.split()) for name, words in TRAITS.items()}
+        assert {name: found[name] for name in TRAITS} == {name: set(parts.split()) for name, parts in TRAITS.items()}
         small = {name for name in found if name.endswith("-small")}
         assert found.keys() == TRAITS.keys() | small
         for name in small:
@@ -155,10 +155,10 @@ def test_an_environments_name_replaces_the_defaults() -> None:
 
 @pytest.mark.parametrize("name", [*algorithm_presets(), *environment_presets()])
 def test_every_preset_is_described(name: str) -> None:
-    said = describe(name)
-    assert said.title.endswith(".")
-    assert said.source.endswith(".")
-    assert said.advice.endswith(".")
+    conditions = describe(name)
+    assert conditions.title.endswith(".")
+    assert conditions.source.endswith(".")
+    assert conditions.advice.endswith(".")
 
 
 def test_unknown_preset() -> None:

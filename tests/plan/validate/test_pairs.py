@@ -676,7 +676,7 @@ NESTED = [
 
 
 def plan_of(settings: str, preset: str | None = None) -> Plan:
-    given = [tuple(word.split("=", 1)) for word in shlex.split(settings)]
+    given = [tuple(setting.split("=", 1)) for setting in shlex.split(settings)]
     env_id = None if any(path == "env.id" for path, _ in given) else "X-v0"
     return compose(env_id, preset, overrides=[(path, text, COMMAND_LINE) for path, text in given]).plan
 
