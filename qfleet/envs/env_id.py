@@ -6,6 +6,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
@@ -125,7 +126,9 @@ def _with_clear_errors(env: Env, make: Callable[..., AnyEnv], render_mode: str |
             raise
         except gym.error.DependencyNotInstalled as error:
             raise UsageError(
-                f"env.id={env.id!r} needs a package that is not installed.", f"{error}.", _extra_fix(env.id)
+                f"env.id={env.id!r} needs a package that is not installed.",
+                f"{error}.",
+                _install_extra(env.id) or "Install the package that the message names.",
             ) from error
         except StopRequested:
             raise
@@ -171,7 +174,7 @@ def _registered(name: str) -> Callable[..., AnyEnv]:
             "Use one of these two, with env.sticky= to change the stickiness.",
         )
 
-    def make(**options: Any) -> AnyEnv:
+    def make(**options: Any) -> AnyEnv:  # unlike a partial, it refuses options of the same name
         # qfleet checks results itself, once for all lanes; gymnasium's checker would slow down every step.
         return gym.make(plain, disable_env_checker=True, **options)
 
@@ -183,7 +186,7 @@ def _minatar(name: str) -> Callable[..., AnyEnv]:
         raise unknown_id_error(name)
     game, minimal = minatar.IDS[name]
 
-    def make(**options: Any) -> AnyEnv:
+    def make(**options: Any) -> AnyEnv:  # unlike a partial, it refuses options of the same name
         return minatar.MinAtar(game, minimal=minimal, **options)
 
     return make
@@ -194,24 +197,23 @@ def unknown_id_error(name: str) -> UsageError:
     with contextlib.suppress(UsageError):
         atari.register()  # so that Atari ids can be suggested
     ids = [*gym.registry, *minatar.IDS]
-    stem = name.rpartition("/")[2].lower()
-    heads = {i: i.rpartition("/")[2].lower() for i in ids}
+    game = name.rpartition("/")[2].lower().split("-")[0]
     near = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
-    near += [i for i in ids if heads[i].startswith(stem.split("-")[0]) and i not in near][-3:]
-    extra = _extra_fix(name) if any(name.startswith(p) or p in name for ps in _EXTRAS.values() for p in ps) else ""
+    near += [each for each in ids if each.rpartition("/")[2].lower().startswith(game) and each not in near][-3:]
     return UsageError(
         f"env.id={name!r} is not a known environment.",
         f"The nearest known ids are {', '.join(near)}." if near else "No known id is like it.",
-        extra
+        _install_extra(name)
         or "Use a known id, module:Id for one that a module registers, or path/to/file.py:ClassName for your own.",
     )
 
 
-def _extra_fix(name: str) -> str:
+def _install_extra(name: str) -> str:
+    """How to install the packages of an id, if qfleet has an extra for them."""
     for extra, parts in _EXTRAS.items():
         if any(part in name for part in parts):
             return f'Install what is missing: pip install "qfleet[{extra}]"'
-    return "Install the package that the message names."
+    return ""
 
 
 def _import(name: str, module: str) -> None:

@@ -47,16 +47,13 @@ def make_world(
     num = num or env.num
     heartbeat.update_run_info(env=env.id, step_seconds=env.step_timeout_seconds)
     if make is None and is_atari(env.id):
-        _refuse_workers(env)
-        _refuse_secrets(env)
+        _refuse_settings_of_single_envs(env)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
-    if make is None and env.id in _CARTPOLE_STEPS:
-        options = checked_options(env.options, OPTIONS, env.id)
-        if render_mode is None and options.keys() <= OPTIONS.keys():
-            _refuse_workers(env)
-            _refuse_secrets(env)
-            return _cartpole(env, num, seed, stream, options)
+    if is_native(env, make) and render_mode is None:
+        _refuse_settings_of_single_envs(env)
+        options = {"max_episode_steps": _CARTPOLE_STEPS[env.id], **checked_options(env.options, OPTIONS, env.id)}
+        return CartPole(num, seed=seed, stream=stream, **options)  # type: ignore[arg-type]
     if env.workers and render_mode is None:
         return _process_vector(env, num, seed, stream, make, logs)
     maker = user_env_maker(env, make, render_mode) if make is not None else env_maker(env, render_mode)
@@ -79,8 +76,6 @@ def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
 
 
 def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
-    if env.bins is not None:
-        raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
     register()
     if env.id not in gym.registry:
         raise unknown_id_error(env.id)
@@ -96,12 +91,6 @@ def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
         reseed_steps=_RESEED_STEPS if stream == TRAIN else 0,
         options=env.options,
     )
-
-
-def _cartpole(env: Env, num: int, seed: int, stream: int, options: dict[str, Any]) -> CartPole:
-    if env.bins is not None:
-        raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
-    return CartPole(num, seed=seed, stream=stream, **{"max_episode_steps": _CARTPOLE_STEPS[env.id], **options})
 
 
 def _process_vector(
@@ -142,17 +131,16 @@ def _pickled(env: Env, value: Any, name: str) -> bytes:
         ) from error
 
 
-def _refuse_workers(env: Env) -> None:
+def _refuse_settings_of_single_envs(env: Env) -> None:
     if env.workers:
         why = "All its copies are stepped together in native code, faster than one process can answer another."
         raise _no_effect("workers", env.workers, env.id, why)
     if not env.check_bounds:
         raise _no_effect("check_bounds", "false", env.id, "It is stepped in native code, whose answers need no check.")
-
-
-def _refuse_secrets(env: Env) -> None:
     if env.secrets:
         raise _no_effect("secrets", env.secrets, env.id, "It takes no secrets.")
+    if env.bins is not None:
+        raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
 
 
 def _refuse_atari_settings(env: Env) -> None:

@@ -18,6 +18,7 @@ depends on a loaded value does not overtake the load.
 
 import time
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ class Ring:
         return max(0, self.written.read() - self.taken.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_ring, (self.slots, self.slot_bytes, tuple(self.compress), self.region)
+        return partial(Ring, compress=tuple(self.compress), region=self.region), (self.slots, self.slot_bytes)
 
     def close(self) -> None:
         """Release the memory."""
@@ -119,10 +120,6 @@ class Ring:
         self.written.cells.release()
         self.taken.cells.release()
         self.region.close()
-
-
-def _rebuild_ring(slots: int, slot_bytes: int, compress: tuple[str, ...], region: SharedMemory) -> Ring:
-    return Ring(slots, slot_bytes, compress=compress, region=region)
 
 
 class RolloutRing:
@@ -190,13 +187,9 @@ class SharedCounters:
         self.table[worker] = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_counters, (self.names, self.workers, self.region)
+        return partial(SharedCounters, region=self.region), (self.names, self.workers)
 
     def close(self) -> None:
         """Release the memory."""
         self.table = np.zeros_like(self.table)
         self.region.close()
-
-
-def _rebuild_counters(names: tuple[str, ...], workers: int, region: SharedMemory) -> SharedCounters:
-    return SharedCounters(names, workers, region=region)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from qfleet.errors import QfleetError
+from qfleet.errors import QfleetError, UsageError
 from qfleet.files import open_log
 from qfleet.system.child_process import StopRequested, die_with_parent, hidden_main
 from qfleet.system.descendants import adopt_orphans, end_descendants
@@ -47,13 +47,19 @@ class WorkerFailed(WorkerLost):
     """The worker reported an error and ended."""
 
 
-class FinalError(msgspec.Struct):
+class FinalError(msgspec.Struct, tag=True):
     """Why a worker ended by itself: the parts of the error and its exit code; a log may have the traceback."""
 
     what: str
     why: str = ""
     fix: str = ""
     exit_code: int = 1
+
+    def message(self) -> str:
+        """The text for a log; a UsageError is raised instead, because a restart cannot fix it."""
+        if self.exit_code == UsageError.exit_code:
+            raise UsageError(self.what, self.why, self.fix)
+        return self.what
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ def redirect_output(file: str | None) -> None:
     os.close(target)
 
 
-def final_error_of(error: Exception) -> FinalError:
+def final_error_of(error: BaseException) -> FinalError:
     """An error as a report that fits into a page."""
     if isinstance(error, QfleetError):
         what, why, fix = (shortened(part, TEXT_BYTES) for part in (error.what, error.why, error.fix))

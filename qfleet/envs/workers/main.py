@@ -24,11 +24,11 @@ from qfleet.envs.step_timer import time_steps
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.envs.workers.memory import DONE, IDLE, OUTSIDE_SPACE, RAISED, RESET, EnvWorkerMemory
 from qfleet.errors import EnvError, QfleetError
-from qfleet.files import open_log
 from qfleet.heartbeat import TRACEBACK_SIGNAL
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import die_with_parent, limit_log
 from qfleet.system.shared_memory import SharedMemory
+from qfleet.system.worker_process import redirect_output
 
 # Messages through the socket, one byte each.
 READY = b"+"
@@ -245,12 +245,9 @@ def _redirect(log: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     null = os.open(os.devnull, os.O_RDWR)
-    output = open_log(log)
     os.dup2(null, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
     os.close(null)
-    os.close(output)
+    redirect_output(log)
 
 
 def _receive(connection: socket.socket) -> bytes:
