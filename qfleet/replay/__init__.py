@@ -7,7 +7,7 @@ from qfleet.plan import largest_n_step
 from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
 from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
-from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import CompressionSavings
 from qfleet.replay.replay import Replay, Span, queue_length, saved_spans
@@ -41,15 +41,6 @@ def make_sampler(buffer: Buffer, items: int) -> Sampler:
             return Uniform()
 
 
-def make_filter(buffer: Buffer) -> Duplicates | None:
-    """The filter of duplicates, if the plan names one."""
-    match buffer.filter:
-        case DuplicatesFilter(copies=copies, still=still):
-            return Duplicates(copies, still=still)
-        case _:
-            return None
-
-
 def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) -> Replay:
     """The replay that the plan describes; for learning from fresh rows, one that holds only these."""
     # A bonus is added to clipped rewards, not clipped with them.
@@ -60,6 +51,8 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold, values=True)
     cut = make_cut(plan.algo)
     sampler = plan.replay.sampler
+    chosen = plan.replay.filter
+    filter = DuplicateFilter(chosen.copies, still=chosen.still) if isinstance(chosen, DuplicatesFilter) else None
     return Replay(
         spec,
         lanes,
@@ -69,7 +62,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         cut=cut,
         fold=Fold(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
         actor_priority=isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
-        filter=make_filter(plan.replay),
+        filter=filter,
         gains=bool(spec.state) and not isinstance(plan.algo.bonus, NoBonus),
         compress=plan.replay.compress,
     )
@@ -79,7 +72,7 @@ __all__ = [
     "ALL",
     "CompressionSavings",
     "Cut",
-    "Duplicates",
+    "DuplicateFilter",
     "Fold",
     "Mirror",
     "Prioritized",
@@ -93,9 +86,7 @@ __all__ = [
     "Uniform",
     "frame_bytes",
     "make_cut",
-    "make_filter",
     "make_replay",
-    "make_sampler",
     "queue_length",
     "ring_rows",
     "row_bytes",

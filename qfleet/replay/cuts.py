@@ -187,18 +187,23 @@ def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None
 
 def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
     """The batch that `StepCut` cuts, with frame indices [N, stack] instead of observations."""
-    num = len(items)
     rows = items // store.lanes
     lanes = items % store.lanes
-    reward, discount = np.empty((2, num), np.float32)
-    ahead = np.empty(num, np.int64)
-    columns = (store.reward, store.discount, store.last)
-    fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
-    obs, next_obs = np.empty((2, num, store.spec.stack), np.int64)
+    reward, discount, ahead = fold_items(store, items, fold)
+    obs, next_obs = np.empty((2, len(items), store.spec.stack), np.int64)
     stack_indices(store.last, store.heads, rows, lanes, obs)
     stack_indices(store.last, store.heads, ahead, lanes, next_obs)
     action = store.action[rows % store.rows, lanes].astype(np.int64)
     return Batch(obs, action, reward, discount, next_obs, weight, ids, *masks_of(store, items, ahead))
+
+
+def fold_items(store: Store, items: Array, fold: Fold) -> tuple[Array, Array, Array]:
+    """Folded reward [N] and discount [N] of these items, and the row [N] that each bootstraps from."""
+    reward, discount = np.empty((2, len(items)), np.float32)
+    next_rows = np.empty(len(items), np.int64)
+    columns = (store.reward, store.discount, store.last)
+    fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, next_rows)
+    return reward, discount, next_rows
 
 
 def chunks(store: Store, num: int, size: int) -> list[tuple[int, int]]:
@@ -212,10 +217,7 @@ def unpack_steps(store: Store, items: Array, fold: Fold) -> None:
     """Unpack the frames of these steps' observations and next observations, if frames are compressed."""
     if store.packed is None:
         return
-    ends = np.empty(len(items), np.int64)
-    reward, discount = np.empty((2, len(items)), np.float32)
-    fold_many(store.reward, store.discount, store.last, items, fold.n, fold.gamma, fold.clip, reward, discount, ends)
-    rows = np.concatenate([items // store.lanes, ends])
+    rows = np.concatenate([items // store.lanes, fold_items(store, items, fold)[2]])
     back = np.arange(store.spec.stack)[:, None]
     store.packed.unpack_rows(rows - back, np.tile(items % store.lanes, 2), store.heads)
 
@@ -258,13 +260,8 @@ def actor_error(store: Store, items: Array, fold: Fold) -> Array:
     """
     if store.value is None:
         raise ValueError("this store keeps no values")
-    num = len(items)
     lanes = items % store.lanes
-    reward = np.empty(num, np.float32)
-    discount = np.empty(num, np.float32)
-    ahead = np.empty(num, np.int64)
-    columns = (store.reward, store.discount, store.last)
-    fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, ahead)
+    reward, discount, ahead = fold_items(store, items, fold)
     target = reward + discount * store.value[ahead % store.rows, lanes, 1]
     value = store.value[items // store.lanes % store.rows, lanes, 0]
     error: Array = np.abs(signed_hyperbolic(target) - signed_hyperbolic(value) if fold.rescale else target - value)

@@ -85,7 +85,7 @@ def hash_steps(
         still[i] = here == there and total == 0.0 and keep > 0.0
 
 
-class Duplicates:
+class DuplicateFilter:
     """Counts the copies of each step among the live items and rejects further ones."""
 
     def __init__(self, copies: int = 1, *, still: bool = False) -> None:

@@ -33,14 +33,7 @@ event.register("numba:compile", CompileTime())  # type: ignore[no-untyped-call]
 
 @njit(cache=True)
 def fold(
-    reward: Array,
-    discount: Array,
-    last: Array,
-    row: int,
-    lane: int,
-    n: int,
-    gamma: float,
-    clip: bool,
+    reward: Array, discount: Array, last: Array, row: int, lane: int, n: int, gamma: float, clip: bool
 ) -> tuple[float, float, int]:
     """Sum up to n rewards from `row` on: the folded reward, the folded discount, and the row to bootstrap from."""
     rows = last.shape[0]

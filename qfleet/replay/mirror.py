@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.data import Array
 from qfleet.replay.store import Store
 
 
@@ -29,10 +28,11 @@ class Mirror:
         if self.num_restores != store.num_restores:
             self.num_restores = store.num_restores
             self.copied_heads[:] = 0
-        since = np.maximum(self.copied_heads, store.heads - store.rows)
-        lanes = [frame_indices(store, int(since[lane]), int(store.heads[lane]), lane) for lane in range(store.lanes)]
+        begins = np.maximum(self.copied_heads, store.heads - store.rows)
+        rows = [np.arange(begin, end) % store.rows for begin, end in zip(begins, store.heads, strict=True)]
         self.copied_heads = store.heads.copy()
-        if len(indices := np.concatenate(lanes)):
+        indices = np.concatenate([slots * store.lanes + lane for lane, slots in enumerate(rows)])
+        if len(indices):
             new = torch.from_numpy(store.obs.reshape(-1, *store.spec.obs)[indices])
             on_device = torch.from_numpy(indices).to(self.frames.device)
             self.frames.index_copy_(0, on_device, new.to(self.frames.device, non_blocking=True))
@@ -40,9 +40,3 @@ class Mirror:
     def gather_stacks(self, indices: Tensor) -> Tensor:  # [N, stack] -> [N, *input_shape]
         """The stacks of observations with these frame indices."""
         return self.frames[indices].reshape(len(indices), *self.store.spec.input_shape)
-
-
-def frame_indices(store: Store, begin: int, end: int, lane: int) -> Array:
-    """Frame indices of rows [begin, end) of a lane."""
-    indices: Array = np.arange(begin, end) % store.rows * store.lanes + lane
-    return indices

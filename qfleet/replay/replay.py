@@ -17,7 +17,7 @@ import numpy as np
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import restore_generator, saved_count, saved_numbers, saved_value
 from qfleet.replay.cuts import Cut, Fold, cut_indices
-from qfleet.replay.duplicates import Duplicates
+from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.intake import gather_items, queue_completed, record_serials, seal
 from qfleet.replay.samplers import Sampler, SamplerTotals
 from qfleet.replay.store import ALL, Store, ring_rows
@@ -46,7 +46,7 @@ class Replay:
         fold: Fold,
         values: bool = False,
         actor_priority: bool = False,
-        filter: Duplicates | None = None,
+        filter: DuplicateFilter | None = None,
         gains: bool = False,
         compress: bool = False,
     ) -> None:

@@ -23,7 +23,6 @@ from qfleet.save.verify import (
     require_folder,
     step_folders,
     tree_problems,
-    verify,
 )
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Checkpoints", "Link"]
@@ -113,10 +112,6 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, oldest first; whether it is whole shows when it is opened."""
         return [step for step, _ in step_folders(self.root)]
-
-    def verify(self, path: Path) -> list[str]:
-        """The problems of one checkpoint directory; none means that it is whole."""
-        return verify(path)
 
     def newest(self, strict: bool = False) -> Checkpoint:
         """The newest whole checkpoint, every byte checked; `restore` does not hash again what it reads."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from qfleet.sync.codecs import Codec, Exact
+from qfleet.sync.codecs import Codec, Exact, PowerSgd
 from qfleet.sync.comm import Comm
 
 LogEvent = Callable[..., object]  # called with an event's kind and its fields
@@ -52,8 +52,9 @@ class CodedMean:
             corrected = torch.full_like(corrected, torch.nan)  # no codec drops all of it, so every rank notices
         own, mean = self.codec.mean(corrected, self.comm)
         if not bool(torch.isfinite(mean).all()):
-            self.codec.reset()  # the earlier error is kept: one bad vector must not spoil the following ones
-            return mean
+            if isinstance(self.codec, PowerSgd):
+                self.codec.reset()
+            return mean  # the earlier error is kept: one bad vector must not spoil the following ones
         self.error = corrected - own
         if self.check_every and self.rounds % self.check_every == 0:
             self.check_codec(corrected, mean)

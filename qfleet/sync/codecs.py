@@ -24,10 +24,6 @@ class Codec(Protocol):
         """This rank's decoded values, and the mean of all ranks' decoded values."""
         ...
 
-    def reset(self) -> None:
-        """Drop the state kept between vectors, because one was not finite."""
-        ...
-
 
 @runtime_checkable
 class DecodableCodec(Protocol):
@@ -47,9 +43,6 @@ class Exact:
         comm.sum(total)
         return values, total.div_(comm.world_size)
 
-    def reset(self) -> None:
-        """There is no state."""
-
 
 class Half:
     """16 bits per number: float16 has more digits, bfloat16 the larger range."""
@@ -66,9 +59,6 @@ class Half:
         """Undo the scaling."""
         small, scale = parts
         return small.view(self.dtype).float() * scale
-
-    def reset(self) -> None:
-        """There is no state."""
 
 
 class Int8:
@@ -91,9 +81,6 @@ class Int8:
         small, scale = parts
         return (small.float() * scale).flatten()[:num]
 
-    def reset(self) -> None:
-        """There is no state."""
-
 
 class Sign:
     """One bit per number, and the mean magnitude of each chunk (Seide et al. 2014); learns only with error feedback."""
@@ -112,9 +99,6 @@ class Sign:
         bits, scale = parts
         signs = unpack_bits(bits, (len(scale), self.chunk)).float() * 2.0 - 1.0
         return (signs * scale).flatten()[:num]
-
-    def reset(self) -> None:
-        """There is no state."""
 
 
 class Ternary:
@@ -145,9 +129,6 @@ class Ternary:
         ups, downs = (unpack_bits(bits, (len(scale), self.chunk)).float() for bits in (up, down))
         return ((ups - downs) * scale).flatten()[:num]
 
-    def reset(self) -> None:
-        """There is no state."""
-
 
 class TopK:
     """Only the largest numbers, with their indices (Aji and Heafield 2017), which `select` finds."""
@@ -173,9 +154,6 @@ class TopK:
         whole = torch.zeros(num)
         whole[indices.long()] = numbers
         return whole
-
-    def reset(self) -> None:
-        """There is no state."""
 
 
 def largest_indices(values: Tensor, num: int) -> Tensor:  # [D] -> [K]
@@ -222,11 +200,10 @@ class PowerSgd:
         begin = 0
         for index, shape in enumerate(self.shapes):
             end = begin + int(np.prod(shape))
-            part = values[begin:end]
-            matrix = as_matrix(part, shape)
-            if matrix is None or self.rank * sum(matrix.shape) >= matrix.numel():
+            own = mean = values[begin:end]
+            matrix = own.view(shape[0], -1) if len(shape) > 1 else own
+            if len(shape) < 2 or self.rank * sum(matrix.shape) >= matrix.numel():
                 exact.append((begin, end))
-                own = mean = part
             else:
                 own, mean = (found.flatten() for found in self.approximate(index, matrix, comm))
             own_parts.append(own)
@@ -308,8 +285,3 @@ def gather_and_decode(
     gathered = zip(*(comm.gather(part) for part in parts), strict=True)
     decoded = [codec.decode(each, len(values)).to(values.dtype) for each in gathered]
     return codec.decode(parts, len(values)).to(values.dtype), mean_of(decoded)
-
-
-def as_matrix(values: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """A tensor with all but its first dimension flattened; None for a vector."""
-    return values.view(shape[0], -1) if len(shape) > 1 else None

@@ -35,15 +35,14 @@ from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary
 from qfleet.sync.comm import Comm
 from qfleet.sync.packed import RecordingComm
 from qfleet.sync.served import Clip, ServerClient, ShardConnection
-from qfleet.sync.shard import Shard
-from qfleet.sync.shard import Step as ShardStep
-from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, OptimizerSteps, Step, Sync
+from qfleet.sync.shard import Shard, ShardStep
+from qfleet.sync.strategies import Admm, Allreduce, Easgd, Gossip, Local, OptimizerStep, StepAveraging, Sync
 
 
 def make_sync(
     plan: SyncPlan,
     comm: Comm,
-    step: Step,
+    step: OptimizerStep,
     weights: Sequence[Tensor],
     moments: Sequence[Tensor],
     *,
@@ -58,7 +57,7 @@ def make_sync(
     average = make_average(plan, comm, [tuple(weight.shape) for weight in weights], seed, log_event)
     match plan:
         case AllreduceSync() if sends_steps(plan):
-            return OptimizerSteps(step, average, weights)
+            return StepAveraging(step, average, weights)
         case AllreduceSync(reduce=reduce, bucket_bytes=bucket_bytes):
             overlaps = comm.overlaps and isinstance(plan.codec, NoCodec)
             buckets = Buckets(comm, weights, bucket_bytes) if overlaps else None

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 Verdict: TypeAlias = Literal["applied", "waiting", "duplicate", "stale", "skipped"]
-Step: TypeAlias = Callable[[Tensor, float], None]  # the optimiser: a gradient [n], and a factor for the learning rate
+ShardStep: TypeAlias = Callable[
+    [Tensor, float], None
+]  # the optimiser: a gradient [n], and a factor for the learning rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Shard:
     def __init__(
         self,
         weights: Tensor,
-        step: Step,
+        step: ShardStep,
         workers: int,
         *,
         max_staleness: int | None = 0,

@@ -17,7 +17,7 @@ from qfleet.sync.codecs import Exact
 from qfleet.sync.comm import Comm
 
 GradientCallback = Callable[[int, Tensor], None]  # called with a parameter's index and its gradient
-Step = Callable[[list[Tensor]], float]  # the learner's own optimiser: clips, steps, and returns the gradient's norm
+OptimizerStep = Callable[[list[Tensor]], float]  # the learner's optimiser: clips, steps, returns the gradient's norm
 NOISE = 1e-6  # residuals below this share of the weights' norm are ignored
 LOG_EVERY_ROUNDS = 100  # ADMM's residuals
 
@@ -36,7 +36,9 @@ class Allreduce:
     With `buckets` the all-reduce overlaps the backward pass; a codec needs the whole vector instead.
     """
 
-    def __init__(self, step: Step, average: CodedMean, *, total: bool = False, buckets: Buckets | None = None) -> None:
+    def __init__(
+        self, step: OptimizerStep, average: CodedMean, *, total: bool = False, buckets: Buckets | None = None
+    ) -> None:
         self.optimizer_step = step
         self.average = average
         self.factor = average.comm.world_size if total else 1
@@ -53,7 +55,7 @@ class Allreduce:
         return self.optimizer_step(unflatten_tensors(mean * self.factor if self.factor > 1 else mean, gradients))
 
 
-class OptimizerSteps:
+class StepAveraging:
     """x <- x + mean(C(s)), s a learner's own step (Efficient-Adam, Chen et al. 2022); each learner has its own moments.
 
     Gradients decoded from a coarse codec are sparse and large. Adam, which divides by the root of their mean square,
@@ -62,7 +64,7 @@ class OptimizerSteps:
     Learners act with their own remaining compression error added, so that their weights differ a little.
     """
 
-    def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor]) -> None:
+    def __init__(self, step: OptimizerStep, average: CodedMean, weights: Sequence[Tensor]) -> None:
         self.optimizer_step = step
         self.average = average
         self.weights = weights
@@ -90,7 +92,7 @@ class Local:
 
     def __init__(
         self,
-        step: Step,
+        step: OptimizerStep,
         average: CodedMean,
         weights: Sequence[Tensor],
         moments: Sequence[Tensor],
@@ -139,7 +141,9 @@ class Easgd:
     Stable for alpha p <= 1. Actors use rank 0's own weights, and these are saved.
     """
 
-    def __init__(self, step: Step, average: CodedMean, weights: Sequence[Tensor], *, every: int, pull: float) -> None:
+    def __init__(
+        self, step: OptimizerStep, average: CodedMean, weights: Sequence[Tensor], *, every: int, pull: float
+    ) -> None:
         self.optimizer_step = step
         self.average = average
         self.weights = weights
@@ -170,7 +174,7 @@ class Admm:
 
     def __init__(
         self,
-        step: Step,
+        step: OptimizerStep,
         average: CodedMean,
         weights: Sequence[Tensor],
         *,
@@ -237,7 +241,7 @@ class Admm:
 class Gossip:
     """D-PSGD (Lian et al. 2017): a step, then the mean with the two neighbours on a ring; each has its own moments."""
 
-    def __init__(self, step: Step, comm: Comm, weights: Sequence[Tensor]) -> None:
+    def __init__(self, step: OptimizerStep, comm: Comm, weights: Sequence[Tensor]) -> None:
         self.optimizer_step = step
         self.comm = comm
         self.weights = weights

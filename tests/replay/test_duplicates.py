@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.replay import Duplicates, Fold, Prioritized, Replay, Sampler, StepCut, Uniform
+from qfleet.replay import DuplicateFilter, Fold, Prioritized, Replay, Sampler, StepCut, Uniform
 from tests.replay.streams import FIELDS, PlainReplay, one_lane, read_rows, restore_rows, rollout
 
 GAMMA = 0.9
@@ -75,7 +75,7 @@ def repetitive_stream(case: Case) -> dict[str, Array]:
 def make(case: Case) -> Replay:
     sampler: Sampler = Prioritized(case.capacity) if case.prioritized else Uniform()
     rng, fold = np.random.default_rng(case.seed), Fold(case.n_step, GAMMA)
-    filter = Duplicates(case.copies, still=case.still)
+    filter = DuplicateFilter(case.copies, still=case.still)
     return Replay(
         case.spec, case.lanes, case.capacity, sampler, rng, cut=StepCut(case.n_step), fold=fold, filter=filter
     )
@@ -167,7 +167,7 @@ def assert_same(one: object, other: object) -> None:
         assert np.array_equal(np.asarray(one), np.asarray(other))
 
 
-def single(filter: Duplicates | None, capacity: int = 100, n: int = 1) -> Replay:
+def single(filter: DuplicateFilter | None, capacity: int = 100, n: int = 1) -> Replay:
     spec, rng = Spec((1,), "float32", (2,)), np.random.default_rng(0)
     return Replay(spec, 1, capacity, Uniform(), rng, cut=StepCut(n), fold=Fold(n, GAMMA), filter=filter)
 
@@ -179,7 +179,7 @@ def circle(num: int, around: int = 4, reward: float = 1.0) -> Rollout:
 
 
 def test_an_environment_of_four_steps_fills_four_items() -> None:
-    replay = single(Duplicates())
+    replay = single(DuplicateFilter())
     assert replay.add(circle(41)) == 41
     assert len(replay) == 4
     assert replay.filter is not None
@@ -188,20 +188,20 @@ def test_an_environment_of_four_steps_fills_four_items() -> None:
 
 
 def test_the_number_of_copies_can_be_set() -> None:
-    replay = single(Duplicates(copies=3))
+    replay = single(DuplicateFilter(copies=3))
     replay.add(circle(41))
     assert len(replay) == 12
 
 
 def test_a_copy_is_accepted_after_the_last_one_was_removed() -> None:
-    replay = single(Duplicates(), capacity=3)  # the four steps never fit at once, so each leaves before it comes again
+    replay = single(DuplicateFilter(), capacity=3)  # four steps never fit: each is removed before its copy comes
     replay.add(circle(41))
     assert replay.head == 40
     assert len(replay) == 3
 
 
 def test_a_late_duplicate_after_the_ring_has_moved_on() -> None:
-    replay = single(Duplicates(), capacity=20)
+    replay = single(DuplicateFilter(), capacity=20)
     replay.add(circle(400))
     # A step whose rows are overwritten leaves, and its next copy, at most a circle later, takes its place.
     assert replay.head > 4
@@ -210,7 +210,7 @@ def test_a_late_duplicate_after_the_ring_has_moved_on() -> None:
 
 def test_still_rejects_steps_that_change_nothing_unless_rewarded_or_final() -> None:
     obs, reward = [1.0, 1.0, 1.0, 2.0, 2.0], [0.0, 0.5, 0.0, 0.0, 0.0]
-    replay = single(Duplicates(copies=9, still=True))
+    replay = single(DuplicateFilter(copies=9, still=True))
     replay.add(one_lane(obs, reward, [1.0, 1.0, 1.0, 0.0, 1.0], [False] * 4 + [True]))
     batch = replay.read_batch(np.arange(replay.tail, replay.head), np.ones(len(replay), np.float32))
     assert batch.reward.tolist() == [0.5, 0.0, 0.0]
@@ -220,7 +220,7 @@ def test_still_rejects_steps_that_change_nothing_unless_rewarded_or_final() -> N
 @pytest.mark.parametrize("field", ["obs", "action", "reward", "discount"])
 def test_steps_that_differ_in_one_thing_are_no_copies(field: str) -> None:
     first, second = (one_lane([1.0, 2.0], [1.0, 0.0], [1.0, 1.0], [False, True]) for _ in range(2))
-    replay = single(Duplicates())
+    replay = single(DuplicateFilter())
     getattr(second, field)[0] = getattr(second, field)[0] + 1 if field != "discount" else 0
     for each in (first, second, first, second):
         replay.add(each)
@@ -228,7 +228,7 @@ def test_steps_that_differ_in_one_thing_are_no_copies(field: str) -> None:
 
 
 def test_steps_with_different_next_observations_are_no_copies() -> None:
-    replay = single(Duplicates())
+    replay = single(DuplicateFilter())
     for goal in (2.0, 3.0, 2.0):
         replay.add(one_lane([1.0, goal], [1.0, 0.0], [1.0, 1.0], [False, True]))
     assert len(replay) == 2
@@ -236,7 +236,7 @@ def test_steps_with_different_next_observations_are_no_copies() -> None:
 
 def test_steps_with_different_older_frames_are_no_copies() -> None:
     spec, rng = Spec((1,), "uint8", (2,), stack=2), np.random.default_rng(0)
-    replay = Replay(spec, 1, 50, Uniform(), rng, cut=StepCut(1), fold=Fold(1, GAMMA), filter=Duplicates())
+    replay = Replay(spec, 1, 50, Uniform(), rng, cut=StepCut(1), fold=Fold(1, GAMMA), filter=DuplicateFilter())
     for frames in ([5, 1, 2], [6, 1, 2], [5, 1, 2]):
         rows = one_lane([float(frame) for frame in frames], [0.0] * 3, [1.0] * 3, [False, False, True])
         rows.obs = rows.obs.astype(np.uint8)
@@ -245,7 +245,7 @@ def test_steps_with_different_older_frames_are_no_copies() -> None:
 
 
 def test_a_cleared_replay_forgets_its_copies() -> None:
-    replay = single(Duplicates())
+    replay = single(DuplicateFilter())
     replay.add(circle(9))
     replay.clear()
     assert len(replay) == replay.items_added == 0
@@ -255,12 +255,12 @@ def test_a_cleared_replay_forgets_its_copies() -> None:
 
 
 def test_saved_keys_that_do_not_fit_are_refused() -> None:
-    replay = single(Duplicates())
+    replay = single(DuplicateFilter())
     replay.add(circle(9))
     saved = replay.state_dict()
     saved["filter"]["keys"] = saved["filter"]["keys"][:-1]
     with pytest.raises(ValueError, match="keys"):
-        single(Duplicates()).load_state_dict(saved)
+        single(DuplicateFilter()).load_state_dict(saved)
     del saved["filter"]
     with pytest.raises(ValueError, match="filter is missing"):
-        single(Duplicates()).load_state_dict(saved)
+        single(DuplicateFilter()).load_state_dict(saved)

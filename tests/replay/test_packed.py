@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.replay import Cut, Duplicates, Fold, Prioritized, Replay, SequenceCut, StepCut
+from qfleet.replay import Cut, DuplicateFilter, Fold, Prioritized, Replay, SequenceCut, StepCut
 from qfleet.replay.kernels import BLOCK
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 
@@ -78,7 +78,7 @@ def test_the_filter_rejects_copies_of_compressed_frames() -> None:
     rows["reward"][:], rows["action"][:], rows["mask"][:] = 0, 0, True
     found = []
     for compress in (False, True):
-        replay = make(FRAMES, StepCut(2), compress=compress, filter=Duplicates())
+        replay = make(FRAMES, StepCut(2), compress=compress, filter=DuplicateFilter())
         add_and_sample(replay, rows, 0, 200)
         assert replay.filter is not None
         assert replay.filter.kept_out > 100

@@ -14,6 +14,7 @@ from qfleet.errors import NoCheckpointError, StorageError
 from qfleet.save.checkpoint import Checkpoint, Checkpoints
 from qfleet.save.commit import Blob
 from qfleet.save.files import FileLayer
+from qfleet.save.verify import verify
 from tests.save.disk import FaultyDisk, LossyDisk, NoLinks, PowerCut, SmallDisk
 
 Commits = list[tuple[int, str]]  # (step, tag) of each commit that returned
@@ -50,7 +51,7 @@ def check(root: Path, commits: Commits, pending: tuple[int, str] | None) -> None
     assert newest.read("model.safetensors") == tag.encode() * 50
     assert newest.read("replay/0.zst") == b"old rows" * 30
     assert newest.read("replay/1.zst") == f"rows of {tag}".encode() * 20
-    assert all(not checkpoints.verify(root / f"step_{step:012d}") for step in checkpoints.steps())
+    assert all(not verify(root / f"step_{step:012d}") for step in checkpoints.steps())
     assert checkpoints.commit(50, blobs("z", newest), {"tag": "z"}).step == 50
 
 

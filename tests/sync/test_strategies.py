@@ -32,8 +32,8 @@ from qfleet.sync.strategies import (
     Easgd,
     Gossip,
     Local,
-    OptimizerSteps,
-    Step,
+    OptimizerStep,
+    StepAveraging,
     Sync,
     copy_into,
     flatten_tensors,
@@ -41,7 +41,7 @@ from qfleet.sync.strategies import (
 from tests.sync.parts import run_ranks
 
 BATCH, UPDATES = 24, 12
-Make = Callable[[Step, Comm, Sequence[Tensor], Sequence[Tensor]], Sync]
+Make = Callable[[OptimizerStep, Comm, Sequence[Tensor], Sequence[Tensor]], Sync]
 
 
 def make_net() -> nn.Module:
@@ -56,7 +56,7 @@ def batch_of(update: int) -> tuple[Tensor, Tensor]:
     return tuple(torch.randn(BATCH, width, generator=rng, dtype=torch.float64) for width in (5, 3))  # type: ignore[return-value]
 
 
-def stepping(optimizer: Any, limit: float | None = None) -> Step:
+def stepping(optimizer: Any, limit: float | None = None) -> OptimizerStep:
     def step(gradients: list[Tensor]) -> float:
         norm = float(gradient_norm(gradients))
         clip_gradients(gradients, norm, limit)
@@ -83,15 +83,15 @@ def learn(comm: Comm, make: Make, optim: str, limit: float | None = 0.5) -> Tens
 class Solo:
     """A single learner."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: OptimizerStep) -> None:
         self.step = step
 
 
-def make_solo(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+def make_solo(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
     return Solo(step)
 
 
-def make_allreduce(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+def make_allreduce(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
     return Allreduce(step, CodedMean(comm, Exact()))
 
 
@@ -154,8 +154,8 @@ def test_weights_are_equal_after_each_synchronisation(every: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_steps_of_sgd_through_all_of_top_k_equal_one_learner(size: int) -> None:
-    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
-        return OptimizerSteps(step, CodedMean(comm, TopK(1.0)), weights)
+    def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        return StepAveraging(step, CodedMean(comm, TopK(1.0)), weights)
 
     single = learn(NoComm(), make_solo, "sgd", limit=None)  # its step is linear in the gradient
     for weights in run_ranks(size, lambda comm: learn(comm, make, "sgd", limit=None)):
@@ -174,7 +174,7 @@ def test_weights_include_the_learners_own_compression_error() -> None:
             own.append(-gradients[0])
             return 1.0
 
-        sync = OptimizerSteps(step, CodedMean(comm, TopK(0.1)), [point])
+        sync = StepAveraging(step, CodedMean(comm, TopK(0.1)), [point])
         for _ in range(9):
             sync.step([torch.randn(40, generator=rng, dtype=torch.float64)])
             made = made + own[-1]
@@ -197,7 +197,7 @@ def test_no_learner_moves_if_one_had_no_finite_gradient() -> None:
     def average(made: Tensor) -> Tensor:
         return torch.full_like(made, torch.nan)  # as a learner without a finite gradient sends
 
-    steps = OptimizerSteps(optimizer_step, average, weights)  # type: ignore[arg-type]
+    steps = StepAveraging(optimizer_step, average, weights)  # type: ignore[arg-type]
     assert math.isnan(steps.step([torch.ones(3)]))
     assert torch.equal(weights[0], torch.ones(3))
 
@@ -207,7 +207,7 @@ def test_delayed_steps_do_not_overshoot() -> None:
 
     def act(comm: ThreadComm) -> Tensor:
         point = torch.full((20,), 5.0).double()
-        sync = OptimizerSteps(stepping(FusedSgd([point], 0.15)), CodedMean(comm, TopK(0.05)), [point])
+        sync = StepAveraging(stepping(FusedSgd([point], 0.15)), CodedMean(comm, TopK(0.05)), [point])
         distances = list[Tensor]()
         for _ in range(400):
             sync.step([point.clone()])
@@ -227,7 +227,7 @@ def test_coarse_codecs_send_steps_and_others_gradients() -> None:
 
 
 def test_top_k_of_all_is_bit_equal_to_no_codec() -> None:
-    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+    def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
         return Allreduce(step, CodedMean(comm, TopK(1.0)))
 
     exact = run_ranks(2, lambda comm: learn(comm, make_allreduce, "adam"))
@@ -235,7 +235,7 @@ def test_top_k_of_all_is_bit_equal_to_no_codec() -> None:
 
 
 def test_sum_is_world_size_times_the_mean() -> None:
-    def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+    def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
         return Allreduce(step, CodedMean(comm, Exact()), total=True)
 
     norms = run_ranks(
@@ -272,7 +272,7 @@ def descend(comm: ThreadComm, make: Make, rate: float, steps: int, falling: bool
 @pytest.mark.parametrize("size", [2, 3])
 def test_admm_finds_the_optimum_and_its_residuals_vanish(size: int) -> None:
     def act(comm: ThreadComm) -> Admm:
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             return Admm(step, CodedMean(comm, Exact()), weights, every=20, rho=1.0)
 
         _, sync = descend(comm, make, 0.1, 4_000)
@@ -287,7 +287,7 @@ def test_admm_finds_the_optimum_and_its_residuals_vanish(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
     def act(comm: ThreadComm) -> Tensor:
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             return Easgd(step, CodedMean(comm, Exact()), weights, every=1, pull=0.9)
 
         _, sync = descend(comm, make, 0.2, 6_000, falling=True)
@@ -301,7 +301,7 @@ def test_the_elastic_centre_finds_the_optimum(size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_gossip_finds_the_optimum(size: int) -> None:
     def act(comm: ThreadComm) -> Tensor:
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             return Gossip(step, comm, weights)
 
         return descend(comm, make, 0.2, 6_000, falling=True)[0]
@@ -323,7 +323,7 @@ def test_admm_logs_its_residuals_now_and_then() -> None:
     def act(comm: ThreadComm) -> list[tuple[str, dict[str, Any]]]:
         events = []
 
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             log_event = lambda kind, **fields: events.append((kind, fields))  # noqa: E731
             return make_sync(AdmmSync(every_updates=2), comm, step, weights, moments, seed=0, log_event=log_event)
 
@@ -339,7 +339,7 @@ def test_admm_logs_its_residuals_now_and_then() -> None:
 
 
 def test_an_outer_rate_of_one_without_momentum_is_plain_averaging() -> None:
-    def outer(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+    def outer(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
         average = CodedMean(comm, Exact())
         return Local(step, average, weights, moments, every=3, outer_rate=1.0, outer_momentum=0.0)
 
@@ -352,7 +352,7 @@ def test_admm_finds_the_optimum_through_a_codec(codec: Codec) -> None:
     """The change since the last round is sent: adding the compression error of a distance would count it twice."""
 
     def act(comm: ThreadComm) -> Tensor:
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             plan = AdmmSync(every_updates=20, rho=1.0, codec=codec, check_every_rounds=0)
             return make_sync(plan, comm, step, weights, moments, seed=1)
 
@@ -370,7 +370,7 @@ def test_admm_finds_the_optimum_through_a_codec(codec: Codec) -> None:
 )
 def test_the_elastic_centre_finds_the_optimum_through_a_codec(codec: Codec) -> None:
     def act(comm: ThreadComm) -> Tensor:
-        def make(step: Step, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
+        def make(step: OptimizerStep, comm: Comm, weights: Sequence[Tensor], moments: Sequence[Tensor]) -> Sync:
             plan = EasgdSync(every_updates=1, codec=codec, check_every_rounds=0)
             return make_sync(plan, comm, step, weights, moments, seed=1)
 
