@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.autotune import settled_machine
+from qfleet.build.autotune import choose_machine_settings
 from qfleet.build.components import Components, EnvMaker, make_train_world
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
@@ -34,12 +34,12 @@ from qfleet.watch.run_directory import next_name
 if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
-Own = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's own environment, torso and exploration
+UserParts = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's environment, torso and exploration
 
 
 def train_here(
     plan: Plan,
-    own: Own,
+    user_parts: UserParts,
     *,
     out: Path,
     name: str | None,
@@ -55,7 +55,7 @@ def train_here(
     `source` is the run whose weights this one begins with. On Ray, actors reach the run through `endpoint`, and
     `stop_request` receives the signals that the driver passes on.
     """
-    env = own[0]
+    env = user_parts[0]
     watcher = watcher if watcher is not None else interactive_watcher()
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
@@ -67,10 +67,12 @@ def train_here(
 
     with threads(plan):
         world = make_train_world(plan, env)
-    with ExitStack() as closing_both:
-        closing_both.callback(world.close)
-        components = prepared(plan, world, own, source, warnings.append, progress_note(watcher), endpoint)
-        closing_both.callback(components.close)
+    with ExitStack() as closing_all:
+        closing_all.callback(world.close)
+        components = prepare_components(
+            plan, world, user_parts, source, warnings.append, progress_note(watcher), endpoint
+        )
+        closing_all.callback(components.close)
         plan = components.plan
         chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
         folder = new_run_dir(out, plan.env.id, chosen)
@@ -84,7 +86,7 @@ def train_here(
 
 def resume_here(
     plan: Plan,
-    own: Own,
+    user_parts: UserParts,
     folder: Path,
     *,
     notes: Sequence[str],
@@ -95,7 +97,7 @@ def resume_here(
     stop_request: StopRequest | None = None,
 ) -> Components:
     """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
-    env = own[0]
+    env = user_parts[0]
 
     def begin(trainer: Trainer) -> list[str]:
         lost = trainer.resume(strict=strict)
@@ -111,42 +113,42 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(components_for(plan, world, *own, endpoint)) as components:
+        with closing(components_for(plan, world, *user_parts, endpoint)) as components:
             run_session(
                 components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request
             )
     return components
 
 
-def prepared(
+def prepare_components(
     plan: Plan,
     world: World,
-    own: Own,
+    user_parts: UserParts,
     source: Path | None,
     warn: Callable[[str], object],
-    tell: Callable[[str], object] = lambda text: None,
+    show: Callable[[str], object] = lambda text: None,
     endpoint: "LearnerEndpoint | None" = None,
 ) -> Components:
-    """The line of a new run, with nothing left open and nothing on the disk yet; what cannot be is refused here.
+    """The components of a new run, with every setting chosen and nothing on the disk yet; refuses what cannot run.
 
-    `tell` hears what takes a while.
+    `show` is called with what takes a while.
     """
-    asked_threads = plan.runtime.threads
-    plan = resolve(plan, world.spec, own_torso=own[1] is not None, own_explore=own[2] is not None)
+    given_threads = plan.runtime.threads
+    plan = resolve(plan, world.spec, own_torso=user_parts[1] is not None, own_explore=user_parts[2] is not None)
     require_memory(plan, world.spec)
-    plan, told, inexact_reasons = settled_machine(plan, asked_threads, world.spec, tell)
-    components = components_for(plan, world, *own, endpoint)
-    components.notes = [*getattr(world, "notes", ()), *told, *components.notes]
+    plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
+    components = components_for(plan, world, *user_parts, endpoint)
+    components.notes = [*getattr(world, "notes", ()), *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
-    with ExitStack() as unless_all_is_well:
-        unless_all_is_well.callback(components.close)
+    with ExitStack() as close_on_error:
+        close_on_error.callback(components.close)
         if source is not None:
-            adopt(components, source, warn)
-        unless_all_is_well.pop_all()
+            load_weights_from(components, source, warn)
+        close_on_error.pop_all()
     return components
 
 
-def adopt(components: Components, source: Path, warn: Callable[[str], object]) -> None:
+def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:
     """Start from another run's weights, target network included."""
     own = components.learner.model_arrays()
     found = read_weights(source, max_file_bytes(own.values()), warn=warn)
@@ -154,14 +156,14 @@ def adopt(components: Components, source: Path, warn: Callable[[str], object]) -
     with suppress(KeyError):
         weights = match_names(own.keys(), weights)
     shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
-    unlike = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if unlike:
-        there = net_settings(source, components.plan)
+    different = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
+    if different:
+        settings = net_settings(source, components.plan)
         raise UsageError(
             f"--from {source.name}: its weights do not fit this plan's network",
-            f"They differ in {', '.join(unlike[:4])}{', ...' if len(unlike) > 4 else ''}.",
-            f"Give this run the same network: {there}"
-            if there
+            f"They differ in {', '.join(different[:4])}{', ...' if len(different) > 4 else ''}.",
+            f"Give this run the same network: {settings}"
+            if settings
             else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
         )
     try:

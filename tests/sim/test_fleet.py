@@ -122,7 +122,7 @@ class FleetDriver:
         self.rows = saved.rows if saved else set()
         self.newest = saved.newest if saved else {}
         self.batch_source = saved.batch_source if saved else self.blank()
-        self.batch_source.observer = Watcher(self, np.zeros(self.lanes))  # type: ignore[assignment]
+        self.batch_source.normalization = Watcher(self, np.zeros(self.lanes))  # type: ignore[assignment]
         learning: Any = SimpleNamespace(policy=None, batch_source=self.batch_source)
         where = {"workers": self.settings.workers, "lanes": self.lanes, "until_steps": self.settings.target_steps}
         explorer: Any = None

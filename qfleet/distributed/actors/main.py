@@ -3,8 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing import current_process
 from multiprocessing.connection import Connection
@@ -18,25 +17,29 @@ from torch import nn
 
 from qfleet.act import Explore, run_actor
 from qfleet.audit.history import History
-from qfleet.build.components import EnvMaker, make_actor, make_own_world, make_policy, one_policy
+from qfleet.build.components import EnvMaker, join_policies, make_actor, make_own_world, make_policy
 from qfleet.data import Channel, Rollout, count_steps
 from qfleet.data import WeightsBoard as BoardLike
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard
-from qfleet.errors import QfleetError, UsageError
-from qfleet.files import open_log
 from qfleet.plan.schema import InlineRuntime, Plan
-from qfleet.system.child_process import StopRequested, die_with_parent, limit_log
+from qfleet.system.child_process import die_with_parent, limit_log
 from qfleet.system.descendants import adopt_orphans, end_descendants
 from qfleet.system.ring import RolloutRing, SharedCounters
 from qfleet.system.timers import Stopwatch
+from qfleet.system.worker_process import (
+    TEXT_BYTES,
+    FinalError,
+    final_error_of,
+    redirect_output,
+    request_stop,
+    shortened,
+)
 
 DESCENDANTS_SECONDS = 0.3  # for processes that environments have started
 NAP_SECONDS = 0.0005
 TICK_SECONDS = 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
 MAX_ERROR_CHARACTERS = 2_000  # of an error in a message: a pipe must hold several
-# Of each text in a message: writes of up to 4,096 bytes to a pipe are atomic.
-MAX_PART_BYTES = 1_200
 
 
 @dataclass
@@ -64,21 +67,6 @@ class EnvFaultMessage(msgspec.Struct, tag=True):
     fault: dict[str, Any]
 
 
-class FinalError(msgspec.Struct, tag=True):
-    """The error that ended an actor, with its exit code; the actor's log has the traceback."""
-
-    what: str
-    why: str
-    fix: str
-    exit_code: int
-
-    def message(self) -> str:
-        """The message for the log; a UsageError is raised, because a restart cannot fix it."""
-        if self.exit_code == UsageError.exit_code:
-            raise UsageError(self.what, self.why, self.fix)
-        return self.what
-
-
 def report(setup: ActorSetup, message: EnvFaultMessage | FinalError) -> None:
     """Send a message to the driver, unless the pipe is full because the driver has not read it for a while."""
     if wait_for([], [setup.reports], [], 0)[1]:
@@ -93,22 +81,16 @@ def actor_main(setup: ActorSetup) -> None:
         os.setpgid(0, 0)  # processes that an environment starts are killed with it
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the driver decides
-    signal.signal(signal.SIGTERM, on_sigterm)
+    signal.signal(signal.SIGTERM, request_stop)
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
-    with redirect_output(setup.log):
-        try:
-            act_until_stopped(setup)
-        except Exception as error:
-            report(setup, final_error_of(error))
-            raise
-        finally:
-            end_descendants(DESCENDANTS_SECONDS, grace_seconds=0.0)
-
-
-def on_sigterm(number: int, frame: object) -> None:
-    """End after closing the environments; ignore further SIGTERMs meanwhile."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise StopRequested(0)
+    redirect_output(setup.log)
+    try:
+        act_until_stopped(setup)
+    except Exception as error:
+        report(setup, final_error_of(error))
+        raise
+    finally:
+        end_descendants(DESCENDANTS_SECONDS, grace_seconds=0.0)
 
 
 def act_until_stopped(setup: ActorSetup) -> None:
@@ -122,9 +104,11 @@ def act_until_stopped(setup: ActorSetup) -> None:
     members = range(plan.population.num)
     log = None if setup.log is None else Path(setup.log)
     with closing(make_own_world(plan, setup.worker, setup.incarnation, setup.make, log)) as world:
-        policy = one_policy([make_policy(plan, world.spec, device, setup.torso, member) for member in members])
+        policy = join_policies([make_policy(plan, world.spec, device, setup.torso, member) for member in members])
         identity = {"worker": setup.worker, "incarnation": setup.incarnation}
-        actor = make_actor(plan, world, policy, setup.explore, **identity, elapsed=lambda: board.numbers()["env_steps"])
+        actor = make_actor(
+            plan, world, policy, setup.explore, **identity, exploration_step=lambda: board.numbers()["env_steps"]
+        )
         actor.start()
         wait_for_weights(setup)
         channel, weights_board = channels_of(setup)
@@ -135,7 +119,7 @@ def act_until_stopped(setup: ActorSetup) -> None:
                 report_times(setup, watch)
                 limit_log()
             for fault in tick.stats.get("faults", ()):
-                report(setup, EnvFaultMessage({**fault, "cause": truncated(fault["cause"], -2 * MAX_PART_BYTES)}))
+                report(setup, EnvFaultMessage({**fault, "cause": shortened(fault["cause"], -2 * TEXT_BYTES)}))
             if board.numbers()["stop"]:
                 return
 
@@ -212,26 +196,3 @@ def wait_for_weights(setup: ActorSetup) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no weights were published within {WEIGHTS_SECONDS:g} seconds")
         report_progress(setup, busy=False, watch=Stopwatch())
-
-
-def final_error_of(error: BaseException) -> FinalError:
-    """An error as a message to the driver."""
-    if isinstance(error, QfleetError):
-        return FinalError(truncated(error.what), truncated(error.why), truncated(error.fix), error.exit_code)
-    return FinalError(truncated(f"{type(error).__name__}: {error}"), "", "", 1)
-
-
-def truncated(text: str, num_bytes: int = MAX_PART_BYTES) -> str:
-    """The first `num_bytes` of a text, or the last ones if negative."""
-    encoded = text.encode(errors="replace")
-    return (encoded[:num_bytes] if num_bytes > 0 else encoded[num_bytes:]).decode(errors="ignore")
-
-
-@contextmanager
-def redirect_output(file: str | None) -> Iterator[None]:
-    """Send standard output and error to a log file, or nowhere."""
-    target = open_log(file or os.devnull)
-    for stream in (1, 2):
-        os.dup2(target, stream)
-    os.close(target)
-    yield

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,83 +20,16 @@ from qfleet.build.components import LearnerSide, stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, arrays_of
 from qfleet.data.state_reader import saved_value
+from qfleet.distributed.actors.launcher import ActorHandle, ActorLauncher
 from qfleet.distributed.worker.ledger import Ledger
 from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, WorkerFault
 from qfleet.errors import EnvError
 from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.training.log.timing import ACTOR_TIMES
 
 POLL_SECONDS = 0.05
 SUPERVISE = 108  # random stream for the jitter of restart delays
 LARGEST_DELAY_SECONDS = 2.0  # so that a lost actor is back within five seconds
-
-# Counters that actors report, summed over all incarnations.
-COMPRESSION_COUNTS = ("raw_bytes", "sent_bytes", "pack_ns")  # of compressed rollouts
-COUNTS = (*ACTOR_TIMES, *COMPRESSION_COUNTS)
-COMPRESSED_COLUMNS = ("obs", "state")  # the columns worth compressing
-
-
-class ActorHandle(Protocol):
-    """One incarnation of an actor, in whatever process it runs."""
-
-    def alive(self) -> bool:
-        """Is the actor running?"""
-        ...
-
-    def progress(self) -> int:
-        """The actor's own progress counter; it also rises while the actor waits for room."""
-        ...
-
-    def get(self) -> Rollout | None:
-        """The oldest rollout waiting, if any; also after the actor has ended."""
-        ...
-
-    def env_faults(self) -> list[dict[str, Any]]:
-        """Environment faults reported since the last call."""
-        ...
-
-    def request_stop(self) -> None:
-        """Ask the actor to end, without waiting."""
-        ...
-
-    def stop(self) -> None:
-        """Stop the actor, by force if need be."""
-        ...
-
-    def final_error(self) -> str:
-        """Why the actor ended, as far as known; raises a UsageError, which a restart cannot fix."""
-        ...
-
-    def close(self) -> None:
-        """Free the resources of this incarnation."""
-        ...
-
-
-class ActorLauncher(Protocol):
-    """Starts actors, and carries weights to them."""
-
-    folder: Path | None  # the run directory, for logs
-
-    def launch(self, worker: int, incarnation: int) -> ActorHandle:
-        """Start an incarnation of a worker."""
-        ...
-
-    def publish(self, version: int, weights: Any, steps: int) -> None:
-        """Publish the newest weights and the number of steps received so far."""
-        ...
-
-    def publish_steps(self, steps: int) -> None:
-        """Publish the number of steps received so far."""
-        ...
-
-    def counts(self) -> dict[str, int]:
-        """ACTOR_TIMES (`wait` is for room) and COMPRESSION_COUNTS, summed over all actors so far."""
-        ...
-
-    def close(self) -> None:
-        """Free all resources."""
-        ...
 
 
 class ActorPool:
@@ -396,14 +329,6 @@ def make_actor_pool(
         until_steps=plan.until.steps,
         keeps_history=plan.log.history,
     )
-
-
-def actor_files(plan: Plan, folder: Path | None, worker: int, incarnation: int) -> tuple[str | None, str | None]:
-    """The log and the history file of an actor; None without a run directory."""
-    if folder is None:
-        return None, None
-    history = folder / "history" / f"actor-{worker}-{incarnation:06d}.jsonl"
-    return str(folder / "logs" / f"actor-{worker}.log"), str(history) if plan.log.history else None
 
 
 def cut_to(rollout: Rollout, room: int) -> Rollout:

@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, join_parts
+from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, join_components
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, FinalError, actor_main
-from qfleet.distributed.actors.pool import COMPRESSED_COLUMNS, COUNTS, ActorPool, actor_files, make_actor_pool
+from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS, COUNTS, actor_files
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, actor_main
+from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
 from qfleet.distributed.replay.process import make_shared_replay
@@ -31,6 +32,7 @@ from qfleet.plan.validate.placement import has_central_inference, num_senders
 from qfleet.system.child_process import fork_server, hidden_main
 from qfleet.system.oom import oom_kills
 from qfleet.system.ring import RolloutRing, SharedCounters
+from qfleet.system.worker_process import FinalError
 
 COUNTERS = ("progress", "waits", *COUNTS)
 STOP_SECONDS = 0.5
@@ -225,7 +227,7 @@ def make_process_components(
         return make_actor_pool(plan, spec, learning, launcher, explore)
 
     if not runtime.replay_process:
-        return join_parts(plan, spec, make_actors, torso)
+        return join_components(plan, spec, make_actors, torso)
 
     def make_replay(plan: Plan, stored: Spec) -> RemoteReplay:
         return make_shared_replay(plan, stored, fork_server(ROLES), runtime)

@@ -6,7 +6,6 @@ trainer's process, decides which actors are accepted and replaced, as in every o
 
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -22,15 +21,8 @@ from qfleet.act import Explore
 from qfleet.build.components import EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
-from qfleet.distributed.actors.main import (
-    ActorSetup,
-    EnvFaultMessage,
-    FinalError,
-    act_until_stopped,
-    final_error_of,
-    redirect_output,
-)
-from qfleet.distributed.actors.pool import COMPRESSED_COLUMNS, COUNTS, actor_files
+from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS, COUNTS, actor_files
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, act_until_stopped
 from qfleet.distributed.actors.weights_board import WeightsLayout, layout_of
 from qfleet.distributed.ray.rpc import (
     ActorCounters,
@@ -45,6 +37,7 @@ from qfleet.distributed.ray.rpc import (
 )
 from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.plan.schema import Plan, RayRuntime
+from qfleet.system.worker_process import FinalError, final_error_of, redirect_output
 
 REPLY_SECONDS = 30.0  # until a call counts as lost
 FINAL_ERROR_SECONDS = 2.0
@@ -76,11 +69,12 @@ class ActorHost:
         # The run directory need not exist on this node; Ray then keeps the output, and there is no history.
         if setup.log is not None and not Path(setup.log).parent.is_dir():
             setup = replace(setup, log=None, history=None)
-        with nullcontext() if setup.log is None else redirect_output(setup.log):
-            try:
-                self.act(setup, trainer)
-            except BaseException as error:
-                return msgspec.msgpack.encode(final_error_of(error))
+        if setup.log is not None:
+            redirect_output(setup.log)
+        try:
+            self.act(setup, trainer)
+        except BaseException as error:
+            return msgspec.msgpack.encode(final_error_of(error))
         return b""
 
     def act(self, setup: RayActorSetup, trainer: Any) -> None:

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
-from qfleet.build.components import Components, LearnerSide, join_parts, make_train_world
+from qfleet.build.components import Components, LearnerSide, join_components, make_train_world
 from qfleet.build.memory_check import sample_replay
 from qfleet.data import Spec
 from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
-from qfleet.distributed.local_run import Own, prepared
+from qfleet.distributed.local_run import UserParts, prepare_components
 from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote_replay
 from qfleet.errors import QfleetError, UsageError
@@ -50,24 +50,23 @@ FAIL_SECONDS = 60.0
 EXTRA_THREADS = 4  # of the trainer's process, besides one for each actor
 
 
-def make_ray_components(plan: Plan, spec: Spec, own: Own, endpoint: LearnerEndpoint | None) -> Components:
+def make_ray_components(plan: Plan, spec: Spec, user_parts: UserParts, endpoint: LearnerEndpoint | None) -> Components:
     """The components of a run whose actors are on Ray; without an `endpoint` they can be inspected but not run."""
     runtime = ray_of(plan)
+    torso = user_parts[1]
 
     def make_actors(learning: LearnerSide) -> ActorPool:
         launcher = RayActorLauncher(
-            plan, runtime, learning.batch_source.replay.spec, learning.learner.weights(), own, endpoint
+            plan, runtime, learning.batch_source.replay.spec, learning.learner.weights(), user_parts, endpoint
         )
         # Ray may have to find a node first.
-        return make_actor_pool(plan, spec, learning, launcher, own[2], start_seconds=START_SECONDS)
+        return make_actor_pool(plan, spec, learning, launcher, user_parts[2], start_seconds=START_SECONDS)
 
     if not runtime.replay_process:
-        return join_parts(plan, spec, make_actors, own[1])
+        return join_components(plan, spec, make_actors, torso)
     if endpoint is None:
-        return join_parts(plan, spec, make_actors, own[1], sample_replay)  # an empty replay, without a process
-    return join_remote_replay(
-        plan, spec, make_actors, own[1], lambda plan, stored: make_ray_replay(plan, stored, runtime)
-    )
+        return join_components(plan, spec, make_actors, torso, sample_replay)  # an empty replay, without a process
+    return join_remote_replay(plan, spec, make_actors, torso, lambda plan, spec: make_ray_replay(plan, spec, runtime))
 
 
 def ray_of(plan: Plan) -> RayRuntime:
@@ -79,7 +78,7 @@ def ray_of(plan: Plan) -> RayRuntime:
 
 def train(
     plan: Plan,
-    own: Own,
+    user_parts: UserParts,
     *,
     out: str | Path,
     name: str | None,
@@ -93,19 +92,19 @@ def train(
     Checks that need no Ray come first: starting it takes a while.
     """
     source = None if weights_from is None else find_run(weights_from, out)
-    with threads(plan), closing(make_train_world(plan, own[0])) as world:
-        components = prepared(plan, world, own, source, lambda text: None, progress_note(watcher))
+    with threads(plan), closing(make_train_world(plan, user_parts[0])) as world:
+        components = prepare_components(plan, world, user_parts, source, lambda text: None, progress_note(watcher))
         components.close()
     origin = None if source is None else str(source.absolute())
     task = TrainTask(
         components.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command
     )
-    return run_trainer(task, own, watcher, callbacks, components.notes)
+    return run_trainer(task, user_parts, watcher, callbacks, components.notes)
 
 
 def resume(
     plan: Plan,
-    own: Own,
+    user_parts: UserParts,
     *,
     folder: Path,
     notes: list[str],
@@ -115,18 +114,22 @@ def resume(
 ) -> Path:
     """Resume on Ray; returns the run directory."""
     task = TrainTask(plan, str(folder.absolute()), fresh=False, notes=notes, strict=strict)
-    return run_trainer(task, own, watcher, callbacks)
+    return run_trainer(task, user_parts, watcher, callbacks)
 
 
 def run_trainer(
-    task: TrainTask, own: Own, watcher: Watcher | None, callbacks: Iterable[Callback], notes: Sequence[str] = ()
+    task: TrainTask,
+    user_parts: UserParts,
+    watcher: Watcher | None,
+    callbacks: Iterable[Callback],
+    notes: Sequence[str] = (),
 ) -> Path:
     """Run the trainer on Ray, and deliver what it relays."""
     reader = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
     with session(task.plan):
         host = launch_host(task.plan)
         try:
-            training = start_training(host, task, own)
+            training = start_training(host, task, user_parts)
             with listening(reader.watcher) as stop_request:
                 result = wait_for_result(host, training, reader, stop_request)
         finally:
@@ -159,10 +162,10 @@ def launch_host(plan: Plan) -> Any:
     return host
 
 
-def start_training(host: Any, task: TrainTask, own: Own) -> Any:
+def start_training(host: Any, task: TrainTask, user_parts: UserParts) -> Any:
     """Start training; returns the future of its result."""
     try:
-        return host.run.remote(msgspec.json.encode(task), own)
+        return host.run.remote(msgspec.json.encode(task), user_parts)
     except TypeError as error:
         raise UsageError(
             "the given env, torso or explore cannot be sent to another process",
@@ -215,7 +218,7 @@ def final_result(host: Any, training: Any, reader: RelayReader) -> TrainResult:
         return msgspec.json.decode(ray.get(training, timeout=REPLY_SECONDS), type=TrainResult)
     except RayError as error:
         raise QfleetError(
-            "the learner's process on Ray has ended before its time",
+            "the learner's process on Ray has ended unexpectedly",
             f"Ray said: {' '.join(str(error).split())[:300]}",
             f"Go on from the last checkpoint: {program()} resume {reader.run or 'RUN'}",
         ) from error

@@ -15,7 +15,7 @@ POLL_SECONDS = 2.0
 
 
 def start_time(pid: int) -> str:
-    """When a process was started; "" if there is none. It tells a process from a later one with the same id."""
+    """When a process was started; "" if there is none. Distinguishes a process from a later one with the same id."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

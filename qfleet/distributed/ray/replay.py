@@ -15,12 +15,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from qfleet.build.components import ReplayLost, own_replay
-from qfleet.build.memory_check import require_here, sample_replay
+from qfleet.build.memory_check import require_replay, sample_replay
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
-from qfleet.distributed.actors.main import final_error_of
-from qfleet.distributed.actors.pool import COMPRESSED_COLUMNS
+from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS
 from qfleet.distributed.replay.client import RemoteReplay, RemoteRows, batch_bytes, buffer_of
 from qfleet.distributed.replay.server import NO_BATCH, ReplayServer
 from qfleet.errors import UsageError
@@ -28,6 +27,7 @@ from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.replay import ring_rows
 from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
+from qfleet.system.worker_process import final_error_of
 
 START_SECONDS = 120.0  # until its first reply: Ray finds a node, and the process imports and compiles
 POLL_SECONDS = 0.25
@@ -73,7 +73,7 @@ class ReplayHost:
         """Make an empty replay, if this node has the memory for it when it is full."""
         plan = msgspec.json.decode(facts["plan"], type=Plan)
         spec = msgspec.json.decode(facts["spec"], type=Spec)
-        require_here(plan, spec)
+        require_replay(plan, spec)
         warm(replace(spec, state=()))  # before the first message: compiled loops take long to load
         self.server = ReplayServer(own_replay(plan, spec), facts["history"])
         self.compress = compressed_arrays(plan)

@@ -84,7 +84,9 @@ def require_version(version: str) -> None:
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if parts < OLDEST_VERSION:
         raise UsageError(
-            f"Ray {version} is too old", "Versions before 2.55 let strangers run code.", 'pip install "qfleet[ray]"'
+            f"Ray {version} is too old",
+            "Versions before 2.55 allow remote code execution.",
+            'pip install "qfleet[ray]"',
         )
 
 
@@ -96,7 +98,7 @@ def require_room(plan: Plan, cpus: float) -> None:
         raise UsageError(
             f"actors.num={plan.actors.num} and learners.num={plan.learners.num}{beside} ask for {cpus:g} CPUs; "
             f"the Ray cluster has {available:g}",
-            "One for which there is no CPU is never started.",
+            "A process for which there is no CPU is never started.",
             "Lower one of them, or set runtime.actor_cpus, learner_cpus or replay_cpus to a fraction.",
         )
 
@@ -135,8 +137,8 @@ def job_config() -> JobConfig:
     Ray puts it first in their `sys.path`, except for a client job; `_client_job` has no other effect here.
     """
     here = os.getcwd()
-    own = here in sys.path or "" in sys.path
-    return JobConfig(_client_job=True, _py_driver_sys_path=[here] if own else [])
+    is_searched = here in sys.path or "" in sys.path
+    return JobConfig(_client_job=True, _py_driver_sys_path=[here] if is_searched else [])
 
 
 @contextmanager

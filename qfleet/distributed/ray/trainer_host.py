@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from qfleet.distributed.local_run import Own, resume_here, train_here
+from qfleet.distributed.local_run import UserParts, resume_here, train_here
 from qfleet.distributed.ray.relay import WatcherRelay
 from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutMessage
 from qfleet.errors import QfleetError
@@ -47,26 +47,28 @@ class TrainerHost:
         """Has the process started?"""
         return True
 
-    def run(self, task: bytes, own: Own) -> bytes:
+    def run(self, task: bytes, user_parts: UserParts) -> bytes:
         """Train or resume; returns the encoded TrainResult."""
         try:
-            result = TrainResult(str(self.train_or_resume(msgspec.json.decode(task, type=TrainTask), own)))
+            result = TrainResult(str(self.train_or_resume(msgspec.json.decode(task, type=TrainTask), user_parts)))
         except QfleetError as error:
             result = TrainResult(error=(type(error).__name__, error.what, error.why, error.fix))
         except BaseException as error:
             result = TrainResult(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
         return msgspec.json.encode(result)
 
-    def train_or_resume(self, task: TrainTask, own: Own) -> Path:
+    def train_or_resume(self, task: TrainTask, user_parts: UserParts) -> Path:
         """Train or resume as in a local run; returns the run directory."""
         here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
         here |= {"endpoint": self.endpoint, "stop_request": self.stop_request}
         folder = Path(task.path)
         if not task.fresh:
-            resume_here(task.plan, own, folder, notes=task.notes, strict=task.strict, **here)
+            resume_here(task.plan, user_parts, folder, notes=task.notes, strict=task.strict, **here)
             return folder
         source = None if task.weights_from is None else Path(task.weights_from)
-        return train_here(task.plan, own, out=folder, name=task.name, source=source, command=task.command, **here)[0]
+        return train_here(
+            task.plan, user_parts, out=folder, name=task.name, source=source, command=task.command, **here
+        )[0]
 
     def receive_rollout(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
         """Receive a message of an actor."""

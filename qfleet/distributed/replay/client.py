@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import numpy as np
 from torch import nn
 
-from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost, join_parts
+from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost, join_components
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.array_messages import as_batch, batch_parts, priority_parts, rollout_parts, template_batch
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
@@ -253,7 +253,7 @@ def join_remote_replay(
         return cast("Replay", made[0])  # it has every method that ReplaySource calls
 
     try:
-        components = join_parts(plan, spec, make_actors, torso, make_started)
+        components = join_components(plan, spec, make_actors, torso, make_started)
     except BaseException:
         for replay in made:
             replay.close()

@@ -17,7 +17,6 @@ from qfleet.build.components import own_replay
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
 from qfleet.data.wire_format import Parts
-from qfleet.distributed.actors.main import redirect_output
 from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
@@ -25,6 +24,7 @@ from qfleet.save import pack_state, unpack_state
 from qfleet.system.child_process import die_with_parent
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, round_to_cache_lines
+from qfleet.system.worker_process import redirect_output
 
 NAP_SECONDS = 0.0002
 ERROR_BYTES = 1_000
@@ -172,13 +172,13 @@ def replay_main(setup: ReplaySetup) -> None:
     """The main function of the replay process."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with redirect_output(None):
-        try:
-            serve(setup, os.getppid())
-        except Exception as error:
-            text = f"{type(error).__name__}: {error}".encode()[:ERROR_BYTES]
-            setup.error_text.view[: len(text)] = text
-            raise
+    redirect_output(None)
+    try:
+        serve(setup, os.getppid())
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".encode()[:ERROR_BYTES]
+        setup.error_text.view[: len(text)] = text
+        raise
 
 
 def serve(setup: ReplaySetup, parent: int) -> None:

@@ -13,10 +13,11 @@ from qfleet import Plan
 from qfleet.act import make_explorer, run_actor
 from qfleet.act.actor import concatenate_rollouts
 from qfleet.build import components
-from qfleet.build.components import Components, join_parts, make_actor, make_own_world, make_policy, make_train_world
+from qfleet.build.components import Components, join_components, make_actor, make_own_world, make_policy, make_train_world
 from qfleet.build.resolve import resolve
 from qfleet.data import Rollout, Tick, count_steps
-from qfleet.distributed.actors.pool import COUNTS, SUPERVISE, ActorPool, cut_to
+from qfleet.distributed.actors.launcher import COUNTS
+from qfleet.distributed.actors.pool import SUPERVISE, ActorPool, cut_to
 from qfleet.distributed.worker.supervisor import Supervisor
 from qfleet.errors import EnvError
 from qfleet.plan import make_plan
@@ -37,7 +38,7 @@ class FakeActor:
 
         world = make_own_world(plan, worker, incarnation)
         policy = make_policy(plan, world.spec, torch.device(CPU))
-        actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, elapsed=steps)
+        actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, exploration_step=steps)
         actor.start()
         self.queue, self.is_alive, self.moved = RolloutQueue(4), True, 0
         self.stuck = self.senseless = self.ended = self.closed = False
@@ -138,7 +139,7 @@ def make_fake_pool(**settings: Any) -> tuple[Components, ActorPool, FakeLauncher
             clock=clock,
         )
 
-    line = join_parts(plan, world.spec, make_actors)
+    line = join_components(plan, world.spec, make_actors)
     pool = line.actor
     assert isinstance(pool, ActorPool)
     return line, pool, launcher, clock

@@ -1,0 +1,83 @@
+"""The seam between the actor pool and where actors run: handles, launchers, and the counters that actors report."""
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from qfleet.data import Rollout
+from qfleet.plan.schema import Plan
+from qfleet.training.log.timing import ACTOR_TIMES
+
+# Counters that actors report, summed over all incarnations.
+COMPRESSION_COUNTS = ("raw_bytes", "sent_bytes", "pack_ns")  # of compressed rollouts
+COUNTS = (*ACTOR_TIMES, *COMPRESSION_COUNTS)
+COMPRESSED_COLUMNS = ("obs", "state")  # the columns worth compressing
+
+
+class ActorHandle(Protocol):
+    """One incarnation of an actor, in whatever process it runs."""
+
+    def alive(self) -> bool:
+        """Is the actor running?"""
+        ...
+
+    def progress(self) -> int:
+        """The actor's own progress counter; it also rises while the actor waits for room."""
+        ...
+
+    def get(self) -> Rollout | None:
+        """The oldest rollout waiting, if any; also after the actor has ended."""
+        ...
+
+    def env_faults(self) -> list[dict[str, Any]]:
+        """Environment faults reported since the last call."""
+        ...
+
+    def request_stop(self) -> None:
+        """Ask the actor to end, without waiting."""
+        ...
+
+    def stop(self) -> None:
+        """Stop the actor, by force if need be."""
+        ...
+
+    def final_error(self) -> str:
+        """Why the actor ended, as far as known; raises a UsageError, which a restart cannot fix."""
+        ...
+
+    def close(self) -> None:
+        """Free the resources of this incarnation."""
+        ...
+
+
+class ActorLauncher(Protocol):
+    """Starts actors, and carries weights to them."""
+
+    folder: Path | None  # the run directory, for logs
+
+    def launch(self, worker: int, incarnation: int) -> ActorHandle:
+        """Start an incarnation of a worker."""
+        ...
+
+    def publish(self, version: int, weights: Any, steps: int) -> None:
+        """Publish the newest weights and the number of steps received so far."""
+        ...
+
+    def publish_steps(self, steps: int) -> None:
+        """Publish the number of steps received so far."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """ACTOR_TIMES (`wait` is for room) and COMPRESSION_COUNTS, summed over all actors so far."""
+        ...
+
+    def close(self) -> None:
+        """Free all resources."""
+        ...
+
+
+def actor_files(plan: Plan, folder: Path | None, worker: int, incarnation: int) -> tuple[str | None, str | None]:
+    """The log and the history file of an actor; None without a run directory."""
+    if folder is None:
+        return None, None
+    history = folder / "history" / f"actor-{worker}-{incarnation:06d}.jsonl"
+    return str(folder / "logs" / f"actor-{worker}.log"), str(history) if plan.log.history else None
