@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 Verdict: TypeAlias = Literal["applied", "waiting", "duplicate", "stale", "skipped"]
-ShardStep: TypeAlias = Callable[
-    [Tensor, float], None
-]  # the optimiser: a gradient [n], and a factor for the learning rate
+ShardStep: TypeAlias = Callable[[Tensor, float], None]  # the optimiser: a gradient [n], a factor of the learning rate
 
 
 @dataclass(frozen=True, slots=True)
