@@ -25,7 +25,7 @@ from qfleet.plan.schema import (
 ALL = slice(None)
 MAX_ACTIONS_PER_DRAW = 2**53  # a float in [0, 1) has no more values: with more actions, each dimension draws its own
 
-Schedule: TypeAlias = Callable[[int], float]
+StepSchedule: TypeAlias = Callable[[int], float]
 Epsilons: TypeAlias = Callable[[int], float | Array]  # one value for all lanes, or one per lane
 ChooseActions: TypeAlias = Callable[[Array], Array]  # values -> actions
 # A user's function: (values, step, rng, mask) -> actions [B], or [B, D] when decoupled.
@@ -37,11 +37,9 @@ class Explorer(Protocol):
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """An action [B] for each lane; always draws the same number of random numbers."""
-        ...
 
     def epsilon(self, step: int) -> float | None:
         """The share of random actions at this step, over all lanes; None if there is no epsilon."""
-        ...
 
 
 def greedy(values: Array, mask: Array | None, counts: tuple[int, ...]) -> Array:  # -> [B]
@@ -95,12 +93,12 @@ def sample_softmax(values: Array, temperature: float, rng: np.random.Generator, 
     return chosen
 
 
-def linear_schedule(start: float, end: float, steps: int) -> Schedule:
+def linear_schedule(start: float, end: float, steps: int) -> StepSchedule:
     """Linear from `start` to `end`, then constant."""
     return lambda step: start + min(1.0, step / steps) * (end - start)
 
 
-def exponential_schedule(start: float, end: float, half_life_steps: int) -> Schedule:
+def exponential_schedule(start: float, end: float, half_life_steps: int) -> StepSchedule:
     """The distance to `end` halves every `half_life_steps`."""
     return lambda step: end + (start - end) * float(0.5 ** (step / half_life_steps))
 
@@ -137,7 +135,7 @@ class EpsilonGreedyExplorer:
 class SoftmaxExplorer:
     """Boltzmann exploration; a decoupled policy draws in each dimension separately."""
 
-    def __init__(self, temperature: Schedule, counts: tuple[int, ...]) -> None:
+    def __init__(self, temperature: StepSchedule, counts: tuple[int, ...]) -> None:
         self.temperature = temperature
         self.counts = counts
 
@@ -160,34 +158,19 @@ class OwnExplorer:
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """The function's actions, if they are allowed in every lane."""
         # Copies, so that the function cannot change the actor's arrays.
-        given = self.function(values.copy(), step, rng, None if mask is None else mask.copy())
-        answer = require_actions(np.asarray(given), values.shape, self.counts)
-        if mask is not None and not (fine := mask[np.arange(len(answer)), answer]).all():
+        returned = self.function(values.copy(), step, rng, None if mask is None else mask.copy())
+        actions = require_actions(np.asarray(returned), values.shape, self.counts)
+        if mask is not None and not (permitted := mask[np.arange(len(actions)), actions]).all():
             raise UsageError(
-                f"the explore function chose action {answer[~fine][0]} where it is not allowed",
+                f"the explore function chose action {actions[~permitted][0]} where it is not allowed",
                 "The environment's mask forbids it at this step.",
                 "Choose action a in lane b only where mask[b, a] is True.",
             )
-        return to_joint_actions(answer, self.counts)
+        return to_joint_actions(actions, self.counts)
 
     def epsilon(self, step: int) -> float | None:
         """The epsilon of a user's function is unknown."""
         return None
-
-
-class FixedExplorer:
-    """A fake for tests: always the same actions."""
-
-    def __init__(self, action: Array) -> None:
-        self.action = action
-
-    def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
-        """The fixed actions."""
-        return self.action
-
-    def epsilon(self, step: int) -> float | None:
-        """No action is random."""
-        return 0.0
 
 
 def to_joint_actions(choices: Array, counts: tuple[int, ...]) -> Array:  # [B] or [B, D] -> [B]
@@ -198,23 +181,23 @@ def to_joint_actions(choices: Array, counts: tuple[int, ...]) -> Array:  # [B] o
     return joint
 
 
-def require_actions(answer: Array, shape: tuple[int, ...], counts: tuple[int, ...]) -> Array:
+def require_actions(actions: Array, shape: tuple[int, ...], counts: tuple[int, ...]) -> Array:
     """The actions of a user's function as int64, if there is a valid one for every lane."""
     lanes = shape[:-1]
-    if answer.dtype.kind not in "iu" or answer.shape != lanes:
+    if actions.dtype.kind not in "iu" or actions.shape != lanes:
         raise UsageError(
-            f"the explore function answered {answer.dtype} of shape {answer.shape}",
-            f"It was shown values of shape {shape} and must answer whole numbers of shape {lanes}.",
+            f"the explore function returned {actions.dtype} of shape {actions.shape}",
+            f"It was given values of shape {shape} and must return whole numbers of shape {lanes}.",
             "Return an integer array with one action for each environment, such as values.argmax(-1).",
         )
     limit = np.array([math.prod(counts)] if len(lanes) == 1 else counts, object)
-    if (wrong := (answer < 0) | (answer >= limit)).any():
+    if (wrong := (actions < 0) | (actions >= limit)).any():
         raise UsageError(
-            f"the explore function chose action {answer[wrong][0]}",
-            f"Actions are counted from 0; of values {shape} the last axis is the actions.",
+            f"the explore function chose action {actions[wrong][0]}",
+            f"Actions are counted from 0; the last axis of the values, of shape {shape}, is that of the actions.",
             f"Return numbers from 0 to {shape[-1] - 1}.",
         )
-    return answer.astype(np.int64)
+    return actions.astype(np.int64)
 
 
 def make_epsilon(algo: Algo, lanes: int = 1, part: slice = ALL) -> Epsilons:
@@ -257,6 +240,6 @@ def require_own(algo: Algo, own: Explore | None) -> None:
     if own is not None and not isinstance(algo.explore, OwnExplore):
         raise UsageError(
             f"an explore function was given, but algo.explore.type is {algo.explore.__struct_config__.tag}",
-            "A run goes on exploring the way it began.",
+            "A run explores in the same way from its start to its end.",
             "Leave the function out, or start a new run with train(plan, explore=...).",
         )

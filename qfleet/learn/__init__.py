@@ -6,13 +6,13 @@ from collections.abc import Callable
 import torch
 
 from qfleet.data import Spec
-from qfleet.learn.batch_source import BatchSource, Diverging, Observer, ReplaySource, drain, run_learner
+from qfleet.learn.batch_source import BatchSource, Diverging, NormalizationStatistics, ReplaySource, drain, run_learner
 from qfleet.learn.compiled_update import make_compiled_update
 from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
-from qfleet.learn.learner import Learner, NonFiniteUpdate, Schedule, load_state_arrays, state_arrays
-from qfleet.learn.optimizer import make_optimizer
-from qfleet.learn.plasticity import Anneal, Reset, dormant_units, make_anneal, make_reset
+from qfleet.learn.learner import Learner, NonFiniteUpdate
+from qfleet.learn.optimizer import RateSchedule, make_optimizer
+from qfleet.learn.plasticity import Anneal, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import PopulationLearner, rate_factors
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.learn.target_network import detached, make_target_update
@@ -72,26 +72,26 @@ def make_learner(
     )
 
 
-def make_schedule(plan: Plan) -> Schedule:
+def make_schedule(plan: Plan) -> RateSchedule:
     """The plan's learning-rate schedule, scaled by its batch size."""
     optim = plan.optim
     factor = 1.0
     if optim.base_batch is not None:
         factor = (plan.algo.batch_size / optim.base_batch) ** (1.0 if optim.scaling == "linear" else 0.5)
-    return Schedule(factor, optim.warm_updates, optim.decay_updates)
+    return RateSchedule(factor, optim.warm_updates, optim.decay_updates)
 
 
 def make_batch_source(
     plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
 ) -> BatchSource:
     """The plan's source of batches."""
-    observer = Observer(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
+    normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
     lanes_per_actor = lanes // num_senders(plan)
     if isinstance(plan.replay, FreshReplay):
         return FreshSource(
             replay,
             learner,
-            observer,
+            normalization,
             bonus,
             epochs=plan.replay.epochs,
             minibatches=plan.replay.minibatches,
@@ -101,7 +101,7 @@ def make_batch_source(
     anneal = make_anneal(plan.algo, replay.fold)
     members = plan.population.num
     return ReplaySource(
-        replay, make_rate_limiter(plan), observer, plan.algo.batch_size, anneal, bonus, members, lanes_per_actor
+        replay, make_rate_limiter(plan), normalization, plan.algo.batch_size, anneal, bonus, members, lanes_per_actor
     )
 
 
@@ -117,15 +117,12 @@ __all__ = [
     "FreshSource",
     "Learner",
     "NonFiniteUpdate",
-    "Observer",
+    "NormalizationStatistics",
     "PopulationLearner",
     "RateLimiter",
     "ReplaySource",
-    "Reset",
-    "VisitCounts",
     "dormant_units",
     "drain",
-    "load_state_arrays",
     "make_batch_source",
     "make_count_bonus",
     "make_learner",
@@ -133,5 +130,4 @@ __all__ = [
     "make_rate_limiter",
     "rate_factors",
     "run_learner",
-    "state_arrays",
 ]

@@ -29,7 +29,7 @@ class Diverging(Exception):
         self.batch = batch
 
 
-class Observer:
+class NormalizationStatistics:
     """Updates the network's running normalisation with every rollout."""
 
     def __init__(self, net: QNet, lanes: int, discount: float, *, clip: bool = False) -> None:
@@ -65,31 +65,24 @@ class BatchSource(Protocol):
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout."""
-        ...
 
     def seal(self, worker: int) -> int:
         """End the episodes of a lost actor; returns the number of its steps whose outcome stays unknown."""
-        ...
 
     def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
         """A batch if one is due, counting `in_flight_steps` as already made; else None."""
-        ...
 
     def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
         """Record that the batch was learned from, with the new priorities of its items."""
-        ...
 
     def take_metrics(self) -> dict[str, float | None]:
         """Metrics for a progress row; means are over the time since the last call."""
-        ...
 
     def state_dict(self) -> State:
         """All state but the replay's rows."""
-        ...
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> None:
         """Restore a saved state; without the replay, start an empty one."""
-        ...
 
 
 def source_metrics(replay: Replay, bonus: VisitCounts | None) -> dict[str, float | None]:
@@ -103,17 +96,19 @@ def lanes_of(worker: int, lanes_per_actor: int) -> slice:
     return slice(worker * lanes_per_actor, (worker + 1) * lanes_per_actor)
 
 
-def insert_with_bonus(rollout: Rollout, replay: Replay, observer: Observer, bonus: VisitCounts | None) -> int:
+def insert_with_bonus(
+    rollout: Rollout, replay: Replay, normalization: NormalizationStatistics, bonus: VisitCounts | None
+) -> int:
     """Add a rollout, with its bonus if there is one, to replay and statistics; returns its number of steps."""
     lanes = lanes_of(rollout.source[0], rollout.last.shape[1])
     with_bonus = rollout if bonus is None else bonus.add(rollout)
-    observer.observe(with_bonus, lanes)
+    normalization.observe(with_bonus, lanes)
     return replay.add(with_bonus, rollout.reward, lanes)
 
 
-def seal_lanes(lanes: slice, replay: Replay, observer: Observer) -> int:
+def seal_lanes(lanes: slice, replay: Replay, normalization: NormalizationStatistics) -> int:
     """End the episodes of a lost actor's lanes; returns the number of its steps whose outcome stays unknown."""
-    observer.reset_returns(lanes)
+    normalization.reset_returns(lanes)
     return replay.seal(lanes)
 
 
@@ -145,7 +140,7 @@ class ReplaySource:
         self,
         replay: Replay,
         limiter: RateLimiter,
-        observer: Observer,
+        normalization: NormalizationStatistics,
         batch_size: int,
         anneal: Anneal | None = None,
         bonus: VisitCounts | None = None,
@@ -154,12 +149,12 @@ class ReplaySource:
     ) -> None:
         self.replay = replay
         self.limiter = limiter
-        self.observer = observer
+        self.normalization = normalization
         self.batch_size = batch_size
         self.anneal = anneal
         self.bonus = bonus
-        self.num_members = num_members  # each gets a batch of its own
-        self.lanes_per_actor = lanes_per_actor or len(observer.returns)
+        self.num_members = num_members  # each gets a separate batch
+        self.lanes_per_actor = lanes_per_actor or len(normalization.returns)
         self.steps = 0
         self.refill = 0  # items that an emptied replay must hold before learning continues
         self.drawn = DrawnItems()
@@ -172,11 +167,11 @@ class ReplaySource:
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout to the replay."""
-        self.steps += insert_with_bonus(rollout, self.replay, self.observer, self.bonus)
+        self.steps += insert_with_bonus(rollout, self.replay, self.normalization, self.bonus)
 
     def seal(self, worker: int) -> int:
         """End the episodes of a lost actor."""
-        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.observer)
+        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.normalization)
 
     def next_batch(self, in_flight_steps: int) -> Batch | Sequences | None:
         """A batch if the limiter allows an update, counting `in_flight_steps` as already made."""
@@ -208,7 +203,7 @@ class ReplaySource:
             "gate": self.limiter.state_dict(),
             "batch_size": self.batch_size,
             "replay": self.replay.state_dict(),
-            "returns": self.observer.returns.copy(),
+            "returns": self.normalization.returns.copy(),
             "refill": self.refill,
             "drawn": asdict(self.drawn),
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
@@ -223,7 +218,7 @@ class ReplaySource:
         self.refill = saved_count(state, "refill") if "refill" in state else 0
         drawn = saved_value(state, "drawn") if "drawn" in state else asdict(DrawnItems())
         self.drawn = DrawnItems(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
-        self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
+        self.normalization.returns = saved_array(state, "returns", FLOATS, self.normalization.returns.shape).copy()
         self.update_fold()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.learn.optimizer import FusedAdam, FusedOptimizer
-from qfleet.nets import draws_random_numbers
+from qfleet.nets import Network, draws_random_numbers
 from qfleet.plan.schema import Adam as AdamPlan
 from qfleet.plan.schema import AverageTarget, FreshReplay, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
 from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
@@ -35,17 +35,9 @@ class CannotCompile(Exception):
     """There is no compiler, or it failed on this update; nothing was changed."""
 
 
-class BoundNetwork:
+def bind(net: nn.Module, tensors: dict[str, Tensor]) -> Network:
     """A network with these tensors in place of its own."""
-
-    def __init__(self, net: nn.Module, tensors: dict[str, Tensor]) -> None:
-        self.net = net
-        self.tensors = tensors
-
-    def __call__(self, obs: Tensor) -> Tensor:
-        """Outputs per action."""
-        out: Tensor = torch.func.functional_call(self.net, self.tensors, (obs,))
-        return out
+    return lambda obs: torch.func.functional_call(net, tensors, (obs,))
 
 
 class CompiledUpdate:
@@ -104,7 +96,8 @@ class CompiledUpdate:
             with COMPILE_TIMER:
                 return self.compiler(lambda *tensors: self.step(names, tensors), inputs, 1 + len(names))
         except Exception as error:  # a compiler may raise anything, and no failure of it may end a run
-            raise CannotCompile(f"{type(error).__name__}: {first_line(error)}") from error
+            first_line = next(iter(str(error).splitlines()), "").strip()
+            raise CannotCompile(f"{type(error).__name__}: {first_line}") from error
 
     def step(self, names: tuple[str, ...], tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """The update as a function of all tensors it reads or writes."""
@@ -134,8 +127,8 @@ class CompiledUpdate:
         """Gradients, loss [], priorities [N] and the mean value []."""
         leaves = [weight.detach().requires_grad_() for weight in weights]
         named_buffers = dict(zip(self.buffers, buffers, strict=True))
-        online = BoundNetwork(self.net, dict(zip(self.names, leaves, strict=True)) | named_buffers)
-        target = BoundNetwork(self.target, dict(zip(self.names, targets, strict=True)) | named_buffers)
+        online = bind(self.net, dict(zip(self.names, leaves, strict=True)) | named_buffers)
+        target = bind(self.target, dict(zip(self.names, targets, strict=True)) | named_buffers)
         with torch.enable_grad():
             loss, priority, values = td_loss(self.head, self.rule, self.view, online, target, batch)
             gradients = torch.autograd.grad(loss, leaves)
@@ -318,8 +311,3 @@ def make_compiled_update(
 def cache_folder() -> Path:
     """This user's folder of measurements and compiled code."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qfleet"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message."""
-    return next(iter(str(error).splitlines()), "").strip()

@@ -12,7 +12,7 @@ import torch
 
 from qfleet.data import Array, Batch, Rollout, Sequences, State
 from qfleet.data.state_reader import FLOATS, saved_array, saved_count, saved_value
-from qfleet.learn.batch_source import Observer, insert_with_bonus, lanes_of, seal_lanes, source_metrics
+from qfleet.learn.batch_source import NormalizationStatistics, insert_with_bonus, lanes_of, seal_lanes, source_metrics
 from qfleet.learn.count_bonus import VisitCounts
 from qfleet.learn.learner import Learner
 from qfleet.qlearn import lambda_returns
@@ -45,7 +45,7 @@ class FreshSource:
         self,
         replay: Replay,
         learner: Learner,
-        observer: Observer,
+        normalization: NormalizationStatistics,
         bonus: VisitCounts | None = None,
         *,
         epochs: int,
@@ -55,23 +55,23 @@ class FreshSource:
     ) -> None:
         self.replay = replay
         self.learner = learner
-        self.observer = observer
+        self.normalization = normalization
         self.bonus = bonus
         self.epochs = epochs
         self.minibatches = minibatches
         self.trace = trace
-        self.lanes_per_actor = lanes_per_actor or len(observer.returns)
+        self.lanes_per_actor = lanes_per_actor or len(normalization.returns)
         self.steps = 0
         self.learned_items = 0
         self.waiting: deque[FreshBatch] = deque()  # empty between turns: a block is learned from in one turn
 
     def insert(self, rollout: Rollout) -> None:
         """Add a row to the block."""
-        self.steps += insert_with_bonus(rollout, self.replay, self.observer, self.bonus)
+        self.steps += insert_with_bonus(rollout, self.replay, self.normalization, self.bonus)
 
     def seal(self, worker: int) -> int:
         """Drop the block that a lost actor had begun."""
-        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.observer)
+        return seal_lanes(lanes_of(worker, self.lanes_per_actor), self.replay, self.normalization)
 
     def next_batch(self, in_flight_steps: int) -> Batch | None:
         """The next minibatch, if a block is complete."""
@@ -130,7 +130,7 @@ class FreshSource:
             "steps": self.steps,
             "learned_items": self.learned_items,
             "replay": self.replay.state_dict(),
-            "returns": self.observer.returns.copy(),
+            "returns": self.normalization.returns.copy(),
             "told": True,  # rows hold values; those of older versions do not (`training/checkpoints/migrations.py`)
             **({} if self.bonus is None else {"bonus": self.bonus.state_dict()}),
         }
@@ -139,7 +139,7 @@ class FreshSource:
         """Restore a saved state; without the replay, start a new block."""
         self.steps = saved_count(state, "steps")
         self.learned_items = saved_count(state, "learned_items")
-        self.observer.returns = saved_array(state, "returns", FLOATS, self.observer.returns.shape).copy()
+        self.normalization.returns = saved_array(state, "returns", FLOATS, self.normalization.returns.shape).copy()
         self.waiting.clear()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))

@@ -7,15 +7,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.batch_split import strided_part
 from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
-from qfleet.learn.optimizer import FusedOptimizer, clip_gradients, gradient_norm
+from qfleet.learn.optimizer import CONSTANT_RATE, FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target_network import TargetUpdate, detached, floating
 from qfleet.learn.transfer import make_transfer, to_floats
@@ -25,10 +24,13 @@ from qfleet.nets import (
     QNet,
     Reduced,
     can_share_weights,
+    copy_array,
     gradients_of,
     keep_freed_memory,
+    load_state_arrays,
     make_chain,
     match_names,
+    state_arrays,
 )
 from qfleet.nets.gradients import OnGradient
 from qfleet.nets.normalize import LIMIT
@@ -37,24 +39,6 @@ from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, 
 
 class NonFiniteUpdate(Exception):
     """A loss or gradient was not finite: the update was skipped, the weights are unchanged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The factor on the learning rate: a constant times linear warm-up and linear decay to zero."""
-
-    factor: float = 1.0
-    warm_updates: int = 0
-    decay_updates: int | None = None
-
-    def __call__(self, updates: int) -> float:
-        """The factor after this number of updates."""
-        warmup = min(1.0, (updates + 1) / (self.warm_updates + 1))
-        decay = 1.0 if self.decay_updates is None else max(0.0, 1.0 - updates / self.decay_updates)
-        return self.factor * warmup * decay
-
-
-CONSTANT = Schedule()
 
 
 @dataclass(slots=True)
@@ -79,7 +63,7 @@ class Learner:
         view: View,
         update_target: TargetUpdate,
         clip_norm: float | None = 10.0,
-        schedule: Schedule = CONSTANT,
+        schedule: RateSchedule = CONSTANT_RATE,
         accumulate: int = 1,
         reset: Reset | None = None,
         rate_factor: float = 1.0,
@@ -237,7 +221,7 @@ class Learner:
 
     def to_tensors(self, batch: Batch | Sequences) -> Tensors:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""
-        fields = self.transfer(network_fields(batch))
+        fields = self.transfer([(name, getattr(batch, name)) for name in batch.__slots__ if name != "ids"])
         are_returns = self.rule is None and isinstance(batch, Batch)  # made of rewards that were scaled already
         if fields["reward"] is not None and not are_returns:
             fields["reward"] = self.normalize_reward(fields["reward"])
@@ -321,35 +305,6 @@ def require_finite(loss: float, norm: float, value: float) -> None:
         raise NonFiniteUpdate(f"loss {loss}, gradient norm {norm}, mean value {value}")
 
 
-def network_fields(batch: Batch | Sequences) -> list[tuple[str, Array | None]]:
-    """Every field of a batch but the ids, which no network needs."""
-    return [(name, getattr(batch, name)) for name in batch.__slots__ if name != "ids"]
-
-
 def strip_prefix(named: dict[str, Array], prefix: str) -> dict[str, Array]:
     """The arrays whose names begin with the prefix, under their names without it."""
     return {name[len(prefix) :]: value for name, value in named.items() if name.startswith(prefix)}
-
-
-def state_arrays(net: nn.Module) -> dict[str, Array]:
-    """Parameters and buffers by name, copied to contiguous arrays."""
-    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in net.state_dict().items()}
-
-
-def load_state_arrays(net: nn.Module, values: dict[str, Array]) -> None:
-    """Write arrays into a network in place: others share its memory."""
-    own = net.state_dict()
-    for name, value in match_names(own.keys(), values).items():
-        copy_array(name, own[name], value)
-
-
-@torch.no_grad()
-def copy_array(name: str, own: Tensor, value: Array) -> None:
-    """Write an array into a tensor, in place, if shape and kind of numbers match and all are finite."""
-    if own.shape != value.shape:
-        raise ValueError(f"{name} has shape {value.shape}, not {tuple(own.shape)}")
-    if own.is_floating_point() != (value.dtype.kind == "f") or value.dtype.kind == "c":
-        raise ValueError(f"{name} has numbers of type {value.dtype}, not {str(own.dtype).removeprefix('torch.')}")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise ValueError(f"{name} has numbers that are not finite")
-    own.copy_(torch.from_numpy(value))

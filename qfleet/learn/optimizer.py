@@ -1,4 +1,4 @@
-"""Optimisers as one call into torch's fused kernels, and clipping.
+"""Optimisers as one call into torch's fused kernels, clipping, and the learning-rate schedule.
 
 These are the kernels that torch.optim calls. Its classes are not used because creating one imports torch's compiler,
 which takes a second or more, and each of their steps costs as much as a small network's backward pass
@@ -6,6 +6,7 @@ which takes a second or more, and each of their steps costs as much as a small n
 to rounding.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,7 +27,6 @@ class FusedOptimizer(Protocol):
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
-        ...
 
 
 def zeros(parameters: list[Tensor]) -> list[Tensor]:
@@ -34,9 +34,10 @@ def zeros(parameters: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(parameter) for parameter in parameters]
 
 
-def zero_steps(parameters: list[Tensor]) -> Tensor:  # [parameters]
-    """A step count per parameter, in one tensor so that they are incremented in one operation."""
-    return torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+def adam_state(parameters: list[Tensor]) -> tuple[Tensor, dict[str, list[Tensor]]]:
+    """A step count per parameter, in one tensor so that one operation increments them, and Adam's moments."""
+    steps = torch.zeros(len(parameters), device=parameters[0].device if parameters else None)
+    return steps, {"step": list(steps.unbind()), "exp_avg": zeros(parameters), "exp_avg_sq": zeros(parameters)}
 
 
 class FusedAdam:
@@ -50,12 +51,7 @@ class FusedAdam:
         self.learning_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
-        self.steps = zero_steps(parameters)
-        self.moments = {
-            "step": list(self.steps.unbind()),
-            "exp_avg": zeros(parameters),
-            "exp_avg_sq": zeros(parameters),
-        }
+        self.steps, self.moments = adam_state(parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -87,12 +83,7 @@ class FusedRadam:
         self.learning_rate = learning_rate
         self.eps = eps
         self.weight_decay = weight_decay
-        self.steps = zero_steps(parameters)
-        self.moments = {
-            "step": list(self.steps.unbind()),
-            "exp_avg": zeros(parameters),
-            "exp_avg_sq": zeros(parameters),
-        }
+        self.steps, self.moments = adam_state(parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -227,3 +218,21 @@ def clip_gradients(gradients: list[Tensor], norm: float, limit: float | None) ->
     """Scale the gradients in place if their norm exceeds the limit."""
     if limit is not None and norm > limit:
         torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+
+
+@dataclass(frozen=True, slots=True)
+class RateSchedule:
+    """The factor on the learning rate: a constant times linear warm-up and linear decay to zero."""
+
+    factor: float = 1.0
+    warm_updates: int = 0
+    decay_updates: int | None = None
+
+    def __call__(self, updates: int) -> float:
+        """The factor after this number of updates."""
+        warmup = min(1.0, (updates + 1) / (self.warm_updates + 1))
+        decay = 1.0 if self.decay_updates is None else max(0.0, 1.0 - updates / self.decay_updates)
+        return self.factor * warmup * decay
+
+
+CONSTANT_RATE = RateSchedule()

@@ -137,7 +137,7 @@ def forward_items(net: QNet, items: Batch | Sequences, device: torch.device) -> 
     obs = torch.from_numpy(items.obs).to(device)
     if isinstance(items, Batch):
         net(obs)
-    elif net.memory is None:  # windows of fresh rows, each row an item of its own
+    elif net.memory is None:  # windows of fresh rows, each row a separate item
         rows = obs.flatten(0, 1)
         net(rows[torch.linspace(0, len(rows) - 1, min(SAMPLED_STEPS, len(rows)), device=device).long()])
     else:

@@ -15,7 +15,6 @@ class TargetUpdate(Protocol):
 
     def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
         """Change the target's parameters in place."""
-        ...
 
 
 @dataclass(frozen=True)

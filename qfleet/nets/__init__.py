@@ -18,7 +18,14 @@ from qfleet.nets.precision import Reduced
 from qfleet.nets.qnet import QNet, draws_random_numbers, make_net, require_memory
 from qfleet.nets.rescale import signed_hyperbolic, signed_parabolic
 from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
-from qfleet.nets.weights import can_share_weights, match_names, write_weights
+from qfleet.nets.weights import (
+    can_share_weights,
+    copy_array,
+    load_state_arrays,
+    match_names,
+    state_arrays,
+    write_weights,
+)
 
 __all__ = [
     "NATURE",
@@ -38,10 +45,12 @@ __all__ = [
     "Reduced",
     "Style",
     "can_share_weights",
+    "copy_array",
     "dormant_fraction",
     "draws_random_numbers",
     "gradients_of",
     "keep_freed_memory",
+    "load_state_arrays",
     "make_chain",
     "make_net",
     "match_names",
@@ -52,5 +61,6 @@ __all__ = [
     "set_noise",
     "signed_hyperbolic",
     "signed_parabolic",
+    "state_arrays",
     "write_weights",
 ]

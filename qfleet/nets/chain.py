@@ -198,7 +198,6 @@ class Network(Protocol):
 
     def __call__(self, obs: Tensor) -> Tensor:
         """Outputs per action."""
-        ...
 
 
 def is_partly_frozen(net: nn.Module) -> bool:

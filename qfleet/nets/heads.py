@@ -1,7 +1,7 @@
 """Heads turn features into one output per action: a number, or K numbers that describe a distribution.
 
 Shapes: N items, F features, A actions, K atoms, quantiles or fractions, D action dimensions. A head's `shape` is
-that of its output for one item: (A,), (A, K), or (D, A) when every dimension has outputs of its own.
+that of its output for one item: (A,), (A, K), or (D, A) when decoupled.
 """
 
 import math

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 
 class Memory(nn.Module):
-    """An LSTM or GRU cell that also sees the previous action and reward (Kapturowski et al. 2019)."""
+    """An LSTM or GRU cell with the previous action and reward as inputs (Kapturowski et al. 2019)."""
 
     def __init__(self, features: int, size: int, actions: int, kind: Literal["lstm", "gru"] = "lstm") -> None:
         super().__init__()

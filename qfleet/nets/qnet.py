@@ -128,7 +128,7 @@ def make_memory(net: Net, features: int, actions: int) -> Memory | None:
     return Memory(features, net.memory.size, actions, "lstm" if isinstance(net.memory, LstmMemory) else "gru")
 
 
-def make_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
+def make_output_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
     """The plan's head."""
 
     def streams(*shape: int) -> nn.Module:
@@ -156,7 +156,7 @@ def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Modul
         features = count_own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
         memory = make_memory(net, features, spec.num_actions)
         hidden = int(getattr(body, "hidden", 0))
-        head = make_head(net, spec, features if memory is None else memory.size, hidden, style)
+        head = make_output_head(net, spec, features if memory is None else memory.size, hidden, style)
     return QNet(
         body,
         head,

@@ -4,8 +4,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from qfleet.data import Array
 
 Value = TypeVar("Value")
 # Where Keras keeps its variables on torch. It numbers layers and random generators as they are made in a process.
@@ -53,3 +56,27 @@ def without_keras_numbers(name: str) -> tuple[str, list[int]]:
     if KERAS not in name:
         return name, []
     return NUMBER.sub("", name), [int(number) for number in NUMBER.findall(name)]
+
+
+def state_arrays(net: nn.Module) -> dict[str, Array]:
+    """Parameters and buffers by name, copied to contiguous arrays."""
+    return {name: value.detach().cpu().contiguous().numpy().copy() for name, value in net.state_dict().items()}
+
+
+def load_state_arrays(net: nn.Module, values: dict[str, Array]) -> None:
+    """Write arrays into a network in place: others share its memory."""
+    own = net.state_dict()
+    for name, value in match_names(own.keys(), values).items():
+        copy_array(name, own[name], value)
+
+
+@torch.no_grad()
+def copy_array(name: str, own: Tensor, value: Array) -> None:
+    """Write an array into a tensor, in place, if shape and kind of numbers match and all are finite."""
+    if own.shape != value.shape:
+        raise ValueError(f"{name} has shape {value.shape}, not {tuple(own.shape)}")
+    if own.is_floating_point() != (value.dtype.kind == "f") or value.dtype.kind == "c":
+        raise ValueError(f"{name} has numbers of type {value.dtype}, not {str(own.dtype).removeprefix('torch.')}")
+    if value.dtype.kind == "f" and not np.isfinite(value).all():
+        raise ValueError(f"{name} has numbers that are not finite")
+    own.copy_(torch.from_numpy(value))

@@ -13,13 +13,13 @@ from qfleet.plan.schema import (
 )
 from qfleet.qlearn.heads import Categorical, Decoupled, Head, ImplicitQuantiles, Quantile, Scalar
 from qfleet.qlearn.returns import lambda_returns
-from qfleet.qlearn.rules import ActionChoice, Double, Max, Munchausen, NextValues, Rule, greedy
+from qfleet.qlearn.rules import ActionChoice, Double, Max, Munchausen, NextValues, Rule, greedy_probs
 from qfleet.qlearn.td import td_loss, td_loss_and_gradient, td_target
 from qfleet.qlearn.views import SequenceView, StepView, Tensors, View
 
 
 def make_rule(algo: Algo) -> Rule:
-    """The rule the plan names."""
+    """The plan's rule."""
     match algo.rule:
         case DoubleRule():
             return Double()
@@ -30,7 +30,7 @@ def make_rule(algo: Algo) -> Rule:
 
 
 def make_head(plan: Plan, spec: Spec) -> Head:
-    """What the plan's network puts out."""
+    """The plan's head: the meaning of its network's outputs."""
     rescale = plan.algo.rescale
     match plan.net.head:
         case CategoricalHead(low=low, high=high):
@@ -45,7 +45,7 @@ def make_head(plan: Plan, spec: Spec) -> Head:
 
 
 def make_view(algo: Algo) -> View:
-    """How the plan shows batches to the network."""
+    """The plan's view."""
     if isinstance(algo.view, SequencesView):
         return SequenceView(algo.view.burn_in, algo.view.length, algo.view.eta)
     return StepView()
@@ -68,7 +68,7 @@ __all__ = [
     "StepView",
     "Tensors",
     "View",
-    "greedy",
+    "greedy_probs",
     "lambda_returns",
     "make_head",
     "make_rule",

@@ -24,15 +24,12 @@ class Head(Protocol):
 
     def values(self, out: Tensor) -> Tensor:
         """Expected value per action [N, A], or per action of each dimension [N, D, A]."""
-        ...
 
     def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         """The target for the output of the action taken."""
-        ...
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Loss per item [N] and priority per item [N] (detached)."""
-        ...
 
 
 def to_returns(out: Tensor, rescale: bool) -> Tensor:

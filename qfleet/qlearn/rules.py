@@ -37,16 +37,13 @@ class Rule(Protocol):
     @property
     def needs_online(self) -> bool:
         """Whether `NextValues.online_next` must be given."""
-        ...
 
     @property
     def needs_current(self) -> bool:
         """Whether `NextValues.target_current` must be given."""
-        ...
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """Next-action probabilities and added terms."""
-        ...
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -56,7 +53,7 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
     return values.masked_fill(~(mask | ~mask.any(-1, keepdim=True)), -torch.inf)
 
 
-def greedy(values: Tensor, mask: Tensor | None) -> Tensor:
+def greedy_probs(values: Tensor, mask: Tensor | None) -> Tensor:
     """All probability on the best allowed action."""
     # Not functional.one_hot: it searches the largest class first, which costs as much as a layer.
     return torch.zeros_like(values).scatter_(-1, masked(values, mask).argmax(-1, keepdim=True), 1.0)
@@ -71,7 +68,7 @@ class Max:
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """One-hot of argmax over the target's values."""
-        return ActionChoice(greedy(values.target_next, values.next_mask))
+        return ActionChoice(greedy_probs(values.target_next, values.next_mask))
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ class Double:
         """One-hot of argmax over the online network's values."""
         if values.online_next is None:
             raise ValueError("the double rule needs the online network's values of the next observations")
-        return ActionChoice(greedy(values.online_next, values.next_mask))
+        return ActionChoice(greedy_probs(values.online_next, values.next_mask))
 
 
 @dataclass(frozen=True)

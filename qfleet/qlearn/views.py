@@ -38,23 +38,18 @@ class View(Protocol):
         self, net: Network, batch: Tensors, *, current: bool, bootstrap: bool
     ) -> tuple[Tensor | None, Tensor | None]:
         """Outputs [M, *out] of the observations acted on, and of those to bootstrap from (without gradient)."""
-        ...
 
     def actions(self, batch: Tensors) -> Tensor:
         """The actions taken [M]."""
-        ...
 
     def rewards_and_discounts(self, batch: Tensors) -> tuple[Tensor, Tensor]:
         """n-step rewards and discounts [M]."""
-        ...
 
     def add_masks(self, values: NextValues, batch: Tensors) -> NextValues:
         """Add which actions were allowed in the current and in the next observations."""
-        ...
 
     def reduce(self, loss: Tensor, priority: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:
         """From losses and priorities per row [M] to one loss [] and priorities per item [N]."""
-        ...
 
 
 @dataclass(frozen=True)

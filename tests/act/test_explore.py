@@ -9,7 +9,6 @@ from qfleet.act import Actor, make_explorer
 from qfleet.act.explore import (
     EpsilonGreedyExplorer,
     Explorer,
-    FixedExplorer,
     OwnExplorer,
     SoftmaxExplorer,
     epsilon_greedy,
@@ -111,6 +110,19 @@ def test_drawn_numbers_are_unchanged() -> None:
     assert epsilon_greedy(values, 0.5, rng(3), None, (4,)).tolist() == expected.tolist()
 
 
+class FixedExplorer:
+    """Always the same actions."""
+
+    def __init__(self, action: Array) -> None:
+        self.action = action
+
+    def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
+        return self.action
+
+    def epsilon(self, step: int) -> float | None:
+        return 0.0
+
+
 def test_the_actor_takes_what_its_explorer_chooses() -> None:
     world = counting(2)
     actor = Actor(world, policy(), FixedExplorer(np.array([2, 1])), rng())
@@ -189,12 +201,12 @@ def test_softmax_draws_one_number_per_lane_and_dimension() -> None:
         assert generator.random() == expected.random()
 
 
-# A function of one's own
+# A user's function
 
 
-def own(answer: Any, mask: Array | None = None, shape: tuple[int, ...] = (2, 3)) -> list[int]:
+def own(actions: Any, mask: Array | None = None, shape: tuple[int, ...] = (2, 3)) -> list[int]:
     counts = (3,) if len(shape) == 2 else (3,) * shape[1]
-    chosen = make_explorer(Algo(explore=OwnExplore()), counts, 2, lambda *_: answer)
+    chosen = make_explorer(Algo(explore=OwnExplore()), counts, 2, lambda *_: actions)
     return list(chosen.choose(np.zeros(shape, np.float32), 0, rng(), mask).tolist())
 
 
@@ -206,21 +218,21 @@ def test_a_users_function_chooses_the_actions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "mask", "what", "why"),
+    ("actions", "mask", "what", "why"),
     [
-        (np.zeros(3, np.int64), None, "answered int64 of shape (3,)", "must answer whole numbers of shape (2,)"),
-        (1, None, "answered int64 of shape ()", "must answer whole numbers of shape (2,)"),
-        (np.zeros(2), None, "answered float64 of shape (2,)", "must answer whole numbers"),
-        (np.zeros(2, np.bool_), None, "answered bool of shape (2,)", "must answer whole numbers"),
-        (None, None, "answered object of shape ()", "must answer whole numbers"),
+        (np.zeros(3, np.int64), None, "returned int64 of shape (3,)", "must return whole numbers of shape (2,)"),
+        (1, None, "returned int64 of shape ()", "must return whole numbers of shape (2,)"),
+        (np.zeros(2), None, "returned float64 of shape (2,)", "must return whole numbers"),
+        (np.zeros(2, np.bool_), None, "returned bool of shape (2,)", "must return whole numbers"),
+        (None, None, "returned object of shape ()", "must return whole numbers"),
         (np.array([0, 3]), None, "chose action 3", "Actions are counted from 0"),
         (np.array([-1, 0]), None, "chose action -1", "Actions are counted from 0"),
         (np.array([0, 1]), np.eye(3, dtype=np.bool_)[[0, 0]], "chose action 1 where it is not allowed", "mask forbids"),
     ],
 )
-def test_a_users_functions_actions_are_checked(answer: Any, mask: Array | None, what: str, why: str) -> None:
+def test_a_users_functions_actions_are_checked(actions: Any, mask: Array | None, what: str, why: str) -> None:
     with pytest.raises(UsageError) as caught:
-        own(answer, mask)
+        own(actions, mask)
     assert what in caught.value.what
     assert why in caught.value.why
     assert caught.value.fix

@@ -11,7 +11,7 @@ from qfleet.data import Array, Batch
 from qfleet.learn import (
     Diverging,
     Learner,
-    Observer,
+    NormalizationStatistics,
     RateLimiter,
     ReplaySource,
     make_batch_source,
@@ -111,7 +111,7 @@ class Script:
 
 def source_of(learner: Learner, batches: list[Batch]) -> tuple[ReplaySource, Script]:
     script = Script(batches)
-    batch_source = ReplaySource(script, RateLimiter(Fraction(1), 0), Observer(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
+    batch_source = ReplaySource(script, RateLimiter(Fraction(1), 0), NormalizationStatistics(learner.net, 1, 0.99), 8)  # type: ignore[arg-type]
     batch_source.steps = 1_000
     return batch_source, script
 
@@ -166,10 +166,10 @@ def test_the_worker_publishes_waits_and_learns_at_the_limiters_rate() -> None:
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_observers_statistics_are_those_of_the_rollouts(lanes: int) -> None:
     learner = make(normalize="both")
-    observer = Observer(learner.net, lanes, discount=0.9)
+    normalization = NormalizationStatistics(learner.net, lanes, discount=0.9)
     rows = random_stream(np.random.default_rng(1), VECTOR, lanes, 60, end=0.2)
     for row in range(60):
-        observer.observe(rollout(rows, row, row + 1))
+        normalization.observe(rollout(rows, row, row + 1))
     seen = rows["obs"].reshape(-1, 4)
     returns = []
     for lane in range(lanes):

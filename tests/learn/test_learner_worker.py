@@ -56,13 +56,13 @@ def test_sealing_a_worker_ends_its_episodes_only(worker: int) -> None:
     for who in (0, 1):
         send(batch_source, who, 6, who)
     before, other = len(batch_source.replay), 1 - worker
-    assert (batch_source.observer.returns != 0).all()
+    assert (batch_source.normalization.returns != 0).all()
     assert batch_source.seal(worker) == WIDTH
     assert len(batch_source.replay) == before + WIDTH * 2  # of n = 3 the two that waited, and the newest is no step
     assert batch_source.steps == 2 * 2 * 6  # accepted steps stay counted
     lanes = slice(WIDTH * worker, WIDTH * worker + WIDTH)
-    assert (batch_source.observer.returns[lanes] == 0).all()
-    assert (batch_source.observer.returns[WIDTH * other : WIDTH * other + WIDTH] != 0).all()
+    assert (batch_source.normalization.returns[lanes] == 0).all()
+    assert (batch_source.normalization.returns[WIDTH * other : WIDTH * other + WIDTH] != 0).all()
     assert batch_source.seal(worker) == 0
     send(batch_source, worker, 6, 9)
     batch = batch_source.replay.read_batch(
@@ -81,7 +81,7 @@ def test_returns_of_lanes_are_independent() -> None:
         send(apart, 1, 4, 50 + seed)
     for seed in range(5):
         send(alone, 1, 4, 50 + seed)
-    assert np.array_equal(apart.observer.returns[2:], alone.observer.returns[2:])
+    assert np.array_equal(apart.normalization.returns[2:], alone.normalization.returns[2:])
 
 
 def taken(batch_source: ReplaySource | FreshSource) -> list[Array]:

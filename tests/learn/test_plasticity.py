@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from qfleet.act import Policy
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.learn import Anneal, Learner, Observer, RateLimiter, ReplaySource, dormant_units, make_learner
+from qfleet.learn import (
+    Anneal,
+    Learner,
+    NormalizationStatistics,
+    RateLimiter,
+    ReplaySource,
+    dormant_units,
+    make_learner,
+)
 from qfleet.learn.optimizer import FusedOptimizer, make_optimizer
 from qfleet.learn.plasticity import make_anneal
 from qfleet.nets import QNet, make_net, set_noise
@@ -223,7 +231,11 @@ def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
     plan = Plan(env=Env(id="none", num=2), algo=algo, replay=Buffer(capacity=200))
     replay = make_replay(plan, VECTOR, 2, np.random.default_rng(0))
     batch_source = ReplaySource(
-        replay, RateLimiter(Fraction(1), 0), Observer(small_net(0), 2, 0.99), 8, make_anneal(algo, replay.fold)
+        replay,
+        RateLimiter(Fraction(1), 0),
+        NormalizationStatistics(small_net(0), 2, 0.99),
+        8,
+        make_anneal(algo, replay.fold),
     )
     batch_source.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
     for _ in range(updates):

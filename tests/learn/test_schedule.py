@@ -6,7 +6,7 @@ import torch
 
 from qfleet.data import Batch, Spec
 from qfleet.learn import Learner, make_learner
-from qfleet.learn.learner import Schedule
+from qfleet.learn.optimizer import RateSchedule
 from qfleet.nets import make_net
 from qfleet.plan import make_plan
 
@@ -28,9 +28,9 @@ def batch(num: int) -> Batch:
 
 
 def test_the_rate_warms_up_then_decays() -> None:
-    rates = [Schedule(2.0, warm_updates=3, decay_updates=8)(updates) for updates in (0, 1, 3, 4, 8, 9)]
+    rates = [RateSchedule(2.0, warm_updates=3, decay_updates=8)(updates) for updates in (0, 1, 3, 4, 8, 9)]
     assert rates == pytest.approx([2 * 0.25, 2 * 0.5 * 7 / 8, 2 * 5 / 8, 2 * 4 / 8, 0.0, 0.0])
-    assert Schedule()(12345) == 1.0
+    assert RateSchedule()(12345) == 1.0
 
 
 @pytest.mark.parametrize(("scaling", "factor"), [("linear", 4.0), ("sqrt", 2.0)])
