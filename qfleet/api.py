@@ -14,11 +14,11 @@ from qfleet.build.components import EnvMaker, make_policy, make_train_world
 from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_network
 from qfleet.build.resolve import usable_device
-from qfleet.distributed.local_run import prepared, resume_here, train_here
-from qfleet.distributed.runtime import RankFinished, is_on_ray, stand_by
+from qfleet.distributed.local_run import prepare_components, resume_here, train_here
+from qfleet.distributed.runtime import RankFinished, is_on_ray, run_as_mpi_worker
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
-from qfleet.learn.learner import state_arrays
+from qfleet.nets import state_arrays
 from qfleet.plan import check, diff, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
@@ -116,7 +116,7 @@ def train(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         folder = driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
         return load_ended(folder, env, torso)
-    if stand_by(plan, env, torso, explore):
+    if run_as_mpi_worker(plan, env, torso, explore):
         raise RankFinished(0)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, components = train_here(
@@ -156,7 +156,7 @@ def resume(
         heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         driver.resume(plan, own, folder=folder, notes=notes, strict=strict, **heard)
         return load_ended(folder, env, torso)
-    if stand_by(plan, env, torso, explore):
+    if run_as_mpi_worker(plan, env, torso, explore):
         raise RankFinished(0)
     components = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, components.policy, env)
@@ -185,7 +185,7 @@ def rehearse(
     with closing(make_train_world(plan, env)) as world:
         # A short run's choices are not measured, and nothing else is refused for a long one.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
-        prepared(short, world, (env, None, None), source, lambda text: None).close()
+        prepare_components(short, world, (env, None, None), source, lambda text: None).close()
         return estimate_memory(plan, world.spec)
 
 

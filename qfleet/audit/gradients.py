@@ -1,6 +1,6 @@
-"""The audit of several learners' history: was every update made once, by everybody's gradient once (I3)?
+"""The audit of several learners' history: was every update made once, with each learner's gradient once (I3)?
 
-Reads the notes of the role "team", which rank 0 writes (`qfleet.audit.history`).
+Reads the records of the role "team", which rank 0 writes (`qfleet.audit.history`).
 """
 
 from collections import Counter
@@ -13,20 +13,20 @@ from qfleet.audit.supervision import Violation
 
 @dataclass
 class GroupRecord:
-    """What one group did."""
+    """What one group of learners did."""
 
     number: int = 0
     learners: frozenset[int] = frozenset()
     in_step: bool = True
     exact: bool = True  # does every gradient that was computed count?
-    dealt: Counter[int] = field(default_factory=Counter)  # orders, by learner
-    learned: Counter[int] = field(default_factory=Counter)  # words
+    scattered: Counter[int] = field(default_factory=Counter)  # shares of batches, by learner
+    learned: Counter[int] = field(default_factory=Counter)  # replies, by learner
     items: Counter[int] = field(default_factory=Counter)  # dealt to others, by update
-    made: int = 0  # updates of rank 0's
+    made: int = 0  # updates by rank 0
 
 
 def check_gradients(records: Iterable[Record]) -> list[Violation]:
-    """Everything wrong with the notes of a team, which are in order."""
+    """Everything wrong with these records of a group, which are in order."""
     audit = GradientAudit()
     for record in records:
         audit.read(record)
@@ -41,17 +41,17 @@ class GradientAudit:
         self.group = GroupRecord()
         self.updates = -1
 
-    def blame(self, wrong: bool, text: str) -> None:
-        """Remember a violation, if it is one."""
+    def report_if(self, wrong: bool, text: str) -> None:
+        """Add a violation, if it is one."""
         if wrong:
             self.found.append(Violation("gradient", text))
 
     def read(self, record: Record) -> None:
-        """One note."""
+        """Check one record."""
         read: dict[str, Callable[[Record], None]] = {
             "began": self.began,
             "formed": self.formed,
-            "dealt": self.dealt,
+            "dealt": self.scattered,
             "learned": self.learned,
             "made": self.made,
             "held": self.held,
@@ -59,61 +59,63 @@ class GradientAudit:
         op = record["op"]
         now = self.group.number
         later = op == "formed" or record["group"] in (now, 0)
-        self.blame(not later, f"{op} in group {record['group']} after group {now} was formed")
+        self.report_if(not later, f"{op} in group {record['group']} after group {now} was formed")
         read[op](record)
 
     def began(self, record: Record) -> None:
-        """The run begins, or goes on in another process, which counts groups anew."""
+        """The run starts, or is resumed in another process, which counts groups from one again."""
         self.group = GroupRecord()
         self.updates = -1
 
     def formed(self, record: Record) -> None:
-        """A new group begins where rank 0 is, which may be an earlier moment that the run came back to."""
-        self.blame(record["group"] <= self.group.number, f"group {record['group']} came after {self.group.number}")
+        """A new group starts from rank 0's state, which may be an earlier one after a roll-back."""
+        self.report_if(record["group"] <= self.group.number, f"group {record['group']} came after {self.group.number}")
         learners = frozenset(record["learners"])
         self.group = GroupRecord(record["group"], learners, in_step=record["in_step"], exact=record["exact"])
         self.updates = record["updates"]
 
-    def dealt(self, record: Record) -> None:
-        """A part of the batch for update `update`; the same again only in another group."""
+    def scattered(self, record: Record) -> None:
+        """A share of the batch for update `update` was sent to a learner; the same again only in another group."""
         group = self.group
         learner = record["learner"]
         update = record["update"]
-        self.blame(learner not in group.learners, f"learner {learner} is not in group {group.number}")
-        self.blame(update != self.updates + 1, f"dealt for update {update} after {self.updates}")
-        group.dealt[learner] += 1
+        self.report_if(learner not in group.learners, f"learner {learner} is not in group {group.number}")
+        self.report_if(update != self.updates + 1, f"dealt for update {update} after {self.updates}")
+        group.scattered[learner] += 1
         group.items[update] += record["items"]
 
     def learned(self, record: Record) -> None:
-        """A partner's word that its gradient was used."""
+        """A learner replied that its gradient was used."""
         group = self.group
         learner = record["learner"]
         group.learned[learner] += 1
-        more = group.learned[learner] > group.dealt[learner]
-        self.blame(more, f"learner {learner} learned more often than it was asked to, in group {group.number}")
+        more = group.learned[learner] > group.scattered[learner]
+        self.report_if(more, f"learner {learner} learned more often than it was asked to, in group {group.number}")
 
     def made(self, record: Record) -> None:
-        """Rank 0 made update `update` with `own` of its `items`: the rest was dealt out."""
+        """Rank 0 made update `update` with `own` of its `items`: the rest was in the shares of other learners."""
         update = record["update"]
         group = self.group
-        # Alone, after a time that no group saw, any number may follow.
+        # Without a group any number may follow.
         known = record["group"] != 0 and self.updates >= 0
-        self.blame(known and update != self.updates + 1, f"update {update} was made after {self.updates}")
+        self.report_if(known and update != self.updates + 1, f"update {update} was made after {self.updates}")
         if record["group"]:
             learned_from = record["own"] + group.items.pop(update, 0)
-            self.blame(learned_from != record["items"], f"update {update}: {learned_from} of {record['items']} items")
+            self.report_if(
+                learned_from != record["items"], f"update {update}: {learned_from} of {record['items']} items"
+            )
             group.made += 1
         # One that is not finite is not counted, and made again.
         self.updates = update if record["finite"] else update - 1
 
     def held(self, record: Record) -> None:
-        """What the shards of a server have taken in, when everybody was at rest."""
+        """The gradients that the shards of a server have received, when all learners were idle."""
         group = self.group
         sure = group.made + group.learned.total()
-        most = group.made + group.dealt.total()
+        most = group.made + group.scattered.total()
         for at, (version, taken) in enumerate(zip(record["versions"], record["taken"], strict=True)):
             where = f"shard {at} in group {group.number}"
-            wrong = group.in_step and version != group.made and group.learned == group.dealt
-            self.blame(wrong, f"{where} made {version} steps of {group.made} updates")
+            wrong = group.in_step and version != group.made and group.learned == group.scattered
+            self.report_if(wrong, f"{where} made {version} steps of {group.made} updates")
             fewer = group.exact and taken < sure
-            self.blame(fewer or taken > most, f"{where} took {taken} gradients of {sure} to {most}")
+            self.report_if(fewer or taken > most, f"{where} took {taken} gradients of {sure} to {most}")

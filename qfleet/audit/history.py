@@ -6,51 +6,51 @@ fields listed are needed, and others may be added. `at` (seconds, monotonic) is 
 [worker, incarnation, sequence]; `tail` and `head` bound the serial numbers that can be drawn from the replay just after
 the operation; `env_steps` and `updates` count from the start of the run and are those just after it.
 
-learner (who takes rollouts in; the log of its operations is the truth that the others are compared with)
-    opened      ratio ("1/4": updates per step, None: no gate), start_steps, band (a rollout is taken in only while
-                fewer updates than this are owed; None: not promised), ahead (updates that may be made for steps that
-                are under way: 0 if none), capacity (items), env_steps, updates, tail, head. First of all, and again
+learner (which accepts rollouts; the other logs are compared with the log of its operations)
+    opened      ratio ("1/4": updates per step, None: no limiter), start_steps, band (a rollout is accepted only while
+                fewer updates than this are missing; None: not promised), ahead (updates that may be made for steps that
+                are in flight: 0 if none), capacity (items), env_steps, updates, tail, head. First of all, and again
                 after going back to a checkpoint (resume or roll-back): the counters are then those of the newest
                 `committed`, or of the first `opened` if there is none. windows (True: items are windows of rows, which
                 may outnumber the steps).
-    began       worker, incarnation. `Ledger.begin`: older ones are refused from here on.
-    dismissed   worker. `Ledger.dismiss`: it is refused until its next incarnation began.
+    began       worker, incarnation. Older incarnations are refused from here on.
+    dismissed   worker. It was lost, and is refused until its next incarnation began.
     accepted    source, steps (those counted into env_steps), env_steps, tail, head; rescued (True if it was found in
-                what a failed actor left: the band does not hold for it). Fewer steps than were sent: the rest was cut
+                the queue of a lost actor: the band does not hold for it). Fewer steps than were sent: the rest was cut
                 off, and nothing of this worker may follow before it is sealed.
     duplicate   source
     refused     source
     sealed      worker, tail, head. Its lanes were sealed; needed before the first `accepted` of a later incarnation.
     sampled     ids (some of the serial numbers of a batch)
-    update      number (1 for the first of the run), env_steps, forgiven (owed updates that will never be made)
+    update      number (1 for the first of the run), env_steps, forgiven (missing updates that will never be made)
     published   version. Noted before it can be seen.
     committed   env_steps, updates. Noted after the checkpoint became visible.
-    closed      env_steps, updates, forgiven, done (True: the run did all it was asked for)
+    closed      env_steps, updates, forgiven, done (True: the run reached its end)
 actor
     sent        source, steps. Noted before it can be seen, and again each time the same one is sent.
-    acked       source, verdict ("accept", "duplicate" or "refuse"). Only where the wire answers.
-    loaded      worker, incarnation, version. The weights it acts with from here on.
+    acked       source, verdict ("accept", "duplicate" or "refuse"). Only where the channel replies.
+    loaded      worker, incarnation, version. The weights that it acts with from here on.
     ticked      worker, incarnation. About once a second while its progress counter moves, waiting for a turn included.
-replay (that has a process of its own)
+replay (in a process of its own)
     stored      source, tail, head
     drawn       ids (some of the serial numbers of a batch), tail, head
 supervisor
     supervising restarts, window_seconds, hung_seconds (None: clocks of the roles do not agree), start_seconds,
-                replace_seconds (from a fault to the next start, at most). First of all, and again when everyone
-                begins anew.
+                replace_seconds (from a fault to the next start, at most). First of all, and again when all workers
+                start again.
     started     worker, incarnation
     dead        worker, incarnation
     hung        worker, incarnation
-    senseless   worker, incarnation. It handed over what cannot be.
+    senseless   worker, incarnation. It sent an impossible rollout.
     quarantined worker
 team (several learners with one set of weights; written by rank 0, whose own number is 0)
     formed      group (1 for the first), learners (their numbers, without 0), updates (made so far), in_step (True: all
                 make the same update at the same time), exact (True: no gradient is left out)
-    dealt       group, update (the one that it is for), learner, items
-    learned     group, learner. Its word came: its gradient was used.
+    dealt       group, update (the one that it is for), learner, items. A share of the batch was sent to it.
+    learned     group, learner. It replied that its gradient was used.
     made        group (0: alone), update, own (items that rank 0 learned from), items (of the batch), finite (False: it
                 changed nothing, and the number is used again)
-    held        group, versions (steps, by shard), taken (gradients, by shard). When everybody is at rest.
+    held        group, versions (steps, by shard), taken (gradients, by shard). When all learners are idle.
 """
 
 import os
@@ -61,9 +61,9 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from qfleet.files import names_inside, open_inside, open_log
+from qfleet.files import list_inside, open_inside, open_log
 
-MOST_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 1 << 20
 Record: TypeAlias = dict[str, Any]
 
 OPERATIONS: dict[str, dict[str, str]] = {
@@ -108,101 +108,101 @@ OPERATIONS: dict[str, dict[str, str]] = {
         "held": "group versions taken",
     },
 }
-NEEDED = {(role, op): frozenset(words.split()) for role, ops in OPERATIONS.items() for op, words in ops.items()}
-# Others may act on these, so they are in the file before: who is killed right after leaves no hole in the history.
+NEEDED = {(role, op): frozenset(names.split()) for role, ops in OPERATIONS.items() for op, names in ops.items()}
+# Other processes may act on these, so they are in the file before: a kill right after leaves no gap in the history.
 AT_ONCE = {"opened", "began", "dismissed", "accepted", "sealed", "published", "committed", "closed", "sent"}
-AT_ONCE |= {"stored", "drawn"}  # a replay's process is killed when it is not needed any more
+AT_ONCE |= {"stored", "drawn"}  # a replay's process is killed at the end of a run
 FLUSH_LINES = 256
 FLUSH_SECONDS = 1.0
 NOTED_IDS = 8  # of each batch
 
 
 class HistoryLog(Protocol):
-    """Who keeps, or does not keep, a history."""
+    """A history of operations, or the lack of one."""
 
     def note(self, role: str, op: str, **fields: Any) -> None:
-        """One operation."""
+        """Record one operation."""
         ...
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write pending records."""
         ...
 
 
 class NoHistory:
-    """Keeps nothing, for usual runs."""
+    """Records nothing, for usual runs."""
 
     def note(self, role: str, op: str, **fields: Any) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to write."""
+        """Do nothing."""
 
 
 class History:
-    """Appends to one file; what others may act on at once, the rest at intervals. One writer per file."""
+    """Appends to one file: operations that others act on at once, the rest at intervals. One writer per file."""
 
     def __init__(self, file: Path, *, limit_bytes: int = 1 << 28, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.waiting = list[bytes]()
+        self.pending = list[bytes]()
         self.flushed_at = clock()
         self.stream = os.fdopen(open_log(file, os.O_RDWR), "ab", buffering=0)
-        self.left = limit_bytes - cut_torn_line(self.stream.fileno())  # an audit says so if the rest is missing
+        self.left = limit_bytes - cut_torn_line(self.stream.fileno())  # an audit reports that the rest is missing
 
     def note(self, role: str, op: str, **fields: Any) -> None:
-        """One operation; see the module for what it has to tell."""
+        """Record one operation with the fields that this module lists."""
         needed = NEEDED.get((role, op))
         if needed is None or not needed <= fields.keys():
             raise ValueError(f"{role} {op}: needs {sorted(needed - fields.keys()) if needed else 'another name'}")
         now = self.clock()
         self.append({"role": role, "op": op, "at": round(now, 6), **fields})
-        if op in AT_ONCE or len(self.waiting) >= FLUSH_LINES or now - self.flushed_at >= FLUSH_SECONDS:
+        if op in AT_ONCE or len(self.pending) >= FLUSH_LINES or now - self.flushed_at >= FLUSH_SECONDS:
             self.flush(now)
 
     def append(self, record: Record) -> None:
-        """Keep a line until the next flush, as long as there is room."""
+        """Keep a record until the next flush, unless the file is full."""
         line = msgspec.json.encode(record) + b"\n"
         if 0 <= self.left < len(line):
-            self.waiting.append(b'{"role":"","op":"full"}\n')
+            self.pending.append(b'{"role":"","op":"full"}\n')
         self.left -= len(line)
         if self.left >= 0:
-            self.waiting.append(line)
+            self.pending.append(line)
 
     def flush(self, now: float) -> None:
-        """Hand over to the system: one write, which a kill does not divide."""
-        if self.waiting:
-            self.stream.write(b"".join(self.waiting))
-        self.waiting.clear()
+        """Write pending records in one call, which a kill does not divide."""
+        if self.pending:
+            self.stream.write(b"".join(self.pending))
+        self.pending.clear()
         self.flushed_at = now
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write pending records and close the file."""
         if not self.stream.closed:
             self.flush(self.clock())
             self.stream.close()
 
 
 def cut_torn_line(file: int) -> int:
-    """Drop what a power loss left of a last line, so that the next one begins on its own; says how many bytes stay."""
+    """Remove an incomplete last line, which a power loss leaves; returns the bytes that stay."""
     size = os.fstat(file).st_size
-    start = max(0, size - MOST_LINE_BYTES)
+    start = max(0, size - MAX_LINE_BYTES)
     end = start + os.pread(file, size - start, start).rfind(b"\n") + 1
     os.ftruncate(file, end)
     return end
 
 
 def read_history(folder: Path) -> Iterator[tuple[str, int, Record | None]]:
-    """Every line with its file's name and number; None where it is no record. A torn last line is left out."""
-    for name in names_inside(folder):
+    """Every record with its file's name and line number, None if malformed; an incomplete last line is left out."""
+    for name in list_inside(folder):
         if name.endswith(".jsonl"):
             with open(open_inside(folder, name), "rb") as lines:
-                for number, line in enumerate(iter(lambda: lines.readline(MOST_LINE_BYTES), b""), 1):
+                for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), 1):
                     if line.endswith(b"\n"):
-                        yield name, number, as_record(line)
+                        yield name, number, parse_record(line)
 
 
-def as_record(line: bytes) -> Record | None:
-    """A line, if it is one of ours."""
+def parse_record(line: bytes) -> Record | None:
+    """The record in a line, if it is well-formed."""
     try:
         found = msgspec.json.decode(line, type=Record)
     except (msgspec.DecodeError, UnicodeDecodeError):

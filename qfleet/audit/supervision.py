@@ -1,4 +1,4 @@
-"""The audit of supervision: was who failed replaced in time and within the budget, and nobody silent for long?"""
+"""The audit of supervision: were failed workers replaced in time and within the budget, and none silent for long?"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from qfleet.audit.history import Record
 
-SLACK_SECONDS = 5.0  # logs are written once a second, and looks at workers are that far apart
+SLACK_SECONDS = 5.0  # logs are written, and workers polled, about once a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,26 +18,26 @@ class Violation:
     text: str
 
 
-def check_lives(records: list[Record], actors: list[Record], end: float) -> list[Violation]:
-    """What is wrong with the supervisor's records, and with the silences between those of the actors."""
-    heard: dict[tuple[int, int], list[float]] = defaultdict(list)
+def check_supervision(records: list[Record], actors: list[Record], end: float) -> list[Violation]:
+    """Everything wrong with the supervisor's records, and with the silences of actors."""
+    signs_of_life: dict[tuple[int, int], list[float]] = defaultdict(list)
     for record in actors:
         worker, incarnation = record["source"][:2] if "source" in record else (record["worker"], record["incarnation"])
-        heard[worker, incarnation].append(record["at"])
+        signs_of_life[worker, incarnation].append(record["at"])
     found = []
-    for rules, part, ended in drivers(records, end):
+    for rules, part, ended in records_by_driver(records, end):
         for worker in sorted({record["worker"] for record in part}):
             life = WorkerRecord(worker, rules)
             for record in part:
                 if record["worker"] == worker:
                     life.read(record)
             life.end(ended)
-            life.listen(heard)
+            life.check_silence(signs_of_life)
             found += life.found
     return found
 
 
-def drivers(records: list[Record], end: float) -> Iterator[tuple[Record, list[Record], float]]:
+def records_by_driver(records: list[Record], end: float) -> Iterator[tuple[Record, list[Record], float]]:
     """The records of one driver process after the other: its rules, what it noted, and when it noted the last."""
     begins = [number for number, record in enumerate(records) if record["op"] == "supervising"]
     for begin, after in pairwise([*begins, len(records)]):
@@ -59,36 +59,45 @@ class WorkerRecord:
         self.began_at = 0.0
         self.spans: list[tuple[int, float, float]] = []  # incarnation, begin, end
 
-    def blame(self, wrong: bool, rule: str, text: str) -> None:
-        """Remember a violation, if it is one."""
+    def report_if(self, wrong: bool, rule: str, text: str) -> None:
+        """Add a violation, if it is one."""
         if wrong:
             self.found.append(Violation(rule, f"worker {self.worker}: {text}"))
 
     def read(self, record: Record) -> None:
-        """One line of the supervisor."""
+        """Check one record of the supervisor."""
         if record["op"] == "started":
             self.start(record["incarnation"], record["at"])
         elif record["op"] == "quarantined":
             self.quarantined = True
             self.failed_at = None
-            self.blame(self.recent(record["at"]) <= self.rules["restarts"], "budget", "quarantined within its budget")
+            self.report_if(
+                self.recent_faults(record["at"]) <= self.rules["restarts"], "budget", "quarantined within its budget"
+            )
         else:
             other = record["incarnation"] != self.running
-            self.blame(other, "order", f"incarnation {record['incarnation']} is {record['op']} but does not run")
+            self.report_if(other, "order", f"incarnation {record['incarnation']} is {record['op']} but does not run")
             self.fail(record["at"])
 
-    def recent(self, now: float) -> int:
+    def recent_faults(self, now: float) -> int:
         """Faults within the window."""
         return sum(now - at < self.rules["window_seconds"] for at in self.faults)
 
     def start(self, incarnation: int, now: float) -> None:
-        """A new incarnation, and only where one is wanted."""
-        self.blame(self.quarantined, "budget", f"incarnation {incarnation} was started in quarantine")
-        self.blame(self.recent(now) > self.rules["restarts"], "budget", f"started after {self.recent(now)} faults")
-        self.blame(self.running is not None, "order", f"incarnation {incarnation} was started beside {self.running}")
-        self.blame(incarnation <= self.last, "incarnation", f"incarnation {incarnation} follows {self.last}")
-        self.replaced_by(now)
-        self.running = self.last = incarnation
+        """A new incarnation starts, which is right only where none runs."""
+        self.report_if(self.quarantined, "budget", f"incarnation {incarnation} was started in quarantine")
+        self.report_if(
+            self.recent_faults(now) > self.rules["restarts"],
+            "budget",
+            f"started after {self.recent_faults(now)} faults",
+        )
+        self.report_if(
+            self.running is not None, "order", f"incarnation {incarnation} was started beside {self.running}"
+        )
+        self.report_if(incarnation <= self.last, "incarnation", f"incarnation {incarnation} follows {self.last}")
+        self.check_replaced(now)
+        self.running = incarnation
+        self.last = incarnation
         self.began_at = now
 
     def fail(self, now: float) -> None:
@@ -99,28 +108,28 @@ class WorkerRecord:
         self.failed_at = now
         self.faults.append(now)
 
-    def replaced_by(self, now: float) -> None:
-        """Did somebody take its place in time?"""
+    def check_replaced(self, now: float) -> None:
+        """It was replaced in time."""
         late = self.failed_at is not None and now - self.failed_at > self.rules["replace_seconds"]
-        self.blame(late, "late", f"failed at {self.failed_at}, not replaced before {now}")
+        self.report_if(late, "late", f"failed at {self.failed_at}, not replaced before {now}")
         self.failed_at = None
 
     def end(self, now: float) -> None:
-        """The driver is done."""
+        """The driver has ended."""
         if self.running is not None:
             self.spans.append((self.running, self.began_at, now))
-        self.replaced_by(now)
+        self.check_replaced(now)
 
-    def listen(self, heard: dict[tuple[int, int], list[float]]) -> None:
-        """No incarnation was left alone for much longer than its limit without a sign of life."""
+    def check_silence(self, signs_of_life: dict[tuple[int, int], list[float]]) -> None:
+        """No incarnation stayed silent for much longer than its limit."""
         hung = self.rules["hung_seconds"]
         start = self.rules["start_seconds"]
         if hung is None:
             return
         for incarnation, begin, end in self.spans:
-            signs = [at for at in heard[self.worker, incarnation] if begin <= at <= end]
+            signs = [at for at in signs_of_life[self.worker, incarnation] if begin <= at <= end]
             first = next(iter(signs), end)
             silence = max((after - at for at, after in pairwise([*signs, end])), default=0.0)
-            self.blame(silence > hung + SLACK_SECONDS, "silent", f"incarnation {incarnation} for {silence:.1f} s")
+            self.report_if(silence > hung + SLACK_SECONDS, "silent", f"incarnation {incarnation} for {silence:.1f} s")
             asleep = first - begin > max(hung, start) + SLACK_SECONDS
-            self.blame(asleep, "silent", f"incarnation {incarnation} for {first - begin:.1f} s after its start")
+            self.report_if(asleep, "silent", f"incarnation {incarnation} for {first - begin:.1f} s after its start")

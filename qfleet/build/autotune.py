@@ -1,9 +1,9 @@
 """Choices that a short measurement makes: threads, precision, and whether the update is compiled.
 
-What was measured is kept in the user's cache, by machine, torch and the shape of the update, so that a run starts at
-once and chooses again as it did before. Short runs are not measured for: they take the usual choice. A run whose
-choices come from a clock says so from its beginning: another load or an empty cache may lead to other choices, and
-these to numbers that differ in their last digits. `run.toml` holds what was chosen.
+Measurements are cached for the user, by machine, torch and the shape of the update, so that a later run starts at once
+and chooses the same. Short runs are not measured: they take the usual choice. A run whose choices were measured is
+marked as not exact: another load or an empty cache may lead to other choices, and these to numbers that differ in their
+last digits. `run.toml` holds what was chosen.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from qfleet.build.isolated_call import answer_of
+from qfleet.build.isolated_call import call_isolated
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
@@ -33,25 +33,25 @@ from qfleet.watch import write_file
 
 Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
-Tell = Callable[[str], object]
-LONG_UPDATES = 50_000  # a run with fewer is not worth a measurement
-# of the run's expected time, and in all: so long may measuring take
+Show = Callable[[str], object]
+MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
+# The time that measuring may take: a share of the run's expected time, and in all.
 LIMIT_SHARE = 0.02
 LIMIT_SECONDS = 30.0
-PARTS = 4  # a measurement of step-by-step updates takes at most such a part of the limit
-LEAST_COMPILE_SECONDS = 20.0  # a compiler that has less time than this is not worth starting
-ROUNDS = 9  # of which the quickest counts: others may be using the machine
+LIMIT_PARTS = 4  # step-by-step updates are measured for at most this part of the limit
+MIN_COMPILE_SECONDS = 20.0  # with less time a compiler is not started
+ROUNDS = 9  # of which the fastest counts: other programs may be running
 WARM_UPDATES = 3
-WORTH = 1.1  # times faster that bfloat16 must be, for it costs digits
+BFLOAT16_SPEEDUP = 1.1  # that bfloat16 must reach, because it costs digits
 NEVER = 1e12  # seconds to compile where there is no compiler
-# before anything was compiled here: stay on the safe side
+# Before anything was compiled on this machine.
 GUESSED_SAVING = 0.4
 GUESSED_COMPILE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Choices:
-    """What the plan left to the machine, and what is worth telling about it."""
+    """The settings that the plan left open, and notes about them."""
 
     threads: int
     precision: Precision
@@ -60,8 +60,8 @@ class Choices:
     timed: tuple[str, ...] = ()  # the settings that a measurement decided, now or before
 
 
-class Measured:
-    """Numbers by name in a JSON file that may be missing, damaged or not writable: then it is measured again."""
+class MeasurementCache:
+    """Measured numbers by name, in a JSON file that may be missing, damaged or not writable."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or cache_folder() / "measured.json"
@@ -76,105 +76,105 @@ class Measured:
         return {name: float(value) for name, value in pairs if isinstance(value, int | float) and value > 0.0}
 
     def get(self, name: str, measure: Callable[[], float]) -> float:
-        """What is known, or else what is measured now."""
+        """The cached number, or else what is measured now."""
         known = self.read().get(name)
         if known is None:
             self.put(name, known := measure())
         return known
 
     def put(self, name: str, value: float) -> None:
-        """Remember a number."""
+        """Write a number."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_file(self.path, json.dumps({**self.read(), name: value}, indent=1, sort_keys=True).encode())
         except (OSError, StorageError):
-            return  # a cache is a convenience
+            return  # it is measured again next time
 
 
 class Trial:
-    """What one run measures: the numbers that are known, its clock, its limit, and which settings it decided."""
+    """The measurements of one run: cache, clock, limit, and the settings that they decided."""
 
-    def __init__(self, kept: Measured, updates: int, clock: Clock, tell: Tell) -> None:
-        self.kept = kept
+    def __init__(self, cache: MeasurementCache, updates: int, clock: Clock, show: Show) -> None:
+        self.cache = cache
         self.updates = updates
         self.clock = clock
-        self.tell = tell
+        self.show = show
         self.timed: list[str] = []
         self.notes: list[str] = []
-        self.begun = False
+        self.announced = False
 
     def limit_seconds(self, update_seconds: float) -> float:
-        """How long measuring may take, where an update takes so long."""
+        """How long measuring may take, given the time of an update."""
         return min(LIMIT_SECONDS, LIMIT_SHARE * self.updates * update_seconds)
 
     def announce(self) -> None:
-        """Say once that something is measured."""
-        if not self.begun:
-            self.tell(f"measuring how long an update takes, to choose runtime.* (at most {LIMIT_SECONDS:.0f} s)")
-        self.begun = True
+        """Show once that something is measured."""
+        if not self.announced:
+            self.show(f"measuring how long an update takes, to choose runtime.* (at most {LIMIT_SECONDS:.0f} s)")
+        self.announced = True
 
 
 def measured_choices(
     plan: Plan,
     spec: Spec,
     usual_threads: int,
-    kept: Measured | None = None,
+    cache: MeasurementCache | None = None,
     clock: Clock = time.monotonic,
-    tell: Tell = lambda text: None,
+    show: Show = lambda text: None,
 ) -> Choices:
     """The plan's own choices, or measured ones. `plan` names its torso and device; `usual_threads` is the rule's."""
-    trial = Trial(kept or Measured(), total_updates(plan), clock, tell)
+    trial = Trial(cache or MeasurementCache(), total_updates(plan), clock, show)
     threads = choose_threads(plan, spec, usual_threads, trial)
     plan = with_runtime(plan, threads=threads)
-    with so_many_threads(threads):
+    with torch_threads(threads):
         # Compiling goes first: it costs no digits, and what is computed in bfloat16 cannot be compiled any more.
-        whole, notes = choose_compile(plan, spec, trial)
-        precision, doubts = choose_precision(with_runtime(plan, compile=whole), spec, trial)
-    return Choices(threads, precision, whole, (*doubts, *notes, *trial.notes), tuple(trial.timed))
+        compiled, notes = choose_compile(plan, spec, trial)
+        precision, precision_notes = choose_precision(with_runtime(plan, compile=compiled), spec, trial)
+    return Choices(threads, precision, compiled, (*precision_notes, *notes, *trial.notes), tuple(trial.timed))
 
 
-def settled_machine(
-    plan: Plan, asked_threads: int | None, spec: Spec, tell: Tell = lambda text: None
+def choose_machine_settings(
+    plan: Plan, given_threads: int | None, spec: Spec, show: Show = lambda text: None
 ) -> tuple[Plan, list[str], list[str]]:
-    """The plan with its machine's choices made, what to tell about them, and why no seed decides them, if so.
+    """The plan with the open runtime settings chosen, notes about them, and why the run is not exact, if so.
 
-    Its threads are the rule's so far.
+    `plan` has the usual threads so far.
     """
-    asked = plan.runtime
-    choices = measured_choices(with_runtime(plan, threads=asked_threads), spec, asked.threads or 1, tell=tell)
+    given = plan.runtime
+    choices = measured_choices(with_runtime(plan, threads=given_threads), spec, given.threads or 1, show=show)
     chosen = {"threads": choices.threads, "precision": choices.precision, "compile": choices.compile}
-    told = list(choices.notes)
-    if choices.compile and not asked.compile:
-        told.append("update: compiled, as it saves more time than it costs")
+    notes = list(choices.notes)
+    if choices.compile and not given.compile:
+        notes.append("update: compiled, as it saves more time than it costs")
     if choices.compile:
-        told.append("update: compiled before the first one, which can take a minute when it is new on this machine")
-    if choices.precision == "bfloat16" and asked.precision is None:
-        told.append("update: in bfloat16, which this processor multiplies faster")
-    return with_runtime(plan, **chosen), told, timed_reason(choices.timed, chosen)
+        notes.append("update: compiled before the first one, which can take a minute when it is new on this machine")
+    if choices.precision == "bfloat16" and given.precision is None:
+        notes.append("update: in bfloat16, which this processor multiplies faster")
+    return with_runtime(plan, **chosen), notes, timed_reason(choices.timed, chosen)
 
 
 def timed_reason(names: Iterable[str], chosen: Mapping[str, object]) -> list[str]:
-    """Why the same command may give other numbers, if a clock chose something that numbers depend on."""
+    """Why the same command may give other numbers: a measurement chose settings that numbers depend on."""
     found = [f"runtime.{name}={msgspec.json.encode(chosen[name]).decode()}" for name in names]
     if not found:
         return []
-    what = f"a measurement of this machine chose {', '.join(found)}".replace('"', "")
-    return [f"{what}; to repeat this run, train with --plan and its run.toml"]
+    reason = f"a measurement of this machine chose {', '.join(found)}".replace('"', "")
+    return [f"{reason}; to repeat this run, train with --plan and its run.toml"]
 
 
 def is_long(plan: Plan) -> bool:
-    """Are there updates enough for a measurement to pay?"""
-    return total_updates(plan) >= LONG_UPDATES
+    """Does the run have enough updates for a measurement to pay off?"""
+    return total_updates(plan) >= MIN_UPDATES
 
 
 def is_measurable(plan: Plan) -> bool:
-    """Can an update be tried out: a network of ours that learns from single steps?"""
-    ours = plan.net.torso is not None and not isinstance(plan.net.torso, OwnTorso)
-    return ours and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
+    """Can an update be tried with random data: a built-in network that learns from single steps?"""
+    built_in = plan.net.torso is not None and not isinstance(plan.net.torso, OwnTorso)
+    return built_in and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
 
 
 def choose_threads(plan: Plan, spec: Spec, usual: int, trial: Trial) -> int:
-    """One thread or every core, whichever makes an update sooner; small networks never gain by more.
+    """One thread or every core, whichever is faster; small networks never gain by more.
 
     Several learners share the cores.
     """
@@ -192,12 +192,12 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, trial: Trial) -> int:
 
 def choose_precision(plan: Plan, spec: Spec, trial: Trial) -> tuple[Precision, tuple[str, ...]]:
     """bfloat16 where the machine multiplies it natively and a step-by-step update is clearly faster; else float32."""
-    asked = plan.runtime.precision
-    alone = isinstance(plan.algo.view, StepsView)
-    if asked is not None:
-        useless = asked == "bfloat16" and not alone
+    given = plan.runtime.precision
+    single_steps = isinstance(plan.algo.view, StepsView)
+    if given is not None:
+        useless = given == "bfloat16" and not single_steps
         notes = ("runtime.precision=bfloat16 has no effect: sequences are computed in float32",) if useless else ()
-        return "float32" if useless else asked, notes
+        return "float32" if useless else given, notes
     worthwhile = is_long(plan) and is_measurable(plan) and not isinstance(plan.net.torso, MlpTorso)
     if plan.runtime.compile or not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
         return "float32", ()
@@ -205,7 +205,7 @@ def choose_precision(plan: Plan, spec: Spec, trial: Trial) -> tuple[Precision, t
     threads = torch.get_num_threads()
     full = update_seconds(plan, spec, threads, trial)
     half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, trial)
-    return "bfloat16" if half * WORTH < full else "float32", ()
+    return "bfloat16" if half * BFLOAT16_SPEEDUP < full else "float32", ()
 
 
 def has_bfloat16(device: torch.device) -> bool:
@@ -217,88 +217,92 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[str, ...]]:
-    """Compile if the plan says so and it can be done; left open, if it saves more seconds than it costs."""
-    asked = plan.runtime.compile
+    """Compile if the plan says so and it is possible; if left open, when it saves more time than it costs."""
+    given = plan.runtime.compile
     reason = why_not_compilable(plan)
     if reason is not None:
-        return False, (f"runtime.compile=true has no effect: {reason}",) if asked else ()
-    if asked is not None:
-        return asked, ()
+        return False, (f"runtime.compile=true has no effect: {reason}",) if given else ()
+    if given is not None:
+        return given, ()
     small = isinstance(plan.net.torso, MlpTorso | MinatarTorso)  # convolutions are faster as they are
     if not small or not is_long(plan) or torch.device(plan.runtime.device or "cpu").type != "cpu":
         return False, ()
     trial.timed.append("compile")
-    return saves(plan, spec, trial), ()
+    return saves_time(plan, spec, trial), ()
 
 
-def saves(plan: Plan, spec: Spec, trial: Trial) -> bool:
-    """Is the time saved over the run longer than the compiler's?"""
+def saves_time(plan: Plan, spec: Spec, trial: Trial) -> bool:
+    """Does compiling save more time over the run than it takes?"""
     threads = torch.get_num_threads()
     updates = total_updates(plan)
     name = shape_name(plan, spec)
-    kept = trial.kept
+    cache = trial.cache
     plain = update_seconds(plan, spec, threads, trial)
-    if f"{name} compile" not in kept.read():
+    if f"{name} compile" not in cache.read():
         limit = trial.limit_seconds(plain)
-        if updates * plain * GUESSED_SAVING < GUESSED_COMPILE_SECONDS or limit < LEAST_COMPILE_SECONDS:
+        if updates * plain * GUESSED_SAVING < GUESSED_COMPILE_SECONDS or limit < MIN_COMPILE_SECONDS:
             return False
         measure_compiled(plan, spec, trial, limit)
-    known = kept.read()
+    known = cache.read()
     cost = known.get(f"{name} compile")
-    whole = known.get(f"{name} compiled")
-    return cost is not None and whole is not None and updates * (plain - whole) > cost
+    compiled = known.get(f"{name} compiled")
+    return cost is not None and compiled is not None and updates * (plain - compiled) > cost
 
 
 def measure_compiled(plan: Plan, spec: Spec, trial: Trial, limit_seconds: float) -> None:
-    """Compile the update once in a process of its own and time it there; that it cannot be done is remembered.
+    """Compile the update once in a process of its own and time it there; that there is no compiler is cached.
 
-    There it can be ended: by its limit, and by Ctrl-C, which a compiler in this process would take for its own error.
+    There it can be ended by its limit and by Ctrl-C, which a compiler in this process would take for its own error.
     """
-    trial.tell(f"compiling the update, to measure what that saves (at most {limit_seconds:.0f} s)")
+    trial.show(f"compiling the update, to measure what that saves (at most {limit_seconds:.0f} s)")
     name = shape_name(plan, spec)
-    found = answer_of(compile_seconds, (plan, spec), limit_seconds)
-    if found is None:  # not remembered: the machine may have been busy
+    found = call_isolated(compile_seconds, (plan, spec), limit_seconds)
+    if found is None:  # not cached: the machine may have been busy
         trial.notes.append(f"update: not compiled, the compiler was not done within {limit_seconds:.0f} s")
         return
     if not found:
-        trial.kept.put(f"{name} compile", NEVER)
+        trial.cache.put(f"{name} compile", NEVER)
         return
-    trial.kept.put(f"{name} compile", found[0])
-    trial.kept.put(f"{name} compiled", found[1])
+    trial.cache.put(f"{name} compile", found[0])
+    trial.cache.put(f"{name} compiled", found[1])
 
 
 def compile_seconds(plan: Plan, spec: Spec) -> list[float]:
-    """Seconds that compiling takes, and those of a compiled update; nothing where there is no compiler."""
+    """Seconds to compile, and seconds of a compiled update; empty where there is no compiler."""
     clock = time.monotonic
-    with so_many_threads(plan.runtime.threads or 1):
-        learner = rehearsal(with_runtime(plan, compile=True), spec)
-        batch = made_up(plan, spec)
+    with torch_threads(plan.runtime.threads or 1):
+        learner = trial_learner(with_runtime(plan, compile=True), spec)
+        batch = random_batch(plan, spec)
         begin = clock()
         learner.update(batch)
         spent = clock() - begin
-        return [] if learner.compiled_update is None else [spent, quickest(learner, batch, clock, float("inf"))]
+        return (
+            []
+            if learner.compiled_update is None
+            else [spent, fastest_update_seconds(learner, batch, clock, float("inf"))]
+        )
 
 
 def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
-    """Seconds of one step-by-step update on so many threads."""
+    """Seconds of one step-by-step update on `threads` threads."""
     plan = with_runtime(plan, threads=threads, compile=False)
 
     def measure() -> float:
         trial.announce()
-        with so_many_threads(threads):
-            learner = rehearsal(plan, spec)
-            batch = made_up(plan, spec)
+        with torch_threads(threads):
+            learner = trial_learner(plan, spec)
+            batch = random_batch(plan, spec)
             begin = trial.clock()
             for _ in range(WARM_UPDATES):
                 learner.update(batch)
-            limit = trial.limit_seconds((trial.clock() - begin) / WARM_UPDATES) / PARTS
-            return quickest(learner, batch, trial.clock, limit)
+            limit = trial.limit_seconds((trial.clock() - begin) / WARM_UPDATES) / LIMIT_PARTS
+            return fastest_update_seconds(learner, batch, trial.clock, limit)
 
-    return trial.kept.get(f"{shape_name(plan, spec)} {plan.runtime.precision or 'float32'}", measure)
+    return trial.cache.get(f"{shape_name(plan, spec)} {plan.runtime.precision or 'float32'}", measure)
 
 
-def quickest(learner: Learner, batch: Batch, clock: Clock, limit_seconds: float) -> float:
-    """Seconds of an update, in the quickest of a few rounds of at least 50 ms; fewer rounds when the limit is near."""
+def fastest_update_seconds(learner: Learner, batch: Batch, clock: Clock, limit_seconds: float) -> float:
+    """Seconds of an update in the fastest of a few rounds of at least 50 ms; fewer rounds near the limit."""
     best = float("inf")
     first = clock()
     for _ in range(ROUNDS):
@@ -314,29 +318,38 @@ def quickest(learner: Learner, batch: Batch, clock: Clock, limit_seconds: float)
 
 
 def with_runtime(plan: Plan, **changes: Any) -> Plan:
-    """The plan with another machine."""
+    """The plan with other runtime settings."""
     return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, **changes))
 
 
-def rehearsal(plan: Plan, spec: Spec) -> Learner:
-    """A learner of this plan that nobody needs afterwards."""
+def trial_learner(plan: Plan, spec: Spec) -> Learner:
+    """A learner of this plan, for measurements only."""
     net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=0)
     reset_off = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, reset=type(plan.algo)().reset))
     return make_learner(reset_off, spec, net, torch.device(plan.runtime.device or "cpu"))
 
 
-def made_up(plan: Plan, spec: Spec) -> Batch:
-    """A batch of noise in the plan's shape."""
+def random_batch(plan: Plan, spec: Spec) -> Batch:
+    """A random batch in the plan's shape."""
     num = plan.algo.batch_size
     rng = np.random.default_rng(0)
 
-    def look() -> Array:
+    def random_obs() -> Array:
         values = rng.integers(0, 256, (num, *spec.input_shape)) if spec.dtype == "uint8" else None
         return (rng.random((num, *spec.input_shape)) if values is None else values).astype(spec.dtype)
 
     masks = [np.ones((num, spec.num_actions), np.bool_) for _ in range(2)] if spec.masked else [None, None]
     ones = np.ones(num, np.float32)
-    return Batch(look(), rng.integers(0, spec.num_actions, num), ones, ones * 0.9, look(), ones, np.arange(num), *masks)
+    return Batch(
+        random_obs(),
+        rng.integers(0, spec.num_actions, num),
+        ones,
+        ones * 0.9,
+        random_obs(),
+        ones,
+        np.arange(num),
+        *masks,
+    )
 
 
 def shape_name(plan: Plan, spec: Spec) -> str:
@@ -354,7 +367,7 @@ def shape_name(plan: Plan, spec: Spec) -> str:
 
 
 def processor() -> str:
-    """The processor's own name where the system tells it."""
+    """The name of the processor, where the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -363,8 +376,8 @@ def processor() -> str:
 
 
 @contextmanager
-def so_many_threads(num: int) -> Iterator[None]:
-    """torch computes on so many threads inside the block."""
+def torch_threads(num: int) -> Iterator[None]:
+    """torch computes on `num` threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:

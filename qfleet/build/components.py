@@ -1,4 +1,4 @@
-"""The assembly line: every part made from the plan and joined, once, for every runtime."""
+"""The components of a run, made from the plan and joined, for every runtime."""
 
 import copy
 import os
@@ -51,7 +51,7 @@ from qfleet.replay import Replay as ReplayBuffer
 from qfleet.system.child_process import fork_server
 from qfleet.system.restart_budget import RestartBudget
 
-ROLES = "qfleet.distributed.actors.main"  # imports all that a process of a run needs
+ROLES = "qfleet.distributed.actors.main"  # its imports are all that a process of a run needs
 # Purposes of random numbers; each has a generator of its own, so that none disturbs another.
 WEIGHTS = 101
 EXPLORE = 102
@@ -60,7 +60,7 @@ LAYERS = 104
 NOVELTY = 105
 WORLDS = 106
 SYNC = 107
-BUNDLES = 109
+ACTOR_LEARNERS = 109
 
 EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
 
@@ -71,29 +71,29 @@ def stream(seed: int, purpose: int, *more: int) -> np.random.Generator:
 
 
 class ReplayLost(Exception):
-    """A replay that lived elsewhere is gone, and what it held since the last commit with it."""
+    """The process of the replay was lost, and with it what it held since the last commit."""
 
 
 class ReplayProcess(Protocol):
-    """A replay that lives elsewhere."""
+    """A replay in another process."""
 
     budget: RestartBudget  # how often it may be started again
 
     def use_run_folder(self, folder: Path) -> None:
-        """The run's folder is here."""
+        """Set the folder of the run."""
         ...
 
     def start(self) -> None:
-        """Begin anew, with nothing in it."""
+        """Start the process, with an empty replay."""
         ...
 
     def flush(self) -> None:
-        """Return when everything asked of it is done."""
+        """Return when all requests are done."""
         ...
 
 
 class ActorSide(Protocol):
-    """Who acts for a run: one actor turned by hand, or many that live elsewhere."""
+    """What acts for a run: one actor in this process, or many in other processes."""
 
     is_remote: bool  # do they live in other processes?
     policy: Policy | PopulationPolicy
@@ -108,15 +108,15 @@ class ActorSide(Protocol):
         ...
 
     def load_state_dict(self, state: State) -> Array:
-        """Come back; returns the lanes [B] whose world could not."""
+        """Load it; returns the lanes [B] whose environment could not be restored."""
         ...
 
     def stop(self) -> None:
-        """Nothing more is needed of it until the run goes on, if it does."""
+        """Stop acting until the run goes on, if it does."""
         ...
 
     def close(self) -> None:
-        """Let go of worlds and processes."""
+        """Close worlds and processes."""
         ...
 
 
@@ -129,7 +129,7 @@ class RemoteActors(ActorSide, Protocol):
     workers: int
 
     def use_run_folder(self, folder: Path, tell: Callable[..., object]) -> None:
-        """The run's folder is here; `tell` takes what happens to actors."""
+        """Set the folder of the run; `tell` is called with what happens to actors."""
         ...
 
     def poll(self) -> None:
@@ -137,11 +137,11 @@ class RemoteActors(ActorSide, Protocol):
         ...
 
     def publish(self, version: int, weights: Any) -> None:
-        """Show the newest weights to all actors."""
+        """Publish the newest weights to all actors."""
         ...
 
     def collect(self) -> Rollout | None:
-        """The next rollout, if one has come."""
+        """The next rollout, if one has arrived."""
         ...
 
     def insert(self, rollout: Rollout) -> None:
@@ -149,7 +149,7 @@ class RemoteActors(ActorSide, Protocol):
         ...
 
     def drain_stats(self) -> dict[str, Any]:
-        """What happened to actors since this was last asked."""
+        """What happened to actors since the last call."""
         ...
 
     def counts(self) -> dict[str, int]:
@@ -175,18 +175,18 @@ class Components:
     batch_source: BatchSource
     learner: Learner | PopulationLearner
     peers: Peers | None = None  # the group of several learners, which has `learner` as its rank 0
-    remote: ReplayProcess | None = None  # the feed's replay, if it lives elsewhere
-    notes: list[str] = field(default_factory=list)  # what was measured and chosen, worth telling at the start
+    remote: ReplayProcess | None = None  # the process of the replay, if it has one
+    notes: list[str] = field(default_factory=list)  # what was measured and chosen, shown at the start
     inexact_reasons: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 
     @property
     def remote_actors(self) -> RemoteActors | None:
-        """Whoever acts, if that is in other processes."""
+        """The actors, if they are in other processes."""
         return cast("RemoteActors", self.actor) if self.actor.is_remote else None
 
     @property
     def steps(self) -> int:
-        """Environment steps that came in, those of other learners' bundles too."""
+        """Environment steps that arrived, those of other learners' own environments too."""
         return self.batch_source.steps + (0 if self.peers is None else self.peers.env_steps)
 
     @property
@@ -223,7 +223,7 @@ class Components:
         }
 
     def load_state_dict(self, state: State, *, with_replay: bool = True) -> Array:
-        """Come back; returns the lanes [B] whose world could not."""
+        """Load it; returns the lanes [B] whose environment could not be restored."""
         self.batch_source.load_state_dict(state["feed"], with_replay=with_replay)
         self.learner.updates = saved_count(state, "updates")
         # Before a rate could be steered it was the plan's own, which the learner has.
@@ -241,14 +241,14 @@ class Components:
         self.policy.refresh_weights()
         return dormant_units(self.policy.net, self.batch_source.replay)
 
-    def moving(self) -> State:
-        """Settings that do not stand still, as they are now: of those the plan lets move."""
+    def current_settings(self) -> State:
+        """The present values of settings that the plan lets change."""
         plan = self.plan
         learner = self.learner
         batch_source = self.batch_source
         now: State = {}
-        moves = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
-        if moves or plan.steer.learning_rate != SteadyRate():
+        scheduled = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
+        if scheduled or plan.steer.learning_rate != SteadyRate():
             now["learning_rate"] = learner.current_rate()
         if isinstance(batch_source, ReplaySource) and plan.steer.batch != SteadyBatch():
             now["batch_size"] = batch_source.batch_size
@@ -259,12 +259,12 @@ class Components:
         return now
 
     def wait_until_idle(self) -> None:
-        """Return when every learner is at rest, and what they know is in `learner`."""
+        """Return when every learner is idle, and their common weights are in `learner`."""
         if self.peers is not None:
             self.peers.quiesce()
 
     def close(self) -> None:
-        """Let go of whoever acts, learns and remembers."""
+        """Close actors, other learners and the replay."""
         self.actor.close()
         if self.peers is not None:
             self.peers.close()
@@ -272,7 +272,7 @@ class Components:
 
 
 def device_rng(device: str | None) -> Array | None:
-    """The state of an accelerator's generator: CUDA's has one that random layers draw from, a CPU's is torch's own."""
+    """The state of CUDA's generator, which random layers draw from; None on the CPU, which uses torch's own."""
     if device is None or torch.device(device).type != "cuda":
         return None
     state: Array = torch.cuda.get_rng_state(device).cpu().numpy().copy()
@@ -280,7 +280,7 @@ def device_rng(device: str | None) -> Array | None:
 
 
 def set_device_rng(device: str | None, state: Array | None) -> None:
-    """Put it back, if there is one: a run may have moved to another kind of device."""
+    """Restore it, if there is one: a run may have moved to another kind of device."""
     if state is not None and device is not None and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(torch.from_numpy(state.copy()), device)
 
@@ -288,7 +288,7 @@ def set_device_rng(device: str | None, state: Array | None) -> None:
 def make_policy(
     plan: Plan, spec: Spec, device: torch.device, torso: nn.Module | None = None, member: int = 0
 ) -> Policy:
-    """A policy with fresh weights; a torso of the user's own is copied, so that theirs stays as it is."""
+    """A policy with fresh weights; a torso of the user's own is copied, so that the original does not change."""
     try:
         net = fresh_net(plan, spec, torso, 0, member)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -306,32 +306,32 @@ def make_policy(
     return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
 
 
-def join_parts(
+def join_components(
     plan: Plan,
     spec: Spec,
-    hire: Callable[["LearnerSide"], ActorSide],
+    make_actors: Callable[["LearnerSide"], ActorSide],
     torso: nn.Module | None = None,
-    remember: Callable[[Plan, Spec], ReplayBuffer] | None = None,
+    make_replay_for: Callable[[Plan, Spec], ReplayBuffer] | None = None,
 ) -> Components:
-    """Join replay and learner to whoever acts; `spec` is the world's own. `remember` makes the replay."""
+    """Join replay and learner to whoever acts; `spec` is the world's own. `make_replay_for` makes the replay."""
     device = torch.device(plan.runtime.device or "cpu")
     policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
     stored = policy_spec(spec, policies[0])
     learners = make_learners(plan, spec, stored, policies, torso)
     own = actor_learner_plan(plan)
-    replay = (remember or own_replay)(own, stored)
+    replay = (make_replay_for or own_replay)(own, stored)
     if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
-        show_places(replay, learners, device)
+        use_mirror(replay, learners, device)
     bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY))
     batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
     return Components(
-        plan, stored, hire(LearnerSide(batch_source, learner, one_policy(policies))), batch_source, learner
+        plan, stored, make_actors(LearnerSide(batch_source, learner, join_policies(policies))), batch_source, learner
     )
 
 
-def show_places(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
-    """Batches bring places, and learners look them up in a mirror on their device."""
+def use_mirror(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
+    """Batches hold places of rows, which learners read from a mirror on their device."""
     mirror = Mirror(replay.store, device)
     replay.mirrored = True
     for learner in learners:
@@ -345,14 +345,14 @@ def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
 
 @dataclass
 class LearnerSide:
-    """The part of a line that learns, as whoever acts gets to see it."""
+    """The components that learn, as the actors see them."""
 
     batch_source: BatchSource
     learner: Learner | PopulationLearner
-    policy: Policy | PopulationPolicy  # what is judged and saved
+    policy: Policy | PopulationPolicy  # that is evaluated and saved
 
 
-def one_policy(policies: list[Policy]) -> Policy | PopulationPolicy:
+def join_policies(policies: list[Policy]) -> Policy | PopulationPolicy:
     """The policy, or a population's policies as one."""
     return policies[0] if len(policies) == 1 else PopulationPolicy(policies)
 
@@ -365,26 +365,26 @@ def make_actor(
     *,
     worker: int = 0,
     incarnation: int = 0,
-    elapsed: Callable[[], int] | None = None,
+    exploration_step: Callable[[], int] | None = None,
 ) -> Actor:
     """An actor in its world, which holds this worker's share of all lanes."""
     part = slice(worker * world.num, (worker + 1) * world.num)
     explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num, explore, part)
-    who = (worker, incarnation) if worker or incarnation else ()
+    worker_key = (worker, incarnation) if worker or incarnation else ()
     return Actor(
         world,
         policy,
         explorer,
-        stream(plan.seed, EXPLORE, *who),
+        stream(plan.seed, EXPLORE, *worker_key),
         worker=worker,
         incarnation=incarnation,
-        record_values=tells_values(plan),
-        elapsed=elapsed,
+        record_values=records_values(plan),
+        exploration_step=exploration_step,
     )
 
 
-def tells_values(plan: Plan) -> bool:
-    """Do actors say what they expected: for priorities that they know first, or for returns of fresh experience?"""
+def records_values(plan: Plan) -> bool:
+    """Do actors send values: for initial priorities, or for the returns of fresh experience?"""
     if not isinstance(plan.replay, BufferReplay):
         return True
     return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
@@ -393,14 +393,14 @@ def tells_values(plan: Plan) -> bool:
 def make_components(
     plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None
 ) -> Components:
-    """A line whose one actor is turned by hand."""
-    return join_parts(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
+    """Components with one actor in this process."""
+    return join_components(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
 
 
 def make_learners(
     plan: Plan, shown: Spec, spec: Spec, policies: list[Policy], torso: nn.Module | None
 ) -> list[Learner]:
-    """A learner for each policy; what they normalise by is one and the same. `shown` is the world's own spec."""
+    """A learner for each policy, with shared normalisation. `shown` is the world's own spec."""
     factors = rate_factors(plan.population.num, plan.population.spread)
     nets = [learner_net(plan, policy) for policy in policies]
     for net in nets:
@@ -413,14 +413,14 @@ def make_learners(
 
 
 def fresh_net(plan: Plan, spec: Spec, torso: nn.Module | None, number: int, member: int) -> QNet:
-    """A network whose weights the seed decides, and for a reset its number, and for a population the member's."""
+    """A network whose weights depend on the seed, the number of the reset and the member of the population."""
     named = (number, member) if member else (number,) if number else ()
     seed = int(stream(plan.seed, WEIGHTS, *named).integers(2**63))
     return make_net(plan.net, spec, normalize=plan.env.normalize, seed=seed, torso=copy.deepcopy(torso))
 
 
 def make_fresh(plan: Plan, spec: Spec, torso: nn.Module | None, member: int) -> Callable[[int], QNet]:
-    """Makes the network that a reset takes its weights from, by the number of the reset."""
+    """Makes the network with the fresh weights of a reset, by the number of the reset."""
     reset = plan.algo.reset
     if isinstance(reset, PeriodicReset) and reset.keep < 1.0 and torso is not None:
         raise UsageError(
@@ -448,16 +448,16 @@ def learner_net(plan: Plan, policy: Policy) -> QNet:
 
 
 def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
-    """The world that is learned in; where actors have worlds of their own, one lane to learn its spaces from."""
+    """The world to train in; where actors have worlds of their own, one lane that shows the spaces."""
     if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
-        fork_server(ROLES)  # before environments have one started that knows only what they need
+        fork_server(ROLES)  # before environments start one with fewer modules
     num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
     threads = plan.runtime.threads or world_threads(plan, num)
     return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
 
 
 def world_threads(plan: Plan, num: int) -> int:
-    """Threads of a native world of so many lanes: where nobody learns while it steps, every core is its own."""
+    """Threads of a native world with `num` lanes: every core, if no updates are made while it steps."""
     alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)
     return min(num, len(os.sched_getaffinity(0))) if alone else 1
 
@@ -465,10 +465,10 @@ def world_threads(plan: Plan, num: int) -> int:
 def make_own_world(
     plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None, logs: Path | None = None
 ) -> World:
-    """The world of an actor in a process of its own; every incarnation has seeds of its own."""
-    who = (worker, incarnation)
+    """The world of an actor in a process of its own; every incarnation has other seeds."""
+    worker_key = (worker, incarnation)
     num = plan.env.num // num_senders(plan)
-    seed = int(stream(plan.seed, WORLDS, *who).integers(2**31)) if any(who) else plan.seed
+    seed = int(stream(plan.seed, WORLDS, *worker_key).integers(2**31)) if any(worker_key) else plan.seed
     env = plan.env
     threads = 1
     if has_central_inference(plan) and is_native(env, make):

@@ -1,7 +1,7 @@
-"""Where actions are chosen: in every actor, or in one for all of them; decided by a measurement of a second or two.
+"""Where actions are chosen: in every actor, or in one process for all; a measurement of a second or two decides.
 
 `local`: each actor's process steps its own environments and runs the network on their observations. `central`: one
-process runs the network on everybody's observations, and environments are stepped in processes of their own (native
+process runs the network on all observations, and environments are stepped in processes of their own (native
 worlds in threads of their own). Small batches favour the first, accelerators and large networks the second.
 """
 
@@ -30,29 +30,29 @@ from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.system.child_process import die_with_parent, fork_server, hidden_main
 
-HANDOVER_SECONDS = 1.5e-4  # where it could not be measured
-ECHO_SECONDS = 60.0  # until the other process answers for the first time, imports included
+ROUND_TRIP_SECONDS = 1.5e-4  # if it cannot be measured
+ECHO_SECONDS = 60.0  # until the other process replies for the first time, imports included
 MEASURE_SECONDS = 0.3
-FEWEST_TIMES = 5
-WARM_TIMES = 3
+MIN_CALLS = 5
+WARM_CALLS = 3
 END_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What was measured: seconds of one environment's step, and of the network by device and batch size.
+    """Measured seconds: of one environment's step, and of a forward pass by device and batch size.
 
-    `handover_seconds` is the way from one process to another and back, for one step of all lanes.
+    `round_trip_seconds` is the time to another process and back, for one step of all lanes.
     """
 
     step_seconds: float
-    look_seconds: dict[tuple[str, int], float]
-    handover_seconds: float = HANDOVER_SECONDS
+    forward_seconds: dict[tuple[str, int], float]
+    round_trip_seconds: float = ROUND_TRIP_SECONDS
 
 
 @dataclass(frozen=True)
-class Place:
-    """One way to act, and how fast it should be."""
+class Placement:
+    """One placement of inference, and its expected speed."""
 
     inference: Literal["local", "central"]
     device: str
@@ -63,23 +63,25 @@ class Place:
         return f"{self.inference} (batch {self.batch} on {self.device}): {self.steps_per_second:,.0f} steps/s"
 
 
-def places(plan: Plan, costs: Costs, cores: int) -> list[Place]:
-    """Every way that the plan leaves open, the fastest first. One core is the learner's, if there are several."""
+def rank_placements(plan: Plan, costs: Costs, cores: int) -> list[Placement]:
+    """Every placement that the plan allows, the fastest first. One core is the learner's, if there are several."""
     envs = plan.env.num
     actors = plan.actors.num
-    crowding = max(1.0, actors / max(1, cores - 1))  # processes per core
-    stepping = envs / actors * costs.step_seconds * crowding
+    processes_per_core = max(1.0, actors / max(1, cores - 1))
+    stepping = envs / actors * costs.step_seconds * processes_per_core
     found = []
-    for (device, batch), look in costs.look_seconds.items():
+    for (device, batch), forward_time in costs.forward_seconds.items():
         if batch == envs // actors:
-            found.append(Place("local", device, batch, envs / (look * crowding + stepping)))
+            found.append(Placement("local", device, batch, envs / (forward_time * processes_per_core + stepping)))
         if batch == envs:
-            found.append(Place("central", device, batch, envs / (look + stepping + costs.handover_seconds)))
+            found.append(
+                Placement("central", device, batch, envs / (forward_time + stepping + costs.round_trip_seconds))
+            )
     return sorted((place for place in found if is_open(plan, place)), key=lambda place: -place.steps_per_second)
 
 
-def is_open(plan: Plan, place: Place) -> bool:
-    """Does the plan leave this place open? One actor is as central as can be."""
+def is_open(plan: Plan, place: Placement) -> bool:
+    """Does the plan allow this placement? With one actor local and central are the same."""
     runtime = plan.runtime
     if not isinstance(runtime, ProcessesRuntime) or (plan.actors.num == 1 and place.inference == "central"):
         return False
@@ -89,58 +91,60 @@ def is_open(plan: Plan, place: Place) -> bool:
 def measure(
     plan: Plan, world: World, policy_on: Callable[[torch.device], Policy], make: EnvMaker | None = None
 ) -> Costs:
-    """Time one environment, and the network for the batches and devices in question.
+    """Time one environment, and the network for the possible batches and devices.
 
     An environment in Python is timed in a process of its own, where it may hang or crash.
     """
     taken = time_env(plan.env, make) if isinstance(world, SyncVectorEnv) else step_seconds(world)
-    looks: dict[tuple[str, int], float] = {}
+    forward_seconds: dict[tuple[str, int], float] = {}
     named = plan.runtime.inference_device if isinstance(plan.runtime, ProcessesRuntime) else None
     for device in devices() if named is None else [named]:
         policy = policy_on(torch.device(device))
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
             state = policy.initial_state(batch)
-            looked = timed(partial(policy.forward, obs, state))
-            looks[device, batch] = median(looked)  # somebody else may have had the core for a while
-    handover = handover_seconds() if plan.actors.num > 1 else 0.0  # of one actor none is central
-    return Costs(taken, looks, handover)
+            seconds = call_seconds(partial(policy.forward, obs, state))
+            forward_seconds[device, batch] = median(
+                seconds
+            )  # not the mean: another program may have used the core for a while
+    handover = round_trip_seconds() if plan.actors.num > 1 else 0.0  # with one actor nothing is central
+    return Costs(taken, forward_seconds, handover)
 
 
-def echo(line: Connection) -> None:
-    """Another process that says what it hears."""
+def echo(connection: Connection) -> None:
+    """The main function of a process that sends back what it receives."""
     die_with_parent()
     with suppress(EOFError, OSError):
-        while line.poll(ECHO_SECONDS):
-            line.send_bytes(line.recv_bytes(64))
+        while connection.poll(ECHO_SECONDS):
+            connection.send_bytes(connection.recv_bytes(64))
 
 
-def handover_seconds() -> float:
-    """Two wake-ups and their way, tried with another process."""
+def round_trip_seconds() -> float:
+    """Seconds of a message to another process and its reply."""
     context = fork_server(ROLES)
-    line, theirs = context.Pipe()
-    process = context.Process(target=echo, args=(theirs,), name="qfleet-echo", daemon=True)
-    with hidden_main(), theirs:
+    connection, child_connection = context.Pipe()
+    process = context.Process(target=echo, args=(child_connection,), name="qfleet-echo", daemon=True)
+    with hidden_main(), child_connection:
         process.start()
 
-    def ask() -> None:
-        line.send_bytes(b"?")
-        if not line.poll(ECHO_SECONDS):
+    def round_trip() -> None:
+        connection.send_bytes(b"?")
+        if not connection.poll(ECHO_SECONDS):
             raise TimeoutError
-        line.recv_bytes(64)
+        connection.recv_bytes(64)
 
     try:
-        return median(timed(ask))
+        return median(call_seconds(round_trip))
     except (TimeoutError, EOFError, OSError):
-        return HANDOVER_SECONDS
+        return ROUND_TRIP_SECONDS
     finally:
         process.kill()
         process.join(END_SECONDS)
-        line.close()
+        connection.close()
 
 
 def devices() -> list[str]:
-    """Where a network can run here."""
+    """Devices of this machine."""
     return ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
@@ -153,19 +157,20 @@ def step_seconds(world: World) -> float:
         world.send(random_allowed_actions(world, last[0], rng))
         last[0] = world.receive()
 
-    return fmean(timed(step)) / world.num  # not their median: resets are rare and dear
+    return fmean(call_seconds(step)) / world.num  # not the median: resets are rare and expensive
 
 
-def timed(act: Callable[[], object]) -> list[float]:
-    """Seconds of a call, warmed up, of as many as fit into the time; on one thread, as an actor has."""
+def call_seconds(act: Callable[[], object]) -> list[float]:
+    """Seconds of each call, after a warm-up, on one thread as in an actor."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for _ in range(WARM_TIMES):
+        for _ in range(WARM_CALLS):
             act()
-        begin = last = time.perf_counter()
+        begin = time.perf_counter()
+        last = begin
         found = list[float]()
-        while len(found) < FEWEST_TIMES or last - begin < MEASURE_SECONDS:
+        while len(found) < MIN_CALLS or last - begin < MEASURE_SECONDS:
             act()
             now = time.perf_counter()
             found.append(now - last)
@@ -175,10 +180,10 @@ def timed(act: Callable[[], object]) -> list[float]:
         torch.set_num_threads(before)
 
 
-def settled(
+def choose_inference(
     plan: Plan, world: World, policy_on: Callable[[torch.device], Policy], make: EnvMaker | None = None
 ) -> tuple[Plan, list[str]]:
-    """The plan with inference where it is fastest, and what to tell about it; `world` has one lane."""
+    """The plan with inference where it is fastest, and notes about it; `world` has one lane."""
     runtime = plan.runtime
     if not isinstance(runtime, ProcessesRuntime):
         return plan, []
@@ -187,17 +192,17 @@ def settled(
     if None not in (runtime.inference, runtime.inference_device):
         return plan, []
     try:
-        found = places(plan, measure(plan, world, policy_on, make), len(os.sched_getaffinity(0)))
+        found = rank_placements(plan, measure(plan, world, policy_on, make), len(os.sched_getaffinity(0)))
         chosen = found[0]
-        note = listed(found)
-    except EnvError as error:  # actors are replaced when an environment fails; a measurement is not worth the run
-        chosen = Place(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
+        note = placements_text(found)
+    except EnvError as error:  # actors are restarted when an environment fails, so a measurement need not end the run
+        chosen = Placement(runtime.inference or "local", runtime.inference_device or "cpu", 0, 0.0)
         note = f"{chosen.inference} on {chosen.device}, not measured: {error.what}"
     runtime = msgspec.structs.replace(runtime, inference=chosen.inference, inference_device=chosen.device)
     return msgspec.structs.replace(plan, runtime=runtime), [f"inference: {note}"]
 
 
-def listed(found: Iterable[Place]) -> str:
-    """The places in words, the one that was chosen first."""
+def placements_text(found: Iterable[Placement]) -> str:
+    """The placements for a note, the chosen one first."""
     first, *rest = map(str, found)
     return f"{first} expected" + "".join(f"; {other}" for other in rest)

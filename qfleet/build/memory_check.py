@@ -1,4 +1,4 @@
-"""How much memory and disk a plan needs, and whether this machine has it: asked before the first step."""
+"""How much memory and disk a plan needs, and whether this machine has it; checked before the first step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,11 @@ COPY_BYTES = 100  # of one entry in the count of copies
 LEARNING_COPIES = 5  # online and target network, gradients, and the two moments of Adam
 MEMORY_SHARE = 0.9
 PROCESS_BYTES = 128 << 20  # of a child of the fork server, beside what it shares with the others
-PACKED_TIMES = 4  # smaller are frames at least, in most games; it depends on what they show
+MIN_COMPRESSION = 4  # of frames, in most games
 
 
 def replay_bytes(plan: Plan, spec: Spec) -> int:
-    """Bytes of a full replay in the world of this spec: rows, queue, and what sampling and the count of copies need."""
+    """Bytes of a full replay of this spec: rows, queue, sampler, and the count of copies."""
     sample = sample_replay(plan, spec)
     spec = stored_spec(plan, spec)
     lanes = plan.env.num
@@ -41,12 +41,12 @@ def replay_bytes(plan: Plan, spec: Spec) -> int:
     numbers = 8 * (rows + queue_length(items, lanes, window))
     kept = sample.store.row_bytes
     if sample.store.packed is not None:
-        kept -= frame_bytes(spec) * (PACKED_TIMES - 1) // PACKED_TIMES
+        kept -= frame_bytes(spec) * (MIN_COMPRESSION - 1) // MIN_COMPRESSION
     return rows * kept + numbers + tree + copies
 
 
 def sample_replay(plan: Plan, spec: Spec) -> Replay:
-    """The replay that the plan asks for, of one lane and as small as can be: its columns are those of the real one."""
+    """The smallest replay of one lane that the plan describes, with the columns of the real one."""
     small = {"rows": 1} if isinstance(plan.replay, FreshReplay) else {"capacity": 1}
     plan = msgspec.structs.replace(plan, replay=msgspec.structs.replace(plan.replay, **small))
     return make_replay(plan, stored_spec(plan, spec), 1, np.random.default_rng(0))
@@ -56,17 +56,17 @@ def stored_spec(plan: Plan, spec: Spec) -> Spec:
     """The world's spec with the size of the memory that a policy of this plan stores beside each row."""
     if isinstance(plan.net.memory, NoMemory):
         return spec
-    with torch.device("meta"):  # no numbers are drawn, and none are stored
+    with torch.device("meta"):  # nothing is initialised or stored
         memory = make_memory(plan.net, 1, spec.num_actions)
     return spec if memory is None else replace(spec, state=(memory.state_size,))
 
 
 def available_bytes(group: Path = Path("/sys/fs/cgroup"), machine: Path = Path("/proc/meminfo")) -> int:
-    """What the machine, or the container's limit, still has to give."""
+    """Memory that the machine, or the container's limit, still has."""
     free = counts(machine)["MemAvailable:"] * 1024
     limit = group / "memory.max"
     if limit.exists() and (text := limit.read_text().strip()) != "max":
-        # Files that the kernel remembers count as used there, but make way when somebody needs the room.
+        # Cached files count as used there, but the kernel frees them on demand.
         cached = counts(group / "memory.stat").get("inactive_file", 0)
         free = min(free, int(text) - int((group / "memory.current").read_text()) + cached)
     return free
@@ -94,10 +94,10 @@ def network_bytes(plan: Plan, spec: Spec) -> int:
 
 
 def require_network(plan: Plan, spec: Spec, copies: int = 1) -> None:
-    """Refuse a network of which so many copies cannot fit into this machine's memory."""
+    """Refuse a network of which `copies` copies do not fit into this machine's memory."""
     need = copies * network_bytes(plan, spec)
     have = available_bytes()
-    if need > max(GIB, MEMORY_SHARE * have):  # below that what the replay needs decides
+    if need > max(GIB, MEMORY_SHARE * have):  # smaller ones are decided by the replay
         raise UsageError(
             "the network that net.* asks for does not fit into memory",
             f"{copies} copies of its weights need {need / GIB:.1f} GiB; {have / GIB:.1f} GiB are available.",
@@ -124,15 +124,15 @@ def require_processes(plan: Plan) -> None:
 
 
 def require_memory(plan: Plan, spec: Spec) -> None:
-    """Refuse a plan whose replay cannot fit where it will be; a node that is yet to be found looks for itself."""
+    """Refuse a plan that does not fit into memory; a replay on another node is checked there."""
     require_network(plan, spec, LEARNING_COPIES)
     require_processes(plan)
     if not (has_replay_process(plan) and isinstance(plan.runtime, RayRuntime) and plan.runtime.address is not None):
-        require_here(plan, spec)
+        require_replay(plan, spec)
 
 
-def require_here(plan: Plan, spec: Spec) -> None:
-    """Refuse a plan whose replay cannot fit into this machine's memory, with the sum shown."""
+def require_replay(plan: Plan, spec: Spec) -> None:
+    """Refuse a plan whose replay does not fit into this machine's memory, with the numbers."""
     sizes = estimate(plan, spec)
     need = sizes["replay_bytes"]
     have = sizes["available_bytes"]
@@ -140,15 +140,15 @@ def require_here(plan: Plan, spec: Spec) -> None:
         return
     if isinstance(plan.replay, FreshReplay):
         path = "replay.rows"
-        asked = plan.replay.rows
+        given = plan.replay.rows
         steps = plan.replay.rows * plan.env.num
     else:
         path = "replay.capacity"
-        asked = plan.replay.capacity
+        given = plan.replay.capacity
         steps = plan.replay.capacity
     raise UsageError(
-        f"{path}={asked} does not fit into memory",
+        f"{path}={given} does not fit into memory",
         f"{steps} steps of {sample_replay(plan, spec).store.row_bytes} bytes need {need / GIB:.1f} GiB; "
         f"{have / GIB:.1f} GiB are available.",
-        f"Use {path}={max(1, int(asked * 0.8 * have / need))} or less.",
+        f"Use {path}={max(1, int(given * 0.8 * have / need))} or less.",
     )

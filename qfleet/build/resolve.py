@@ -1,4 +1,4 @@
-"""Filling in what the plan left open, from the world's spaces and the machine; the choices go into run.toml."""
+"""Fills in what the plan left open, from the spaces of the environment and the machine; run.toml holds the result."""
 
 import os
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def smallest_picture(torso: object) -> int:
 
 
 def field_of_view(stack: Sequence[Convolution]) -> int:
-    """How many pixels across one number that comes out depends on."""
+    """The receptive field: how many pixels across one output depends on."""
     size = 1
     for _, kernel, stride in reversed(stack):
         size = (size - 1) * stride + kernel
@@ -38,7 +38,7 @@ def field_of_view(stack: Sequence[Convolution]) -> int:
 
 
 def is_picture(spec: Spec, smallest: int) -> bool:
-    """Is it large enough for convolutions?"""
+    """Is the observation a picture of at least this height and width?"""
     shape = spec.input_shape
     return len(shape) == 3 and min(shape[1:]) >= smallest
 
@@ -86,7 +86,7 @@ def require_device(path: str, device: str) -> None:
 
 
 def usable_device(plan: Plan) -> str:
-    """The plan's device, or the CPU where this machine has no such device: a policy can be looked at anywhere."""
+    """The plan's device, or the CPU if this machine does not have it: a policy can be loaded anywhere."""
     try:
         return choose_device(plan)
     except UsageError:
@@ -101,7 +101,7 @@ def choose_threads(plan: Plan) -> int:
 
 
 def check_normalize(plan: Plan, spec: Spec) -> None:
-    """Pixels are scaled by the network itself."""
+    """Refuse to normalise pixels, which the network scales itself."""
     if plan.env.normalize in ("obs", "both") and spec.dtype == "uint8":
         raise UsageError(
             f"env.normalize={plan.env.normalize} has no effect on {plan.env.id}",
@@ -111,11 +111,11 @@ def check_normalize(plan: Plan, spec: Spec) -> None:
 
 
 def check_actions(plan: Plan, spec: Spec) -> None:
-    """Every joint action needs an output of its own, unless the dimensions are decoupled."""
+    """Refuse too many joint actions: each needs an output, unless the dimensions are decoupled."""
     if plan.net.decoupled and spec.masked:
         raise UsageError(
             f"net.decoupled does not go with the action masks of {plan.env.id}",
-            "Masks speak of joint actions, a decoupled network values each dimension by itself.",
+            "Masks are about joint actions, a decoupled network values each dimension by itself.",
             "Leave net.decoupled off.",
         )
     if plan.net.decoupled or spec.num_actions <= MAX_JOINT_ACTIONS:
@@ -129,7 +129,7 @@ def check_actions(plan: Plan, spec: Spec) -> None:
 
 
 def choose_explore(plan: Plan, own: bool) -> Plan:
-    """A function of the user's own goes before what the plan says."""
+    """A function of the user's own replaces the exploration of the plan."""
     if not own:
         return plan
     return msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))

@@ -1,4 +1,4 @@
-"""Which runtime a plan asks for: the line it needs, and what turns it."""
+"""The components that the runtime of a plan needs: actors and learners in this process, in others, or on Ray."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ from torch import nn
 
 from qfleet.act import Actor, Explore
 from qfleet.build.components import Components, EnvMaker, make_components, make_policy
-from qfleet.build.inference_placement import settled
+from qfleet.build.inference_placement import choose_inference
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
@@ -26,12 +26,12 @@ def is_on_ray(plan: Plan) -> bool:
     """Does this plan train in a process of Ray's?"""
     if not isinstance(plan.runtime, RayRuntime):
         return False
-    import_module("qfleet.distributed.ray.driver")  # says so if Ray is not installed
+    import_module("qfleet.distributed.ray.driver")  # raises if Ray is not installed
     return True
 
 
-def stand_by(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> bool:
-    """If this process is another learner of a run that MPI has started, be that, and answer True when it is over."""
+def run_as_mpi_worker(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> bool:
+    """If MPI has started this process as another learner, run it; True when its run is over."""
     if plan.learners.backend != "mpi" or plan.learners.num == 1:
         return False
     from qfleet.distributed import mpi
@@ -50,16 +50,14 @@ def components_for(
     explore: Explore | None,
     endpoint: "LearnerEndpoint | None" = None,
 ) -> Components:
-    """The line that the plan's runtime turns, with its partners if several learners are asked for.
+    """The components for the plan's runtime, with other learners if there are several.
 
-    A plan for Ray needs a `endpoint`; without one the line can be looked at but not run.
+    A plan for Ray needs an `endpoint` to run; without one the components can only be inspected.
     """
     components = acting_components(plan, world, make, torso, explore, endpoint)
     runs_here = endpoint is not None or not isinstance(plan.runtime, RayRuntime)
     if plan.learners.num > 1 and isinstance(components.learner, Learner) and runs_here:
-        from qfleet.distributed.learners.group import (
-            LearnerGroup,  # most runs have one learner, and no time to import torch's groups
-        )
+        from qfleet.distributed.learners.group import LearnerGroup  # slow to import, and most runs have one learner
 
         try:
             launcher = learner_launcher(plan, world.spec, components, (make, torso, explore))
@@ -73,7 +71,7 @@ def components_for(
 
 
 def learner_launcher(plan: Plan, shown: Spec, components: Components, own: "UserParts") -> "LearnerLauncher":
-    """Where the plan's other learners live."""
+    """Launches the plan's other learners."""
     from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 
     if plan.learners.backend == "mpi":
@@ -95,18 +93,18 @@ def acting_components(
     explore: Explore | None,
     endpoint: "LearnerEndpoint | None",
 ) -> Components:
-    """A line with whoever acts. `world` is learned in, or only looked at where actors have their own."""
+    """Components with their actors. `world` is trained in, or only shows its spaces where actors have their own."""
     if has_actor_learners(plan):
         components = make_components(plan, world, torso, explore)
         if isinstance(components.actor, Actor):
-            components.actor.elapsed = lambda: all_steps(components, plan.learners.num)
+            components.actor.exploration_step = lambda: total_env_steps(components, plan.learners.num)
         return components
     if isinstance(plan.runtime, ProcessesRuntime):
-        # Most runs need no processes, nor the time to import them.
+        # Slow to import, and most runs need no processes.
         from qfleet.distributed.actors.process import make_process_components, require_sendable
 
         require_sendable((make, torso, explore))
-        plan, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
+        plan, notes = choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
         world.close()
         components = make_process_components(plan, world.spec, make, torso, explore)
         components.notes = notes
@@ -119,7 +117,8 @@ def acting_components(
     return make_components(plan, world, torso, explore)
 
 
-def all_steps(components: Components, bundles: int) -> int:
-    """Steps that all bundles have made; until the others have said how many, each as many as ours."""
-    told = 0 if components.peers is None else components.peers.env_steps
-    return components.batch_source.steps + told if told else components.batch_source.steps * bundles
+def total_env_steps(components: Components, num_learners: int) -> int:
+    """Steps of all learners' environments; before the others have reported theirs, each counts as ours."""
+    own = components.batch_source.steps
+    others = 0 if components.peers is None else components.peers.env_steps
+    return own + others if others else own * num_learners

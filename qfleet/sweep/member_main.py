@@ -1,4 +1,4 @@
-"""One member of a group, in a process of its own: trains or resumes, tells its rows, and dies with its parent."""
+"""One member of a sweep, in a process of its own: trains or resumes, prints rows, and ends with its parent."""
 
 import argparse
 import os
@@ -29,15 +29,17 @@ def main(argv: Sequence[str]) -> int:
     """Train or resume one member; the exit code is that of the run."""
     arguments = _parse(argv)
     try:
-        _die_with(arguments.parent)
-        return _begin(arguments).exit_code
+        _stop_with_parent(arguments.parent)
+        return _run(arguments).exit_code
     except KeyboardInterrupt:
         return ENDINGS["SIGINT"][1]
     except QfleetError as error:
-        return _tell(error)
+        return _print_error(error)
     except Exception as error:
         traceback.print_exc()
-        return _tell(QfleetError(f"{type(error).__name__}: {error}", "This is a bug in qfleet, not in what you did."))
+        return _print_error(
+            QfleetError(f"{type(error).__name__}: {error}", "This is a bug in qfleet, not in what you did.")
+        )
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -54,7 +56,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _begin(arguments: argparse.Namespace) -> Run:
+def _run(arguments: argparse.Namespace) -> Run:
     path = arguments.group / arguments.name
     watcher = _watcher()
     if is_run(path):
@@ -74,24 +76,24 @@ def _begin(arguments: argparse.Namespace) -> Run:
 
 
 def _watcher() -> JsonWatcher:
-    """Rows for the parent; warnings are rows too, which are in no file, so that the group can show them."""
+    """Prints rows for the parent; warnings are rows too, so that the sweep can show them."""
     out = SafeStream(sys.stdout)
     return JsonWatcher(out, lambda text: out.write_line(json_line({"kind": "warning", "text": text})))
 
 
-def _die_with(parent: int) -> None:
-    """Be told to save and leave when the parent is gone, be it killed; a supervisor passes that on."""
+def _stop_with_parent(parent: int) -> None:
+    """Have the kernel request a stop when the parent ends; under a supervisor that is its task."""
     if heartbeat.is_attached():
         return
     die_with_parent(signal.SIGTERM)
-    if os.getppid() != parent:  # it went before the call
+    if os.getppid() != parent:  # it ended before the call
         raise QfleetError(
-            "the group's own process is gone", "Its members do not go on without it.", "Resume the group."
+            "the group's own process has ended", "Its members do not go on without it.", "Resume the group."
         )
 
 
-def _tell(error: QfleetError) -> int:
-    """The error for the parent, and for the log."""
+def _print_error(error: QfleetError) -> int:
+    """Print an error for the parent and the log; returns its exit code."""
     print(f"error: {indented(error)}", file=sys.stderr)
     SafeStream(sys.stdout).write_line(
         json_line({"kind": "error", "what": error.what, "why": error.why, "fix": error.fix})

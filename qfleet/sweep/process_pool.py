@@ -1,4 +1,4 @@
-"""Processes side by side: starts as many as fit, reads what they tell, passes signals on, and leaves none behind."""
+"""A pool of processes: starts as many as fit, reads their rows, passes signals on, and leaves none behind."""
 
 import json
 import os
@@ -20,11 +20,10 @@ from qfleet.training.process.forward_signals import ENDINGS, forward_ctrl_z
 from qfleet.training.process.hang_watch import ENV_FAILED
 from qfleet.training.process.signals import StopRequest
 
-LOOK_EVERY_SECONDS = 0.2
-# A member that was asked to save and leave may have a large replay to write.
-LEAVE_LIMIT_SECONDS = 600.0
-KILL_LIMIT_SECONDS = 10.0
-MOST_LINE_BYTES = 16 << 20
+POLL_SECONDS = 0.2
+STOP_TIMEOUT_SECONDS = 600.0  # a member that stops may have a large replay to write
+KILL_TIMEOUT_SECONDS = 10.0
+MAX_LINE_BYTES = 16 << 20
 # A child finds modules exactly where its parent does: in a notebook, a source tree or an installed package.
 BOOT = "from qfleet.training.process.supervise import boot; sys.exit(boot('qfleet.sweep.member_main', sys.argv[1:]))"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -34,22 +33,22 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What one process is to do."""
+    """The task of one process."""
 
     name: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     log: Path
 
 
 class PoolProcess:
-    """A process that tells rows on its standard output; everything else it says goes to its log."""
+    """A process that prints rows on its standard output; everything else it prints goes to its log."""
 
     def __init__(self, job: Job, threads: int) -> None:
         self.name = job.name
         self._log = os.fdopen(open_log(job.log), "ab")
-        self._rest = b""
-        command = python_command(BOOT, *job.words)
-        # A process group of its own: Ctrl-C reaches the parent only, which passes it on once. Twice would be "at once".
+        self._partial_line = b""
+        command = python_command(BOOT, *job.arguments)
+        # In its own process group Ctrl-C reaches the parent only, which passes it on once; twice would end it at once.
         self._process = subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
@@ -64,12 +63,12 @@ class PoolProcess:
         self.open = True
 
     def rows(self) -> Iterator[Row]:
-        """The rows told since last time."""
+        """The rows printed since the last call."""
         while (data := self._read()) is not None:
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            if len(self._rest) > MOST_LINE_BYTES:
-                lines = [*lines, self._rest]
-                self._rest = b""
+            *lines, self._partial_line = (self._partial_line + data).split(b"\n")
+            if len(self._partial_line) > MAX_LINE_BYTES:
+                lines = [*lines, self._partial_line]
+                self._partial_line = b""
             for line in lines:
                 if (row := _row(line)) is None:
                     self._log.write(line + b"\n")
@@ -86,25 +85,25 @@ class PoolProcess:
         self.open = bool(data)
         return data or None
 
-    def ended(self) -> int | None:
-        """Its exit code, minus the signal that ended it, or None while it lives."""
+    def exit_code(self) -> int | None:
+        """Its exit code, or minus the signal that ended it; None while it runs."""
         return self._process.poll()
 
     def send(self, number: int) -> None:
-        """Send a signal, unless it is gone."""
+        """Send a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
         """End it and what it has started, at once: its work and its environments have process groups of their own."""
-        if self.ended() is None:
+        if self.exit_code() is None:
             send_all(descendants(self.pid), signal.SIGKILL)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=KILL_LIMIT_SECONDS)
+            self._process.wait(timeout=KILL_TIMEOUT_SECONDS)
 
     def close(self) -> None:
-        """Let go of its streams."""
+        """Close its streams."""
         self._log.close()
         if self._process.stdout:
             self._process.stdout.close()
@@ -119,7 +118,7 @@ def _row(line: bytes) -> Row | None:
 
 
 class ProcessPool:
-    """Jobs, so many at once. `on_start`, `on_row`, `on_end` hear of each; `look` is called a few times a second."""
+    """Runs jobs, `at_once` at a time, and calls back for each; `on_poll` is called a few times a second."""
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class ProcessPool:
         on_start: Callable[[str], None],
         on_row: Callable[[str, Row], None],
         on_end: Callable[[str, int], None],
-        look: Callable[[], None],
+        on_poll: Callable[[], None],
     ) -> None:
         self.waiting = deque(jobs)
         self.alive = dict[str, PoolProcess]()
@@ -141,26 +140,26 @@ class ProcessPool:
         self.on_start = on_start
         self.on_row = on_row
         self.on_end = on_end
-        self.look = look
-        self.leave_by: float | None = None
+        self.on_poll = on_poll
+        self.stop_by: float | None = None
         self._selector = selectors.DefaultSelector()
 
-    def work(self) -> None:
-        """Until every job has ended, or has left because somebody asked; Ctrl-Z stops them all."""
+    def run(self) -> None:
+        """Run until every job has ended, or has stopped on request; Ctrl-Z stops them all."""
         try:
             with forward_ctrl_z(lambda: [child.pid for child in self.alive.values()]):
                 while self.waiting or self.alive:
                     self._turn()
         finally:
-            self._leave_none()
+            self._end_children()
 
     def _turn(self) -> None:
         self._start()
-        self._pass_on()
-        self._selector.select(LOOK_EVERY_SECONDS)
+        self._forward_stop()
+        self._selector.select(POLL_SECONDS)
         for child in list(self.alive.values()):
-            self._hear(child)
-        self.look()
+            self._poll(child)
+        self.on_poll()
 
     def _start(self) -> None:
         while self.waiting and len(self.alive) < self.at_once and not self.stop_request:
@@ -169,21 +168,21 @@ class ProcessPool:
             self._selector.register(child.pipe, selectors.EVENT_READ)
             self.on_start(job.name)
 
-    def _pass_on(self) -> None:
-        """The signal that asked this process to leave, to every child, once; a child that stays too long is killed."""
+    def _forward_stop(self) -> None:
+        """Pass the stop signal on to every child, once; a child that does not end in time is killed."""
         if not self.stop_request:
             return
-        if self.leave_by is None:
+        if self.stop_by is None:
             self.waiting.clear()
-            self.leave_by = time.monotonic() + LEAVE_LIMIT_SECONDS
+            self.stop_by = time.monotonic() + STOP_TIMEOUT_SECONDS
             for child in self.alive.values():
                 child.send(getattr(signal, str(self.stop_request.name)))
-        elif time.monotonic() > self.leave_by:
+        elif time.monotonic() > self.stop_by:
             for child in self.alive.values():
                 child.kill()
 
-    def _hear(self, child: PoolProcess) -> None:
-        code = child.ended()  # asked first, so that its last rows are read after it has ended
+    def _poll(self, child: PoolProcess) -> None:
+        code = child.exit_code()  # first, so that its last rows are read after it has ended
         for row in child.rows():
             self.on_row(child.name, row)
         if not child.open or code is not None:
@@ -194,13 +193,13 @@ class ProcessPool:
             child.close()
             self.on_end(child.name, code)
 
-    def _leave_none(self) -> None:
-        """After an error of our own: ask the children to save, then make sure that they are gone."""
+    def _end_children(self) -> None:
+        """After an error of this process: ask the children to save, then make sure that they have ended."""
         for child in self.alive.values():
             child.send(signal.SIGTERM)
-        limit = time.monotonic() + KILL_LIMIT_SECONDS
-        while any(child.ended() is None for child in self.alive.values()) and time.monotonic() < limit:
-            time.sleep(LOOK_EVERY_SECONDS)
+        limit = time.monotonic() + KILL_TIMEOUT_SECONDS
+        while any(child.exit_code() is None for child in self.alive.values()) and time.monotonic() < limit:
+            time.sleep(POLL_SECONDS)
         for child in self.alive.values():
             child.kill()
             child.close()
@@ -208,8 +207,8 @@ class ProcessPool:
 
 
 def outcome(code: int, status: Mapping[str, Any], error: Mapping[str, Any]) -> tuple[str, int, str]:
-    """State, exit code and reason of a process that has ended, from its code and what it left behind."""
-    code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code  # its supervisor says so
+    """State, exit code and reason of a process that has ended, from its code, its run's status and its error row."""
+    code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code  # as its supervisor reports it
     if code < 0:
         name = signal.Signals(-code).name
         state, code = ENDINGS.get(name, ("killed", ENDINGS["SIGHUP"][1]))

@@ -7,7 +7,8 @@ from qfleet.build.components import Components, EnvMaker
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.errors import NoCheckpointError
-from qfleet.learn import PopulationLearner, load_state_arrays, state_arrays
+from qfleet.learn import PopulationLearner
+from qfleet.nets import load_state_arrays, state_arrays
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
 from qfleet.training.checkpoints.checkpointer import MALFORMED

@@ -125,7 +125,7 @@ def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, 
     """The trainer of these components, with its evaluator and checkpointer."""
     keep = components.plan.save.keep
     events = run_log.events.event
-    checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, events=events, warn=warner(run_log))
+    checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, log_event=events, warn=warner(run_log))
     checkpointer = Checkpointer(checkpoints, components, collect_provenance(None)["versions"])
     if components.remote_actors is not None:
         components.remote_actors.use_run_folder(run_log.folder, run_log.faults.actor_event)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qfleet import Plan, Run, load, resume, train
 from qfleet.build.memory_check import available_bytes
 from qfleet.errors import StorageError, UsageError
-from qfleet.learn import arrays
+from qfleet.nets import state_arrays
 from qfleet.save import hold_run
 from qfleet.testing.toys import Random
 from tests.support.run_fixtures import Reference
@@ -43,7 +43,7 @@ def own_torso(**changes: Any) -> Plan:
 
 
 def weights(run: Run) -> dict[str, Any]:
-    return arrays(run.policy.net)
+    return state_arrays(run.policy.net)
 
 
 def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -105,9 +105,9 @@ def test_an_own_torso_is_trained_saved_resumed_and_loaded(tmp_path: Path) -> Non
 
 def test_the_module_that_was_given_is_left_as_it_was(tmp_path: Path) -> None:
     torso = Torso()
-    before = arrays(torso)
+    before = state_arrays(torso)
     one = trained(own_torso(), tmp_path / "1", torso=torso)
-    assert equal(arrays(torso), before)
+    assert equal(state_arrays(torso), before)
     assert same(trained(own_torso(), tmp_path / "2", torso=torso).path, one.path)
 
 

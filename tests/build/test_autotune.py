@@ -153,7 +153,7 @@ def test_without_a_compiler_it_is_asked_once(cache: MeasurementCache, monkeypatc
         raise OSError("no compiler")
 
     calls: list[int] = []
-    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", fails)
+    monkeypatch.setattr("qfleet.learn.compiled_update.compile_with_inductor", fails)
     monkeypatch.setattr(autotune, "call_isolated", lambda work, args, limit: work(*args))
     plan = plan_of(threads=1)
     cache.put(f"{name_of(plan, VECTOR)} float32", 1e-2)
@@ -378,7 +378,7 @@ def test_a_compiler_is_never_tried_in_this_process(cache: MeasurementCache, monk
         tried.append(os.getpid())
         raise OSError("no compiler")
 
-    monkeypatch.setattr("qfleet.learn.compiled_update.inductor", compiler)
+    monkeypatch.setattr("qfleet.learn.compiled_update.compile_with_inductor", compiler)
     monkeypatch.setattr(autotune, "call_isolated", lambda work, args, limit: None)
     plan = plan_of(threads=1)
     cache.put(f"{name_of(plan, VECTOR)} float32", 1e-2)

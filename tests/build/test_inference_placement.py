@@ -14,7 +14,14 @@ import torch
 import qfleet.testing.toys as toys
 from qfleet.act import Policy
 from qfleet.build.components import make_policy, make_train_world
-from qfleet.build.inference_placement import HANDOVER_SECONDS, Costs, measure, places, settled, step_seconds
+from qfleet.build.inference_placement import (
+    ROUND_TRIP_SECONDS,
+    Costs,
+    choose_inference,
+    measure,
+    rank_placements,
+    step_seconds,
+)
 from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
@@ -41,30 +48,30 @@ def costs(step: float, local: float, central: float, cuda: float | None = None) 
     ],
 )
 def test_the_fastest_place_is_taken(found: Costs, expected: tuple[str, str, int]) -> None:
-    best = places(plan_of(), found, cores=2)[0]
+    best = rank_placements(plan_of(), found, cores=2)[0]
     assert (best.inference, best.device, best.batch) == expected
 
 
 def test_speed_is_predicted_from_its_parts() -> None:
-    (local, central) = places(plan_of(), costs(1e-3, 1e-3, 1.5e-3), cores=3)
+    (local, central) = rank_placements(plan_of(), costs(1e-3, 1e-3, 1.5e-3), cores=3)
     # Two actors on two cores: 4 steps of a millisecond each and one look.
     assert local.steps_per_second == pytest.approx(8 / (4e-3 + 1e-3))
     assert central.steps_per_second == pytest.approx(8 / (4e-3 + 1.5e-3 + 1.5e-4))
 
 
 def test_a_long_way_to_another_process_speaks_for_choosing_at_home() -> None:
-    near = Costs(1e-5, {("cpu", 4): 1e-3, ("cpu", 8): 1.1e-3}, handover_seconds=1e-5)
-    assert places(plan_of(), near, cores=2)[0].inference == "central"
-    assert places(plan_of(), replace(near, handover_seconds=5e-3), cores=2)[0].inference == "local"
+    near = Costs(1e-5, {("cpu", 4): 1e-3, ("cpu", 8): 1.1e-3}, round_trip_seconds=1e-5)
+    assert rank_placements(plan_of(), near, cores=2)[0].inference == "central"
+    assert rank_placements(plan_of(), replace(near, round_trip_seconds=5e-3), cores=2)[0].inference == "local"
 
 
 def test_what_the_plan_says_is_not_asked() -> None:
     plan = plan_of(**{"runtime.inference": "central"})
-    assert {place.inference for place in places(plan, costs(1e-5, 1e-4, 2e-4), cores=2)} == {"central"}
+    assert {place.inference for place in rank_placements(plan, costs(1e-5, 1e-4, 2e-4), cores=2)} == {"central"}
 
 
 def test_one_actor_is_central_already() -> None:
-    found = places(plan_of(**{"actors.num": 1}), Costs(1e-5, {("cpu", 8): 1e-4}), cores=2)
+    found = rank_placements(plan_of(**{"actors.num": 1}), Costs(1e-5, {("cpu", 8): 1e-4}), cores=2)
     assert [place.inference for place in found] == ["local"]
 
 
@@ -72,17 +79,17 @@ def test_it_is_measured_written_down_and_told() -> None:
     plan = plan_of()
     world = make_train_world(plan)
     found = measure(plan, world, lambda device: make_policy(plan, world.spec, device))
-    assert set(found.look_seconds) >= {("cpu", 4), ("cpu", 8)}
-    taken = [found.step_seconds, found.handover_seconds, *found.look_seconds.values()]
+    assert set(found.forward_seconds) >= {("cpu", 4), ("cpu", 8)}
+    taken = [found.step_seconds, found.round_trip_seconds, *found.forward_seconds.values()]
     assert all(0 < seconds < 1 for seconds in taken)
-    assert found.handover_seconds != HANDOVER_SECONDS  # which stands for what could not be measured
+    assert found.round_trip_seconds != ROUND_TRIP_SECONDS  # which stands for what could not be measured
     assert not [child for child in multiprocessing.active_children() if child.name == "qfleet-echo"]
-    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+    chosen, notes = choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device))
     assert isinstance(chosen.runtime, ProcessesRuntime)
     assert chosen.runtime.inference in ("local", "central")
     assert chosen.runtime.inference_device == "cpu" or torch.cuda.is_available()
     assert "steps/s expected" in notes[0]
-    assert settled(chosen, world, lambda device: make_policy(plan, world.spec, device)) == (chosen, [])
+    assert choose_inference(chosen, world, lambda device: make_policy(plan, world.spec, device)) == (chosen, [])
 
 
 def test_a_core_that_is_taken_away_for_moments_does_not_decide() -> None:
@@ -100,14 +107,14 @@ def test_a_core_that_is_taken_away_for_moments_does_not_decide() -> None:
         policy.forward = now_and_then  # type: ignore[method-assign]
         return policy
 
-    assert max(measure(plan, world, disturbed).look_seconds.values()) < 0.005  # the mean is twice that at least
+    assert max(measure(plan, world, disturbed).forward_seconds.values()) < 0.005  # the mean is twice that at least
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
     plan = plan_of(**{"runtime.inference_device": "xpu"})
     world = make_train_world(plan)
     with pytest.raises(UsageError, match=r"runtime\.inference_device=xpu cannot be used"):
-        settled(plan, world, lambda device: make_policy(plan, world.spec, device))
+        choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device))
 
 
 def test_a_network_that_fails_is_not_taken_for_a_missing_device() -> None:
@@ -116,14 +123,14 @@ def test_a_network_that_fails_is_not_taken_for_a_missing_device() -> None:
 
     plan = plan_of()
     with pytest.raises(IndexError, match="the torso looked too far"):
-        settled(plan, make_train_world(plan), broken)
+        choose_inference(plan, make_train_world(plan), broken)
 
 
 def test_an_environment_that_fails_is_left_to_the_actors() -> None:
     plan = make_plan("toys/Random-v0", overrides={**SMALL, "runtime.type": "processes", "actors.num": 2})
     make = partial(toys.Raising, at=2)
     world = make_train_world(plan, make)
-    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
+    chosen, notes = choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device), make)
     assert isinstance(chosen.runtime, ProcessesRuntime)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert "not measured" in notes[0]
@@ -142,7 +149,7 @@ def test_an_environment_that_hangs_or_crashes_is_timed_in_a_process_of_its_own(t
     settings = {**SMALL, "runtime.type": "processes", "actors.num": 2, "env.step_timeout_seconds": 1.0}
     plan, make = make_plan("toys/Random-v0", overrides=settings), partial(toy, fault=fault)
     world = make_train_world(plan, make)
-    chosen, notes = settled(plan, world, lambda device: make_policy(plan, world.spec, device), make)
+    chosen, notes = choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device), make)
     assert isinstance(chosen.runtime, ProcessesRuntime)
     assert (chosen.runtime.inference, chosen.runtime.inference_device) == ("local", "cpu")
     assert said in notes[0]

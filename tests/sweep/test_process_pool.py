@@ -56,16 +56,17 @@ note("end")
 
 
 class Watch:
-    """Runs a crew of stand-ins and remembers what it heard."""
+    """Runs a pool of stand-ins and records its calls."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.stop_request = folder, StopRequest()
+        self.folder = folder
+        self.stop_request = StopRequest()
         self.started: list[str] = []
         self.rows: list[tuple[str, Any]] = []
         self.codes: dict[str, int] = {}
-        self.looks = 0
+        self.polls = 0
 
-    def crew(self, at_once: int, **acts: list[str]) -> ProcessPool:
+    def pool(self, at_once: int, **acts: list[str]) -> ProcessPool:
         jobs = [
             Job(name, (name, str(self.folder / "notes"), *words), self.folder / f"{name}.log")
             for name, words in acts.items()
@@ -78,11 +79,11 @@ class Watch:
             on_start=self.started.append,
             on_row=lambda name, row: self.rows.append((name, row)),
             on_end=self.codes.__setitem__,
-            look=self.look,
+            on_poll=self.poll,
         )
 
-    def look(self) -> None:
-        self.looks += 1
+    def poll(self) -> None:
+        self.polls += 1
 
     def notes(self) -> list[tuple[float, str, str, int]]:
         lines = [line.split() for line in (self.folder / "notes").read_text().splitlines()]
@@ -95,24 +96,24 @@ class Watch:
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
-    monkeypatch.setattr(process_pool, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(process_pool, "POLL_SECONDS", 0.02)
     return Watch(tmp_path)
 
 
 def test_never_more_at_once_than_there_is_room_for(watch: Watch) -> None:
-    watch.crew(2, **{name: ["sleep=0.2"] for name in "abcde"}).work()
+    watch.pool(2, **{name: ["sleep=0.2"] for name in "abcde"}).run()
     assert watch.codes == dict.fromkeys("abcde", 0)
     level, most = 0, 0
     for _, what, _, _ in sorted(watch.notes()):
         level += 1 if what == "begin" else -1
         most = max(most, level)
     assert most == 2
-    assert watch.looks > 0
+    assert watch.polls > 0
 
 
 def test_rows_are_heard_and_other_words_go_to_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    watch.crew(1, a=["row=1", "say=hello {", 'say=["kind"]', "row=2", "threads=1"]).work()
+    watch.pool(1, a=["row=1", "say=hello {", 'say=["kind"]', "row=2", "threads=1"]).run()
     assert watch.rows == [
         ("a", {"kind": "progress", "env_steps": 1}),
         ("a", {"kind": "progress", "env_steps": 2}),
@@ -122,26 +123,26 @@ def test_rows_are_heard_and_other_words_go_to_the_log(watch: Watch, monkeypatch:
 
 
 def test_the_last_rows_of_a_short_life_are_not_lost(watch: Watch) -> None:
-    watch.crew(1, a=[f"row={number}" for number in range(2_000)]).work()
+    watch.pool(1, a=[f"row={number}" for number in range(2_000)]).run()
     assert [row["env_steps"] for _, row in watch.rows] == list(range(2_000))
 
 
 def test_one_that_fails_does_not_stop_the_others(watch: Watch) -> None:
-    watch.crew(1, a=["exit=4"], b=["die=1"], c=["row=1"]).work()
+    watch.pool(1, a=["exit=4"], b=["die=1"], c=["row=1"]).run()
     assert watch.codes == {"a": 4, "b": -signal.SIGKILL, "c": 0}
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_is_passed_on_once_and_nothing_more_begins(watch: Watch, name: str) -> None:
-    group = watch.crew(2, a=["sleep=30"], b=["row=1", "sleep=30"], c=[])
+    pool = watch.pool(2, a=["sleep=30"], b=["row=1", "sleep=30"], c=[])
 
-    def look() -> None:
+    def on_poll() -> None:
         if len((watch.folder / "notes").read_text().splitlines() if (watch.folder / "notes").exists() else []) >= 2:
             watch.stop_request.name = name
 
-    group.look = look
+    pool.on_poll = on_poll
     began = time.monotonic()
-    group.work()
+    pool.run()
     assert time.monotonic() - began < 20
     number = getattr(signal, name)
     assert watch.codes == {"a": 128 + number, "b": 128 + number}
@@ -151,25 +152,25 @@ def test_a_signal_is_passed_on_once_and_nothing_more_begins(watch: Watch, name: 
 
 def test_ctrl_c_in_a_terminal_reaches_the_parent_only(watch: Watch) -> None:
     # A terminal sends it to the whole process group; heard twice it would mean: leave at once, without saving.
-    watch.crew(1, a=["leads=1"]).work()
+    watch.pool(1, a=["leads=1"]).run()
     assert watch.rows == [("a", {"kind": "leads", "leads": True})]
 
 
 def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.5)
-    group = watch.crew(1, a=["sleep=60", "stubborn"])
-    group.look = lambda: setattr(watch.stop_request, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
-    group.work()
+    monkeypatch.setattr(process_pool, "STOP_TIMEOUT_SECONDS", 0.5)
+    pool = watch.pool(1, a=["sleep=60", "stubborn"])
+    pool.on_poll = lambda: setattr(watch.stop_request, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
+    pool.run()
     assert watch.codes == {"a": -signal.SIGKILL}
     assert [what for _, what, _, _ in watch.notes()] == ["begin", "SIGINT"]
 
 
 def test_what_it_has_started_is_killed_with_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_pool, "LEAVE_LIMIT_SECONDS", 0.3)
+    monkeypatch.setattr(process_pool, "STOP_TIMEOUT_SECONDS", 0.3)
     mark = f"9{os.getpid()}{time.monotonic_ns()}"
-    group = watch.crew(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
-    group.look = lambda: setattr(watch.stop_request, "name", "SIGINT" if watch.rows else None)
-    group.work()
+    pool = watch.pool(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
+    pool.on_poll = lambda: setattr(watch.stop_request, "name", "SIGINT" if watch.rows else None)
+    pool.run()
     limit = time.monotonic() + 2
     while started(mark) and time.monotonic() < limit:
         time.sleep(0.02)
@@ -187,15 +188,15 @@ def started(mark: str) -> list[int]:
 
 
 def test_an_error_of_our_own_leaves_none_behind(watch: Watch) -> None:
-    group = watch.crew(2, a=["row=1", "sleep=60"], b=["row=1", "sleep=60"])
+    pool = watch.pool(2, a=["row=1", "sleep=60"], b=["row=1", "sleep=60"])
 
-    def look() -> None:
+    def on_poll() -> None:
         if len(watch.rows) == 2:
             raise RuntimeError("the disk is full")
 
-    group.look = look
+    pool.on_poll = on_poll
     with pytest.raises(RuntimeError):
-        group.work()
+        pool.run()
     assert watch.gone()
     assert [what for _, what, _, _ in watch.notes()].count("SIGTERM") == 2
 
@@ -206,7 +207,7 @@ def test_a_child_finds_modules_where_its_parent_does(
     (tmp_path / "only_here.py").write_text('print(\'{"kind": "found"}\')\n')
     monkeypatch.setattr(process_pool, "BOOT", "import only_here")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    watch.crew(1, a=[]).work()
+    watch.pool(1, a=[]).run()
     assert watch.rows == [("a", {"kind": "found"})]
 
 

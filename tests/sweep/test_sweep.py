@@ -16,13 +16,13 @@ import qfleet
 from qfleet import Plan, load, resume_group, train_group
 from qfleet.errors import StorageError, UsageError
 from qfleet.save import hold_run, verify_run
-from qfleet.sweep import process_pool, sweep
-from qfleet.sweep.sweep import cores, find_room
+from qfleet.sweep import capacity, process_pool, runner
+from qfleet.sweep.capacity import cores, find_capacity
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
 from qfleet.watch.console import SafeStream
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.support.nursery import Child, Nursery
-from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, trained, words
+from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, train_arguments, trained
 
 LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_steps": 200}
 
@@ -70,7 +70,7 @@ class Plays:
 @pytest.fixture
 def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plays:
     monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
-    monkeypatch.setattr(process_pool, "LOOK_EVERY_SECONDS", 0.02)
+    monkeypatch.setattr(process_pool, "POLL_SECONDS", 0.02)
     monkeypatch.setenv("PLAYS", str(tmp_path / "plays.json"))
     return Plays(tmp_path / "plays.json")
 
@@ -196,7 +196,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
 
     with monkeypatch.context() as patched:
         for name in ("write_run_plan", "write_file"):
-            patched.setattr(sweep, name, counted(getattr(sweep, name)))
+            patched.setattr(runner, name, counted(getattr(runner, name)))
         with pytest.raises(Killed):
             resume_group(made.path, steps=900)
     moved = qfleet.plan.read_plan(made.path / "plan.toml").until.steps == 900
@@ -287,23 +287,23 @@ def test_removing_the_last_member_removes_the_group(plays: Plays, tmp_path: Path
 
 
 def test_room_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "cores", lambda: 7)
-    assert find_room(small({"runtime.threads": 2}), 9)[:2] == (3, 2)
-    assert find_room(small({"runtime.threads": 2}), 2)[:2] == (2, 2)
-    assert find_room(small({"runtime.threads": 8}), 9)[:2] == (1, 8)
-    assert find_room(small(), 9, jobs=9)[:2] == (9, 1)
+    monkeypatch.setattr(capacity, "cores", lambda: 7)
+    assert find_capacity(small({"runtime.threads": 2}), 9)[:2] == (3, 2)
+    assert find_capacity(small({"runtime.threads": 2}), 2)[:2] == (2, 2)
+    assert find_capacity(small({"runtime.threads": 8}), 9)[:2] == (1, 8)
+    assert find_capacity(small(), 9, jobs=9)[:2] == (9, 1)
 
 
 def test_room_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "cores", lambda: 8)
-    each = sweep.PROCESS_BYTES + 1_000
+    monkeypatch.setattr(capacity, "cores", lambda: 8)
+    each = capacity.PROCESS_BYTES + 1_000
     needs = {"replay_bytes": 1_000, "checkpoint_bytes": 0, "available_bytes": int(3.5 * each / 0.9)}
-    monkeypatch.setattr(sweep, "estimate", lambda plan, spec: needs)
-    room = find_room(small(), 5)
+    monkeypatch.setattr(capacity, "estimate", lambda plan, spec: needs)
+    room = find_capacity(small(), 5)
     assert (room.jobs, room.notes) == (3, ("memory for 3 at once, not for 5",))
-    assert find_room(small(), 5, jobs=4).jobs == 3
+    assert find_capacity(small(), 5, jobs=4).jobs == 3
     needs["available_bytes"] = 10
-    assert find_room(small(), 5).jobs == 1
+    assert find_capacity(small(), 5).jobs == 1
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def begun(child: Child, out: Path, num: int) -> list[Path]:
 @pytest.mark.chaos
 @pytest.mark.timeout(300)  # each member imports torch, which takes its time on a busy machine
 def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*words(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
+    child = nursery.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
     members = begun(child, tmp_path / "out", 2)
     child.send(signal.SIGINT)
     assert child.wait(90) == 130, child.said()
@@ -383,7 +383,7 @@ def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, nursery
 @pytest.mark.timeout(300)  # each member imports torch, which takes its time on a busy machine
 @pytest.mark.slow
 def test_members_save_and_leave_when_the_group_is_killed(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*words(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
+    child = nursery.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
     members = begun(child, tmp_path / "out", 2)
     pids = [status(path)["pid"] for path in members]
     child.send(signal.SIGKILL)

@@ -14,7 +14,7 @@ from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
 from qfleet.save import CheckpointWarning
 from tests.support.run_fixtures import Reference
-from tests.support.runs import checkpoints, events, same, small, status, trained, until, words
+from tests.support.runs import checkpoints, events, same, small, status, train_arguments, trained, until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("every_save")]
 
@@ -193,7 +193,7 @@ def test_nothing_else_is_called_the_best(
     commands = {
         "eval": ["eval", str(run), "--episodes", "1"],
         "record": ["record", str(run), "--episodes", "1"],
-        "train": [*words(tmp_path), "--from", str(run)],
+        "train": [*train_arguments(tmp_path), "--from", str(run)],
     }
     assert main(commands[verb]) == 6
     out, err = capsys.readouterr()

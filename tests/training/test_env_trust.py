@@ -15,7 +15,7 @@ from qfleet.plan.schema import Env
 from qfleet.plan.trusted import TRUSTED
 from qfleet.training import env_trust
 from qfleet.training.env_trust import require_places, require_trust, sign
-from tests.support.runs import small, status, trained, words
+from tests.support.runs import small, status, train_arguments, trained
 
 MINE = Env(id="mine.py:Mine", options={"size": 3, "colour": "red"})
 
@@ -133,7 +133,7 @@ def test_an_own_environment_may_lie_in_a_folder_with_a_space(tmp_path: Path, mon
     (tmp_path / "my envs").mkdir()
     (tmp_path / "my envs" / "mine.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    command = words(tmp_path / "runs", {"until.steps": 90}, "my envs/mine.py:Mine")
+    command = train_arguments(tmp_path / "runs", {"until.steps": 90}, "my envs/mine.py:Mine")
     assert main([*command, "--name", "a"]) == 0
     assert main(["resume", "runs/a", "--steps", "100", "--quiet"]) == 0
     # As run.toml says: it is repeated by naming the code again.
@@ -322,7 +322,7 @@ def test_a_foreign_group_is_refused_before_its_members_begin(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("qfleet.sweep.sweep._open", lambda folder: (away(), [], {}))
-    monkeypatch.setattr("qfleet.sweep.sweep._SweepRunner.run", stop)
+    monkeypatch.setattr("qfleet.sweep.runner.SweepRunner.run", stop)
     (run / "group.json").write_text("{}")
     assert main(["resume", str(run)]) == 2
     assert "--trust-run" in capsys.readouterr().err

@@ -11,8 +11,7 @@ import torch
 
 from qfleet import Plan, load, resume, train
 from qfleet.build.components import make_components, make_train_world
-from qfleet.learn import state_arrays
-from qfleet.nets import match_names
+from qfleet.nets import match_names, state_arrays
 from qfleet.training.inline import InlineLoop
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="keras is not installed")

@@ -16,7 +16,7 @@ from qfleet.save import verify_run
 from qfleet.watch import read_rows, run_state
 from tests.support.nursery import Child, Nursery
 from tests.support.run_fixtures import Reference
-from tests.support.runs import JUDGED, PONG, Settings, checkpoints, resumed, same, status, words
+from tests.support.runs import JUDGED, PONG, Settings, checkpoints, resumed, same, status, train_arguments
 from tests.support.variants import ACTOR, IQN, MUNCHAUSEN, NOISY, PQN, R2D2
 
 pytestmark = pytest.mark.chaos
@@ -100,7 +100,7 @@ def test_sigkill_at_random_moments(
 ) -> None:
     before = shared_memory()
     whole = reference(changes, env_id)
-    run = survive(nursery, tmp_path, words(tmp_path, changes, env_id), random.Random(seed))
+    run = survive(nursery, tmp_path, train_arguments(tmp_path, changes, env_id), random.Random(seed))
     assert same(run, whole.path)
     assert shared_memory() <= before
     assert not list(run.glob("checkpoints/.*"))
@@ -112,14 +112,14 @@ def test_sigkill_at_random_moments(
 def test_sigkill_in_the_middle_of_pong(tmp_path: Path, nursery: Nursery, reference: Reference) -> None:
     pytest.importorskip("ale_py")
     whole = reference(PONG, "ALE/Pong-v5")
-    child = nursery.start(*words(tmp_path, PONG, "ALE/Pong-v5"))
+    child = nursery.start(*train_arguments(tmp_path, PONG, "ALE/Pong-v5"))
     run = only_run(tmp_path, child)
     assert killed(child, run, 60, 0.05)
     assert same(resumed(run).path, whole.path)
 
 
 def test_the_living_run_is_protected_and_the_dead_one_is_not(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*words(tmp_path, {"until.steps": 1_000_000}))
+    child = nursery.start(*train_arguments(tmp_path, {"until.steps": 1_000_000}))
     run = only_run(tmp_path, child)
     second = nursery.start("resume", str(run), "--quiet")
     assert second.wait() == 5
@@ -135,7 +135,7 @@ def test_the_living_run_is_protected_and_the_dead_one_is_not(tmp_path: Path, nur
 
 
 def test_leftovers_of_a_killed_save_are_gone_after_the_next_start(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*words(tmp_path, {"until.steps": 1_000_000, "save.every_steps": 4}))
+    child = nursery.start(*train_arguments(tmp_path, {"until.steps": 1_000_000, "save.every_steps": 4}))
     run = only_run(tmp_path, child)
     limit = time.monotonic() + 30
     while time.monotonic() < limit and child.code is None and not list(run.glob("checkpoints/.tmp-*")):

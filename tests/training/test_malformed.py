@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from qfleet import resume
 from qfleet.cli import main
 from qfleet.errors import NoCheckpointError
-from qfleet.save.manifest import _seal
+from qfleet.save.manifest import _with_hash
 from qfleet.training.log.run_log import RunLog
 from tests.support.runs import JUDGED, checkpoints, small, status, trained, until
 
@@ -60,7 +60,7 @@ def reseal(checkpoint: Path, meta: dict[str, Any] | None = None) -> None:
     for name in body["files"]:
         data = (checkpoint / name).read_bytes()
         body["files"][name] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    path.write_bytes(_seal(body if meta is None else {**body, "meta": meta}))
+    path.write_bytes(_with_hash(body if meta is None else {**body, "meta": meta}))
 
 
 def places(tree: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

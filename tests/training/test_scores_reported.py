@@ -97,4 +97,4 @@ def test_a_run_of_an_older_version_does_not_know_how_many_there_were() -> None:
     before = {name: value for name, value in train_state.state_dict().items() if name != "evaluations"}
     train_state.load_state_dict(before)
     assert not train_state.add_evaluation({"env_steps": 20, "episodes": 3, "mean": 4.0, "low": 4.0, "high": 6.0})
-    assert train_state.chosen()["best_of"] is None
+    assert train_state.best_context()["best_of"] is None

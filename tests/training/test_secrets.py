@@ -16,7 +16,7 @@ from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import looks_secret, redacted_arguments, typed_secrets
 from qfleet.training.env_trust import require_trust, sign
-from tests.support.runs import LOCAL, Settings, words
+from tests.support.runs import LOCAL, Settings, train_arguments
 
 CANARY = "canary-5b1e9f00d"
 WORLD = """
@@ -74,7 +74,7 @@ def call(folder: Path, *given: str) -> tuple[int, str]:
 
 
 def loud(out: Path, changes: Settings, env_id: str) -> list[str]:
-    return [word for word in words(out, changes, env_id) if word != "--quiet"]
+    return [word for word in train_arguments(out, changes, env_id) if word != "--quiet"]
 
 
 def test_a_secret_is_found_nowhere(world: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_other_runs_are_as_open_as_before(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     before = os.umask(0o022)
     try:
-        assert main([*words(Path("runs"), {"until.steps": 100}), "--name", "a"]) == 0
+        assert main([*train_arguments(Path("runs"), {"until.steps": 100}), "--name", "a"]) == 0
     finally:
         os.umask(before)
     assert (tmp_path / "runs/a/run.toml").stat().st_mode & 0o777 == 0o644

@@ -20,7 +20,18 @@ from qfleet.training.process.hang_warnings import HangWarnings
 from qfleet.training.process.signals import StopRequest, listening
 from tests.support.nursery import Child, Nursery
 from tests.support.run_fixtures import Reference
-from tests.support.runs import JUDGED, Settings, checkpoints, resumed, same, small, status, trained, until, words
+from tests.support.runs import (
+    JUDGED,
+    Settings,
+    checkpoints,
+    resumed,
+    same,
+    small,
+    status,
+    train_arguments,
+    trained,
+    until,
+)
 
 ENDINGS = {signal.SIGINT: ("interrupted", 130), signal.SIGTERM: ("preempted", 143), signal.SIGHUP: ("stopped", 75)}
 TELLING = "toys/Random-v0"  # its returns tell any two policies apart
@@ -181,7 +192,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> Non
         "        return super().step(action)\n"
     )
     (tmp_path / "slow.py").write_text(code)
-    child = nursery.start(*words(tmp_path / "out", LONG, f"{tmp_path}/slow.py:Slow"))
+    child = nursery.start(*train_arguments(tmp_path / "out", LONG, f"{tmp_path}/slow.py:Slow"))
     run = begun(child, tmp_path / "out", 2)
     time.sleep(0.5)
     child.send(signal.SIGINT)
@@ -206,7 +217,7 @@ def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, nursery
     )
     (tmp_path / "stuck.py").write_text(code)
     settings = {**LONG, "env.step_timeout_seconds": 0.5}
-    child = nursery.start(*words(tmp_path / "out", settings, f"{tmp_path}/stuck.py:Stuck"))
+    child = nursery.start(*train_arguments(tmp_path / "out", settings, f"{tmp_path}/stuck.py:Stuck"))
     run = begun(child, tmp_path / "out", 2)
     limit = time.monotonic() + 10
     while "has not returned" not in child.said() and time.monotonic() < limit:
@@ -240,7 +251,7 @@ def test_a_supervised_run_answers_where_its_own_words_go(monkeypatch: pytest.Mon
 
 @pytest.mark.chaos
 def test_sigterm_saves_in_time(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*words(tmp_path, LONG))
+    child = nursery.start(*train_arguments(tmp_path, LONG))
     run = begun(child, tmp_path, 3)
     sent = time.monotonic()
     child.send(signal.SIGTERM)

@@ -8,7 +8,7 @@ from typing import Any
 from qfleet.act import Policy
 from qfleet.data import Array
 from qfleet.errors import NoCheckpointError, UsageError
-from qfleet.learn import load_state_arrays
+from qfleet.nets import load_state_arrays
 from qfleet.plan.schema import OwnTorso, Plan
 from qfleet.save import Checkpoint, Checkpoints
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed, one_line, require_same_plan

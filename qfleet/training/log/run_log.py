@@ -164,7 +164,7 @@ class RunLog:
             gradient_norm=train_state.gradient_norm,
             replay_size=len(self.components.batch_source.replay),
             dormant=self.components.dormant(),
-            **self.components.moving(),
+            **self.components.current_settings(),
             policy_lag=self.policy_lag,
             **metrics,
             **({} if self.components.peers is None else {"sent_bytes": self.components.peers.take_sent_bytes()}),
