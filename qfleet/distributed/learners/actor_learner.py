@@ -15,7 +15,10 @@ import numpy as np
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import ACTOR_LEARNERS, Components, EnvMaker, LearnerSide, join_components, make_actor, stream
+from qfleet.build.components import Components, LearnerSide
+from qfleet.build.make import join_components, make_actor
+from qfleet.build.seeds import ACTOR_LEARNERS, stream
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts

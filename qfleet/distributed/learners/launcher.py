@@ -12,7 +12,7 @@ import msgspec
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import ROLES, EnvMaker
+from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_parts, template_batch
 from qfleet.data.wire_format import Facts, packed_bytes

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import LAYERS, SYNC, EnvMaker, learner_net, make_fresh, make_policy, stream
+from qfleet.build.make import learner_net, make_fresh, make_policy
+from qfleet.build.seeds import LAYERS, SYNC, stream
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch, required_field
 from qfleet.data.wire_format import Arrays, Facts, Parts

@@ -10,7 +10,9 @@ import signal
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from typing import Any, get_args
@@ -37,6 +39,7 @@ READY = b"+"
 FAILED = b"-"
 MAX_ERROR_BYTES = 1_000
 POLL_MILLISECONDS = 500
+Reply = Callable[[Verdict], None]
 
 
 @dataclass
@@ -87,7 +90,7 @@ def shard_main(setup: ShardSetup) -> None:
 
 
 class WeightBlock:
-    """A block of weights [n], its optimiser, and the rule by which pushed gradients are applied."""
+    """A block of weights [n], its optimiser, the rule for pushed gradients, and the replies that wait for a step."""
 
     def __init__(self, plan: Plan, sync: Serving, pieces: list[int]) -> None:
         self.pieces = pieces
@@ -98,6 +101,7 @@ class WeightBlock:
         self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
         self.rate = 0.0
         self.shard = make_shard(sync, weights, self.step)
+        self.waiting: dict[int, Reply] = {}  # by rank
         # With spare learners a slow one may wait for a step while rank 0 evaluates, or waits for experience.
         self.max_wait_seconds = plan.learners.timeout_seconds / 2 if self.shard.spare else float("inf")
 
@@ -117,6 +121,46 @@ class WeightBlock:
     def verdict(self, version: int) -> Verdict:
         """Was the step to this version applied or skipped?"""
         return "skipped" if version in self.skipped else "applied"
+
+    def push(self, push: Push, rate: float, reply: Reply) -> None:
+        """Take a gradient; reply at once, or after its step if the learner waits for it."""
+        self.rate = rate
+        verdict = self.shard.push(push, time.monotonic())
+        if verdict != "applied" and not (verdict == "waiting" and self.is_synchronous):
+            reply(verdict)
+            return
+        self.waiting[push.source[0]] = reply
+        if verdict == "applied":
+            self.reply_to_waiting(self.verdict(self.shard.version))
+
+    def poll(self) -> None:
+        """Make the step of a window of gradients if its time is over."""
+        if self.shard.poll(time.monotonic()):
+            self.reply_to_waiting(self.verdict(self.shard.version))
+
+    def reply_to_waiting(self, verdict: Verdict) -> None:
+        """Reply to all learners that wait for a step."""
+        for reply in self.waiting.values():
+            reply(verdict)
+        self.waiting.clear()
+
+    def release(self) -> None:
+        """Drop all waiting gradients, and reply to their learners without a step."""
+        self.shard.drop_all()
+        self.reply_to_waiting("stale")
+
+    def release_one(self, rank: int) -> None:
+        """Drop a learner's waiting gradient, and reply to it without a step."""
+        self.shard.drop(rank)
+        self.waiting.pop(rank)("stale")
+
+    def remove_learner(self, rank: int) -> None:
+        """A learner left: make a step that waited for it only."""
+        self.waiting.pop(rank, None)
+        version = self.shard.version
+        self.shard.remove_worker(rank, time.monotonic())
+        if self.shard.version > version:
+            self.reply_to_waiting(self.verdict(self.shard.version))
 
     def load(self, rows: list[Array]) -> None:
         """Load weights [n] and moments."""
@@ -143,7 +187,6 @@ class ShardServer:
         self.block.load(self.rows())
         self.shard = self.block.shard
         self.mailboxes: dict[int, ShardMailbox] = {}
-        self.waiting: list[ShardMailbox] = []  # learners whose reply waits for a step
         self.poller = select.poll()
         self.poller.register(setup.pipe.fileno(), select.POLLIN)
 
@@ -160,9 +203,8 @@ class ShardServer:
                     self.handle_request(self.setup.pipe.recv_bytes(64).decode())
                 else:
                     self.receive_push(self.mailboxes[fd])
-            if self.shard.poll(time.monotonic()):
-                self.reply_to_waiting()
-            self.release_overdue(time.monotonic())
+            self.block.poll()
+            self.release_overdue()
 
     def poll_milliseconds(self) -> float:
         """How long to poll: until the window of gradients closes, or the driver may be gone."""
@@ -178,52 +220,31 @@ class ShardServer:
         except OSError:  # it was killed before it read the last reply
             data = b""
         if len(data) < PUSH.size:
-            self.remove_learner(mailbox)
+            self.disconnect(mailbox)
             return
-        sequence, version, self.block.rate = PUSH.unpack(data)
-        is_synchronous = self.block.is_synchronous
+        sequence, version, rate = PUSH.unpack(data)
         # After an immediate reply the learner may overwrite its gradient before the step is made.
-        gradient = mailbox.gradient if is_synchronous else mailbox.gradient.clone()
-        verdict = self.shard.push(Push((mailbox.rank, 0, sequence), version, gradient), time.monotonic())
-        self.waiting.append(mailbox)
-        if verdict == "applied":
-            self.reply_to_waiting()
-        elif not (is_synchronous and verdict == "waiting"):
-            self.waiting.remove(mailbox)
-            mailbox.reply(verdict, self.shard.version, self.shard.weights)
+        gradient = mailbox.gradient if self.block.is_synchronous else mailbox.gradient.clone()
+        self.block.push(Push((mailbox.rank, 0, sequence), version, gradient), rate, partial(self.reply, mailbox))
 
-    def reply_to_waiting(self) -> None:
-        """A step was made: reply to all learners that waited for it."""
-        for mailbox in self.waiting:
-            mailbox.reply(self.block.verdict(self.shard.version), self.shard.version, self.shard.weights)
-        self.waiting.clear()
+    def reply(self, mailbox: ShardMailbox, verdict: Verdict) -> None:
+        """Reply to a learner with the newest weights."""
+        mailbox.reply(verdict, self.shard.version, self.shard.weights)
 
-    def release(self) -> None:
-        """Reply to all learners that wait for a step, without making it."""
-        self.shard.drop_all()
-        for mailbox in self.waiting:
-            mailbox.reply("stale", self.shard.version, self.shard.weights)
-        self.waiting.clear()
-
-    def release_overdue(self, now: float) -> None:
+    def release_overdue(self) -> None:
         """Reply to learners that have waited too long for a gradient of rank 0."""
-        if now - self.shard.since < self.block.max_wait_seconds or self.shard.has_waiting(0):
+        waited = time.monotonic() - self.shard.since
+        if waited < self.block.max_wait_seconds or self.shard.has_waiting(0):
             return
-        for mailbox in [mailbox for mailbox in self.waiting if mailbox.rank]:
-            self.shard.drop(mailbox.rank)
-            self.waiting.remove(mailbox)
-            mailbox.reply("stale", self.shard.version, self.shard.weights)
+        for rank in [rank for rank in self.block.waiting if rank]:
+            self.block.release_one(rank)
 
-    def remove_learner(self, mailbox: ShardMailbox) -> None:
-        """A learner left: close its connection, and make a step that waited for it only."""
+    def disconnect(self, mailbox: ShardMailbox) -> None:
+        """A learner left: close its connection, and wait for it no more."""
         self.poller.unregister(mailbox.sock.fileno())
         del self.mailboxes[mailbox.sock.fileno()]
-        self.waiting = [other for other in self.waiting if other is not mailbox]
-        version = self.shard.version
-        self.shard.remove_worker(mailbox.rank, time.monotonic())
         mailbox.sock.close()
-        if self.shard.version > version:
-            self.reply_to_waiting()
+        self.block.remove_learner(mailbox.rank)
 
     def handle_request(self, message: str) -> None:
         """Handle a request of the driver: connect a learner, release waiting ones, or write the state."""
@@ -237,7 +258,7 @@ class ShardServer:
             self.poller.register(mailbox.sock.fileno(), select.POLLIN)
             self.shard.add_worker()
         elif kind == "release":
-            self.release()
+            self.block.release()
         else:
             self.shard.flush()
             for tensors, row in zip(self.block.state_tensors, self.rows(), strict=True):

@@ -51,8 +51,7 @@ class ShardHost:
         self.block = WeightBlock(decode(plan, type=Plan), sync_plan, pieces)
         self.codec = make_codec(sync_plan.codec, [], 0, 0)
         self.block.load(unpack_rows(state))
-        self.changed = threading.Condition()
-        self.releases = 0
+        self.replied = threading.Condition()
         if self.block.shard.window_seconds < float("inf"):
             threading.Thread(target=self.close_windows, daemon=True).start()
 
@@ -60,13 +59,12 @@ class ShardHost:
         """Make the step of a window of gradients when its time is over."""
         while True:
             time.sleep(WINDOW_POLL_SECONDS)
-            with self.changed:
-                if self.block.shard.poll(time.monotonic()):
-                    self.changed.notify_all()
+            with self.replied:
+                self.block.poll()
 
     def enlist(self, learners: int) -> int:
         """Add learners that will push; the number of all of them."""
-        with self.changed:
+        with self.replied:
             for _ in range(learners):
                 self.block.shard.add_worker()
             return self.block.shard.workers
@@ -75,50 +73,33 @@ class ShardHost:
         self, rank: int, sequence: int, version: int, rate: float, message: bytes, timeout_seconds: float
     ) -> bytes:
         """Push a gradient; the reply is the verdict, the version and the newest weights, empty after the timeout."""
-        block = self.block
         shard = self.block.shard
         gradient = unpack_push(message, self.codec, len(shard.weights), MAX_MESSAGE_BYTES)
-        with self.changed:
-            block.rate = rate
-            made = shard.version + 1
-            verdict: Verdict = shard.push(Push((rank, 0, sequence), version, gradient), time.monotonic())
-            if verdict == "applied":
-                verdict = block.verdict(made)
-                self.changed.notify_all()
-            elif verdict == "waiting" and block.is_synchronous:
-                verdict = self.await_step(made, rank, timeout_seconds)
-                if verdict == "waiting":
-                    return b""
+        replies = list[bytes]()
+
+        def reply(verdict: Verdict) -> None:
             facts: Facts = {"verdict": VERDICTS.index(verdict), "version": shard.version}
-            return to_bytes(facts, {"0": shard.weights.numpy()})
+            replies.append(to_bytes(facts, {"0": shard.weights.numpy()}))
+            self.replied.notify_all()
 
-    def await_step(self, made: int, rank: int, timeout_seconds: float) -> Verdict:
-        """Wait for the step to version `made`, and return the verdict; "waiting" after the timeout."""
-        block = self.block
-        shard = self.block.shard
-        before = self.releases
-        limit = min(timeout_seconds, block.max_wait_seconds) if rank else timeout_seconds
-
-        def is_over() -> bool:
-            return shard.version >= made or self.releases > before
-
-        if not self.changed.wait_for(is_over, limit):
-            if limit < timeout_seconds and not shard.has_waiting(0):
-                shard.drop(rank)  # it waits for rank 0 only
-            elif not self.changed.wait_for(is_over, timeout_seconds - limit):
-                return "waiting"
-        return block.verdict(made) if shard.version >= made else "stale"
+        limit = min(timeout_seconds, self.block.max_wait_seconds) if rank else timeout_seconds
+        with self.replied:
+            self.block.push(Push((rank, 0, sequence), version, gradient), rate, reply)
+            if not self.replied.wait_for(lambda: replies, limit):
+                if limit < timeout_seconds and not shard.has_waiting(0):
+                    self.block.release_one(rank)  # it waits for rank 0 only
+                elif not self.replied.wait_for(lambda: replies, timeout_seconds - limit):
+                    return b""
+            return replies[0]
 
     def release(self) -> None:
         """Reply to all learners that wait for a step, without making it."""
-        with self.changed:
-            self.block.shard.drop_all()
-            self.releases += 1
-            self.changed.notify_all()
+        with self.replied:
+            self.block.release()
 
     def state(self) -> tuple[bytes, bytes]:
         """Weights and moments as rows, and the shard's version and counts."""
-        with self.changed:
+        with self.replied:
             self.block.shard.flush()
             rows = [np.zeros(sum(self.block.pieces), np.float32) for _ in self.block.state_tensors]
             for tensors, row in zip(self.block.state_tensors, rows, strict=True):

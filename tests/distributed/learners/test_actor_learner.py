@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from qfleet import resume, train
 from qfleet.audit.checks import check_history
-from qfleet.build.components import make_train_world
+from qfleet.build.worlds import make_train_world
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.distributed.learners.actor_learner_state import complete_files
 from qfleet.distributed.learners.group import LearnerGroup

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from torch import nn
 
 from qfleet.audit.checks import check_history
-from qfleet.build.components import make_train_world
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.data import Array, Batch, Spec
 from qfleet.data.wire_format import Parts
 from qfleet.distributed.learners.actor_learner_state import ActorLearnerStates
