@@ -69,7 +69,7 @@ def measure(capacity: int) -> dict[str, Any]:
     rates = {
         name: cpu_rate(lambda each=each: each.sample(BATCH), 2.0) for name, each in (("packed", replay), ("raw", raw))
     }  # type: ignore[misc]
-    saving = replay.store.saving()
+    saving = replay.store.compression_savings()
     assert saving is not None
     return {
         "steps": len(replay),

@@ -6,6 +6,7 @@ F frames, M blocks of the ring.
 """
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,20 +48,24 @@ class CompressedFrames:
         self.pack_seconds = self.unpack_seconds = 0.0
 
     @property
-    def open(self) -> Array:  # [16, L, D]
+    def open_blocks(self) -> Array:  # [16, L, D]
         """The rows of each lane's newest block."""
         return self.frames[: BLOCK * self.lanes].reshape(BLOCK, self.lanes, -1)
 
-    def close(self, heads: Array, begin: int, end: int) -> None:
+    def key(self, block: int, lane: int) -> int:
+        """The index of a block in `blobs`."""
+        return block % len(self.table) * self.lanes + lane
+
+    def pack_complete(self, heads: Array, begin: int, end: int) -> None:
         """Pack the open blocks of lanes [begin, end) that are complete."""
         for lane in range(begin, end):
             if heads[lane] % BLOCK == 0:
-                self.pack(int(heads[lane]) // BLOCK - 1, lane, self.open[:, lane])
+                self.pack(int(heads[lane]) // BLOCK - 1, lane, self.open_blocks[:, lane])
 
     def pack(self, block: int, lane: int, frames: Array) -> None:
         """Compress the frames [16, D] of this block."""
         started = time.monotonic()
-        key = block % len(self.table) * self.lanes + lane
+        key = self.key(block, lane)
         before = self.blobs[key]
         packed: bytes = self.lz4.compress(np.ascontiguousarray(frames), store_size=False)
         self.blobs[key] = packed
@@ -69,7 +74,7 @@ class CompressedFrames:
         self.pack_seconds += time.monotonic() - started
 
     def unpack(self, key: int) -> Array:  # [16, D]
-        """The frames of a block by its index in the ring; zeros if it was never written."""
+        """The frames of a block; zeros if it was never written."""
         blob = self.blobs[key]
         shape = (BLOCK, *self.frames.shape[1:])
         if blob is None:
@@ -99,13 +104,11 @@ class CompressedFrames:
     def read(self, begin: int, end: int, lanes: range, heads: Array) -> Array:  # [T, B, D]
         """Rows [begin, end) of these lanes."""
         out = np.empty((end - begin, len(lanes), *self.frames.shape[1:]), self.frames.dtype)
-        for block in range(begin // BLOCK, -(-end // BLOCK)):
-            low = max(begin, block * BLOCK)
-            high = min(end, (block + 1) * BLOCK)
+        for block, in_block, in_range in block_slices(begin, end):
             for i, lane in enumerate(lanes):
                 newest = block == heads[lane] // BLOCK
-                frames = self.open[:, lane] if newest else self.unpack(block % len(self.table) * self.lanes + lane)
-                out[low - begin : high - begin, i] = frames[low - block * BLOCK : high - block * BLOCK]
+                frames = self.open_blocks[:, lane] if newest else self.unpack(self.key(block, lane))
+                out[in_range, i] = frames[in_block]
         return out
 
     def restore(self, begin: int, end: int, lanes: range, values: Array) -> None:
@@ -114,14 +117,12 @@ class CompressedFrames:
         A block that `end` leaves incomplete is the newest of its lane, so every call but the last must end at a block's
         end.
         """
-        for block in range(begin // BLOCK, -(-end // BLOCK)):
-            low = max(begin, block * BLOCK)
-            high = min(end, (block + 1) * BLOCK)
+        for block, in_block, in_range in block_slices(begin, end):
             for i, lane in enumerate(lanes):
                 frames = np.zeros((BLOCK, *self.frames.shape[1:]), self.frames.dtype)
-                frames[low - block * BLOCK : high - block * BLOCK] = values[low - begin : high - begin, i]
-                if high < (block + 1) * BLOCK:
-                    self.open[:, lane] = frames
+                frames[in_block] = values[in_range, i]
+                if in_block.stop < BLOCK:
+                    self.open_blocks[:, lane] = frames
                 else:
                     self.pack(block, lane, frames)
 
@@ -131,3 +132,12 @@ class CompressedFrames:
         raw = blocks * self.frames[:BLOCK].nbytes
         packing = (self.packed_blocks, self.pack_seconds)
         return CompressionSavings(raw, self.packed_bytes, *packing, self.unpacked_blocks, self.unpack_seconds)
+
+
+def block_slices(begin: int, end: int) -> Iterator[tuple[int, slice, slice]]:
+    """For each block of rows [begin, end): its number, and the rows within the block and within [begin, end)."""
+    for block in range(begin // BLOCK, -(-end // BLOCK)):
+        first = block * BLOCK
+        low = max(begin, first)
+        high = min(end, first + BLOCK)
+        yield block, slice(low - first, high - first), slice(low - begin, high - begin)

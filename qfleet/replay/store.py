@@ -123,7 +123,7 @@ class Store:
             write_column(flatten_rows(column), flatten_rows(new), *where)
         obs = as_uints(np.ascontiguousarray(rollout.obs, self.obs.dtype))
         if self.packed is not None:
-            write_column(self.packed.open, obs, *where)
+            write_column(self.packed.open_blocks, obs, *where)
         rows = (self.frames, self.action, self.reward, self.discount, self.last)
         action = np.ascontiguousarray(rollout.action, np.int64)
         last = np.ascontiguousarray(rollout.last, np.bool_)
@@ -131,7 +131,7 @@ class Store:
         discount = np.ascontiguousarray(rollout.discount, np.float32)
         steps: int = write_rows(*rows, obs, action, reward, discount, last, *where, self.packed is None)
         if self.packed is not None:
-            self.packed.close(self.heads, lane, lane + last.shape[1])
+            self.packed.pack_complete(self.heads, lane, lane + last.shape[1])
         return steps
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
