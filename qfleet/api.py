@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.components import EnvMaker, make_policy, make_train_world
+from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_network
 from qfleet.build.resolve import usable_device
+from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import prepare_components, resume_here, train_here
 from qfleet.distributed.runtime import RankFinished, is_on_ray, run_as_mpi_worker
 from qfleet.envs import absolute_id

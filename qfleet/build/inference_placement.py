@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from qfleet.act import Policy
-from qfleet.build.components import ROLES, EnvMaker
 from qfleet.build.resolve import require_device
+from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import World
 from qfleet.envs import time_env
 from qfleet.envs.step_timer import random_allowed_actions

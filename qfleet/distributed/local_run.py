@@ -9,9 +9,10 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.build.autotune import choose_machine_settings
-from qfleet.build.components import Components, EnvMaker, make_train_world
+from qfleet.build.components import Components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
+from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.data import World
 from qfleet.distributed.runtime import components_for
 from qfleet.errors import UsageError

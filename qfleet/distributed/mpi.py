@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import EnvMaker, make_policy, policy_spec
+from qfleet.build.make import make_policy, policy_spec
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.distributed.learners.handle import LearnerHandle

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from qfleet.act import Actor, Explore
-from qfleet.build.components import Components, EnvMaker, make_components, make_policy
+from qfleet.build.components import Components
 from qfleet.build.inference_placement import choose_inference
+from qfleet.build.make import make_components, make_policy
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime

@@ -5,9 +5,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from qfleet.build.components import make_train_world
 from qfleet.build.memory_check import estimate, require_memory
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.plan.schema import Plan
 
 PROCESS_BYTES = 600 << 20  # a Python process with torch imported, beside its replay

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
-from qfleet.build.components import Components, EnvMaker
+from qfleet.build.components import Components
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import World
 from qfleet.envs import TEST, VALIDATION, make_world
 from qfleet.errors import NoCheckpointError

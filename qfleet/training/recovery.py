@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from qfleet.build.components import SAMPLE, Components, ReplayLost, stream
+from qfleet.build.components import Components, ReplayLost
+from qfleet.build.seeds import SAMPLE, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from qfleet import heartbeat
-from qfleet.build.components import LAYERS, Components, EnvMaker, device_rng, set_device_rng, stream
+from qfleet.build.components import Components
+from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
+from qfleet.build.worlds import EnvMaker
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.escape import indented
 from qfleet.files import make_folder, open_log, require_regular_files

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qfleet.act import Policy, add_reward
-from qfleet.build.components import EnvMaker
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError

@@ -13,7 +13,6 @@ import torch
 
 import qfleet.testing.toys as toys
 from qfleet.act import Policy
-from qfleet.build.components import make_policy, make_train_world
 from qfleet.build.inference_placement import (
     ROUND_TRIP_SECONDS,
     Costs,
@@ -22,6 +21,8 @@ from qfleet.build.inference_placement import (
     rank_placements,
     step_seconds,
 )
+from qfleet.build.make import make_policy
+from qfleet.build.worlds import make_train_world
 from qfleet.envs import time_env
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan

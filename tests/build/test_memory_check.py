@@ -12,9 +12,11 @@ import torch
 from qfleet import resume, train
 from qfleet.api import rehearse
 from qfleet.build import memory_check
-from qfleet.build.components import Components, make_components, make_train_world
+from qfleet.build.components import Components
+from qfleet.build.make import make_components
 from qfleet.build.memory_check import COPY_BYTES, estimate, replay_bytes
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
 from qfleet.replay import Prioritized

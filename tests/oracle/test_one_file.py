@@ -11,7 +11,9 @@ import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from examples import one_file_dqn
-from qfleet.build.components import EXPLORE, SAMPLE, WEIGHTS, make_components, make_train_world, stream
+from qfleet.build.make import make_components
+from qfleet.build.seeds import EXPLORE, SAMPLE, WEIGHTS, stream
+from qfleet.build.worlds import make_train_world
 from qfleet.envs.episodes import TRAIN
 from qfleet.plan.schema import (
     Adam,

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qfleet.build.components import make_train_world
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.distributed.learners.worker import build_learner
 from qfleet.plan import make_plan
 from qfleet.sync.buckets import Buckets, group_by_bytes

@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from qfleet import load, resume, train
-from qfleet.build.components import Components, make_components, make_train_world
+from qfleet.build.components import Components
+from qfleet.build.make import make_components
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.save import Checkpoints, decompress, unpack_tensors
 from qfleet.testing.toys import Random

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from qfleet import Run, load, resume, train
-from qfleet.build.components import make_components, make_train_world
+from qfleet.build.make import make_components
+from qfleet.build.worlds import make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.watch import make_watcher

@@ -14,8 +14,9 @@ from safetensors.numpy import load_file
 from qfleet import Run, resume, train
 from qfleet.act import Policy
 from qfleet.build import memory_check
-from qfleet.build.components import make_components, make_train_world
+from qfleet.build.make import make_components
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.data import Array, Batch, Report
 from qfleet.errors import DivergedError, EnvError, StorageError, UsageError
 from qfleet.learn import Learner, NonFiniteUpdate

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from qfleet import Plan, load, resume, train
-from qfleet.build.components import make_components, make_train_world
+from qfleet.build.make import make_components
+from qfleet.build.worlds import make_train_world
 from qfleet.nets import match_names, state_arrays
 from qfleet.training.inline import InlineLoop
 

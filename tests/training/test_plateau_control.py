@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from qfleet import train
-from qfleet.build.components import Components, make_components, make_fresh, make_train_world
+from qfleet.build.components import Components
+from qfleet.build.make import make_components, make_fresh
+from qfleet.build.worlds import make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
 from qfleet.nets import Noisy

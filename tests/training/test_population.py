@@ -15,7 +15,9 @@ import torch
 from qfleet import load, train
 from qfleet.act import Policy, PopulationPolicy
 from qfleet.act.policy import add_reward
-from qfleet.build.components import Components, make_components, make_train_world
+from qfleet.build.components import Components
+from qfleet.build.make import make_components
+from qfleet.build.worlds import make_train_world
 from qfleet.data import Array, Batch, Sequences
 from qfleet.errors import UsageError
 from qfleet.learn import Learner, NonFiniteUpdate, PopulationLearner, ReplaySource, rate_factors

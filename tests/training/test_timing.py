@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from qfleet.build.components import Components, make_components, make_train_world, world_threads
+from qfleet.build.components import Components
+from qfleet.build.make import make_components
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world, world_threads
 from qfleet.data import Rollout, Sequences
 from qfleet.distributed.actors.pool import ActorPool
 from qfleet.distributed.actors.process import ProcessActorLauncher, make_process_components

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qfleet.act import Policy
-from qfleet.build.components import make_policy
+from qfleet.build.make import make_policy
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError

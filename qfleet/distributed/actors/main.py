@@ -17,7 +17,8 @@ from torch import nn
 
 from qfleet.act import Explore, run_actor
 from qfleet.audit.history import History
-from qfleet.build.components import EnvMaker, join_policies, make_actor, make_own_world, make_policy
+from qfleet.build.make import join_policies, make_actor, make_policy
+from qfleet.build.worlds import EnvMaker, make_own_world
 from qfleet.data import Channel, Rollout, count_steps
 from qfleet.data import WeightsBoard as BoardLike
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard

@@ -16,7 +16,8 @@ import numpy as np
 
 from qfleet.act import Explore, Explorer, Policy, PopulationPolicy, make_explorer
 from qfleet.audit.history import History, HistoryLog, NoHistory
-from qfleet.build.components import LearnerSide, stream
+from qfleet.build.components import LearnerSide
+from qfleet.build.seeds import stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, arrays_of
 from qfleet.data.state_reader import saved_value

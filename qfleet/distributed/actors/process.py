@@ -14,7 +14,9 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import ROLES, Components, EnvMaker, LearnerSide, join_components
+from qfleet.build.components import Components, LearnerSide
+from qfleet.build.make import join_components
+from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS, COUNTS, actor_files

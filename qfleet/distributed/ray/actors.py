@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.components import EnvMaker
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS, COUNTS, actor_files

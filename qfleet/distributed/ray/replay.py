@@ -14,7 +14,8 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from qfleet.build.components import ReplayLost, own_replay
+from qfleet.build.components import ReplayLost
+from qfleet.build.make import own_replay
 from qfleet.build.memory_check import require_replay, sample_replay
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch

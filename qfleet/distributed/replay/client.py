@@ -13,7 +13,8 @@ from typing import Protocol, cast
 import numpy as np
 from torch import nn
 
-from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost, join_components
+from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost
+from qfleet.build.make import join_components
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.array_messages import as_batch, batch_parts, priority_parts, rollout_parts, template_batch
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from qfleet.audit.history import NOTED_IDS, History, HistoryLog, NoHistory
-from qfleet.build.components import own_replay
+from qfleet.build.make import own_replay
 from qfleet.data import Array, Spec, State
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_parts
 from qfleet.data.wire_format import Parts

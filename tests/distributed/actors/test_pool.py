@@ -12,9 +12,11 @@ import pytest
 from qfleet import Plan
 from qfleet.act import make_explorer, run_actor
 from qfleet.act.actor import concatenate_rollouts
-from qfleet.build import components
-from qfleet.build.components import Components, join_components, make_actor, make_own_world, make_policy, make_train_world
+from qfleet.build import seeds
+from qfleet.build.components import Components
+from qfleet.build.make import join_components, make_actor, make_policy
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_own_world, make_train_world
 from qfleet.data import Rollout, Tick, count_steps
 from qfleet.distributed.actors.launcher import COUNTS
 from qfleet.distributed.actors.pool import SUPERVISE, ActorPool, cut_to
@@ -205,7 +207,7 @@ def test_cut_to_drops_episodes_of_the_rows_it_cuts_off() -> None:
 
 
 def test_every_random_stream_has_its_own_number() -> None:
-    purposes = [number for name, number in vars(components).items() if name.isupper() and type(number) is int]
+    purposes = [number for name, number in vars(seeds).items() if name.isupper() and type(number) is int]
     assert len({*purposes, SUPERVISE}) == len(purposes) + 1 >= 8
 
 

@@ -496,7 +496,7 @@ def test_the_fork_server_has_imported_the_modules_of_workers(more: dict[str, Any
     code = f"""
 from qfleet.system.child_process import fork_server
 from qfleet.plan import make_plan
-from qfleet.build.components import make_train_world
+from qfleet.build.worlds import make_train_world
 world = make_train_world(make_plan("Acrobot-v1", overrides={settings!r}))
 with fork_server().Pool(1) as pool:
     print("imported", pool.apply(eval, ("'qfleet.distributed.actors.main' in __import__('sys').modules",)))

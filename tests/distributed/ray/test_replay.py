@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from qfleet.build import memory_check
-from qfleet.build.components import ReplayLost, make_train_world, own_replay
+from qfleet.build.components import ReplayLost
+from qfleet.build.make import own_replay
 from qfleet.build.memory_check import require_memory, stored_spec
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
 from qfleet.distributed.replay.server import history_in
 from qfleet.errors import UsageError

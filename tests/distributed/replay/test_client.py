@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from qfleet import resume, train
-from qfleet.build.components import ReplayLost, make_train_world
+from qfleet.build.components import ReplayLost
 from qfleet.build.resolve import resolve
+from qfleet.build.worlds import make_train_world
 from qfleet.distributed.actors.process import fork_server
 from qfleet.distributed.replay.client import RemoteReplay
 from qfleet.distributed.replay.process import SharedReplayConnection, make_shared_replay

@@ -1,0 +1,194 @@
+"""Makes the components of a run from its plan, and joins them."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from qfleet.act import Actor, Explore, Policy, PopulationPolicy, make_explorer
+from qfleet.build.components import ActorSide, Components, LearnerSide
+from qfleet.build.seeds import (
+    EXPLORE,
+    NOVELTY,
+    SAMPLE,
+    WEIGHTS,
+    stream,
+)
+from qfleet.data import Spec, World
+from qfleet.errors import UsageError
+from qfleet.learn import (
+    Learner,
+    PopulationLearner,
+    make_batch_source,
+    make_count_bonus,
+    make_learner,
+    rate_factors,
+)
+from qfleet.learn.transfer import with_mirror
+from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
+from qfleet.plan.schema import (
+    BufferReplay,
+    ImplicitHead,
+    PeriodicReset,
+    Plan,
+    PrioritizedSampler,
+)
+from qfleet.plan.validate.placement import actor_learner_plan
+from qfleet.qlearn import make_head
+from qfleet.replay import Mirror, make_replay
+from qfleet.replay import Replay as ReplayBuffer
+
+
+def make_components(
+    plan: Plan, world: World, torso: nn.Module | None = None, explore: Explore | None = None
+) -> Components:
+    """Components with one actor in this process."""
+    return join_components(plan, world.spec, lambda learning: make_actor(plan, world, learning.policy, explore), torso)
+
+
+def join_components(
+    plan: Plan,
+    spec: Spec,
+    make_actors: Callable[["LearnerSide"], ActorSide],
+    torso: nn.Module | None = None,
+    make_replay_for: Callable[[Plan, Spec], ReplayBuffer] | None = None,
+) -> Components:
+    """Join replay and learner to the actors; `spec` is the spec of the world."""
+    device = torch.device(plan.runtime.device or "cpu")
+    policies = [make_policy(plan, spec, device, torso, member) for member in range(plan.population.num)]
+    stored = policy_spec(spec, policies[0])
+    learners = make_learners(plan, spec, stored, policies, torso)
+    own = actor_learner_plan(plan)
+    replay = (make_replay_for or own_replay)(own, stored)
+    if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
+        use_mirror(replay, learners, device)
+    bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY))
+    batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
+    learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
+    return Components(
+        plan, stored, make_actors(LearnerSide(batch_source, learner, join_policies(policies))), batch_source, learner
+    )
+
+
+def make_policy(
+    plan: Plan, spec: Spec, device: torch.device, torso: nn.Module | None = None, member: int = 0
+) -> Policy:
+    """A policy with fresh weights; a torso of the user's own is copied, so that the original does not change."""
+    try:
+        net = fresh_net(plan, spec, torso, 0, member)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if torso is None:
+            raise
+        raise UsageError(
+            f"the torso cannot read observations of shape {spec.input_shape}",
+            f"Shown one, it raised {type(error).__name__}: {str(error).splitlines()[0]}.",
+            f"Make its first layer take inputs [N, {', '.join(map(str, spec.input_shape))}].",
+        ) from error
+    net.eval()  # a torso's dropout and the like are for learning
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
+        net.head.fractions = plan.net.head.act_fractions
+        net.head.even = True
+    return Policy(net.to(device), make_head(plan, spec), spec.actions, device, spec)
+
+
+def fresh_net(plan: Plan, spec: Spec, torso: nn.Module | None, number: int, member: int) -> QNet:
+    """A network whose weights depend on the seed, the number of the reset and the member of the population."""
+    named = (number, member) if member else (number,) if number else ()
+    seed = int(stream(plan.seed, WEIGHTS, *named).integers(2**63))
+    return make_net(plan.net, spec, normalize=plan.env.normalize, seed=seed, torso=copy.deepcopy(torso))
+
+
+def make_fresh(plan: Plan, spec: Spec, torso: nn.Module | None, member: int) -> Callable[[int], QNet]:
+    """Makes the network with the fresh weights of a reset, by the number of the reset."""
+    reset = plan.algo.reset
+    if isinstance(reset, PeriodicReset) and reset.keep < 1.0 and torso is not None:
+        raise UsageError(
+            f"algo.reset.keep={reset.keep:g} does not go with a torso of your own",
+            "A reset moves the torso towards fresh weights, and only your own code could make these.",
+            "Set algo.reset.keep=1: then only the head begins anew.",
+        )
+    return lambda number: fresh_net(plan, spec, torso, number, member)
+
+
+def policy_spec(spec: Spec, policy: Policy) -> Spec:
+    """The world's spec with the size of the policy's memory."""
+    memory = policy.net.memory
+    return spec if memory is None else replace(spec, state=(memory.state_size,))
+
+
+def join_policies(policies: list[Policy]) -> Policy | PopulationPolicy:
+    """The policy, or a population's policies as one."""
+    return policies[0] if len(policies) == 1 else PopulationPolicy(policies)
+
+
+def make_actor(
+    plan: Plan,
+    world: World,
+    policy: Policy | PopulationPolicy,
+    explore: Explore | None = None,
+    *,
+    worker: int = 0,
+    incarnation: int = 0,
+    exploration_step: Callable[[], int] | None = None,
+) -> Actor:
+    """An actor in its world, which holds this worker's share of all lanes."""
+    part = slice(worker * world.num, (worker + 1) * world.num)
+    explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num, explore, part)
+    worker_key = (worker, incarnation) if worker or incarnation else ()
+    return Actor(
+        world,
+        policy,
+        explorer,
+        stream(plan.seed, EXPLORE, *worker_key),
+        worker=worker,
+        incarnation=incarnation,
+        record_values=records_values(plan),
+        exploration_step=exploration_step,
+    )
+
+
+def records_values(plan: Plan) -> bool:
+    """Do actors send values: for initial priorities, or for the returns of fresh experience?"""
+    if not isinstance(plan.replay, BufferReplay):
+        return True
+    return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
+
+
+def make_learners(
+    plan: Plan, shown: Spec, spec: Spec, policies: list[Policy], torso: nn.Module | None
+) -> list[Learner]:
+    """A learner for each policy, with shared normalisation. `shown` is the world's own spec."""
+    factors = rate_factors(plan.population.num, plan.population.spread)
+    nets = [learner_net(plan, policy) for policy in policies]
+    for net in nets:
+        net.normalize = nets[0].normalize
+        net.rewards = nets[0].rewards
+    return [
+        make_learner(plan, spec, net, policy.device, make_fresh(plan, shown, torso, member), factor)
+        for member, (net, policy, factor) in enumerate(zip(nets, policies, factors, strict=True))
+    ]
+
+
+def learner_net(plan: Plan, policy: Policy) -> QNet:
+    """The policy's network as it is trained: noise, dropout and random fractions are on."""
+    net = copy.deepcopy(policy.net).train()
+    set_noise(net, active=True)
+    if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
+        net.head.fractions = plan.net.head.fractions
+        net.head.even = False
+    return net
+
+
+def own_replay(plan: Plan, spec: Spec) -> ReplayBuffer:
+    """A replay in this process."""
+    return make_replay(plan, spec, plan.env.num, stream(plan.seed, SAMPLE))
+
+
+def use_mirror(replay: ReplayBuffer, learners: list[Learner], device: torch.device) -> None:
+    """Batches hold places of rows, which learners read from a mirror on their device."""
+    mirror = Mirror(replay.store, device)
+    replay.mirrored = True
+    for learner in learners:
+        learner.transfer = with_mirror(learner.transfer, mirror)

@@ -1,0 +1,55 @@
+"""The environments that a run trains in."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import msgspec
+
+from qfleet.build.seeds import WORLDS, stream
+from qfleet.data import World
+from qfleet.envs import TRAIN, is_native, make_world
+from qfleet.plan.schema import (
+    BufferReplay,
+    InlineRuntime,
+    Plan,
+    ProcessesRuntime,
+)
+from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
+from qfleet.system.child_process import fork_server
+
+ROLES = "qfleet.distributed.actors.main"  # its imports are all that a process of a run needs
+EnvMaker = Callable[[], "gymnasium.Env[Any, Any]"]
+
+
+def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
+    """The world to train in; where actors have worlds of their own, one lane that shows the spaces."""
+    if isinstance(plan.runtime, ProcessesRuntime) or plan.learners.num > 1:
+        fork_server(ROLES)  # before environments start one with fewer modules
+    num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
+    threads = plan.runtime.threads or world_threads(plan, num)
+    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
+
+
+def world_threads(plan: Plan, num: int) -> int:
+    """Threads of a native world with `num` lanes: every core, if no updates are made while it steps."""
+    alone = isinstance(plan.runtime, InlineRuntime) and not isinstance(plan.replay, BufferReplay)
+    return min(num, len(os.sched_getaffinity(0))) if alone else 1
+
+
+def make_own_world(
+    plan: Plan, worker: int, incarnation: int, make: EnvMaker | None = None, logs: Path | None = None
+) -> World:
+    """The world of an actor in a process of its own; every incarnation has other seeds."""
+    worker_key = (worker, incarnation)
+    num = plan.env.num // num_senders(plan)
+    seed = int(stream(plan.seed, WORLDS, *worker_key).integers(2**31)) if any(worker_key) else plan.seed
+    env = plan.env
+    threads = 1
+    if has_central_inference(plan) and is_native(env, make):
+        threads = plan.actors.num
+    elif has_central_inference(plan):
+        env = msgspec.structs.replace(env, workers=max(env.workers, plan.actors.num))
+    return make_world(env, seed=seed, stream=TRAIN, num=num, make=make, threads=threads, logs=logs)
