@@ -70,10 +70,10 @@ def hash_steps(
     for i in range(items.shape[0]):
         row = items[i] // lanes
         lane = items[i] % lanes
-        total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+        total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
         # Adding 0 makes -0 equal to 0.
         folded[0] = total + 0.0
-        folded[1] = keep + 0.0
+        folded[1] = discount_product + 0.0
         bits = folded.view(np.uint64)
         here = mix_stack(FIRST, frames, table, heads, last, row, lane, depth)
         there = mix_stack(FIRST, frames, table, heads, last, end, lane, depth)
@@ -82,7 +82,7 @@ def hash_steps(
         for choice in range(mask.shape[2]):
             key = mix(key, np.uint64(mask[row % rows, lane, choice]) + np.uint64(2 * mask[end % rows, lane, choice]))
         keys[i] = np.int64(mix(mix(key, bits[0]), bits[1]))
-        still[i] = here == there and total == 0.0 and keep > 0.0
+        still[i] = here == there and total == 0.0 and discount_product > 0.0
 
 
 class DuplicateFilter:

@@ -38,17 +38,17 @@ def fold(
     """Sum up to n rewards from `row` on: the folded reward, the folded discount, and the row to bootstrap from."""
     rows = last.shape[0]
     total = 0.0
-    keep = 1.0
+    discount_product = 1.0
     for step in range(n):
         slot = (row + step) % rows
         gain = float(reward[slot, lane])
         if clip:
             gain = min(max(gain, -1.0), 1.0)
-        total += keep * gain
-        keep *= gamma * discount[slot, lane]
+        total += discount_product * gain
+        discount_product *= gamma * discount[slot, lane]
         if last[(row + step + 1) % rows, lane]:
-            return total, keep, row + step + 1
-    return total, keep, row + n
+            return total, discount_product, row + step + 1
+    return total, discount_product, row + n
 
 
 @njit(cache=True)
@@ -143,11 +143,11 @@ def cut_steps(
     for i in range(begin, stop):
         row = items[i] // lanes
         lane = items[i] % lanes
-        total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+        total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
         stack_into(frames, table, heads, last, row, lane, out_obs[i])
         stack_into(frames, table, heads, last, end, lane, out_next[i])
         out_reward[i] = total
-        out_discount[i] = keep
+        out_discount[i] = discount_product
         next_rows[i] = end
 
 
@@ -215,7 +215,7 @@ def cut_sequences(
                 out_discount[at, i] = 0.0
                 out_ahead[at, i] = burn_in + at
                 continue
-            total, keep, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+            total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
             out_reward[at, i] = total
-            out_discount[at, i] = keep
+            out_discount[at, i] = discount_product
             out_ahead[at, i] = end - first

@@ -51,7 +51,7 @@ def pack_push(gradient: Tensor, packed: PackedGradient | None) -> bytes:  # [n]
     # NumPy has no bfloat16: send its bits.
     parts = [part.view(torch.int16) if part.dtype == torch.bfloat16 else part for part in packed.parts]
     facts: Facts = {"parts": len(parts), "num": packed.num, "begin": packed.begin}
-    return to_bytes(facts, {str(at): np.ascontiguousarray(part.numpy()) for at, part in enumerate(parts)})
+    return to_bytes(facts, {str(index): np.ascontiguousarray(part.numpy()) for index, part in enumerate(parts)})
 
 
 def unpack_push(message: bytes, codec: Codec, num: int, limit_bytes: int) -> Tensor:  # [n]
@@ -61,7 +61,7 @@ def unpack_push(message: bytes, codec: Codec, num: int, limit_bytes: int) -> Ten
         return torch.from_numpy(arrays["whole"])
     if not isinstance(codec, DecodableCodec):
         raise ValueError("a compressed gradient, but no codec that can decode it")
-    parts = [torch.from_numpy(arrays[str(at)]) for at in range(int(facts["parts"]))]  # type: ignore[arg-type]
+    parts = [torch.from_numpy(arrays[str(index)]) for index in range(int(facts["parts"]))]  # type: ignore[arg-type]
     whole = codec.decode(parts, int(facts["num"]))  # type: ignore[arg-type]
     begin = int(facts["begin"])  # type: ignore[arg-type]
     return whole[begin : begin + num].contiguous()

@@ -76,13 +76,15 @@ class ServerClient:
         vector = self.average(vector) if math.isfinite(norm) else torch.full_like(vector, math.nan)
         self.sequence += 1
         parts = self.recorder.pop_parts()
-        for at in self.pending:
-            begin, end = self.bounds[at]
+        for shard in self.pending:
+            begin, end = self.bounds[shard]
             packed = PackedGradient(parts, len(vector), begin) if parts else None
-            self.connections[at].push(vector[begin:end], self.sequence, self.versions[at], self.rate(), packed)
+            self.connections[shard].push(vector[begin:end], self.sequence, self.versions[shard], self.rate(), packed)
         verdicts = self.pull()
-        self.restore_error(earlier_error, [at for at, verdict in verdicts.items() if verdict in ("applied", "waiting")])
-        self.pending = [at for at, verdict in verdicts.items() if verdict == "stale" and not self.drops_stale]
+        self.restore_error(
+            earlier_error, [shard for shard, verdict in verdicts.items() if verdict in ("applied", "waiting")]
+        )
+        self.pending = [shard for shard, verdict in verdicts.items() if verdict == "stale" and not self.drops_stale]
         if self.pending:
             raise PushRefused
         self.pending = list(range(len(self.connections)))
@@ -94,8 +96,8 @@ class ServerClient:
         if (before is None and after is None) or len(accepted) == len(self.connections):
             return
         restored = torch.zeros(self.bounds[-1][1]) if before is None else before.clone()
-        for at in accepted:
-            begin, end = self.bounds[at]
+        for shard in accepted:
+            begin, end = self.bounds[shard]
             restored[begin:end] = 0.0 if after is None else after[begin:end]
         self.average.error = restored
 
@@ -103,8 +105,8 @@ class ServerClient:
         """Receive the replies and the newest weights of all pending shards; returns their verdicts."""
         whole = flatten_tensors(self.weights)
         verdicts = dict[int, Verdict]()
-        for at in self.pending:
-            begin, end = self.bounds[at]
-            verdicts[at], self.versions[at], whole[begin:end] = self.connections[at].reply()
+        for shard in self.pending:
+            begin, end = self.bounds[shard]
+            verdicts[shard], self.versions[shard], whole[begin:end] = self.connections[shard].reply()
         copy_into(whole, self.weights)
         return verdicts
