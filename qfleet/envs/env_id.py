@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-
 from itertools import accumulate
 from pathlib import Path
 from types import ModuleType

@@ -7,9 +7,9 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, Spec, Step
-from qfleet.envs.answers import as_flag, as_info, as_mask, as_reward
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.spaces import adapt_actions, adapt_obs
+from qfleet.envs.step_values import as_flag, as_info, as_mask, as_reward
 from qfleet.errors import UsageError, redact_error
 from qfleet.frames import user_location
 from qfleet.heartbeat import MAKE, RESET, STEP, enter_env_call, env_call, leave_env_call

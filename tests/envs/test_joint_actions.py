@@ -78,5 +78,5 @@ def test_the_limit_itself_is_allowed() -> None:
 def test_decoupled_dimensions_refuse_masks() -> None:
     error = refusal(Plan(env=Env(id="X-v0"), net=Net(decoupled=True)), spec_of(spaces.Discrete(3), masked=True))
     assert error.what == "net.decoupled does not go with the action masks of X-v0"
-    assert error.why.startswith("Masks speak of joint actions")
+    assert error.why.startswith("Masks are about joint actions")
     assert error.fix == "Leave net.decoupled off."

@@ -17,26 +17,26 @@ from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 
 
-class Answering(gym.Env[Any, Any]):
+class ScriptedEnv(gym.Env[Any, Any]):
     """Returns the given values in its second step."""
 
-    def __init__(self, space: spaces.Space[Any] | None = None, **answers: Any) -> None:
+    def __init__(self, space: spaces.Space[Any] | None = None, **values: Any) -> None:
         self.observation_space = space or spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = spaces.Discrete(2)
-        self.fine = {"obs": self.observation_space.sample(), "reward": 1.0, "terminated": False, "truncated": False}
-        self.answers = answers
+        self.valid = {"obs": self.observation_space.sample(), "reward": 1.0, "terminated": False, "truncated": False}
+        self.values = values
         self.count = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        return self.fine["obs"], {}
+        return self.valid["obs"], {}
 
     def step(self, action: Any) -> Any:
         self.count += 1
-        values = {**self.fine, "info": {}, **(self.answers if self.count == 2 else {})}
-        return tuple(values[name] for name in ("obs", "reward", "terminated", "truncated", "info"))
+        returned = {**self.valid, "info": {}, **(self.values if self.count == 2 else {})}
+        return tuple(returned[name] for name in ("obs", "reward", "terminated", "truncated", "info"))
 
 
-def second_step(env: Answering, **settings: Any) -> Any:
+def second_step(env: ScriptedEnv, **settings: Any) -> Any:
     world = SyncVectorEnv(lambda: env, 1, seed=0, stream=TRAIN, name="toy", **settings)
     world.reset()
     for _ in range(2):
@@ -46,7 +46,7 @@ def second_step(env: Answering, **settings: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("answers", "message"),
+    ("values", "message"),
     [
         ({"terminated": "no"}, "terminated: expected True or False, got 'no' of type str"),
         ({"terminated": None}, "terminated: expected True or False, got None"),
@@ -62,36 +62,36 @@ def second_step(env: Answering, **settings: Any) -> Any:
         ({"obs": np.array([-3.0, 0.0], np.float32)}, "observation[0]: expected a value from -1 to 1, got -3"),
     ],
 )
-def test_a_returned_value_of_wrong_type_or_size_is_refused(answers: dict[str, Any], message: str) -> None:
+def test_a_returned_value_of_wrong_type_or_size_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(EnvError) as caught:
-        second_step(Answering(**answers))
+        second_step(ScriptedEnv(**values))
     assert f"toy, lane 0: {message}" in caught.value.what
 
 
 @pytest.mark.parametrize("reward", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), np.array([2.0]), Fraction(2)])
 def test_any_real_number_is_accepted_as_reward(reward: Any) -> None:
-    assert second_step(Answering(reward=reward)).reward.tolist() == [2.0]
+    assert second_step(ScriptedEnv(reward=reward)).reward.tolist() == [2.0]
 
 
 @pytest.mark.parametrize("flag", [True, np.True_, 1, np.int8(1), np.array(True), np.array([True])])
 def test_any_boolean_value_is_accepted_as_end_flag(flag: Any) -> None:
-    assert second_step(Answering(terminated=flag)).terminated.tolist() == [True]
+    assert second_step(ScriptedEnv(terminated=flag)).terminated.tolist() == [True]
 
 
 def test_bounds_tolerate_rounding_and_can_be_switched_off() -> None:
-    second_step(Answering(obs=np.array([1.000001, -1.0000001])))
+    second_step(ScriptedEnv(obs=np.array([1.000001, -1.0000001])))
     outside = np.array([0.0, 7.0], np.float32)
-    assert second_step(Answering(obs=outside), check_bounds=False).obs.tolist() == [[0.0, 7.0]]
+    assert second_step(ScriptedEnv(obs=outside), check_bounds=False).obs.tolist() == [[0.0, 7.0]]
     with pytest.raises(EnvError) as caught:
-        second_step(Answering(obs=outside))
+        second_step(ScriptedEnv(obs=outside))
     assert "env.check_bounds=false" in caught.value.fix
 
 
 def test_one_sided_bounds_are_checked_and_full_range_bytes_have_none() -> None:
     low = spaces.Box(np.array([0.0, -np.inf], np.float32), np.array([np.inf, np.inf], np.float32))
-    second_step(Answering(low, obs=np.array([5.0, -9.0], np.float32)))
+    second_step(ScriptedEnv(low, obs=np.array([5.0, -9.0], np.float32)))
     with pytest.raises(EnvError, match=r"observation\[0\]"):
-        second_step(Answering(low, obs=np.array([-5.0, 0.0], np.float32)))
+        second_step(ScriptedEnv(low, obs=np.array([-5.0, 0.0], np.float32)))
     assert adapt_obs(spaces.Box(0, 255, (2, 2), np.uint8), "x").bounds is None
     assert adapt_obs(spaces.Box(0, 9, (2, 2), np.uint8), "x").bounds is not None
 
@@ -100,7 +100,7 @@ def test_a_part_of_a_composite_observation_is_named_by_its_key() -> None:
     space = spaces.Dict({"a": spaces.Box(0, 9, (2,)), "b": spaces.Box(0, 1, (3,)), "c": spaces.Discrete(2)})
     wrong = {"a": np.ones(2, np.float32), "b": np.array([0, 0, 4], np.float32), "c": 1}
     with pytest.raises(EnvError, match=r"observation\['b'\]\[2\]: expected a value from 0 to 1, got 4"):
-        second_step(Answering(space, obs=wrong))
+        second_step(ScriptedEnv(space, obs=wrong))
 
 
 @pytest.mark.parametrize("value", [2, -1])
@@ -111,12 +111,12 @@ def test_a_number_out_of_range_in_a_composite_observation_is_refused(value: int)
 
 
 @pytest.mark.parametrize(
-    "answers", [{"terminated": "no"}, {"reward": "1.0"}, {"obs": np.array([0.0, 1.5], np.float32)}], ids=str
+    "values", [{"terminated": "no"}, {"reward": "1.0"}, {"obs": np.array([0.0, 1.5], np.float32)}], ids=str
 )
-def test_env_check_reports_invalid_values(answers: dict[str, Any]) -> None:
-    found = {check.name: check for check in check_env(Env(id="Answering"), make=lambda: Answering(**answers))}
+def test_env_check_reports_invalid_values(values: dict[str, Any]) -> None:
+    found = {check.name: check for check in check_env(Env(id="ScriptedEnv"), make=lambda: ScriptedEnv(**values))}
     assert not found["contract"].ok
-    assert next(iter(answers)) in found["contract"].detail.replace("observation", "obs")
+    assert next(iter(values)) in found["contract"].detail.replace("observation", "obs")
 
 
 class Mission(spaces.Space[str]):
@@ -142,7 +142,7 @@ def test_a_part_that_cannot_be_encoded_is_left_out_and_named() -> None:
     assert encoded.tolist() == [0, 0, 1, 0, *range(12)]
     assert "observation['mission'] is of type Mission" in adapter.notes[0]
     assert "it is left out" in adapter.notes[0]
-    found = {check.name: check for check in check_env(Env(id="Grid"), make=lambda: Answering(grid()))}
+    found = {check.name: check for check in check_env(Env(id="Grid"), make=lambda: ScriptedEnv(grid()))}
     assert found["spaces"].ok
     assert "['mission']" in found["spaces"].detail
 
