@@ -1,4 +1,4 @@
-"""Simulated actors: they act, send, wait, crash and sleep. Those on a wire send again until they are answered."""
+"""Simulated actors: they act, send, wait, crash and sleep. Those on a network send again until a reply comes."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ RETRY_SECONDS = 0.5
 
 
 @dataclass
-class Answer:
-    """What the learner says to a rollout; no verdict: not now."""
+class Reply:
+    """The learner's reply to a rollout; without a verdict it is not accepted yet."""
 
     verdict: Verdict | None
-    current: bool  # is its incarnation the one that is listened to?
+    current: bool  # is its incarnation the one that is accepted?
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class SimActor:
         self.sim.later(self.sim.rng.uniform(0.1, 1.0), self.run)
 
     def run(self) -> None:
-        """One turn, and the next one after it; a sleeper's turn comes when it wakes."""
+        """Take one turn and schedule the next; a sleeping actor's turn comes when it wakes."""
         if not self.alive:
             return
         if self.sim.now < self.wakes_at:
@@ -64,7 +64,7 @@ class SimActor:
         self.sim.later(self.turn_seconds, self.run)
 
     def note(self, op: str, **fields: object) -> None:
-        """Into its log."""
+        """Record an operation of the actor."""
         self.sim.notes.note("actor", op, **fields)
 
     def load(self) -> None:
@@ -89,7 +89,7 @@ class SimActor:
         return rollout
 
     def note_sent(self, rollout: Rollout) -> None:
-        """Before anybody can see it."""
+        """Record a rollout before it is sent."""
         self.note("sent", source=rollout.source, steps=int((~rollout.last).sum()))
 
     def turn_on_ring(self) -> None:
@@ -101,16 +101,16 @@ class SimActor:
             self.pending = None
 
     def turn_on_wire(self) -> None:
-        """Act while little is unanswered, and send again what was not answered in time."""
+        """Act while few rollouts are unanswered, and send those again whose reply is late."""
         if len(self.unanswered) < self.sim.settings.slots:
             rollout = self.act()
             self.unanswered[rollout.source[2]] = (rollout, 0.0)
         for sequence, (rollout, due) in sorted(self.unanswered.items()):
             if due <= self.sim.now:
-                self.send(self.renamed(rollout) if due and "new id" in self.sim.bugs else rollout, sequence)
+                self.send(self.with_new_id(rollout) if due and "new id" in self.sim.bugs else rollout, sequence)
 
-    def renamed(self, rollout: Rollout) -> Rollout:
-        """The planted bug: what was not answered gets a new name."""
+    def with_new_id(self, rollout: Rollout) -> Rollout:
+        """The planted bug: an unanswered rollout gets a new sequence number."""
         self.sequence += 1
         again = Rollout(
             rollout.obs, rollout.action, rollout.reward, rollout.discount, rollout.last, rollout.source, rollout.version
@@ -119,20 +119,20 @@ class SimActor:
         return again
 
     def send(self, rollout: Rollout, sequence: int) -> None:
-        """On the wire; the answer is awaited for a while."""
+        """Send on the network; the reply may take RETRY_SECONDS."""
         self.unanswered.pop(sequence)
         self.unanswered[rollout.source[2]] = (rollout, self.sim.now + RETRY_SECONDS)
         self.note_sent(rollout)
         self.sim.wire.send(lambda: self.sim.inbox.append((self, rollout)))
 
-    def hear(self, rollout: Rollout, answer: Answer) -> None:
-        """An answer came, if there is still somebody to hear it."""
+    def receive_reply(self, rollout: Rollout, reply: Reply) -> None:
+        """Receive a reply, unless the actor is dead or asleep."""
         if not self.alive or self.sim.now < self.wakes_at:
-            return  # a sleeper's socket may overflow
-        if answer.verdict in ("accept", "duplicate"):
-            self.note("acked", source=rollout.source, verdict=answer.verdict)
+            return  # its socket may overflow
+        if reply.verdict in ("accept", "duplicate"):
+            self.note("acked", source=rollout.source, verdict=reply.verdict)
             self.unanswered.pop(rollout.source[2], None)
-        elif answer.verdict == "refuse" and not answer.current:
+        elif reply.verdict == "refuse" and not reply.current:
             self.alive = False
-        elif answer.verdict == "refuse":
+        elif reply.verdict == "refuse":
             self.unanswered = {number: (known, self.sim.now) for number, (known, _) in self.unanswered.items()}

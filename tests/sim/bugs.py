@@ -22,8 +22,8 @@ class AcceptsTwice(Ledger):
         return verdict
 
 
-class AcceptsTheOld(Ledger):
-    """Incarnations mean nothing: what comes from an old one is taken as if it were the newest's."""
+class AcceptsOldIncarnations(Ledger):
+    """Accepts rollouts of old incarnations."""
 
     def admit(self, source: Source, steps: int = 0) -> Verdict:
         worker, incarnation, _ = source
@@ -33,15 +33,15 @@ class AcceptsTheOld(Ledger):
         return super().admit(source, steps)
 
 
-class ListensToTheDismissed(Ledger):
-    """What arrives between a fault and the replacement is still accepted."""
+class AcceptsTheLost(Ledger):
+    """Accepts rollouts between a fault and the replacement."""
 
     def mark_lost(self, worker: int) -> None:
         pass
 
 
 class SkipsGaps(Ledger):
-    """A rollout that overtook another one is accepted, and the other one is lost."""
+    """Accepts a rollout after a gap, so that the missing one is lost."""
 
     def admit(self, source: Source, steps: int = 0) -> Verdict:
         worker, incarnation, sequence = source
@@ -50,8 +50,8 @@ class SkipsGaps(Ledger):
         return super().admit(source, steps)
 
 
-class OpensAgain(Ledger):
-    """A restart forgets what came in."""
+class ForgetsAtRestart(Ledger):
+    """Forgets the accepted rollouts at a restart."""
 
     def load_state_dict(self, state: State) -> None:
         pass
@@ -73,21 +73,21 @@ class IgnoresTheStart(RateLimiter):
 
 
 class NeverHung(Supervisor):
-    """Who is alive is well."""
+    """Finds no hung worker."""
 
     def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         return super().check(worker, now, alive=alive, progress=self.records[worker].progress + 1)
 
 
 class NeverDead(Supervisor):
-    """Nobody looks whether anyone is there."""
+    """Finds no dead worker."""
 
     def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         return None
 
 
 class Hasty(Supervisor):
-    """Takes who is slow for hung."""
+    """Takes slow workers for hung."""
 
     def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
         self.hung_seconds = self.start_seconds = 0.3
@@ -95,7 +95,7 @@ class Hasty(Supervisor):
 
 
 class NoBudget(Supervisor):
-    """Starts again for ever."""
+    """Restarts without a limit."""
 
     def record_fault(self, worker: int, now: float, kind: FaultKind) -> WorkerFault:
         self.records[worker].budget = RestartBudget(self.restarts)
@@ -103,7 +103,7 @@ class NoBudget(Supervisor):
 
 
 class Slow(Supervisor):
-    """Waits far too long before it starts again."""
+    """Waits far too long before a restart."""
 
     def restart_delay(self, faults: int) -> float:
         return 40.0
@@ -127,14 +127,14 @@ def flag(name: str) -> dict[str, Any]:
 # No rules: it leaves no traces in the history.
 BUGS = {
     "no de-duplication": Bug("I3", "twice", Parts(ledger=AcceptsTwice)),
-    "accepts old incarnations": Bug("I3 I4", "incarnation", Parts(ledger=AcceptsTheOld)),
-    "listens to the dismissed": Bug("I4", "incarnation", Parts(ledger=ListensToTheDismissed)),
+    "accepts old incarnations": Bug("I3 I4", "incarnation", Parts(ledger=AcceptsOldIncarnations)),
+    "accepts lost workers": Bug("I4", "incarnation", Parts(ledger=AcceptsTheLost)),
     "skips gaps": Bug("I4", "gap", Parts(ledger=SkipsGaps)),
-    "a restart forgets the ledger": Bug("I3", "", Parts(ledger=OpensAgain)),
+    "a restart forgets the ledger": Bug("I3", "", Parts(ledger=ForgetsAtRestart)),
     "no seal": Bug("I4", "seal", **flag("no seal")),
     "a seal that does nothing": Bug("I4", "", **flag("seal only noted")),
-    "the gate counts half": Bug("I7", "ratio", Parts(limiter=CountsHalf)),
-    "the gate ignores the start": Bug("I7", "ratio", Parts(limiter=IgnoresTheStart)),
+    "the rate limiter counts half": Bug("I7", "ratio", Parts(limiter=CountsHalf)),
+    "the rate limiter ignores the start": Bug("I7", "ratio", Parts(limiter=IgnoresTheStart)),
     "no band": Bug("I7", "band", **flag("no band")),
     "a lost reply makes a new id": Bug("I3 I8", "", **flag("new id")),
     "never hung": Bug("I8 I9", "silent", Parts(supervisor=NeverHung)),

@@ -1,4 +1,4 @@
-"""The simulated learner and supervisor: the real ledger, gate, replay and supervisor, turned by hand.
+"""The simulated learner and supervisor: the real ledger, rate limiter, replay and supervisor, driven by hand.
 
 It is written once more for the simulation, in as few lines as show how the parts are meant to be used.
 """
@@ -16,7 +16,7 @@ from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.replay import Replay
 from qfleet.replay.cuts import Fold, StepCut
 from qfleet.replay.samplers import Uniform
-from tests.sim.actors import Answer, SimActor
+from tests.sim.actors import Reply, SimActor
 from tests.sim.parts import GAMMA, Ring, Row, require
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ UPDATES_PER_TURN = 4
 START_SECONDS = 5.0
 REPLACE_SECONDS = 5.0
 WINDOW_SECONDS = 600.0
-LIFE = 1000  # incarnations of one driver: the next one's are all newer, also than those it never heard of
+LIFE = 1000  # incarnations of one driver: those of the next driver are all newer
 
 
 @dataclass
 class Parts:
-    """What a bug can be planted in."""
+    """The classes that a bug can be planted in."""
 
     ledger: type[Ledger] = Ledger
     limiter: type[RateLimiter] = RateLimiter
@@ -50,12 +50,12 @@ class Memory:
     replay: Replay
     steps: int = 0
     updates: int = 0
-    rows: set[Row] = field(default_factory=set)  # steps that came in
+    rows: set[Row] = field(default_factory=set)  # inserted steps
     newest: dict[int, Row] = field(default_factory=dict)  # of every lane
 
 
 class Driver:
-    """One process: it learns, and looks after the actors."""
+    """One process: it learns and supervises the actors."""
 
     def __init__(self, sim: "Simulation", parts: Parts, life: int, memory: Memory | None) -> None:
         self.sim, self.parts, self.settings = sim, parts, sim.settings
@@ -74,7 +74,7 @@ class Driver:
         )
         self.actors: dict[int, SimActor] = {}
         self.retired: list[Ring] = []
-        self.looked_at = float("-inf")
+        self.polled_at = float("-inf")
         self.committed_at = sim.now
         self.version = 0
         self.done = False
@@ -92,11 +92,11 @@ class Driver:
     # Notes
 
     def note(self, op: str, **fields: Any) -> None:
-        """Into the learner's log."""
+        """Record an operation of the learner."""
         self.sim.notes.note("learner", op, **fields)
 
-    def note_bounds(self, op: str, **fields: Any) -> None:
-        """With what can be drawn after it."""
+    def record_bounds(self, op: str, **fields: Any) -> None:
+        """Record an operation with the range of items that can be drawn after it."""
         self.note(op, **fields, tail=self.memory.replay.tail, head=self.memory.replay.head)
 
     def counters(self) -> dict[str, int]:
@@ -104,10 +104,10 @@ class Driver:
         return {"env_steps": self.memory.steps, "updates": self.memory.updates}
 
     def open(self, *, again: bool) -> None:
-        """The first lines of both logs; after a restart no row goes on."""
+        """Record the start of both histories; after a restart all lanes are sealed."""
         settings = self.settings
         limiter = {"ratio": str(settings.ratio), "start_steps": settings.start_steps, "band": settings.band, "ahead": 0}
-        self.note_bounds("opened", **limiter, capacity=settings.capacity, **self.counters())
+        self.record_bounds("opened", **limiter, capacity=settings.capacity, **self.counters())
         late = 25.0 if settings.stall else 0.0  # the simulation itself is stricter: it knows when the driver slept
         limits = {
             "restarts": settings.restarts,
@@ -121,7 +121,7 @@ class Driver:
         self.publish()
 
     def publish(self) -> None:
-        """New weights for everyone."""
+        """Publish new weights."""
         version = self.memory.updates + 1
         if "published twice" in self.sim.bugs and self.sim.rng.random() < 0.2:
             version = max(1, version - 2)
@@ -131,23 +131,23 @@ class Driver:
 
     # Supervision
 
-    def look(self) -> None:
-        """Who failed, and who is due?"""
+    def poll(self) -> None:
+        """Remove failed workers, and start those that are due."""
         now = self.sim.now
-        if now - self.looked_at < POLL_SECONDS:
+        if now - self.polled_at < POLL_SECONDS:
             return
-        self.looked_at = now
+        self.polled_at = now
         for worker, actor in list(self.actors.items()):
             fault = self.supervisor.check(worker, now, alive=actor.alive, progress=actor.progress)
             if fault is not None:
-                self.lose(fault)
+                self.remove_lost(fault)
         for worker in self.supervisor.due(now):
             self.start(worker)
 
-    def lose(self, fault: WorkerFault) -> None:
-        """End it, take in what it had handed over, and close its rows."""
+    def remove_lost(self, fault: WorkerFault) -> None:
+        """Stop an actor, insert the rollouts it had sent, and seal its lanes."""
         worker, actor = fault.worker, self.actors.pop(fault.worker)
-        self.sim.noticed(fault, actor)
+        self.sim.check_noticed(fault, actor)
         if not (self.settings.wire and self.sim.rng.random() < 0.5):  # a kill may be lost on a network
             actor.alive = False
         while not self.settings.wire and (rollout := actor.ring.get()) is not None:
@@ -161,7 +161,7 @@ class Driver:
             self.sim.notes.note("supervisor", "quarantined", worker=worker)
 
     def start(self, worker: int) -> None:
-        """Its next incarnation."""
+        """Start the next incarnation of a worker."""
         incarnation = self.supervisor.started(worker, self.sim.now)
         self.memory.ledger.begin(worker, incarnation)
         self.note("began", worker=worker, incarnation=incarnation)
@@ -169,44 +169,44 @@ class Driver:
         self.actors[worker] = self.sim.launch(worker, incarnation)
 
     def lanes(self, worker: int) -> slice:
-        """A worker's share."""
+        """The lanes of a worker."""
         return slice(worker * self.settings.lanes, (worker + 1) * self.settings.lanes)
 
     def seal(self, worker: int) -> None:
-        """Nothing is to span what comes next."""
+        """Seal a worker's lanes, so that no item spans the gap."""
         if "no seal" in self.sim.bugs:
             return
-        self.sim.sealing(worker, self.memory)
+        self.sim.record_seal(worker, self.memory)
         if "seal only noted" not in self.sim.bugs:
             self.memory.replay.seal(self.lanes(worker))
-        self.note_bounds("sealed", worker=worker)
+        self.record_bounds("sealed", worker=worker)
 
     # Rollouts
 
-    def owes_too_much(self) -> bool:
-        """Is the learner too far behind to take more in?"""
+    def is_behind(self) -> bool:
+        """Is the learner too far behind to accept more rollouts?"""
         limiter, anything = self.memory.limiter, len(self.memory.replay) > 0  # while nothing is ready, more is needed
-        owed = limiter.allowed_updates(self.memory.steps) - limiter.updates
-        return anything and owed >= self.settings.band and "no band" not in self.sim.bugs
+        updates_due = limiter.allowed_updates(self.memory.steps) - limiter.updates
+        return anything and updates_due >= self.settings.band and "no band" not in self.sim.bugs
 
     def receive(self) -> None:
         """Take in what has come while the learner keeps up."""
         inbox, self.sim.inbox = self.sim.inbox, []
         for sender, rollout in inbox:
-            self.answer(sender, rollout)
+            self.reply(sender, rollout)
         rings = [actor.ring for actor in self.actors.values()]
         # A mad reader: what old incarnations write after their end must be refused, too.
         rings += self.retired
         self.sim.rng.shuffle(rings)
         for ring in rings:
-            if not self.owes_too_much() and (waiting := ring.get()) is not None:
+            if not self.is_behind() and (waiting := ring.get()) is not None:
                 self.admit(waiting)
 
-    def answer(self, sender: SimActor, rollout: Rollout) -> None:
+    def reply(self, sender: SimActor, rollout: Rollout) -> None:
         """On a wire the verdict goes back, or is lost."""
-        verdict = None if self.owes_too_much() else self.admit(rollout)
-        answer = Answer(verdict, self.memory.ledger.is_current(*rollout.source[:2]))
-        self.sim.wire.send(lambda: sender.hear(rollout, answer))
+        verdict = None if self.is_behind() else self.admit(rollout)
+        reply = Reply(verdict, self.memory.ledger.is_current(*rollout.source[:2]))
+        self.sim.wire.send(lambda: sender.receive_reply(rollout, reply))
 
     def admit(self, rollout: Rollout, *, rescued: bool = False) -> Verdict:
         """Once, in order, of the newest incarnation."""
@@ -214,11 +214,11 @@ class Driver:
         verdict = self.memory.ledger.admit(rollout.source, steps)
         if verdict == "accept":
             kept_up = rescued or self.keeps_up()
-            self.sim.came_in(rollout, self.memory)
+            self.sim.check_inserted(rollout, self.memory)
             self.memory.steps += steps
             self.memory.replay.add(rollout, lanes=self.lanes(rollout.source[0]))
             told = {"steps": steps, "env_steps": self.memory.steps, "rescued": rescued}
-            self.note_bounds("accepted", source=rollout.source, **told)
+            self.record_bounds("accepted", source=rollout.source, **told)
             require(kept_up, "I7 too many updates were owed")
         else:
             self.note("duplicate" if verdict == "duplicate" else "refused", source=rollout.source)
@@ -227,8 +227,8 @@ class Driver:
     def keeps_up(self) -> bool:
         """Is what is owed within the band, by a count that is not the gate's (I7)?"""
         settings, memory = self.settings, self.memory
-        owed = int(settings.ratio * max(0, memory.steps - settings.start_steps)) - memory.updates
-        return not len(memory.replay) or owed < settings.band
+        updates_due = int(settings.ratio * max(0, memory.steps - settings.start_steps)) - memory.updates
+        return not len(memory.replay) or updates_due < settings.band
 
     # Learning
 
@@ -241,7 +241,7 @@ class Driver:
             if batch is None:
                 break  # nothing has a whole window yet
             self.note("sampled", ids=batch.ids.tolist())
-            self.sim.sampled(batch)
+            self.sim.check_sampled(batch)
             limiter.count_update()
             made += 1
             self.memory.updates += 1
@@ -257,7 +257,7 @@ class Driver:
 
     def turn(self) -> float:
         """Everything once; returns how long it took."""
-        self.look()
+        self.poll()
         if self.memory.steps < self.settings.target_steps:
             self.receive()
         made = self.learn()

@@ -29,11 +29,11 @@ class Notes:
     records: list[Record] = field(default_factory=list)
 
     def note(self, role: str, op: str, **fields: Any) -> None:
-        """Keep it."""
+        """Keep a record."""
         self.records.append({"role": role, "op": op, "at": self.sim.now, **fields})
 
     def close(self) -> None:
-        """There is no file."""
+        """Nothing to close."""
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Simulation:
         self.notes, self.truth = Notes(self), Truth()
         self.wire = Wire(self.settings, self.rng, self.later)
         self.inbox: list[tuple[SimActor, Rollout]] = []
-        self.everyone: list[SimActor] = []
+        self.all_actors: list[SimActor] = []
         self.failing: dict[SimActor, Failing] = {}
         self.lost_at: dict[int, tuple[float, float]] = {}
         self.starts: dict[tuple[int, int], list[float]] = {}
@@ -81,31 +81,31 @@ class Simulation:
     # The scheduler
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
-        """Do it then."""
+        """Schedule a call."""
         self.count += 1
         heapq.heappush(self.events, (self.now + seconds, self.count, what))
 
     def run(self) -> list[Record]:
         """Until the run is over; returns its history."""
         self.later(0.0, self.turn)
-        self.later(1.0, self.mischief)
+        self.later(1.0, self.inject_faults)
         while not self.driver.done:
             self.now, _, what = heapq.heappop(self.events)
             require(self.now < LIMIT_SECONDS, "I8 the run does not end")
             what()
-        self.at_the_end()
+        self.check_end()
         return self.notes.records
 
     def turn(self) -> None:
-        """The driver's, again and again."""
+        """One turn of the driver; schedules the next."""
         seconds = self.driver.turn()
         self.later(seconds, self.turn)
-        self.sleep(seconds - TURN_SECONDS)  # updates hold a turn up as well: who looks late sees late
+        self.sleep(seconds - TURN_SECONDS)  # updates delay a turn as well, and with it the supervision
 
-    def mischief(self) -> None:
-        """Once a second: what goes wrong now?"""
+    def inject_faults(self) -> None:
+        """Once a second, inject random faults."""
         settings, rng = self.settings, self.rng
-        for actor in [actor for actor in self.everyone if actor.alive]:
+        for actor in [actor for actor in self.all_actors if actor.alive]:
             if rng.random() < settings.crash:
                 self.crash(actor)
             elif rng.random() < settings.pause:
@@ -114,22 +114,22 @@ class Simulation:
             self.stall(self.longest_stall * rng.random())
         if rng.random() < settings.restart:
             self.restart()
-        self.everyone = [actor for actor in self.everyone if actor.alive]
-        self.later(1.0, self.mischief)
+        self.all_actors = [actor for actor in self.all_actors if actor.alive]
+        self.later(1.0, self.inject_faults)
 
     def crash(self, actor: SimActor) -> None:
-        """It dies, perhaps in the middle of a put."""
+        """Kill an actor, perhaps in the middle of a put."""
         actor.alive = False
         self.fail(actor, "dead", SEEN_SECONDS)
 
     def pause(self, actor: SimActor, seconds: float) -> None:
-        """It sleeps, and wakes without knowing it."""
+        """Pause an actor; it wakes without noticing."""
         actor.wakes_at = max(actor.wakes_at, self.now + seconds)
         start = START_SECONDS if actor.progress == 0 else 0.0
         self.fail(actor, "hung", max(self.settings.hung_seconds, start) + SEEN_SECONDS)
 
     def fail(self, actor: SimActor, kind: str, limit: float) -> None:
-        """From now on it is to be noticed, if it is one that anybody looks after."""
+        """Expect the driver to notice this failure, if it supervises the actor."""
         if self.driver.actors.get(actor.worker) is actor and self.kind_of(actor) != "dead":
             known = self.failing.get(actor)
             if kind == "hung" and known is not None and self.now < known.until:
@@ -138,7 +138,7 @@ class Simulation:
                 self.failing[actor] = Failing(kind, self.now, self.slept(), limit, actor.wakes_at)
 
     def kind_of(self, actor: SimActor) -> str | None:
-        """How it fails."""
+        """How the actor fails."""
         return self.failing[actor].kind if actor in self.failing else None
 
     def stall(self, seconds: float) -> None:
@@ -148,7 +148,7 @@ class Simulation:
         heapq.heapify(self.events)
 
     def sleep(self, seconds: float) -> None:
-        """From now on, or after the sleep it is in."""
+        """Let the driver sleep, from now on or after its current sleep."""
         self.stalled += seconds
         self.asleep_until = max(self.asleep_until, self.now) + seconds
 
@@ -158,17 +158,17 @@ class Simulation:
 
     def restart(self) -> None:
         """The driver dies and goes on from its checkpoint; on a network its actors may outlive it."""
-        for actor in self.everyone:
+        for actor in self.all_actors:
             actor.alive = actor.alive and self.settings.wire and self.rng.random() < 0.5
         self.inbox = self.inbox if self.settings.wire else []
         self.failing, self.lost_at = {}, {}
         self.life += 1
         self.driver = self.make(self, self.parts, self.life, self.checkpoint)
 
-    # What the driver asks for and tells
+    # Called by the driver
 
     def launch(self, worker: int, incarnation: int) -> SimActor:
-        """A new actor; some are slow."""
+        """Launch an actor; some are slow."""
         seconds = self.rng.choice([0.2, 0.5, 0.5, 1.5])
         if worker in self.lost_at:
             at, slept = self.lost_at.pop(worker)
@@ -179,7 +179,7 @@ class Simulation:
         recent = sum(self.now - at < WINDOW_SECONDS for at in starts)
         require(recent <= self.settings.restarts + 1, f"I8 worker {worker} was started {recent} times")
         actor = SimActor(self, worker, incarnation, Ring(self.settings.slots), seconds)
-        self.everyone.append(actor)
+        self.all_actors.append(actor)
         return actor
 
     def board_version(self, actor: SimActor) -> int:
@@ -189,23 +189,23 @@ class Simulation:
         old = "old version" in self.bugs and self.rng.random() < 0.3
         return max(1, self.driver.version - 1) if old else self.driver.version
 
-    def noticed(self, fault: WorkerFault, actor: SimActor) -> None:
-        """Was it so, and in time?"""
+    def check_noticed(self, fault: WorkerFault, actor: SimActor) -> None:
+        """Check that a reported fault is real and was noticed in time."""
         failing = self.failing.pop(actor, None)
         fails = failing is not None and (failing.kind == "dead" or self.now < failing.until)
         require(fails, f"I9 worker {fault.worker} was called {fault.kind} but is well")
-        self.overdue(actor, failing)
+        self.require_noticed_in_time(actor, failing)
         if fault.delay_seconds is not None:
             self.lost_at[fault.worker] = (self.now, self.slept())
 
-    def overdue(self, actor: SimActor, failing: Failing | None) -> None:
-        """Nobody fails for long without being noticed."""
+    def require_noticed_in_time(self, actor: SimActor, failing: Failing | None) -> None:
+        """Check that a failure was not unnoticed for too long."""
         if failing is not None:
             seconds = self.now - failing.at - (self.slept() - failing.slept)
             require(seconds <= failing.limit, f"I9 worker {actor.worker} was {failing.kind} for {seconds:.1f} s")
 
-    def came_in(self, rollout: Rollout, memory: Memory) -> None:
-        """Every step once (I3)."""
+    def check_inserted(self, rollout: Rollout, memory: Memory) -> None:
+        """Check that every step is inserted once (I3)."""
         for obs, last in zip(rollout.obs, rollout.last, strict=True):
             for row, final in zip(obs.astype(int).tolist(), last.tolist(), strict=True):
                 memory.newest[row[0]] = tuple(row)
@@ -213,33 +213,33 @@ class Simulation:
                     require(tuple(row) not in memory.rows, f"I3 {row} came in twice")
                     memory.rows.add(tuple(row))
 
-    def sealing(self, worker: int, memory: Memory) -> None:
-        """The newest row of each of its lanes is final now."""
+    def record_seal(self, worker: int, memory: Memory) -> None:
+        """Record that the newest row of each of the worker's lanes is final."""
         lanes = self.settings.lanes
         own = range(worker * lanes, (worker + 1) * lanes)
         self.truth.finals.update(memory.newest[lane] for lane in own if lane in memory.newest)
 
-    def sampled(self, batch: Batch | Sequences) -> None:
-        """Nothing is invented (I4)."""
+    def check_sampled(self, batch: Batch | Sequences) -> None:
+        """Check that a batch holds real transitions only (I4)."""
         wrong = self.truth.check(batch, self.settings.n) if isinstance(batch, Batch) else "is no batch"
         require(not wrong, f"I4 {wrong}")
 
-    def at_the_end(self) -> None:
-        """Counts are exact (I3, I7), and nobody is forgotten (I9)."""
+    def check_end(self) -> None:
+        """Check that counts are exact (I3, I7) and no failure is unnoticed (I9)."""
         memory, settings = self.driver.memory, self.settings
         require(memory.steps == len(memory.rows) == memory.ledger.total_steps, "I3 env_steps is not what came in")
         for actor, failing in self.failing.items():
             if failing.kind == "dead" or self.now < failing.until:
-                self.overdue(actor, failing)
+                self.require_noticed_in_time(actor, failing)
         if len(self.driver.supervisor.quarantined) < settings.workers:
-            owed = int(settings.ratio * max(0, memory.steps - settings.start_steps))
-            require(memory.updates == owed, f"I7 {memory.updates} updates instead of {owed}")
+            updates_due = int(settings.ratio * max(0, memory.steps - settings.start_steps))
+            require(memory.updates == updates_due, f"I7 {memory.updates} updates instead of {updates_due}")
 
 
 def failures(
     seed: int, parts: Parts | None = None, bugs: frozenset[str] = frozenset(), **options: Any
 ) -> tuple[str | None, list[str]]:
-    """What the simulation itself and what the audit of its history found."""
+    """The promise that the simulation found broken, and the violations that the audit found."""
     sim = Simulation(seed, parts, bugs, **options)
     broken = None
     try:

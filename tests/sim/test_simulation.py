@@ -1,6 +1,6 @@
-"""The protocols of channel, gate, ledger, replay and supervision under simulated faults; a failure names its seed.
+"""The protocols of channel, rate limiter, ledger, replay and supervision under simulated faults.
 
-One seed again, with a debugger if need be: `failures(seed)`.
+A failure names its seed; `failures(seed)` repeats it.
 """
 
 import time
@@ -37,7 +37,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert first == again
 
 
-def test_everything_that_can_go_wrong_does() -> None:
+def test_every_kind_of_fault_occurs() -> None:
     seen: Counter[str] = Counter()
     evicted = 0
     for seed in range(100):

@@ -1,4 +1,4 @@
-"""The real fleet, feed and ledger of the processes runtime, with simulated actors on simulated rings."""
+"""The real actor pool, batch source and ledger of the processes runtime, with simulated actors and rings."""
 
 import copy
 from dataclasses import dataclass, field
@@ -31,25 +31,25 @@ SEEDS, BUG_SEEDS = 100, 200
 
 @dataclass
 class Watcher:
-    """Stands where statistics are kept, and so sees what comes in and what is sealed."""
+    """An observer that checks inserted rollouts and records seals."""
 
-    driver: "FleetDriver"
+    driver: "PoolDriver"
     returns: Array
 
     def observe(self, rollout: Rollout, lanes: slice) -> None:
-        self.driver.sim.came_in(rollout, self.driver)  # type: ignore[arg-type]
+        self.driver.sim.check_inserted(rollout, self.driver)  # type: ignore[arg-type]
 
     def reset_returns(self, lanes: slice) -> None:
         width = self.driver.sim.settings.lanes
-        self.driver.sim.sealing(lanes.start // width, self.driver)  # type: ignore[arg-type]
+        self.driver.sim.record_seal(lanes.start // width, self.driver)  # type: ignore[arg-type]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Watcher":
         return self  # the next driver puts its own in its place
 
 
 @dataclass
-class SimHand:
-    """An actor as the fleet sees it."""
+class SimHandle:
+    """The handle of a simulated actor."""
 
     actor: SimActor
 
@@ -79,15 +79,15 @@ class SimHand:
 
 
 @dataclass
-class SimSite:
-    """Where simulated actors live."""
+class SimLauncher:
+    """Launches simulated actors."""
 
-    driver: "FleetDriver"
+    driver: "PoolDriver"
     folder: Path | None = None
 
-    def launch(self, worker: int, incarnation: int) -> SimHand:
+    def launch(self, worker: int, incarnation: int) -> SimHandle:
         self.driver.actors[worker] = self.driver.sim.launch(worker, incarnation)
-        return SimHand(self.driver.actors[worker])
+        return SimHandle(self.driver.actors[worker])
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         self.driver.version = version
@@ -112,8 +112,8 @@ class Saved:
     newest: dict[int, Row] = field(default_factory=dict)
 
 
-class FleetDriver:
-    """The process in which the fleet lives, turned as the runtime turns it."""
+class PoolDriver:
+    """The process of the actor pool, driven as the training loop drives it."""
 
     def __init__(self, sim: Simulation, parts: Parts, life: int, saved: Saved | None, pool: type[ActorPool]) -> None:
         self.sim, self.settings, self.version, self.done = sim, sim.settings, 0, False
@@ -127,8 +127,8 @@ class FleetDriver:
         where = {"workers": self.settings.workers, "lanes": self.lanes, "until_steps": self.settings.target_steps}
         explorer: Any = None
         others: Any = {"clock": lambda: sim.now, "keeps_history": True, **where}
-        self.pool = pool(learning, explorer, SimSite(self), self.make_supervisor(), **others)
-        self.pool.history, self.pool.log_event = sim.notes, self.hear
+        self.pool = pool(learning, explorer, SimLauncher(self), self.make_supervisor(), **others)
+        self.pool.history, self.pool.log_event = sim.notes, self.on_event
         self.noted = RecordedSource(self.batch_source, sim.notes)
         self.committed_at = sim.now
         if saved:
@@ -159,18 +159,18 @@ class FleetDriver:
         made.limits = lambda: limits  # type: ignore[method-assign]
         return made
 
-    def hear(self, kind: str, **fields: Any) -> None:
-        """An event: was an actor lost?"""
+    def on_event(self, kind: str, **fields: Any) -> None:
+        """Check an `actor_lost` event."""
         if kind != "actor_lost":
             return
         worker, delay = fields["worker"], fields["restart_seconds"]
         fault = WorkerFault(worker, fields["incarnation"], fields["cause"], 0.0, delay)
-        self.sim.noticed(fault, self.actors.pop(worker))
+        self.sim.check_noticed(fault, self.actors.pop(worker))
 
-    # What the simulation asks at the end
+    # For the checks of the simulation
 
     @property
-    def memory(self) -> "FleetDriver":
+    def memory(self) -> "PoolDriver":
         return self
 
     @property
@@ -190,7 +190,7 @@ class FleetDriver:
         return self.pool.supervisor
 
     def turn(self) -> float:
-        """As the runtime does: look after everyone, learn, take one rollout in, learn."""
+        """As the training loop does: poll, learn, insert one rollout, learn."""
         try:
             self.pool.poll()
         except EnvError:
@@ -209,7 +209,7 @@ class FleetDriver:
     def learn(self) -> int:
         before = self.updates
         while (batch := self.noted.next_batch(0)) is not None:
-            self.sim.sampled(batch)
+            self.sim.check_sampled(batch)
             self.noted.after_update(batch, np.ones(len(batch.ids), np.float32))
         if self.updates > before:
             self.pool.publish(self.updates + 1, None)
@@ -228,25 +228,25 @@ class FleetDriver:
         self.sim.notes.note("learner", "closed", **self.counters(), forgiven=0, done=whole)
 
 
-def fleet_failures(seed: int, pool: type[ActorPool] = ActorPool) -> tuple[str | None, list[str]]:
-    """One seed with this fleet."""
-    return failures(seed, make=partial(FleetDriver, pool=pool), wire=False)
+def pool_failures(seed: int, pool: type[ActorPool] = ActorPool) -> tuple[str | None, list[str]]:
+    """One seed with this actor pool."""
+    return failures(seed, make=partial(PoolDriver, pool=pool), wire=False)
 
 
-def test_the_fleet_keeps_its_promises_under_faults() -> None:
-    found = {seed: fleet_failures(seed) for seed in range(SEEDS)}
+def test_the_actor_pool_keeps_its_promises_under_faults() -> None:
+    found = {seed: pool_failures(seed) for seed in range(SEEDS)}
     assert {seed: wrong for seed, wrong in found.items() if wrong != (None, [])} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_fleet_keeps_its_promises_under_faults_many_times() -> None:
-    found = {seed: fleet_failures(seed) for seed in range(SEEDS, SEEDS + 3_000)}
+def test_the_actor_pool_keeps_its_promises_under_faults_many_times() -> None:
+    found = {seed: pool_failures(seed) for seed in range(SEEDS, SEEDS + 3_000)}
     assert {seed: wrong for seed, wrong in found.items() if wrong != (None, [])} == {}
 
 
 class NeverSeals(ActorPool):
-    """Lets windows span the gap that a lost actor leaves."""
+    """Lets windows span the gap of a lost actor."""
 
     def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
         batch_source, self.batch_source = self.batch_source, copy.copy(self.batch_source)
@@ -256,7 +256,7 @@ class NeverSeals(ActorPool):
 
 
 class CountsRescuedTwice(ActorPool):
-    """Takes what a lost actor left in once more."""
+    """Inserts the rollouts of a lost actor twice."""
 
     def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
         left = list(self.handles[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
@@ -266,13 +266,13 @@ class CountsRescuedTwice(ActorPool):
 
 
 class ForgetsTheLedger(ActorPool):
-    """Goes on from a checkpoint as if nothing had ever come in."""
+    """Resumes from a checkpoint with an empty ledger."""
 
     def restore_ledger(self, state: dict[str, Any]) -> list[int]:
         return [-1] * self.workers
 
 
 @pytest.mark.parametrize("pool", [NeverSeals, CountsRescuedTwice, ForgetsTheLedger])
-def test_a_bug_in_the_fleet_is_found(pool: type[ActorPool]) -> None:
-    found = (fleet_failures(seed, pool)[0] for seed in range(BUG_SEEDS))
+def test_a_bug_in_the_actor_pool_is_found(pool: type[ActorPool]) -> None:
+    found = (pool_failures(seed, pool)[0] for seed in range(BUG_SEEDS))
     assert any(found)
