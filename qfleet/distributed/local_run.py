@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.build.autotune import choose_machine_settings
+from qfleet.build.autotune import choose_machine_settings, torch_threads
 from qfleet.build.components import Components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
@@ -27,7 +27,7 @@ from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign, write_run_plan
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest
-from qfleet.training.session import interactive_watcher, progress_note, run_session, threads, warner
+from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, collect_provenance, new_run_dir, write_json
 from qfleet.watch.run_directory import next_name
@@ -66,7 +66,7 @@ def train_here(
         trainer.start()
         return trainer.components.notes
 
-    with threads(plan):
+    with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)
     with ExitStack() as closing_all:
         closing_all.callback(world.close)
@@ -108,7 +108,7 @@ def resume_here(
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
         return [f"resumed at step {trainer.steps}", *notes]
 
-    with threads(plan):
+    with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)
     with closing(world):
         if plan.runtime.device is not None:

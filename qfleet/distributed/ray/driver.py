@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
+from qfleet.build.autotune import torch_threads
 from qfleet.build.components import Components, LearnerSide
 from qfleet.build.make import join_components
 from qfleet.build.memory_check import sample_replay
@@ -26,7 +27,7 @@ from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest, listening
-from qfleet.training.session import interactive_watcher, progress_note, threads
+from qfleet.training.session import interactive_watcher, progress_note
 from qfleet.watch import Watcher, find_run, program
 
 try:
@@ -94,7 +95,7 @@ def train(
     Checks that need no Ray come first: starting it takes a while.
     """
     source = None if weights_from is None else find_run(weights_from, out)
-    with threads(plan), closing(make_train_world(plan, user_parts[0])) as world:
+    with torch_threads(plan.runtime.threads), closing(make_train_world(plan, user_parts[0])) as world:
         components = prepare_components(plan, world, user_parts, source, lambda text: None, progress_note(watcher))
         components.close()
     origin = None if source is None else str(source.absolute())

@@ -141,44 +141,44 @@ def make_fake_pool(**settings: Any) -> tuple[Components, ActorPool, FakeLauncher
             clock=clock,
         )
 
-    line = join_components(plan, world.spec, make_actors)
-    pool = line.actor
+    components = join_components(plan, world.spec, make_actors)
+    pool = components.actor
     assert isinstance(pool, ActorPool)
-    return line, pool, launcher, clock
+    return components, pool, launcher, clock
 
 
 def turn(runtime: AsyncLoop, times: int = 1) -> list[Tick]:
     return [tick for _ in range(times) for tick in runtime.turn()]
 
 
-def updates_missing(line: Components) -> int:
-    limiter = line.batch_source.limiter  # type: ignore[attr-defined]
-    return int(limiter.allowed_updates(line.steps) - limiter.updates - limiter.forgiven)
+def updates_missing(components: Components) -> int:
+    limiter = components.batch_source.limiter  # type: ignore[attr-defined]
+    return int(limiter.allowed_updates(components.steps) - limiter.updates - limiter.forgiven)
 
 
 def test_after_every_turn_all_allowed_updates_are_made() -> None:
-    line, pool, _, _ = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, _, _ = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     for _ in range(20):
         turn(runtime)
-        assert updates_missing(line) == 0
-    assert line.steps == pool.ledger.total_steps > 100
-    assert line.learner.updates == int(line.batch_source.limiter.ratio * (line.steps - 40))  # type: ignore[attr-defined]
+        assert updates_missing(components) == 0
+    assert components.steps == pool.ledger.total_steps > 100
+    assert components.learner.updates == int(components.batch_source.limiter.ratio * (components.steps - 40))  # type: ignore[attr-defined]
 
 
 def test_rollouts_are_collected_from_workers_in_turn() -> None:
-    line, pool, _, _ = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, _, _ = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     turn(runtime, 10)
     assert pool.ledger.rollouts == [5, 5]
 
 
 def test_a_run_ends_with_the_row_that_reaches_until_steps() -> None:
-    line, pool, _, _ = make_fake_pool(**{"until.steps": 101})
-    runtime = AsyncLoop(line, pool)
-    while line.steps < 101:
+    components, pool, _, _ = make_fake_pool(**{"until.steps": 101})
+    runtime = AsyncLoop(components, pool)
+    while components.steps < 101:
         turn(runtime)
-    assert 101 <= line.steps < 101 + 2  # two lanes per actor
+    assert 101 <= components.steps < 101 + 2  # two lanes per actor
 
 
 def test_cut_to_keeps_whole_rows() -> None:
@@ -212,42 +212,42 @@ def test_every_random_stream_has_its_own_number() -> None:
 
 
 def test_published_versions_rise_also_after_a_rollback() -> None:
-    line, pool, launcher, _ = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, launcher, _ = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     turn(runtime, 20)
-    state, updates = line.state_dict(), line.learner.updates
+    state, updates = components.state_dict(), components.learner.updates
     turn(runtime, 6)
-    line.load_state_dict(state)
-    assert line.learner.updates == updates
-    turn(AsyncLoop(line, pool), 6)
+    components.load_state_dict(state)
+    assert components.learner.updates == updates
+    turn(AsyncLoop(components, pool), 6)
     assert launcher.published == sorted(set(launcher.published))
 
 
 def test_a_rollout_received_twice_is_inserted_once() -> None:
-    line, pool, _, _ = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, _, _ = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     turn(runtime, 2)
     fake_actor: Any = pool.handles[0]
     again = fake_actor.get()
     fake_actor.extra.extend([again, replace(again), replace(again, source=(0, 0, 99))])
-    before = line.steps
+    before = components.steps
     turn(runtime, 8)
-    assert line.steps == pool.ledger.total_steps > before
+    assert components.steps == pool.ledger.total_steps > before
     assert pool.ledger.sequences[0] == pool.ledger.rollouts[0]
 
 
 @pytest.mark.parametrize("how", ["dead", "hung", "senseless"])
 def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> None:
-    line, pool, launcher, clock = make_fake_pool()
+    components, pool, launcher, clock = make_fake_pool()
     events: list[dict[str, Any]] = []
     pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
-    runtime = AsyncLoop(line, pool)
+    runtime = AsyncLoop(components, pool)
     turn(runtime, 6)
     victim: Any = pool.handles[1]
     for _ in range(4):
         next(victim.act)  # in the middle of a rollout that will never arrive
     victim.is_alive, victim.stuck, victim.senseless = how != "dead", how == "hung", how == "senseless"
-    store, row = line.batch_source.replay.store, int(line.batch_source.replay.store.heads[2]) - 1
+    store, row = components.batch_source.replay.store, int(components.batch_source.replay.store.heads[2]) - 1
     while not events:
         clock.now += 0.1
         turn(runtime)
@@ -265,14 +265,14 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     nonsense = "it sent an invalid rollout: an action that there is not"
     silence = "it did not move for 5 s (runtime.hung_seconds)"
     assert events[0]["words"] == {"senseless": nonsense, "hung": silence, "dead": "the actor broke"}[how]
-    assert line.steps == pool.ledger.total_steps
-    assert updates_missing(line) == 0
+    assert components.steps == pool.ledger.total_steps
+    assert updates_missing(components) == 0
 
 
 def test_a_dead_actor_is_found_in_the_middle_of_a_long_turn() -> None:
-    line, pool, _, clock = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
-    while not line.learner.updates:
+    components, pool, _, clock = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
+    while not components.learner.updates:
         clock.now += 0.1
         turn(runtime)
     seen_at = list[int]()
@@ -280,16 +280,16 @@ def test_a_dead_actor_is_found_in_the_middle_of_a_long_turn() -> None:
         if "loss" in tick.stats and not seen_at:
             pool.handles[1].is_alive = False  # type: ignore[attr-defined]
             clock.now += 0.1
-            seen_at.append(line.learner.updates)
+            seen_at.append(components.learner.updates)
         elif seen_at and 1 not in pool.handles:
-            seen_at.append(line.learner.updates)
+            seen_at.append(components.learner.updates)
             break
     assert seen_at[1] == seen_at[0] + 1  # with the next update
 
 
 def test_when_all_actors_failed_too_often_the_run_ends_with_the_last_error() -> None:
-    line, pool, _, clock = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, _, clock = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
 
     def kill_all() -> None:
         for _ in range(400):
@@ -304,8 +304,8 @@ def test_when_all_actors_failed_too_often_the_run_ends_with_the_last_error() -> 
 
 
 def test_other_actors_keep_running_when_one_is_quarantined() -> None:
-    line, pool, _, clock = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, _, clock = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     for _ in range(60):
         clock.now += 1.0
         if 0 in pool.handles:
@@ -315,31 +315,31 @@ def test_other_actors_keep_running_when_one_is_quarantined() -> None:
     before = pool.ledger.rollouts[1]
     turn(runtime, 5)
     assert pool.ledger.rollouts[1] == before + 5
-    line.load_state_dict(line.state_dict())  # a rollback does not restart a quarantined worker
-    turn(AsyncLoop(line, pool), 5)
+    components.load_state_dict(components.state_dict())  # a rollback does not restart a quarantined worker
+    turn(AsyncLoop(components, pool), 5)
     assert list(pool.handles) == [1]
 
 
 def test_load_state_dict_starts_later_incarnations_and_continues_the_counts() -> None:
-    line, pool, launcher, _ = make_fake_pool()
-    runtime = AsyncLoop(line, pool)
+    components, pool, launcher, _ = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
     turn(runtime, 12)
-    state, steps = line.state_dict(), line.steps
+    state, steps = components.state_dict(), components.steps
     turn(runtime, 4)
-    lost = line.load_state_dict(state)
+    lost = components.load_state_dict(state)
     assert lost.all()
     assert not pool.handles
-    assert line.steps == steps == pool.ledger.total_steps
-    turn(AsyncLoop(line, pool), 6)
+    assert components.steps == steps == pool.ledger.total_steps
+    turn(AsyncLoop(components, pool), 6)
     assert launcher.launched[2:] == [(0, 1), (1, 1)]
-    assert line.steps == pool.ledger.total_steps > steps
+    assert components.steps == pool.ledger.total_steps > steps
 
 
 def test_close_stops_all_actors() -> None:
-    line, pool, launcher, _ = make_fake_pool()
-    AsyncLoop(line, pool)
+    components, pool, launcher, _ = make_fake_pool()
+    AsyncLoop(components, pool)
     fake_actors: list[Any] = list(pool.handles.values())
-    line.close()
+    components.close()
     assert launcher.closed
     assert all((fake_actor.ended, fake_actor.closed) == (True, True) for fake_actor in fake_actors)
 
@@ -369,7 +369,7 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
 
     The last actor starts `late` ticks late.
     """
-    line, pool, launcher, clock = make_fake_pool(**{"actors.num": len(paces), "until.steps": 100_000})
+    components, pool, launcher, clock = make_fake_pool(**{"actors.num": len(paces), "until.steps": 100_000})
     launch, events = launcher.launch, list[dict[str, Any]]()
 
     def launched(worker: int, incarnation: int) -> Any:
@@ -378,15 +378,15 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
 
     launcher.launch = launched  # type: ignore[method-assign]
     pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
-    runtime = AsyncLoop(line, pool)
+    runtime = AsyncLoop(components, pool)
     for _ in range(NUM_TICKS):
         clock.now += TICK_SECONDS
         before = -1
         for _ in range(turns):
-            if before == (before := line.steps):
+            if before == (before := components.steps):
                 break
             turn(runtime)
-    assert line.steps == pool.ledger.total_steps
+    assert components.steps == pool.ledger.total_steps
     return pool.ledger.rollouts, events
 
 

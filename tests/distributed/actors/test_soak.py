@@ -32,7 +32,7 @@ def batch(now: tuple[int, int, int], then: tuple[int, int, int], reward: float, 
         ((9, 0, 6), (9, 0, 7), 7, 0.0, True),  # the last step of an episode that ends
         ((9, 1, 2), (9, 1, 3), 3, 0.9, True),  # and of one that is cut off
         ((9, 0, 2), (9, 0, 3), 3, 0.9, True),  # shorter, as before a gap
-        ((9, 0, 0), (8, 0, 3), 1 + 0.9 * 2 + 0.81 * 3, 0.9**3, False),  # somebody else's
+        ((9, 0, 0), (8, 0, 3), 1 + 0.9 * 2 + 0.81 * 3, 0.9**3, False),  # another process's
         ((9, 0, 6), (9, 1, 0), 7, 0.9, False),  # across an end
         ((9, 0, 0), (9, 0, 3), 6, 0.9**3, False),
         ((9, 0, 6), (9, 0, 7), 7, 0.9, False),

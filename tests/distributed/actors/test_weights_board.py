@@ -224,12 +224,12 @@ class Interrupted:
 
 def watch(board: SharedWeightsBoard, process: multiprocessing.process.BaseProcess) -> list[int]:
     """Every version that can be read while the process lives, each found whole."""
-    deadline, versions, told = time.monotonic() + TIMEOUT_SECONDS, [0], 0
+    deadline, versions, last_number = time.monotonic() + TIMEOUT_SECONDS, [0], 0
     while process.is_alive():
         assert time.monotonic() < deadline
         numbers = board.numbers()
-        assert numbers["env_steps"] == numbers["stop"] >= told
-        told = numbers["stop"]
+        assert numbers["env_steps"] == numbers["stop"] >= last_number
+        last_number = numbers["stop"]
         if (found := board.read(versions[-1])) is not None:
             assert version_in(found[1]) == found[0] > versions[-1]
             versions.append(found[0])

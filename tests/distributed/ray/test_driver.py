@@ -344,9 +344,9 @@ def test_ray_listens_on_loopback_only_and_a_killed_driver_leaves_nothing(
     wait_for(lambda: steps(tmp_path / "run0") > 1_000)
     everyone = family(process.pid)
     assert any("raylet" in line for line in everyone.values())
-    heard = listeners({process.pid, *everyone})
-    assert heard
-    assert not heard.keys() - LOOPBACK, heard
+    addresses = listeners({process.pid, *everyone})
+    assert addresses
+    assert not addresses.keys() - LOOPBACK, addresses
     (folder,) = Path(home["TMPDIR"]).glob("qf-*")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert list(folder.glob("r/session_*/sockets/*"))
