@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
+from qfleet.build.autotune import torch_threads
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_network
@@ -29,7 +30,6 @@ from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_po
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.evaluator import Evaluator
 from qfleet.training.log.run_log import Callback
-from qfleet.training.session import threads
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.training.video import record
 from qfleet.watch import Watcher, find_run, read_json, read_rows
@@ -53,7 +53,7 @@ class Run:
         self.plan = plan
         self.policy = policy
         self.make = make
-        self.weights = weights  # of a run that was loaded: whose they are
+        self.weights = weights  # of a run that was loaded: which checkpoint they come from
 
     @property
     def status(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Run:
     def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
         """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
         plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
-        with threads(plan):
+        with torch_threads(plan.runtime.threads):
             found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
         named = {} if self.weights is None else self.weights.row()
         return {"kind": "eval", **named, "seed": plan.seed, **found}
@@ -90,7 +90,7 @@ class Run:
         return record(self.plan, self.policy, target, episodes, self.make, run=inside)
 
     def __repr__(self) -> str:
-        """Where it is and how it stands."""
+        """Its folder and state."""
         return f"Run({str(self.path)!r}, state={self.status.get('state')!r})"
 
 
@@ -110,18 +110,20 @@ def train(
     """Train a plan in a new run directory under `out`, to its end."""
     plan = checked(plan)
     out = local_path(out)
-    own = (env, torso, explore)
+    user_parts = (env, torso, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
-        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        folder = driver.train(plan, own, out=out, name=name, weights_from=weights_from, command=command, **heard)
+        observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        folder = driver.train(
+            plan, user_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
+        )
         return load_ended(folder, env, torso)
     if run_as_mpi_worker(plan, env, torso, explore):
         raise RankFinished(0)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, components = train_here(
-        plan, own, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
+        plan, user_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
     )
     return Run(folder, components.plan, components.policy, env)
 
@@ -140,26 +142,26 @@ def resume(
     trust_run: bool = False,
     strict: bool = False,
 ) -> Run:
-    """Go on with a run exactly where its newest valid checkpoint stands; `steps` moves its end.
+    """Resume a run exactly from its newest valid checkpoint; `steps` moves its end.
 
-    What was an object of yours (env, torso, explore) is given again; going on is exact if it is the same one, and an
-    explore function has no memory of its own. Code that a foreign run names needs `trust_env`, places need `trust_run`.
+    Objects of your own (env, torso, explore) are passed again; the resumed run is exact if they are the same, and an
+    explore function has no state of its own. Code that a foreign run names needs `trust_env`, places need `trust_run`.
     """
     folder = find_run(path, out)
     before = open_plan(folder, env, trust_env or trust_run)
     require_places(folder, before, trust_run)
     plan = before if steps is None else extended(folder, before, steps)
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
-    own = (env, torso, explore)
+    user_parts = (env, torso, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
-        heard: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        driver.resume(plan, own, folder=folder, notes=notes, strict=strict, **heard)
+        observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
+        driver.resume(plan, user_parts, folder=folder, notes=notes, strict=strict, **observers)
         return load_ended(folder, env, torso)
     if run_as_mpi_worker(plan, env, torso, explore):
         raise RankFinished(0)
-    components = resume_here(plan, own, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
+    components = resume_here(plan, user_parts, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, components.policy, env)
 
 
@@ -177,21 +179,21 @@ def rehearse(
     env: EnvMaker | None = None,
     weights_from: AnyPath | None = None,
 ) -> dict[str, int]:
-    """Refuse what `train` would refuse, and make nothing; otherwise the memory and disk that the plan needs."""
+    """The memory and disk that the plan needs; refuses what `train` would refuse, and writes nothing."""
     plan = checked(plan)
     out = local_path(out)
     if name is not None:
         require_free(out, name)
     source = None if weights_from is None else find_run(weights_from, out)
     with closing(make_train_world(plan, env)) as world:
-        # A short run's choices are not measured, and nothing else is refused for a long one.
+        # Nothing is measured for a short run, and a long one is refused for the same reasons.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
         prepare_components(short, world, (env, None, None), source, lambda text: None).close()
         return estimate_memory(plan, world.spec)
 
 
 def require_free(out: Path, name: str) -> None:
-    """Refuse a name that no new run can have."""
+    """Refuse a name that is invalid or taken."""
     check_name(name)
     if (out / name).exists():
         raise UsageError(
@@ -202,7 +204,7 @@ def require_free(out: Path, name: str) -> None:
 
 
 def checked(plan: Plan) -> Plan:
-    """The plan, once its values are seen to be in range: Python does not look when a Struct is made."""
+    """The plan, with its values checked: msgspec does not check them when a Struct is made in Python."""
     try:
         plan = msgspec.convert(msgspec.to_builtins(plan), Plan)
     except msgspec.ValidationError as error:
@@ -232,7 +234,7 @@ def extended(folder: Path, plan: Plan, steps: int) -> Plan:
 
 
 def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
-    """Refuse an end that the run is past already; its own end, which the last step may have overshot, is as it was."""
+    """Refuse an end that the run has passed; its own end, which the last step may have overshot, is allowed."""
     reached = max(Checkpoints(folder / "checkpoints", writer=False).steps(), default=0)
     if steps >= reached or steps == plan.until.steps:
         return
@@ -268,18 +270,14 @@ def load(
 ) -> Run:
     """A run's policy, from its best checkpoint or its latest (`which`: best, latest, or any that can be read).
 
-    `weights` of the answer says which one it is; a best checkpoint that cannot be read is an error.
+    `weights` of the run says which one it is; a best checkpoint that cannot be read is an error.
     """
     folder = find_run(path, out)
     plan = open_plan(folder, env, trust_env)
-    evaluator = Evaluator(plan, env)
-    world = evaluator.world(0, 1)
-    try:
+    with closing(Evaluator(plan, env).world(0, 1)) as world:
         if torso is None:
             require_network(plan, world.spec)
         policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
-    finally:
-        world.close()
     weights = read_weights(folder, max_file_bytes(state_arrays(policy.net).values()), which)
     load_into_policy(policy, weights, plan, own_env=env is not None)
     return Run(folder, plan, policy, env, weights)
@@ -287,8 +285,5 @@ def load(
 
 def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:
     """Memory and disk a plan needs on this machine."""
-    world = make_train_world(plan, env)
-    try:
+    with closing(make_train_world(plan, env)) as world:
         return estimate_memory(plan, world.spec)
-    finally:
-        world.close()

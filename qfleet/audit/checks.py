@@ -69,7 +69,7 @@ class Audit:
     def __init__(self) -> None:
         self.found: list[Violation] = []
         self.sent: dict[Source, set[int]] = {}  # with how many steps
-        self.accepted: dict[Key, int] = {}  # sequences ever accepted, those of a course that was given up too
+        self.accepted: dict[Key, int] = {}  # sequences ever accepted, also before the run went back
         self.published: set[int] = set()
         self.state = RunRecord()
         self.committed = RunRecord()

@@ -21,7 +21,7 @@ class GroupRecord:
     exact: bool = True  # does every gradient that was computed count?
     scattered: Counter[int] = field(default_factory=Counter)  # shares of batches, by learner
     learned: Counter[int] = field(default_factory=Counter)  # replies, by learner
-    items: Counter[int] = field(default_factory=Counter)  # dealt to others, by update
+    items: Counter[int] = field(default_factory=Counter)  # in shares of other learners, by update
     made: int = 0  # updates by rank 0
 
 
@@ -80,7 +80,7 @@ class GradientAudit:
         learner = record["learner"]
         update = record["update"]
         self.report_if(learner not in group.learners, f"learner {learner} is not in group {group.number}")
-        self.report_if(update != self.updates + 1, f"dealt for update {update} after {self.updates}")
+        self.report_if(update != self.updates + 1, f"a share for update {update} after {self.updates}")
         group.scattered[learner] += 1
         group.items[update] += record["items"]
 

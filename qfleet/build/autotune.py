@@ -376,10 +376,10 @@ def processor() -> str:
 
 
 @contextmanager
-def torch_threads(num: int) -> Iterator[None]:
-    """torch computes on `num` threads inside the block."""
+def torch_threads(num: int | None) -> Iterator[None]:
+    """Inside the block torch computes on `num` threads; None: as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(num)
+    torch.set_num_threads(num or before)
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from qfleet.act import Policy
+from qfleet.build.autotune import torch_threads
 from qfleet.build.resolve import require_device
 from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import World
@@ -162,9 +163,7 @@ def step_seconds(world: World) -> float:
 
 def call_seconds(act: Callable[[], object]) -> list[float]:
     """Seconds of each call, after a warm-up, on one thread as in an actor."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         for _ in range(WARM_CALLS):
             act()
         begin = time.perf_counter()
@@ -176,8 +175,6 @@ def call_seconds(act: Callable[[], object]) -> list[float]:
             found.append(now - last)
             last = now
         return found
-    finally:
-        torch.set_num_threads(before)
 
 
 def choose_inference(

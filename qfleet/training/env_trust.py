@@ -1,4 +1,4 @@
-"""Which runs may name code, and places to connect to: those that this user's own command wrote.
+"""Which runs may name code, and places to connect to: those that a command of this user wrote.
 
 The proof is a keyed hash in the run directory; the key never leaves the user's own state folder.
 """
@@ -29,15 +29,15 @@ PLACE_MARKS = set("/\\:")  # of a path, an address or a module in the options of
 
 
 def key() -> bytes:
-    """This user's key, made on first use, readable by nobody else."""
+    """This user's key, made on first use, readable by this user only."""
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "qfleet"
     path = home / "trust.key"
     try:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with suppress(FileNotFoundError):
-            return whole_key(path)
+            return read_key(path)
         make_key(path)
-        return whole_key(path)
+        return read_key(path)
     except OSError as error:
         raise StorageError(
             f"the key {path} cannot be read or made",
@@ -46,8 +46,8 @@ def key() -> bytes:
         ) from error
 
 
-def whole_key(path: Path) -> bytes:
-    """The key in a file, if it is a key."""
+def read_key(path: Path) -> bytes:
+    """Read the key from a file; refuse one of another length."""
     with os.fdopen(open_plain(path), "rb") as file:
         found = file.read(KEY_BYTES + 1)
     if len(found) != KEY_BYTES:
@@ -60,7 +60,7 @@ def whole_key(path: Path) -> bytes:
 
 
 def make_key(path: Path) -> None:
-    """A new key, whole from the first moment it has its name; of two made at once the first one stays."""
+    """Make a new key, linked to its name only when complete; of two made at once the first one stays."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with os.fdopen(open_plain(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(KEY_BYTES))
@@ -75,36 +75,36 @@ def make_key(path: Path) -> None:
 
 
 def proof(run_dir: Path, env: Env) -> str:
-    """What only this user can have written about this run and the code it names."""
+    """A hash that only this user can make of this run and the code it names."""
     facts: dict[str, Any] = {"run": str(run_dir.resolve()), "env": absolute_id(env.id), "options": env.options}
     if env.secrets:
         facts["secrets"] = env.secrets
     if file := module_file(env.id):
-        facts["file"] = file  # in another folder the same name may lead to somebody else's module
-    return keyed(facts)
+        facts["file"] = file  # in another folder the same name may lead to another module
+    return keyed_hash(facts)
 
 
 def places_proof(run_dir: Path, settings: Mapping[str, Any]) -> str:
-    """What only this user can have written about this run and the places it names."""
-    return keyed({"run": str(run_dir.resolve()), "settings": dict(settings)})
+    """A hash that only this user can make of this run and the places it names."""
+    return keyed_hash({"run": str(run_dir.resolve()), "settings": dict(settings)})
 
 
-def keyed(facts: Mapping[str, Any]) -> str:
-    """A hash of facts that nobody makes without this user's key."""
+def keyed_hash(facts: Mapping[str, Any]) -> str:
+    """A hash of facts with this user's key."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def asks_trust(env: Env) -> bool:
-    """Does it name code to import, variables of the user's to hand over, or a file or module in its options?"""
+def needs_trust(env: Env) -> bool:
+    """Does it name code to import, environment variables to read, or a file or module in its options?"""
     names = any(isinstance(value, str) and set(value) & PLACE_MARKS for value in env.options.values())
     return names_code(env.id) or bool(env.secrets) or names
 
 
 def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> None:
-    """Remember that this user's own command named this environment with these options, and these places."""
+    """Write the proof that a command of this user named this environment, its options, and these places."""
     facts: dict[str, Any] = {}
-    if asks_trust(env):
+    if needs_trust(env):
         facts |= {"env": env.id, "proof": proof(run_dir, env)}
     if settings:
         facts |= {"settings": dict(settings), "settings_proof": places_proof(run_dir, settings)}
@@ -113,22 +113,22 @@ def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> 
 
 
 def require_trust(run_dir: Path, env: Env, trust_env: bool) -> None:
-    """Refuse to import code that a run directory names unless this user wrote it or says so now."""
-    if not asks_trust(env) or trust_env:
+    """Refuse to import code that a run directory names, unless this user wrote or trusts it."""
+    if not needs_trust(env) or trust_env:
         return
     if not _has(run_dir, "proof", proof(run_dir, env)):
         raise _refused(run_dir, env)
 
 
 def require_places(run_dir: Path, plan: Plan, trust_run: bool) -> None:
-    """Refuse to connect where a run directory says unless this user wrote it or says so now."""
+    """Refuse to connect where a run directory says, unless this user wrote or trusts it."""
     settings = trusted_settings(plan)
     if not settings or trust_run or _has(run_dir, "settings_proof", places_proof(run_dir, settings)):
         return
     named = ", ".join(f"{path}={format_value(value)}" for path, value in settings.items())
     raise UsageError(
         f"{run_dir.name} says where to connect, or whom to trust: {named}",
-        "This run was not created by a command of yours at this place; whoever answers there can run code here.",
+        "This run was not created by a command of yours at this place; a server there can run code here.",
         "If you trust it, add --trust-run (from Python: trust_run=True).",
     )
 

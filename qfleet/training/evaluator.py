@@ -87,7 +87,7 @@ class RunEvaluation:
         if row is None:
             return False
         steps = self.components.steps
-        self.train_state.judged_steps = steps
+        self.train_state.evaluated_steps = steps
         self.log_evaluation(row)
         return self.train_state.add_evaluation({"env_steps": steps, **without_returns(row)})
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from qfleet import heartbeat
+from qfleet.build.autotune import torch_threads
 from qfleet.build.components import Components
 from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
 from qfleet.build.worlds import EnvMaker
@@ -45,13 +46,13 @@ def run_session(
 ) -> None:
     """Train under the run's lock, and write a status whatever happens; `begin` starts or resumes, and returns notes.
 
-    `stop_request` is given where signals reach another process, which passes them on.
+    `stop_request` is passed where signals reach another process, which forwards them.
     """
     plan = components.plan
     heartbeat.update_run_info(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
     with (
-        threads(plan),
+        torch_threads(plan.runtime.threads),
         run_torch_rng(plan),
         hold_run(folder) as held,
         listening(watcher, stop_request) as stop_request,
@@ -147,17 +148,6 @@ def warner(run_log: RunLog) -> Callable[[str], None]:
             warnings.warn(text, CheckpointWarning, stacklevel=2)
 
     return warn
-
-
-@contextmanager
-def threads(plan: Plan) -> Iterator[None]:
-    """Torch's thread count for the time of a run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(plan.runtime.threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager

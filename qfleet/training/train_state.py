@@ -1,7 +1,7 @@
 """The counters of a run, which a checkpoint holds and an exact resume repeats."""
 
 from collections import deque
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
 import msgspec
@@ -11,12 +11,14 @@ from qfleet.data.state_reader import saved_count, saved_number
 
 RECENT = 100  # episodes that `return_mean` averages over
 MAX_REASONS = 20  # kept of a run that is not exact
+SAVED_NAMES = {"evaluated_steps": "judged_steps"}  # fields with another name in checkpoints
 UNKNOWN = "an earlier version of qfleet did not write down why"
 
 
 def field_types() -> dict[str, Any]:
-    """The type of each field as it is saved."""
-    return {**get_type_hints(TrainState), "recent": list[float]}
+    """The type of each field as it is saved, by its name in checkpoints."""
+    types = {**get_type_hints(TrainState), "recent": list[float]}
+    return {SAVED_NAMES.get(name, name): kind for name, kind in types.items()}
 
 
 def require_score(row: dict[str, Any] | None) -> None:
@@ -47,7 +49,7 @@ class TrainState:
     not_exact: list[str] = field(default_factory=list)  # the reasons why not
     lost: list[str] = field(default_factory=list)  # actors and learners that were given up, and why
     logged_steps: int = 0
-    judged_steps: int = 0  # at the last evaluation; checkpoints call it so
+    evaluated_steps: int = 0  # at the last evaluation
     best: dict[str, Any] | None = None
     last_eval: dict[str, Any] | None = None
     evaluations: int | None = 0  # that the best was chosen from; None: an older version did not count them
@@ -120,7 +122,8 @@ class TrainState:
 
     def state_dict(self) -> State:
         """Plain values."""
-        return {**vars(self), "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
+        values = {SAVED_NAMES.get(name, name): value for name, value in vars(self).items()}
+        return {**values, "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
 
     def load_state_dict(self, state: State) -> None:
         """Load them; counters that an older version did not have start afresh, but the best score is known."""
@@ -134,7 +137,7 @@ class TrainState:
             require_score(row)
         fresh["peak"] = (known["best"] or {}).get("mean")
         fresh["evaluations"] = None if known["best"] else 0
-        for field_ in fields(self):
-            setattr(self, field_.name, known.get(field_.name, fresh[field_.name]))
+        for name in fresh:
+            setattr(self, name, known.get(SAVED_NAMES.get(name, name), fresh[name]))
         self.recent = deque(state["recent"], maxlen=RECENT)
         self.not_exact = list(self.not_exact or ([] if self.exact else [UNKNOWN]))

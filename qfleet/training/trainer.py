@@ -110,7 +110,7 @@ class Trainer:
         self.sync_control.follow_schedule()  # first, so that a save now includes it
         if is_due(self.steps, self.plan.log.every_steps, self.train_state.logged_steps):
             self.run_log.log_progress()
-        if self.plan.eval.episodes and is_due(self.steps, self.plan.eval.every_steps, self.train_state.judged_steps):
+        if self.plan.eval.episodes and is_due(self.steps, self.plan.eval.every_steps, self.train_state.evaluated_steps):
             self.evaluate()
         if self.saver.due():
             self.saver.try_save()
@@ -122,10 +122,10 @@ class Trainer:
         """Evaluate the policy, adjust what depends on its score, and commit the policy if it is the best so far."""
         self.components.wait_until_idle()  # the commit holds the weights that were evaluated, at the same step
         best = self.train_state.best
-        before = self.train_state.judged_steps
+        before = self.train_state.evaluated_steps
         is_best = self.evaluation.validate(self.interrupted)
         evaluation = self.train_state.last_eval
-        if self.train_state.judged_steps == self.steps and evaluation is not None:
+        if self.train_state.evaluated_steps == self.steps and evaluation is not None:
             self.adjust(evaluation["mean"])
             if is_due(self.steps, self.plan.population.every_steps, before):
                 self.evaluation.exploit(evaluation.get("members", []))
@@ -190,7 +190,7 @@ class Trainer:
 
     def final_score(self) -> Row | None:
         """Evaluate the last policy if that is due, and the best one on test seeds."""
-        if self.plan.eval.episodes and self.train_state.judged_steps != self.steps:
+        if self.plan.eval.episodes and self.train_state.evaluated_steps != self.steps:
             # Not committed: a longer run would not have evaluated here, nor chosen another leader.
             self.evaluation.validate(self.interrupted, all_members=False)
             self.saver.tidy(self.saver.write_best)

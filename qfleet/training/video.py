@@ -21,7 +21,7 @@ MODE = "rgb_array"
 WRITE_RENDER = "Give it a render() that returns the picture as an array [height, width, 3] of bytes."
 MAX_FRAMES = 20_000
 FRAMES_PER_SECOND = 30
-# What ffmpeg is told for each ending. A gif goes through it too: other writers keep every frame in memory.
+# Options of ffmpeg for each ending. It writes gif files too: other writers keep every frame in memory.
 FORMATS: dict[str, dict[str, Any]] = {
     ".mp4": {},
     ".mkv": {},
@@ -38,7 +38,7 @@ def record(
     make: EnvMaker | None = None,
     run: Path | None = None,
 ) -> Path:
-    """Play greedily and write what is seen, frame by frame; the file's ending chooses the format.
+    """Play greedily and write a video, frame by frame; the file's ending chooses the format.
 
     `run` is the run folder that the file is in, if it is in one.
     """
@@ -56,7 +56,7 @@ def record(
 
 
 def played(world: Any, policy: Policy, episodes: int) -> Iterator[Array]:
-    """The frames of so many episodes, MAX_FRAMES at most."""
+    """The frames of these episodes, MAX_FRAMES at most."""
     now = world.reset()
     last = False
     done = 0
@@ -81,15 +81,15 @@ def picture(world: Any) -> Array:
     try:
         frame = world.render()
     except Exception as error:
-        raise _no_picture(f"Its render() raised {type(error).__name__}: {error}.", *_made_with(world)) from error
+        raise _no_picture(f"Its render() raised {type(error).__name__}: {error}.", *_render_fix(world)) from error
     if not isinstance(frame, np.ndarray) or frame.ndim < 2:
         why = f"Its render() returned {type(frame).__name__ if frame is not None else None}, not a picture."
-        raise _no_picture(why, *_made_with(world))
+        raise _no_picture(why, *_render_fix(world))
     return frame[: frame.shape[0] // 2 * 2, : frame.shape[1] // 2 * 2]
 
 
-def _made_with(world: Any) -> tuple[str, ...]:
-    """What to do about an environment that draws no picture: most often it was made for another way to draw."""
+def _render_fix(world: Any) -> tuple[str, ...]:
+    """The fix for an environment without pictures: most often it was made with another render_mode."""
     mode = getattr(world, "render_mode", None)
     if mode == MODE:
         return (WRITE_RENDER,)
@@ -105,8 +105,8 @@ def _no_picture(why: str, fix: str, *before: str) -> UsageError:
 
 
 def write(frames: Iterator[Array], file: Path, run: Path | None = None) -> None:
-    """Hand frames on as they come; the file appears when it is whole. `run` is the run folder that it is in, if any."""
-    first = next(frames)  # an environment that cannot be drawn leaves no trace
+    """Write frames as they come; the file appears when it is complete. `run` is the run folder around it, if any."""
+    first = next(frames)  # an environment that cannot be drawn leaves no file
     ending = file.suffix.lower()
     try:
         with TemporaryDirectory(prefix="qfleet-video-") as private:
@@ -154,7 +154,7 @@ def _writer(file: Path, settings: dict[str, Any]) -> Any:
 def _append(writer: Any, frame: Array) -> None:
     try:
         writer.append_data(frame)
-    except (FileNotFoundError, RuntimeError) as error:  # the program is looked for when the first frame comes
+    except (FileNotFoundError, RuntimeError) as error:  # ffmpeg is started with the first frame
         raise _no_ffmpeg(error) from error
 
 

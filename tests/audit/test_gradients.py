@@ -83,7 +83,7 @@ def other(op: str, **fields: Any) -> Callable[[list[Note]], None]:
 
 FAULTS: dict[str, tuple[Callable[[list[Note]], None], str]] = {
     "an update twice": (twice("made"), "update 1 was made after 1"),
-    "an update lost": (without("made"), "dealt for update 2 after 0"),
+    "an update lost": (without("made"), "a share for update 2 after 0"),
     "a part lost": (without("dealt"), "update 1: 22 of 33 items"),
     "a part twice": (twice("dealt"), "update 1: 44 of 33 items"),
     "a gradient twice": (twice("learned"), "learned more often"),
