@@ -133,19 +133,19 @@ class Chaos:
 @contextlib.contextmanager
 def witnessed(outcome: Outcome) -> Iterator[None]:
     """Check every batch that is learned from."""
-    learned = ReplaySource.learned
+    after_update = ReplaySource.after_update
 
     def checked(self: ReplaySource, batch: Any, priority: Any) -> None:
         if isinstance(batch, Batch):
             outcome.batches += 1
             outcome.wrong.extend(untrue(batch, N_STEP, DISCOUNT)[:3])
-        learned(self, batch, priority)
+        after_update(self, batch, priority)
 
-    ReplaySource.learned = checked  # type: ignore[method-assign]
+    ReplaySource.after_update = checked  # type: ignore[method-assign]
     try:
         yield
     finally:
-        ReplaySource.learned = learned  # type: ignore[method-assign]
+        ReplaySource.after_update = after_update  # type: ignore[method-assign]
 
 
 def soak(blows: int, seed: int, out: Path, pause_seconds: tuple[float, float] = (0.3, 3.0)) -> Outcome:

@@ -35,7 +35,6 @@ from qfleet.watch.run_directory import next_name
 if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
-UserParts = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's environment, torso and exploration
 
 
 def train_here(

@@ -76,7 +76,7 @@ def test_a_fresh_block_is_valued_by_the_network_that_acted() -> None:
         assert components.learner.updates == (block + 1) * batch_source.epochs * batch_source.minibatches
 
 
-def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_world_uses_every_core_if_no_updates_run_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
     fresh = small(FRESH)
     assert world_threads(fresh, 8) == 4
@@ -85,7 +85,7 @@ def test_a_native_world_has_every_core_where_nobody_learns_meanwhile(monkeypatch
     assert world_threads(small({**FRESH, "runtime.type": "processes"}), 8) == 1  # asked for its spaces only
 
 
-def test_a_fleets_lag_is_in_versions_shown() -> None:
+def test_the_lag_of_an_actor_pool_is_in_published_versions() -> None:
     components, pool, _, _ = make_fake_pool()
     runtime, seen = AsyncLoop(components, pool), list[tuple[int, int]]()
     insert = pool.insert
@@ -124,7 +124,7 @@ def test_age_of_uniform_draws_is_half_of_what_is_kept(tmp_path: Path) -> None:
     assert progress(run.path)[-1]["replay_age"] == pytest.approx(200, rel=0.15)
 
 
-def test_news_are_means_since_the_last_ones_and_survive_a_checkpoint() -> None:
+def test_metrics_are_means_since_the_last_row_and_survive_a_checkpoint() -> None:
     components = make()
     runtime = InlineLoop(components)
     for _ in range(30):
@@ -144,7 +144,7 @@ def test_news_are_means_since_the_last_ones_and_survive_a_checkpoint() -> None:
 # Rows
 
 
-def test_every_progress_row_tells_lag_age_gate_actors_and_stages(tmp_path: Path) -> None:
+def test_every_progress_row_has_lag_age_gate_actors_and_stages(tmp_path: Path) -> None:
     run = trained(small(), tmp_path)
     rows = progress(run.path)
     # Learning starts after 40 steps.
@@ -233,7 +233,7 @@ def test_the_time_of_an_actor_that_was_replaced_still_counts() -> None:
 # The summary
 
 
-def test_status_and_card_tell_where_the_time_went(tmp_path: Path) -> None:
+def test_status_and_card_show_where_the_time_went(tmp_path: Path) -> None:
     out = io.StringIO()
     run = trained(small(JUDGED), tmp_path, watcher=make_watcher("plain", out))
     profile = status(run.path)["profile"]
@@ -249,7 +249,7 @@ def test_status_and_card_tell_where_the_time_went(tmp_path: Path) -> None:
     assert profile["advice"] in (run.path / "card.md").read_text()
 
 
-def test_a_resumed_run_tells_of_its_own_stretch(tmp_path: Path) -> None:
+def test_the_profile_of_a_resumed_run_starts_at_the_resume(tmp_path: Path) -> None:
     run = trained(small({"until.steps": 200}), tmp_path)
     before = run.status
     again = resumed(run, steps=300)

@@ -18,35 +18,27 @@ class ActorHandle(Protocol):
 
     def alive(self) -> bool:
         """Is the actor running?"""
-        ...
 
     def progress(self) -> int:
         """The actor's own progress counter; it also rises while the actor waits for room."""
-        ...
 
     def get(self) -> Rollout | None:
         """The oldest rollout waiting, if any; also after the actor has ended."""
-        ...
 
     def env_faults(self) -> list[dict[str, Any]]:
         """Environment faults reported since the last call."""
-        ...
 
     def request_stop(self) -> None:
         """Ask the actor to end, without waiting."""
-        ...
 
     def stop(self) -> None:
         """Stop the actor, by force if need be."""
-        ...
 
     def final_error(self) -> str:
         """Why the actor ended, as far as known; raises a UsageError, which a restart cannot fix."""
-        ...
 
     def close(self) -> None:
         """Free the resources of this incarnation."""
-        ...
 
 
 class ActorLauncher(Protocol):
@@ -56,23 +48,18 @@ class ActorLauncher(Protocol):
 
     def launch(self, worker: int, incarnation: int) -> ActorHandle:
         """Start an incarnation of a worker."""
-        ...
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         """Publish the newest weights and the number of steps received so far."""
-        ...
 
     def publish_steps(self, steps: int) -> None:
         """Publish the number of steps received so far."""
-        ...
 
     def counts(self) -> dict[str, int]:
         """ACTOR_TIMES (`wait` is for room) and COMPRESSION_COUNTS, summed over all actors so far."""
-        ...
 
     def close(self) -> None:
         """Free all resources."""
-        ...
 
 
 def actor_files(plan: Plan, folder: Path | None, worker: int, incarnation: int) -> tuple[str | None, str | None]:

@@ -231,10 +231,9 @@ class ActorPool:
     def insert(self, rollout: Rollout) -> None:
         """Insert a rollout into the batch source."""
         self.batch_source.insert(rollout)
-        self.launcher.publish_steps(self.batch_source.steps)
-        self.record_bounds(
-            "accepted", source=rollout.source, steps=count_steps(rollout), env_steps=self.batch_source.steps
-        )
+        env_steps = self.batch_source.steps
+        self.launcher.publish_steps(env_steps)
+        self.record_bounds("accepted", source=rollout.source, steps=count_steps(rollout), env_steps=env_steps)
 
     def record_bounds(self, op: str, **fields: Any) -> None:
         """Record an operation with the range of serial numbers that can be sampled after it."""

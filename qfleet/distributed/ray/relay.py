@@ -1,7 +1,7 @@
 """Relays a run's rows and events to the driver's process; items are kept until the driver has received them."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -113,12 +113,7 @@ class RelayReader:
             item.row["notes"] = [*self.notes, *item.row.get("notes", ())]
         self.ended = self.ended or item.kind == "stop"
         if self.watcher is not None:
-            methods: dict[str, Callable[[Mapping[str, Any]], None]] = {
-                "start": self.watcher.start,
-                "row": self.watcher.row,
-                "stop": self.watcher.stop,
-            }
-            methods[item.kind](item.row)
+            {"start": self.watcher.start, "row": self.watcher.row, "stop": self.watcher.stop}[item.kind](item.row)
         return False
 
     def close(self) -> None:

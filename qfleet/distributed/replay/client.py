@@ -29,27 +29,21 @@ class ReplayConnection(Protocol):
 
     def start(self, history: Path | None) -> None:
         """Start a server with an empty replay, which records its operations in this file; stop any server before it."""
-        ...
 
     def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Send a message, without waiting for its effect."""
-        ...
 
     def receive_batch(self) -> Batch | Sequences | None:
         """The oldest batch drawn and not received yet; None if the replay had no items."""
-        ...
 
     def request(self, name: str, state: State | None = None) -> State:
         """Send a request and wait for the reply; all messages before it are handled first."""
-        ...
 
     def discard_batches(self) -> None:
         """Discard the batches that were drawn; no request may be under way."""
-        ...
 
     def close(self) -> None:
         """Stop the server and free all resources."""
-        ...
 
 
 class RemoteReplay:
