@@ -16,6 +16,7 @@ from qfleet.build.seeds import (
     WEIGHTS,
     stream,
 )
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec, World
 from qfleet.errors import UsageError
 from qfleet.learn import (
@@ -39,6 +40,9 @@ from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
+
+UserParts = tuple[EnvMaker | None, nn.Module | None, Explore | None]  # the user's environment, torso and exploration
+NO_USER_PARTS: UserParts = (None, None, None)
 
 
 def make_components(

@@ -5,14 +5,12 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from qfleet.act import Explore
 from qfleet.build.autotune import choose_machine_settings, torch_threads
 from qfleet.build.components import Components
+from qfleet.build.make import UserParts
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import require_device, resolve
-from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.build.worlds import make_train_world
 from qfleet.data import World
 from qfleet.distributed.runtime import components_for
 from qfleet.errors import UsageError
@@ -34,7 +32,6 @@ from qfleet.watch.run_directory import next_name
 
 if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
-
 
 
 def train_here(

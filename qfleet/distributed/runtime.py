@@ -8,7 +8,7 @@ from torch import nn
 from qfleet.act import Actor, Explore
 from qfleet.build.components import Components
 from qfleet.build.inference_placement import choose_inference
-from qfleet.build.make import make_components, make_policy
+from qfleet.build.make import UserParts, make_components, make_policy
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
@@ -16,7 +16,7 @@ from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
 from qfleet.plan.validate.placement import has_actor_learners
 
 if TYPE_CHECKING:
-    from qfleet.distributed.learners.launcher import LearnerLauncher, UserParts
+    from qfleet.distributed.learners.launcher import LearnerLauncher
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
 
@@ -72,7 +72,7 @@ def components_for(
     return components
 
 
-def learner_launcher(plan: Plan, shown: Spec, components: Components, own: "UserParts") -> "LearnerLauncher":
+def learner_launcher(plan: Plan, shown: Spec, components: Components, own: UserParts) -> "LearnerLauncher":
     """Launches the plan's other learners."""
     from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 

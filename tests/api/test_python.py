@@ -53,7 +53,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 # A run as an object
 
 
-def test_a_run_can_be_asked(reference: Reference) -> None:
+def test_a_run_has_status_metrics_and_result(reference: Reference) -> None:
     run = reference(JUDGED, TELLING)
     assert repr(run) == f"Run({str(run.path)!r}, state='done')"
     assert run.exit_code == 0
@@ -111,7 +111,7 @@ def test_the_module_that_was_given_is_left_as_it_was(tmp_path: Path) -> None:
     assert same(trained(own_torso(), tmp_path / "2", torso=torso).path, one.path)
 
 
-def test_a_plan_that_wants_a_torso_gets_one_or_a_clear_word(tmp_path: Path) -> None:
+def test_a_plan_with_an_own_torso_needs_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"net\.torso\.type is `own`, but no torso was given"):
         train(own_torso(), out=tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -50,7 +50,7 @@ CALLS: list[Callable[[Any], Any]] = [
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_every_command_refuses_it(
+def test_every_command_refuses_an_address(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_every_command_refuses_it(
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("out", [BUCKET, Path("gs://bucket/runs")], ids=["text", "path"])
-def test_so_does_python(
+def test_python_refuses_an_address(
     call: Callable[[Any], Any], out: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,7 +71,7 @@ def test_so_does_python(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_address_is_told_its_path() -> None:
+def test_a_file_address_is_answered_with_its_path() -> None:
     with pytest.raises(UsageError) as found:
         local_path("file:///home/me/runs")
     assert "/home/me/runs" in found.value.fix

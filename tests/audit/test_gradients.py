@@ -96,7 +96,7 @@ FAULTS: dict[str, tuple[Callable[[list[Note]], None], str]] = {
 }
 
 
-def test_what_is_as_promised_passes() -> None:
+def test_a_correct_history_passes() -> None:
     assert check_gradients(good()) == []
     assert check_records(good()) == []
 
@@ -110,7 +110,7 @@ def test_every_planted_fault_is_found(fault: str) -> None:
     assert any(text in violation.text for violation in found), found
 
 
-def test_gradients_on_their_way_when_nobody_waits_are_no_violation() -> None:
+def test_gradients_in_flight_are_no_violation() -> None:
     loose = [formed(1, [1, 2], 0, in_step=False), dealt(1, 1, 1), dealt(1, 1, 2), made(1, 1), learned(1, 2)]
     for taken in (2, 3):  # the word of learner 1 is still due
         assert check_gradients([*loose, held(1, [taken], [taken])]) == []

@@ -264,7 +264,7 @@ def test_an_update_too_few_is_only_wrong_at_the_end() -> None:
     assert story.rules() == set()
 
 
-def test_forgiven_updates_are_not_owed() -> None:
+def test_forgiven_updates_are_not_missing() -> None:
     story = good()
     story.deliver(0, 1, 1)
     story.close(forgiven=2)
@@ -279,7 +279,7 @@ def test_updates_are_numbered_one_by_one() -> None:
     assert "update" in story.rules()
 
 
-def test_taken_in_beyond_the_band_unless_rescued() -> None:
+def test_accepted_beyond_the_band_unless_rescued() -> None:
     story = good()
     for sequence in (1, 2):
         story.deliver(0, 1, sequence)
@@ -337,7 +337,7 @@ def test_what_was_accepted_before_the_commit_may_not_come_again() -> None:
     assert "twice" in story.rules()
 
 
-def test_who_failed_must_be_replaced_in_time() -> None:
+def test_a_failed_worker_must_be_replaced_in_time() -> None:
     story = good()
     story.lose(0, 1)
     story.now += 6.0
@@ -379,7 +379,7 @@ def test_a_fault_of_one_that_does_not_run() -> None:
     assert story.rules() == {"order"}
 
 
-def test_the_silent_must_be_noticed() -> None:
+def test_a_silent_worker_must_be_noticed() -> None:
     story = good()
     for _ in range(20):
         story.now += 2.0
@@ -391,7 +391,7 @@ def test_the_silent_must_be_noticed() -> None:
     assert story.rules() == {"silent"}
 
 
-def test_one_that_never_says_a_word_must_be_noticed() -> None:
+def test_a_worker_that_never_starts_must_be_noticed() -> None:
     story = Story()
     story.begin(0, 0)
     story.now += 24.0
@@ -402,7 +402,7 @@ def test_one_that_never_says_a_word_must_be_noticed() -> None:
     assert story.rules() == {"silent"}
 
 
-def test_a_second_driver_may_start_everyone_again() -> None:
+def test_a_second_driver_may_start_all_workers_again() -> None:
     story = good()
     story.now += 5.0
     story.supervisor("supervising", **SUPERVISING)
@@ -440,7 +440,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("role", "op", "fields"), [("actor", "sent", {"steps": 1}), ("actor", "update", {})])
-def test_a_note_that_says_too_little_is_an_error(tmp_path: Path, role: str, op: str, fields: dict[str, int]) -> None:
+def test_a_record_without_its_fields_is_an_error(tmp_path: Path, role: str, op: str, fields: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=f"{role} {op}"):
         History(tmp_path / "a.jsonl").note(role, op, **fields)
 
@@ -497,7 +497,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_who_is_killed_has_written_what_it_sent(tmp_path: Path) -> None:
+def test_a_killed_process_has_written_what_it_sent(tmp_path: Path) -> None:
     command = [sys.executable, "-c", KILLED, str(tmp_path / "a.jsonl")]
     done = subprocess.run(command, timeout=60, env={**os.environ, "PYTHONPATH": os.getcwd()})
     assert done.returncode == -signal.SIGKILL

@@ -65,7 +65,7 @@ def name_of(plan: Plan, spec: Spec, **runtime: Any) -> str:
     return shape_name(with_runtime(plan, **runtime), spec)
 
 
-def test_numbers_come_back_and_damage_is_endured(cache: MeasurementCache) -> None:
+def test_cached_numbers_are_read_and_damage_is_tolerated(cache: MeasurementCache) -> None:
     assert cache.read() == {}
     assert cache.get("one", lambda: 1.5) == 1.5
     assert cache.get("one", lambda: 9.9) == 1.5
@@ -77,13 +77,13 @@ def test_numbers_come_back_and_damage_is_endured(cache: MeasurementCache) -> Non
         assert cache.get("one", lambda: 4.5) == 4.5
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert MeasurementCache(tmp_path / "file" / "measured.json").get("one", lambda: 1.5) == 1.5
 
 
 @pytest.mark.usefixtures("no_clock")
-def test_what_the_plan_says_is_not_measured(cache: MeasurementCache) -> None:
+def test_settings_of_the_plan_are_not_measured(cache: MeasurementCache) -> None:
     plan = plan_of(Net(torso=NatureTorso()), threads=3, precision="float32", compile=False)
     choices = measured_choices(plan, VECTOR, 7, cache)
     assert (choices.threads, choices.precision, choices.compile, choices.notes) == (3, "float32", False, ())
@@ -147,7 +147,7 @@ def test_nothing_is_compiled_to_find_out_when_little_can_be_saved(cache: Measure
     assert not measured_choices(plan, VECTOR, 1, cache).compile
 
 
-def test_without_a_compiler_it_is_asked_once(cache: MeasurementCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_tried_once(cache: MeasurementCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         calls.append(1)
         raise OSError("no compiler")
@@ -164,7 +164,7 @@ def test_without_a_compiler_it_is_asked_once(cache: MeasurementCache, monkeypatc
     assert len(calls) == 1
 
 
-def test_a_wish_that_cannot_be_granted_is_told(cache: MeasurementCache) -> None:
+def test_a_setting_without_effect_is_noted(cache: MeasurementCache) -> None:
     plan = msgspec.structs.replace(plan_of(threads=1, compile=True), optim=Rmsprop())
     choices = measured_choices(plan, VECTOR, 1, cache)
     assert not choices.compile
@@ -191,7 +191,7 @@ def half_is_quick(plan: Plan, cache: MeasurementCache, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("no_clock")
 @pytest.mark.parametrize("torso", [NatureTorso(), MinatarTorso()])
-def test_a_wish_to_compile_goes_before_half_precision(
+def test_compiling_comes_before_half_precision(
     torso: NatureTorso | MinatarTorso, cache: MeasurementCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = plan_of(Net(torso=torso), threads=1, compile=True)
@@ -337,7 +337,7 @@ def test_a_compiler_has_a_limit_and_is_not_started_where_that_is_too_short(
     assert seen == (limits if answers else 2 * limits)
 
 
-def test_a_calculation_apart_answers_or_is_ended_at_its_limit() -> None:
+def test_an_isolated_call_returns_or_is_ended_at_its_limit() -> None:
     assert call_isolated(list, ((1.5, 2.5),), 30.0) == [1.5, 2.5]
     begin = time.monotonic()
     assert call_isolated(time.sleep, (60.0,), 0.2) is None
@@ -345,7 +345,7 @@ def test_a_calculation_apart_answers_or_is_ended_at_its_limit() -> None:
     assert not [child for child in multiprocessing.active_children() if child.name == "qfleet-measure"]
 
 
-def test_a_run_says_what_was_measured_and_its_plan_repeats_it(
+def test_a_run_reports_what_was_measured_and_its_plan_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -60,13 +60,13 @@ def test_speed_is_predicted_from_its_parts() -> None:
     assert central.steps_per_second == pytest.approx(8 / (4e-3 + 1.5e-3 + 1.5e-4))
 
 
-def test_a_long_way_to_another_process_speaks_for_choosing_at_home() -> None:
+def test_a_slow_round_trip_favours_local_inference() -> None:
     near = Costs(1e-5, {("cpu", 4): 1e-3, ("cpu", 8): 1.1e-3}, round_trip_seconds=1e-5)
     assert rank_placements(plan_of(), near, cores=2)[0].inference == "central"
     assert rank_placements(plan_of(), replace(near, round_trip_seconds=5e-3), cores=2)[0].inference == "local"
 
 
-def test_what_the_plan_says_is_not_asked() -> None:
+def test_placements_that_the_plan_excludes_are_left_out() -> None:
     plan = plan_of(**{"runtime.inference": "central"})
     assert {place.inference for place in rank_placements(plan, costs(1e-5, 1e-4, 2e-4), cores=2)} == {"central"}
 
@@ -76,7 +76,7 @@ def test_one_actor_is_central_already() -> None:
     assert [place.inference for place in found] == ["local"]
 
 
-def test_it_is_measured_written_down_and_told() -> None:
+def test_the_placement_is_measured_noted_and_written_to_the_plan() -> None:
     plan = plan_of()
     world = make_train_world(plan)
     found = measure(plan, world, lambda device: make_policy(plan, world.spec, device))

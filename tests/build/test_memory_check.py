@@ -69,7 +69,7 @@ def test_the_estimate_is_what_the_replay_takes(changes: Settings, env_id: str) -
     components.close()
 
 
-def test_looking_at_the_needs_draws_nothing() -> None:
+def test_estimating_memory_draws_no_random_numbers() -> None:
     components, before = components_of(LSTM), torch.get_rng_state()
     replay_bytes(components.plan, components.actor.world.spec)
     assert torch.equal(torch.get_rng_state(), before)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from qfleet import make_plan, train
-from qfleet.act import lanes_for
+from qfleet.act import num_eval_lanes
 from qfleet.data import World
 from qfleet.envs import make_world
 from qfleet.training.evaluator import Evaluator
@@ -36,7 +36,7 @@ def test_the_defaults_learn(env_id: str, seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.learning
 @pytest.mark.timeout(600)
-def test_two_learners_learn_however_often_they_change_how_they_agree(tmp_path: Path) -> None:
+def test_two_learners_learn_while_their_sync_is_switched(tmp_path: Path) -> None:
     schedule = ("300 sync.type=server sync.max_staleness=4", "600 sync.type=local", "900 sync.type=allreduce")
     changes = {"learners.num": 2, "learners.schedule": schedule}
     plan = make_plan("CartPole-v1", overrides={**changes, "seed": 1, "until.steps": 50_000, "runtime.compile": False})
@@ -70,15 +70,15 @@ def make_brittle() -> gym.Env[Any, Any]:
     return Brittle(gym.make("CartPole-v1"))
 
 
-def sound_world(judge: Evaluator, stream: int, episodes: int) -> World:
+def sound_world(evaluator: Evaluator, stream: int, episodes: int) -> World:
     """Worlds that do not break: hardly any of their episodes would come to an end."""
-    env = msgspec.structs.replace(judge.plan.env, workers=0)
-    return make_world(env, seed=judge.plan.seed, stream=stream, num=lanes_for(episodes))
+    env = msgspec.structs.replace(evaluator.plan.env, workers=0)
+    return make_world(env, seed=evaluator.plan.seed, stream=stream, num=num_eval_lanes(episodes))
 
 
 @pytest.mark.learning
 @pytest.mark.timeout(600)
-def test_environments_that_break_are_learned_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_in_failing_environments_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CartPole-v1 that raises with probability 0.005 per step; seed 1, 50,000 steps at most, a mean of 475 at least."""
     monkeypatch.setattr(Evaluator, "world", sound_world)
     (seed, *_), steps, bar = BARS["CartPole-v1"]

@@ -7,12 +7,12 @@ import pytest
 
 from qfleet import Run
 from qfleet.training.checkpointing import Saver, is_due
-from tests.support.nursery import Nursery
+from tests.support.command_server import CommandServer
 from tests.support.runs import Settings, small, trained
 
 
 class Reference(Protocol):
-    """Asks for the undisturbed run of a plan."""
+    """Returns the undisturbed run of a plan."""
 
     def __call__(self, changes: Settings | None = None, env_id: str = "CartPole-v1") -> Run: ...
 
@@ -27,24 +27,24 @@ def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here cuts the power, so nothing in this process need be safe from it."""
+    """Skip fsync: no test here cuts the power."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture
 def every_save(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Save whenever enough steps were made, be the disk as slow as it likes: the same checkpoints every time."""
+    """Save by steps alone, however slow the disk is: the same checkpoints every time."""
     monkeypatch.setattr(
         Saver, "due", lambda self: is_due(self.components.steps, self.plan.every_steps, self.tried_steps)
     )
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
-    """Processes to kill."""
-    place = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield place
-    place.close()
+def command_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer]:
+    """Starts qfleet processes that a test may kill."""
+    server = CommandServer(tmp_path_factory.mktemp("command_server"))
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ LSTM: Settings = {
 ACTOR: Settings = {"replay.sampler.type": "prioritized", "replay.sampler.initial": "actor"}
 RANDOM: Settings = {"net.noisy": True, "net.head.type": "implicit", "net.head.fractions": 4, "net.dropout": 0.2}
 
-# Many rows, saves and updates in few steps; nothing is judged.
+# Many rows, saves and updates in few steps; no evaluation.
 SMALL: Settings = {
     "env.num": 4,
     "algo.learn_start_steps": 40,
@@ -78,7 +78,7 @@ def process_of(handle: LearnerHandle) -> BaseProcess:
     return handle.control.process
 
 
-def first_struck(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:
+def kill_first_learner(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:
     """The handles of all learners that will be launched, and a callback that kills the first of them."""
     handles: list[LearnerHandle] = []
     launch = LocalLearnerLauncher.launch
@@ -143,23 +143,24 @@ def status(run: Path) -> Settings:
 
 
 def same(run: Path, reference: Path) -> bool:
-    """Did two runs end bit-equal? Says where not."""
-    mine, yours = checkpoints(run)[-1], checkpoints(reference)[-1]
-    assert mine.name == yours.name
-    assert hashes(mine) == hashes(yours)
+    """Did two runs end bit-equal? An assertion shows where not."""
+    last = checkpoints(run)[-1]
+    expected = checkpoints(reference)[-1]
+    assert last.name == expected.name
+    assert hashes(last) == hashes(expected)
     assert rows(run) == rows(reference)
     return True
 
 
 def trained(plan: Plan, out: Path, **more: Any) -> Run:
-    """Train without a word."""
+    """Train; warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return train(plan, out=out, **more)
 
 
 def resumed(run: Run | Path, **more: Any) -> Run:
-    """Resume without a word."""
+    """Resume; warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return resume(run.path if isinstance(run, Run) else run, **more)

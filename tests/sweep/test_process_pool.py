@@ -111,7 +111,7 @@ def test_never_more_at_once_than_there_is_room_for(watch: Watch) -> None:
     assert watch.polls > 0
 
 
-def test_rows_are_heard_and_other_words_go_to_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_and_other_output_goes_to_the_log(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
     watch.pool(1, a=["row=1", "say=hello {", 'say=["kind"]', "row=2", "threads=1"]).run()
     assert watch.rows == [
@@ -156,7 +156,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_parent_only(watch: Watch) -> None:
     assert watch.rows == [("a", {"kind": "leads", "leads": True})]
 
 
-def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_stop_is_killed(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "STOP_TIMEOUT_SECONDS", 0.5)
     pool = watch.pool(1, a=["sleep=60", "stubborn"])
     pool.on_poll = lambda: setattr(watch.stop_request, "name", "SIGINT" if (watch.folder / "notes").exists() else None)
@@ -165,7 +165,7 @@ def test_one_that_will_not_leave_is_killed(watch: Watch, monkeypatch: pytest.Mon
     assert [what for _, what, _, _ in watch.notes()] == ["begin", "SIGINT"]
 
 
-def test_what_it_has_started_is_killed_with_it(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descendants_are_killed_with_a_process(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_pool, "STOP_TIMEOUT_SECONDS", 0.3)
     mark = f"9{os.getpid()}{time.monotonic_ns()}"
     pool = watch.pool(1, a=[f"start={mark}", "row=1", "sleep=60", "stubborn"])
@@ -187,7 +187,7 @@ def started(mark: str) -> list[int]:
     return found
 
 
-def test_an_error_of_our_own_leaves_none_behind(watch: Watch) -> None:
+def test_an_error_in_the_parent_leaves_no_process(watch: Watch) -> None:
     pool = watch.pool(2, a=["row=1", "sleep=60"], b=["row=1", "sleep=60"])
 
     def on_poll() -> None:

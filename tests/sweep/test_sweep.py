@@ -21,7 +21,7 @@ from qfleet.sweep.capacity import cores, find_capacity
 from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
 from qfleet.watch.console import SafeStream
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
-from tests.support.nursery import Child, Nursery
+from tests.support.command_server import CommandProcess, CommandServer
 from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, train_arguments, trained
 
 LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_steps": 200}
@@ -82,7 +82,7 @@ def states(folder: Path) -> dict[str, Any]:
 # --- what a group makes of its members ---
 
 
-def test_a_group_keeps_who_belongs_to_it_in_canonical_json(plays: Plays, tmp_path: Path) -> None:
+def test_group_json_lists_the_members_canonically(plays: Plays, tmp_path: Path) -> None:
     plays.set(seed_3="0 done 5", seed_4="0 done 7")
     made = train_group(small({"seed": 3}), 2, out=tmp_path / "runs", command=["qfleet", "train"])
     text = (made.path / "group.json").read_text()
@@ -207,7 +207,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
     assert "plan_sha256_before" not in made.status
 
 
-def test_a_member_that_warns_is_heard(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_of_a_member_is_shown(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = r'print(json.dumps({"kind": "warning", "text": "step_1 is damaged"}), flush=True)' + "\nif state =="
     monkeypatch.setattr(process_pool, "BOOT", STAND_IN.replace("if state ==", said))
     plays.set(seed_0="0 done 5")
@@ -286,7 +286,7 @@ def test_removing_the_last_member_removes_the_group(plays: Plays, tmp_path: Path
 # --- room ---
 
 
-def test_room_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cores", lambda: 7)
     assert find_capacity(small({"runtime.threads": 2}), 9)[:2] == (3, 2)
     assert find_capacity(small({"runtime.threads": 2}), 2)[:2] == (2, 2)
@@ -294,7 +294,7 @@ def test_room_is_cores_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_capacity(small(), 9, jobs=9)[:2] == (9, 1)
 
 
-def test_room_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "cores", lambda: 8)
     each = capacity.PROCESS_BYTES + 1_000
     needs = {"replay_bytes": 1_000, "checkpoint_bytes": 0, "available_bytes": int(3.5 * each / 0.9)}
@@ -309,7 +309,7 @@ def test_room_is_lowered_by_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("max 100000", 99), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 99), (None, 99)]
 )
-def test_cores_know_the_limit_of_a_container(
+def test_cores_respect_the_limit_of_a_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(99)))
@@ -351,7 +351,7 @@ def test_members_are_ordinary_runs_bit_equal_to_runs_of_their_own(tmp_path: Path
     )
 
 
-def begun(child: Child, out: Path, num: int) -> list[Path]:
+def begun(child: CommandProcess, out: Path, num: int) -> list[Path]:
     """The members, once so many have written a row."""
     limit = time.monotonic() + 120
     while time.monotonic() < limit and child.code is None:
@@ -359,16 +359,16 @@ def begun(child: Child, out: Path, num: int) -> list[Path]:
         if len(found) == num:
             return sorted(found)
         time.sleep(0.02)
-    raise AssertionError(child.said())
+    raise AssertionError(child.output())
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(300)  # each member imports torch, which takes its time on a busy machine
-def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
+def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, command_server: CommandServer) -> None:
+    child = command_server.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
     members = begun(child, tmp_path / "out", 2)
     child.send(signal.SIGINT)
-    assert child.wait(90) == 130, child.said()
+    assert child.wait(90) == 130, child.output()
     for path in members:
         assert (status(path)["state"], status(path)["exit_code"]) == ("interrupted", 130)
         assert checkpoints(path)[-1].name == f"step_{status(path)['env_steps']:012d}"
@@ -382,8 +382,8 @@ def test_ctrl_c_saves_every_member_and_the_group_goes_on(tmp_path: Path, nursery
 @pytest.mark.chaos
 @pytest.mark.timeout(300)  # each member imports torch, which takes its time on a busy machine
 @pytest.mark.slow
-def test_members_save_and_leave_when_the_group_is_killed(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
+def test_members_save_and_leave_when_the_group_is_killed(tmp_path: Path, command_server: CommandServer) -> None:
+    child = command_server.start(*train_arguments(tmp_path / "out", LONG), "--seeds", "2", "--jobs", "2", "--name", "g")
     members = begun(child, tmp_path / "out", 2)
     pids = [status(path)["pid"] for path in members]
     child.send(signal.SIGKILL)

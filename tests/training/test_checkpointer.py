@@ -79,7 +79,7 @@ def test_another_torso_is_refused_and_nothing_is_set_aside(tmp_path: Path) -> No
     assert [folder.name for folder in checkpoints(run.path)] == before
 
 
-def test_a_replay_that_was_never_saved_is_not_asked_for(tmp_path: Path) -> None:
+def test_a_resume_without_a_saved_replay_reads_no_replay_files(tmp_path: Path) -> None:
     run = trained(until(small({"save.replay": "none"}), 90), tmp_path)
     plan = run.path / "run.toml"
     plan.write_text(plan.read_text().replace('replay = "none"', 'replay = "full"'))
@@ -100,7 +100,7 @@ def test_a_torso_with_dropout_is_exact_too(tmp_path: Path) -> None:
     assert same(again.path, whole.path)
 
 
-def test_looking_at_a_run_with_another_environment_is_a_clear_error(tmp_path: Path) -> None:
+def test_loading_a_run_with_another_environment_is_a_clear_error(tmp_path: Path) -> None:
     run = train(until(small(env_id="toys/Random-v0"), 60), out=tmp_path, env=Random)
     with pytest.raises(UsageError, match="do not fit its network"):
         load(run.path, env=Wider)

@@ -87,7 +87,7 @@ class Seen:
     def stop(self, status: Any) -> None: ...
 
 
-def test_a_watcher_is_told_and_python_is_not(stopped: Path, tmp_path: Path) -> None:
+def test_damage_is_shown_by_a_watcher_instead_of_a_python_warning(stopped: Path, tmp_path: Path) -> None:
     run, watcher = copied(stopped, tmp_path), Seen()
     good, bad = (path.name for path in checkpoints(run))
     flip(checkpoints(run)[-1] / "optim.safetensors")
@@ -109,7 +109,7 @@ def with_a_damaged_best(run: Path) -> str:
 
 
 @pytest.mark.parametrize("verb", ["eval", "resume"])
-def test_the_command_line_says_it_in_one_line(
+def test_the_command_line_reports_damage_in_one_line(
     verb: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -138,7 +138,7 @@ def test_swapped_files_are_noticed(stopped: Path, tmp_path: Path, reference: Ref
     assert same(resumed_with_warning(run).path, reference().path)
 
 
-def test_strict_refuses_the_older_one(stopped: Path, tmp_path: Path) -> None:
+def test_strict_refuses_an_older_checkpoint(stopped: Path, tmp_path: Path) -> None:
     run = copied(stopped, tmp_path)
     flip(checkpoints(run)[-1] / "model.safetensors")
     with pytest.raises(NoCheckpointError, match=r"model\.safetensors"):
@@ -146,7 +146,7 @@ def test_strict_refuses_the_older_one(stopped: Path, tmp_path: Path) -> None:
     assert status(run)["exit_code"] == 6
 
 
-def test_without_a_whole_one_nothing_begins_from_scratch(stopped: Path, tmp_path: Path) -> None:
+def test_without_a_valid_checkpoint_resume_is_an_error(stopped: Path, tmp_path: Path) -> None:
     run = copied(stopped, tmp_path)
     rows = (run / "metrics.jsonl").read_bytes()
     for checkpoint in checkpoints(run):
@@ -185,7 +185,7 @@ def test_a_damaged_best_checkpoint_means_the_latest_if_that_is_asked_for(stopped
 
 
 @pytest.mark.parametrize("verb", ["eval", "record", "train"])
-def test_nothing_else_is_called_the_best(
+def test_a_damaged_best_checkpoint_is_not_replaced_silently(
     verb: str, stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copied(stopped, tmp_path)

@@ -74,12 +74,12 @@ def test_options_that_name_a_file_an_address_or_a_module_need_a_proof(run: Path,
         Env(id=MINE.id),
     ],
 )
-def test_another_id_or_other_options_are_not(run: Path, other: Env) -> None:
+def test_another_id_or_other_options_are_not_trusted(run: Path, other: Env) -> None:
     sign(run, MINE)
     assert not trusted(run, other)
 
 
-def test_what_does_not_matter_to_the_code_is_not_signed(run: Path) -> None:
+def test_settings_that_name_no_code_are_not_signed(run: Path) -> None:
     sign(run, MINE)
     assert trusted(run, Env(id=MINE.id, options=dict(reversed(MINE.options.items())), num=3))
 
@@ -156,13 +156,13 @@ def test_a_copy_of_a_run_is_not_trusted(run: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("proof", ["", "é" * 64, "\ud800", "0" * 64, 7, None, ["x"], {}])
-def test_a_proof_of_any_kind_is_answered(run: Path, proof: Any) -> None:
+def test_a_malformed_proof_is_refused(run: Path, proof: Any) -> None:
     sign(run, MINE)
     (run / env_trust.FILE).write_text(json.dumps({"proof": proof}))
     assert not trusted(run, MINE)
 
 
-def test_the_key_is_private_whole_and_alone(run: Path, own_home: Path) -> None:
+def test_the_key_is_private_complete_and_the_only_file(run: Path, own_home: Path) -> None:
     sign(run, MINE)
     assert os.listdir(own_home / "qfleet") == ["trust.key"]
     assert key_file(own_home).stat().st_mode & 0o777 == 0o600
@@ -172,12 +172,12 @@ def test_the_key_is_private_whole_and_alone(run: Path, own_home: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_home")
-def test_many_who_make_it_at_once_get_the_same_one() -> None:
+def test_processes_that_make_the_key_at_once_get_the_same_one() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(lambda _: env_trust.key(), range(64), timeout=30))) == 1
 
 
-def test_a_key_has_its_name_only_when_it_is_whole(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_gets_its_name_only_when_complete(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     monkeypatch.setattr(os, "fsync", lambda file: seen.append(key_file(own_home).exists()))
     env_trust.key()
@@ -236,7 +236,7 @@ def test_places_are_named_by_settings_that_are_used() -> None:
     assert trusted_settings(make_plan("CartPole-v1")) == {}
 
 
-def test_places_count_when_this_user_signed_them_there(run: Path) -> None:
+def test_places_that_this_user_signed_are_trusted(run: Path) -> None:
     assert not connects(run, away())
     require_places(run, away(), True)
     sign(run, away().env, trusted_settings(away()))
@@ -249,7 +249,7 @@ def test_places_count_when_this_user_signed_them_there(run: Path) -> None:
     assert not connects(copy, away())
 
 
-def test_a_proof_of_one_kind_is_none_of_the_other(run: Path) -> None:
+def test_a_proof_for_code_is_no_proof_for_places(run: Path) -> None:
     sign(run, MINE)  # as all versions before wrote it
     assert set(json.loads((run / env_trust.FILE).read_text())) == {"env", "proof"}
     assert not connects(run, away())

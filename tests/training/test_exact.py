@@ -53,7 +53,7 @@ def test_many_stops_equal_none(tmp_path: Path, reference: Reference) -> None:
     assert same(run.path, reference().path)
 
 
-def test_stopping_where_nothing_is_new_changes_nothing(tmp_path: Path, reference: Reference) -> None:
+def test_a_stop_without_a_new_step_changes_nothing(tmp_path: Path, reference: Reference) -> None:
     run = trained(small(), tmp_path)
     assert same(resumed(run).path, reference().path)
 

@@ -47,7 +47,7 @@ def test_every_two_choices_together(cell: str, tmp_path: Path) -> None:
     assert same(resumed(run, steps=200).path, whole.path)
 
 
-def test_every_two_choices_that_can_meet_do() -> None:
+def test_every_valid_pair_of_variants_is_covered() -> None:
     assert not all_meetings().difference(*(meetings(chosen) for chosen in PAIRWISE.values()))
     for meeting in APART:
         with pytest.raises(UsageError, match="does not go with"):
@@ -67,7 +67,9 @@ def test_every_two_choices_that_can_meet_do() -> None:
         ("Acrobot-v1", R2D2),
     ],
 )
-def test_in_other_worlds_too(env_id: str, changes: Settings, tmp_path: Path, reference: Reference) -> None:
+def test_other_environments_resume_exactly_too(
+    env_id: str, changes: Settings, tmp_path: Path, reference: Reference
+) -> None:
     run = trained(until(small(changes, env_id), 170), tmp_path)
     assert same(resumed(run, steps=300).path, reference(changes, env_id).path)
 

@@ -64,12 +64,12 @@ MEMORY: Settings = {
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_cut_in_two_it_ends_bit_equal(cell: str, tmp_path: Path) -> None:
+def test_exploration_variants_resume_bit_equal(cell: str, tmp_path: Path) -> None:
     check_exact(*CELLS[cell], tmp_path)
 
 
 @pytest.mark.parametrize("changes", [FRESH, MEMORY], ids=["fresh", "memory"])
-def test_a_bonus_is_exact_with_every_feed(changes: Settings, tmp_path: Path) -> None:
+def test_a_bonus_resumes_exactly_with_every_batch_source(changes: Settings, tmp_path: Path) -> None:
     check_exact("CartPole-v1", changes, tmp_path)
 
 
@@ -88,7 +88,7 @@ def progress(run: Run) -> list[Settings]:
 # What rows say
 
 
-def test_without_them_nothing_is_said(tmp_path: Path) -> None:
+def test_without_bonus_and_filter_rows_have_no_such_fields(tmp_path: Path) -> None:
     run = trained(small(), tmp_path)
     for row in [*rows(run.path), status(run.path)]:
         assert not {"bonus_mean", "states_seen", "filtered"} & row.keys()
@@ -104,7 +104,7 @@ def test_a_ladders_epsilon_is_its_mean_and_softmax_has_none(tmp_path: Path) -> N
     assert {row["epsilon"] for row in progress(softmax)} == {None}
 
 
-def test_a_bonus_is_told_and_returns_stay_raw(tmp_path: Path) -> None:
+def test_a_bonus_is_in_the_rows_and_returns_stay_raw(tmp_path: Path) -> None:
     told = progress(trained(small({**BONUS, "algo.bonus.grid": 0.5}), tmp_path))
     assert told[0]["bonus_mean"] == 0.0
     assert all(0 < row["bonus_mean"] <= 0.5 for row in told[2:])
@@ -116,7 +116,7 @@ def test_a_bonus_is_told_and_returns_stay_raw(tmp_path: Path) -> None:
     assert sums == pytest.approx([round(each) for each in sums], abs=1e-9)
 
 
-def test_what_is_kept_out_is_told_in_rows_status_and_the_last_words(tmp_path: Path) -> None:
+def test_the_filtered_share_is_in_rows_status_and_the_end(tmp_path: Path) -> None:
     words = io.StringIO()
     plan = small({**FILTER, "algo.n_step": 1}, FROZEN)
     run = train(plan, out=tmp_path, watcher=make_watcher("plain", words))
@@ -129,7 +129,7 @@ def test_what_is_kept_out_is_told_in_rows_status_and_the_last_words(tmp_path: Pa
     assert f"filtered {status(run.path)['filtered']:.1%} of the steps out of the replay" in words.getvalue()
 
 
-def test_the_gate_counts_steps_whether_they_are_kept_or_not(tmp_path: Path) -> None:
+def test_the_limiter_counts_filtered_steps_too(tmp_path: Path) -> None:
     kept = trained(small({"algo.n_step": 1}, FROZEN), tmp_path)
     filtered = trained(small({**FILTER, "algo.n_step": 1}, FROZEN), tmp_path)
     assert filtered.status["updates"] == kept.status["updates"] == int(5 / 16 * (filtered.status["env_steps"] - 40))
@@ -169,7 +169,7 @@ def test_clipped_rewards_get_the_bonus_and_are_not_clipped_again() -> None:
     assert not components.batch_source.replay.fold.clip
 
 
-def test_a_memory_is_shown_the_worlds_rewards_while_learning_too() -> None:
+def test_a_recurrent_network_learns_from_raw_rewards() -> None:
     components, _ = stored(MEMORY)
     batch = components.batch_source.replay.sample(200)
     assert isinstance(batch, Sequences)
@@ -223,7 +223,7 @@ def test_a_run_that_began_without_a_function_goes_on_without(tmp_path: Path) -> 
         resume(run.path, steps=300, explore=often_left)
 
 
-def test_a_wrong_answer_ends_the_run_with_a_clear_word(tmp_path: Path) -> None:
+def test_a_wrong_action_of_an_explore_function_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         train(small(OTHER), out=tmp_path, explore=lambda values, *_: values.argmax(1) + 2)
     assert caught.value.what.startswith("the explore function chose action ")

@@ -68,7 +68,7 @@ def test_a_failing_world_of_a_worker_is_an_event_and_the_run_goes_on(runtime: Se
     assert "ZeroDivisionError" in found[0]["cause"]
 
 
-def test_a_world_that_is_given_up_is_said_once(tmp_path: Path) -> None:
+def test_a_warning_names_an_environment_that_is_given_up_once(tmp_path: Path) -> None:
     toy: Settings = {"env.options": {"every": 9}, "env.workers": 1, "env.rebuilds": 1}
     run = train(small(toy, BREAKING), out=tmp_path).path
     given_up = [row for row in events(run, "env_fault") if row["quarantined"]]
@@ -77,7 +77,7 @@ def test_a_world_that_is_given_up_is_said_once(tmp_path: Path) -> None:
     assert len(texts) == len(set(texts)) == len(given_up)
 
 
-def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -> None:
+def test_environments_of_two_actors_that_are_given_up_are_distinguished(tmp_path: Path) -> None:
     plan = small()
     world = make_train_world(plan)
     run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
@@ -92,7 +92,7 @@ def test_worlds_of_two_actors_that_are_given_up_are_told_apart(tmp_path: Path) -
     run_log.close()
 
 
-def test_a_learner_or_actor_that_is_given_up_is_told_and_kept(tmp_path: Path) -> None:
+def test_a_learner_or_actor_that_is_given_up_is_in_warnings_and_status(tmp_path: Path) -> None:
     plan = small({"learners.num": 2})
     world = make_train_world(plan)
     run_log = RunLog(make_components(resolve(plan, world.spec), world), tmp_path)
@@ -132,7 +132,7 @@ def test_a_world_that_returns_what_is_not_a_number_ends_the_run(field: str, word
     assert_finite(run)
 
 
-def test_a_mended_world_goes_on_exactly(tmp_path: Path, reference: Reference) -> None:
+def test_a_run_resumes_exactly_after_its_environment_is_fixed(tmp_path: Path, reference: Reference) -> None:
     plan = small(env_id="toys/Random-v0")
     with pytest.raises(EnvError):
         train(plan, out=tmp_path, env=lambda: NotFinite("obs", at=45))
@@ -445,7 +445,7 @@ def test_a_best_checkpoint_stays_the_best_when_best_json_cannot_be_written(
 # Worlds that cannot be repeated
 
 
-def test_a_world_that_cannot_be_repeated_is_told_and_its_episodes_are_not_joined(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_re_driven_is_reported_and_starts_new_episodes(tmp_path: Path) -> None:
     plan = small({"until.steps": 90, "replay.capacity": 1_000}, "toys/Random-v0")
     run = train(plan, out=tmp_path, env=Unrepeatable)
     saved = json.loads((checkpoints(run.path)[-1] / "state.json").read_text())["line"]["feed"]["replay"]["row"]
@@ -473,7 +473,7 @@ def replay_rows(run: Path) -> dict[str, Array]:
     return {name: np.concatenate([table[name] for table in tables]) for name in tables[0]}
 
 
-def test_a_roll_back_in_such_a_world_is_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_back_in_such_an_environment_is_reported_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bad_updates(monkeypatch, lambda call: 40 <= call < 45)
     run = train(small(env_id="toys/Random-v0"), out=tmp_path, env=Unrepeatable)
     assert len(events(run.path, "rollback")) == 1

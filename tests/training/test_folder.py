@@ -114,7 +114,7 @@ def test_the_best_that_any_kept_checkpoint_names_is_kept(keep: int, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("every_save")
-def test_best_json_never_points_to_what_is_gone(tmp_path: Path) -> None:
+def test_best_json_never_names_a_missing_checkpoint(tmp_path: Path) -> None:
     """The last policy of a finished run is judged out of turn; a longer run forgets that, and so must best.json."""
     run = trained(until(small({**JUDGED, "eval.every_steps": 280}, TELLING), 60), tmp_path)
     assert json.loads((run.path / "best.json").read_text())["step"] == run.status["env_steps"]

@@ -42,7 +42,7 @@ def plan_of(**more: Any) -> Plan:
 
 
 @pytest.mark.parametrize("target", [{"type": "copy", "every_updates": 2}, {"type": "average", "tau": 0.5}])
-def test_it_acts_by_what_it_has_learned(keras: Any, target: dict[str, Any]) -> None:
+def test_the_policy_acts_with_learned_weights(keras: Any, target: dict[str, Any]) -> None:
     plan = plan_of(**{f"algo.target.{name}": value for name, value in target.items()})
     components = make_components(plan, make_train_world(plan), torso_of(keras))
     components.actor.start()

@@ -14,7 +14,7 @@ from qfleet.errors import StorageError
 from qfleet.plan import compose, total_updates
 from qfleet.save import verify_run
 from qfleet.watch import read_rows, run_state
-from tests.support.nursery import Child, Nursery
+from tests.support.command_server import CommandProcess, CommandServer
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, PONG, Settings, checkpoints, resumed, same, status, train_arguments
 from tests.support.variants import ACTOR, IQN, MUNCHAUSEN, NOISY, PQN, R2D2
@@ -27,17 +27,17 @@ LIVELY: Settings = {**JUDGED, "until.steps": 1_500, "log.every_steps": 100, "eva
 PER_3: Settings = {**LIVELY, "replay.sampler.type": "prioritized", "algo.n_step": 3, "env.normalize": "both"}
 
 
-def only_run(out: Path, child: Child) -> Path:
+def only_run(out: Path, child: CommandProcess) -> Path:
     """The run folder, once it has a checkpoint: from then on everything must survive."""
     limit = time.monotonic() + 60
     while not (found := list(out.glob("*/checkpoints/step_*/manifest.json"))):
         assert time.monotonic() < limit
-        assert child.code is None, child.said()
+        assert child.code is None, child.output()
         time.sleep(0.001)
     return found[0].parents[2]
 
 
-def killed(child: Child, run: Path, steps: int, seconds: float) -> bool:
+def killed(child: CommandProcess, run: Path, steps: int, seconds: float) -> bool:
     """Kill it a moment after it got so far; False if it was done before."""
     limit = time.monotonic() + 60
     while time.monotonic() < limit and child.code is None and progress(run) < steps:
@@ -70,16 +70,16 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def survive(nursery: Nursery, out: Path, command: list[str], chance: random.Random) -> Path:
+def survive(command_server: CommandServer, out: Path, command: list[str], chance: random.Random) -> Path:
     """Train under kills until enough have fallen, then to the end."""
-    child = nursery.start(*command)
+    child = command_server.start(*command)
     run = only_run(out, child)
     for steps in sorted(chance.randrange(0, 1_200) for _ in range(KILLS)):
-        assert killed(child, run, steps, chance.uniform(0.0, 0.05)), child.said()
+        assert killed(child, run, steps, chance.uniform(0.0, 0.05)), child.output()
         assert run_state(run) == "killed"
         assert all(verdict.ok for verdict in verify_run(run))
-        child = nursery.start("resume", str(run), "--quiet")
-    assert child.wait() == 0, child.said()
+        child = command_server.start("resume", str(run), "--quiet")
+    assert child.wait() == 0, child.output()
     return run
 
 
@@ -96,11 +96,11 @@ def survive(nursery: Nursery, out: Path, command: list[str], chance: random.Rand
     ],
 )
 def test_sigkill_at_random_moments(
-    env_id: str, changes: Settings, seed: int, tmp_path: Path, nursery: Nursery, reference: Reference
+    env_id: str, changes: Settings, seed: int, tmp_path: Path, command_server: CommandServer, reference: Reference
 ) -> None:
     before = shared_memory()
     whole = reference(changes, env_id)
-    run = survive(nursery, tmp_path, train_arguments(tmp_path, changes, env_id), random.Random(seed))
+    run = survive(command_server, tmp_path, train_arguments(tmp_path, changes, env_id), random.Random(seed))
     assert same(run, whole.path)
     assert shared_memory() <= before
     assert not list(run.glob("checkpoints/.*"))
@@ -109,21 +109,21 @@ def test_sigkill_at_random_moments(
 
 
 @pytest.mark.atari
-def test_sigkill_in_the_middle_of_pong(tmp_path: Path, nursery: Nursery, reference: Reference) -> None:
+def test_sigkill_in_the_middle_of_pong(tmp_path: Path, command_server: CommandServer, reference: Reference) -> None:
     pytest.importorskip("ale_py")
     whole = reference(PONG, "ALE/Pong-v5")
-    child = nursery.start(*train_arguments(tmp_path, PONG, "ALE/Pong-v5"))
+    child = command_server.start(*train_arguments(tmp_path, PONG, "ALE/Pong-v5"))
     run = only_run(tmp_path, child)
     assert killed(child, run, 60, 0.05)
     assert same(resumed(run).path, whole.path)
 
 
-def test_the_living_run_is_protected_and_the_dead_one_is_not(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*train_arguments(tmp_path, {"until.steps": 1_000_000}))
+def test_the_living_run_is_protected_and_the_dead_one_is_not(tmp_path: Path, command_server: CommandServer) -> None:
+    child = command_server.start(*train_arguments(tmp_path, {"until.steps": 1_000_000}))
     run = only_run(tmp_path, child)
-    second = nursery.start("resume", str(run), "--quiet")
+    second = command_server.start("resume", str(run), "--quiet")
     assert second.wait() == 5
-    assert f"process {child.pid} on" in second.said()
+    assert f"process {child.pid} on" in second.output()
     with pytest.raises(StorageError, match=f"process {child.pid} on"):
         resume(run)
     assert child.code is None
@@ -134,8 +134,10 @@ def test_the_living_run_is_protected_and_the_dead_one_is_not(tmp_path: Path, nur
     assert resumed(run, steps=newest + 60).exit_code == 0
 
 
-def test_leftovers_of_a_killed_save_are_gone_after_the_next_start(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*train_arguments(tmp_path, {"until.steps": 1_000_000, "save.every_steps": 4}))
+def test_leftovers_of_a_killed_save_are_gone_after_the_next_start(
+    tmp_path: Path, command_server: CommandServer
+) -> None:
+    child = command_server.start(*train_arguments(tmp_path, {"until.steps": 1_000_000, "save.every_steps": 4}))
     run = only_run(tmp_path, child)
     limit = time.monotonic() + 30
     while time.monotonic() < limit and child.code is None and not list(run.glob("checkpoints/.tmp-*")):

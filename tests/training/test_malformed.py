@@ -147,7 +147,7 @@ def try_changes(stopped: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     return codes
 
 
-def test_changes_under_a_seal_that_fits_are_never_a_bug(
+def test_changed_state_with_valid_hashes_is_never_reported_as_a_bug(
     stopped: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     codes = try_changes(stopped, tmp_path, capfd, range(12))
@@ -164,7 +164,7 @@ def test_changes_under_a_seal_that_fits_are_never_a_bug(
         (("book", "recent"), "x", "Expected `array`"),
     ],
 )
-def test_what_is_malformed_is_named(
+def test_the_malformed_value_is_named(
     place: tuple[str, ...], value: Any, named: str, stopped: Path, tmp_path: Path
 ) -> None:
     run = copied(stopped, tmp_path)
@@ -225,7 +225,7 @@ def test_a_status_that_cannot_be_written_does_not_hide_the_error(
 
 
 @pytest.mark.slow
-def test_many_changes_under_a_seal_that_fits_are_never_a_bug(
+def test_many_changes_with_valid_hashes_are_never_reported_as_a_bug(
     stopped: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     codes = try_changes(stopped, tmp_path, capfd, range(1000, 1200))

@@ -95,7 +95,7 @@ def test_a_run_of_the_first_version_goes_on_exactly(
         assert same(run, whole.path)
 
 
-def test_fresh_experience_without_the_values_it_was_acted_by_is_gathered_anew(tmp_path: Path) -> None:
+def test_fresh_experience_without_action_values_is_discarded(tmp_path: Path) -> None:
     run = trained(ending(small(FRESH), 90), tmp_path).path
     stored = Checkpoints(run / "checkpoints")
     for step in stored.steps():

@@ -30,7 +30,7 @@ def test_an_undisturbed_run_is_exact_and_has_no_reason_not_to_be(tmp_path: Path)
     assert (run.status["exact"], run.status["not_exact"]) == (True, [])
 
 
-def test_a_best_whose_save_failed_is_told_and_never_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_best_policy_that_could_not_be_saved_is_not_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = full_disk(monkeypatch, lambda number: number == 2)  # the first is the beginning, the second the first best
     run = trained(small({**RISING, "until.steps": 100}), tmp_path)
     lost = tried[1]
@@ -92,7 +92,7 @@ def _only(out: Path) -> Path:
     return next(out.glob("*/status.json"))
 
 
-def test_a_clock_that_ends_the_run_is_told_but_not_held_against_it(tmp_path: Path) -> None:
+def test_an_end_by_the_clock_is_reported_without_marking_the_train_state(tmp_path: Path) -> None:
     run = trained(small({"until.seconds": 0.2, "until.steps": 1_000_000}), tmp_path)
     assert (run.status["exact"], run.status["not_exact"]) == (False, [CLOCK_ENDS])
     assert events(run.path, "warning")[0]["text"] == f"not exact: {CLOCK_ENDS}"
@@ -100,7 +100,7 @@ def test_a_clock_that_ends_the_run_is_told_but_not_held_against_it(tmp_path: Pat
     assert further.status["exact"] is True
 
 
-def test_an_update_that_could_not_be_compiled_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_that_could_not_be_compiled_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> Any:
         raise OSError("no compiler")
 

@@ -75,7 +75,7 @@ def group() -> Iterator[Path]:
 
 @pytest.mark.slow
 @pytest.mark.chaos
-def test_an_actor_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is_said(
+def test_an_actor_that_is_killed_for_lack_of_memory_is_replaced_and_the_cause_is_reported(
     group: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "greedy.py").write_text(GREEDY)

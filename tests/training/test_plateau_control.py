@@ -26,7 +26,7 @@ from qfleet.training.evaluator import Evaluator
 from qfleet.training.plateau_control import Adjustment, PlateauControl
 from qfleet.training.train_state import TrainState
 from qfleet.watch import make_watcher, read_rows
-from tests.support.nursery import Nursery
+from tests.support.command_server import CommandServer
 from tests.support.run_fixtures import Reference
 from tests.support.runs import (
     ACTOR,
@@ -114,7 +114,7 @@ def test_scores_before_the_first_update_do_not_count(components: Components) -> 
     assert steering.train_state == TrainState()
 
 
-def test_what_an_act_says() -> None:
+def test_the_text_of_an_adjustment() -> None:
     assert Adjustment("algo.batch_size", 32, 64, 1).text == "algo.batch_size 32 -> 64: no better score in 1 evaluation"
     text = "optim.learning_rate 0.001 -> 0.0001: no better score in 3 evaluations"
     assert Adjustment("optim.learning_rate", 1e-3, 1e-4, 3).text == text
@@ -123,7 +123,7 @@ def test_what_an_act_says() -> None:
 # Acting, and telling
 
 
-def test_a_lower_rate_is_used_told_and_shown(tmp_path: Path) -> None:
+def test_a_lower_rate_is_used_and_reported(tmp_path: Path) -> None:
     screen = io.StringIO()
     run = trained(small(RATE), tmp_path, watcher=make_watcher("plain", screen)).path
     acts = told(run, "steer")
@@ -138,7 +138,7 @@ def test_a_lower_rate_is_used_told_and_shown(tmp_path: Path) -> None:
         assert row["learning_rate"] == (before[-1] if before else 0.002)
 
 
-def test_the_live_screen_says_it_too(tmp_path: Path) -> None:
+def test_the_live_screen_shows_a_lower_rate(tmp_path: Path) -> None:
     screen = io.StringIO()
     trained(small(RATE), tmp_path, watcher=make_watcher("live", screen))
     assert "optim.learning_rate 0.002 -> 0.001: no better score in 1 evaluation" in screen.getvalue()
@@ -167,7 +167,9 @@ def test_patience_that_never_runs_out_changes_no_number(tmp_path: Path, referenc
     assert hashes(checkpoints(run)[-1]) == hashes(checkpoints(reference(JUDGED).path)[-1])
 
 
-def test_test_seeds_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference) -> None:
+def test_plateau_control_never_uses_test_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: Reference
+) -> None:
     changes = {**RATE, **BATCH}
     plain = reference(changes).path
 
@@ -208,7 +210,7 @@ def test_a_run_that_no_longer_improves_is_done(tmp_path: Path, reference: Refere
     assert hashes(checkpoints(more.path)[-1]) == hashes(checkpoints(whole.path)[-1])
 
 
-def test_a_score_that_is_reached_comes_first(tmp_path: Path) -> None:
+def test_a_reached_score_ends_a_run_before_patience_does(tmp_path: Path) -> None:
     run = trained(small({**STOP, "until.score": 1.0}), tmp_path)
     assert run.status["reason"] == "validation interval is above until.score=1"
 
@@ -216,7 +218,7 @@ def test_a_score_that_is_reached_comes_first(tmp_path: Path) -> None:
 # Renewal
 
 
-def test_resets_are_told_and_counted(tmp_path: Path) -> None:
+def test_resets_are_reported_and_counted(tmp_path: Path) -> None:
     run = trained(small(RESET), tmp_path).path
     assert [(row["number"], row["updates"]) for row in told(run, "reset")] == [(at, 20 * at) for at in (1, 2, 3, 4)]
     assert [event["text"] for event in events(run, "reset")] == [f"reset {at} of the network" for at in (1, 2, 3, 4)]
@@ -258,7 +260,7 @@ def test_a_torso_of_ones_own_is_left_alone(tmp_path: Path) -> None:
     assert len(told(run.path, "reset")) == 4
 
 
-def test_n_and_discount_are_told_on_their_way(tmp_path: Path) -> None:
+def test_annealed_n_step_and_discount_are_in_the_rows(tmp_path: Path) -> None:
     run = trained(small({**RESET, **ANNEAL}), tmp_path).path
     assert {2, 3, 5, 7} <= set(one(run, "n_step"))
     for row in told(run, "progress"):
@@ -300,7 +302,7 @@ CELLS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_run_cut_where_it_acts_ends_as_if_it_had_not_been(cell: str, tmp_path: Path, reference: Reference) -> None:
+def test_a_stop_at_an_adjustment_changes_nothing(cell: str, tmp_path: Path, reference: Reference) -> None:
     whole = reference(CELLS[cell]).path
     acted = [row["env_steps"] for row in rows(whole) if row["kind"] in ("steer", "reset")]
     for steps in {*acted[:1], 171}:
@@ -314,7 +316,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("cell", ["both", pytest.param("memory", marks=pytest.mark.slow)])
-def test_a_run_that_dies_right_after_acting(cell: str, tmp_path: Path, reference: Reference) -> None:
+def test_a_kill_right_after_an_adjustment_changes_nothing(cell: str, tmp_path: Path, reference: Reference) -> None:
     whole, number = reference(CELLS[cell]).path, 0
     for kind in ("steer", "reset"):
         for number in range(min(2, len(told(whole, kind)))):
@@ -334,17 +336,17 @@ def test_a_run_that_dies_right_after_acting(cell: str, tmp_path: Path, reference
 
 
 @pytest.mark.chaos
-def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference: Reference) -> None:
+def test_sigkill_right_after_an_adjustment(tmp_path: Path, command_server: CommandServer, reference: Reference) -> None:
     changes = {**CELLS["both"], **RESET, "until.steps": 1_500, "eval.every_steps": 100}
     whole = reference(changes).path
-    child, limit = nursery.start(*words(tmp_path, changes)), time.monotonic() + 60
+    child, limit = command_server.start(*words(tmp_path, changes)), time.monotonic() + 60
     while time.monotonic() < limit and child.code is None:
         found = [file for file in tmp_path.glob("*/metrics.jsonl") if any_steer(file)]
         if found:
             break
         time.sleep(0.001)
     child.send(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL, child.said()
+    assert child.wait() == -signal.SIGKILL, child.output()
     run = next(tmp_path.iterdir())
     assert same(resumed(run).path, whole)
 
@@ -368,7 +370,7 @@ def test_several_updates_per_step_are_counted_exactly(ratio: int, tmp_path: Path
 
 
 @pytest.mark.parametrize("changes", [RANDOM, {**LSTM, "net.noisy": True}, SPECTRAL], ids=["random", "lstm", "spectral"])
-def test_counting_sleepers_often_changes_no_number(changes: Settings, tmp_path: Path) -> None:
+def test_counting_dormant_units_often_changes_no_number(changes: Settings, tmp_path: Path) -> None:
     often, seldom = (
         trained(small({**changes, "log.every_steps": every}), tmp_path / str(every)).path for every in (5, 150)
     )
@@ -386,7 +388,7 @@ def test_counting_sleepers_often_changes_no_number(changes: Settings, tmp_path: 
     ]
 
 
-def test_sleepers_are_counted_without_noise_and_noise_comes_back() -> None:
+def test_dormant_units_are_counted_without_noise_which_is_restored() -> None:
     plan = small({"net.noisy": True, "runtime.device": "cpu"})
     components = make_components(plan, make_train_world(plan))
     layers = [layer for layer in components.policy.net.modules() if isinstance(layer, Noisy)]
@@ -498,6 +500,6 @@ def test_what_is_refused(settings: Settings, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_a_shortened_run_may_keep_a_patience_nobody_asked_for() -> None:
+def test_a_shortened_run_may_keep_a_default_patience() -> None:
     patient = make_plan("X-v0", overrides={**PLATEAU, "steer.stop_patience": 9})
     check(until(patient, 5_000))

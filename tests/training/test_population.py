@@ -28,7 +28,7 @@ from qfleet.save import unpack_tensors
 from qfleet.training.evaluator import Evaluator
 from qfleet.training.inline import InlineLoop
 from qfleet.watch import make_watcher, read_json, read_rows
-from tests.support.nursery import Nursery
+from tests.support.command_server import CommandServer
 from tests.support.run_fixtures import Reference
 from tests.support.runs import (
     ACTOR,
@@ -203,7 +203,7 @@ def test_noise_is_for_exploring_only() -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, LSTM], ids=["steps", "sequences"])
-def test_a_batch_is_dealt_out_whole(changes: Settings) -> None:
+def test_every_item_of_a_batch_goes_to_one_member(changes: Settings) -> None:
     components = make_components_with(changes)
     try:
         turned(components, 30)
@@ -241,7 +241,7 @@ def test_each_member_learns_from_its_part_as_if_alone(components: Components) ->
         assert ((report.loss, report.stats) == (alone.loss, alone.stats)) == (at == 2)
 
 
-def test_when_one_member_cannot_learn_nobody_does(components: Components) -> None:
+def test_no_member_updates_if_one_update_is_not_finite(components: Components) -> None:
     learners, batch = members(components).learners, one_batch(components)
     batch.reward[3] = np.nan
     before, count = [everything(learner) for learner in learners], components.learner.updates
@@ -292,7 +292,7 @@ def test_what_is_normalised_is_normalised_alike() -> None:
         components.close()
 
 
-def test_resets_bring_everyone_weights_of_its_own() -> None:
+def test_resets_give_each_member_different_weights() -> None:
     components = make_components_with({**RESET, "algo.reset.keep": 0})
     try:
         fresh = [learner.reset.fresh(1) for learner in members(components).learners if learner.reset is not None]
@@ -328,7 +328,7 @@ def test_the_worst_becomes_the_best_but_for_its_rate(components: Components) -> 
     assert not equal(everything(population.learners[2]), everything(population.learners[1]))
 
 
-def test_nobody_takes_over_from_equals_or_before_the_first_update(components: Components) -> None:
+def test_no_exploit_among_equals_or_before_the_first_update(components: Components) -> None:
     assert members(components).exploit([2.0, 2.0, 2.0, 2.0]) is None
     members(components).updates = 0
     assert members(components).exploit([2.0, 1.0, 2.0, 2.0]) is None
@@ -351,7 +351,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, *scores: list[float]) -> list[Poli
 SCORES = [[1.0, 5.0, 3.0, 2.0], [4.0, 3.0, 7.0, 6.0], [7.0, 1.0, 7.0, 6.0], [1.0, 1.0, 2.0, 9.0]]
 
 
-def test_a_run_is_led_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_population_run_reports_leader_and_exploits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     scripted(monkeypatch, *SCORES)
     plan = until(small(FOUR), 200)
@@ -367,7 +367,7 @@ def test_a_run_is_led_and_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_json(run / "best.json")["leader"] == 3
 
 
-def test_an_end_between_evaluations_judges_the_leader_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_between_evaluations_evaluates_the_leader_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged = scripted(monkeypatch, *SCORES, [99.0])
     run = trained(until(small(FOUR), 230), tmp_path)
     last = [row for row in told(run.path, "eval") if row["split"] == "validation"][-1]
@@ -438,7 +438,7 @@ def test_arrays_come_back_to_their_members(components: Components) -> None:
         population.load_optim_arrays(short)
 
 
-def test_everyone_begins_with_the_weights_of_another_run(tmp_path: Path) -> None:
+def test_all_members_begin_with_the_weights_of_another_run(tmp_path: Path) -> None:
     first = trained(until(small(FOUR), 100), tmp_path).path
     weights = load(first).policy.net.state_dict()
     run = trained(until(small(TWO), 4), tmp_path, weights_from=first).path
@@ -464,7 +464,7 @@ CELLS: dict[str, Settings] = {
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_run_cut_where_it_acts_ends_as_if_it_had_not_been(cell: str, tmp_path: Path, reference: Reference) -> None:
+def test_a_stop_at_an_adjustment_changes_nothing(cell: str, tmp_path: Path, reference: Reference) -> None:
     whole = reference(CELLS[cell]).path
     acted = [row["env_steps"] for row in told(whole, "exploit")]
     assert acted
@@ -477,7 +477,7 @@ class Killed(BaseException):
     """Stands for a process that is gone at once."""
 
 
-def test_a_run_that_dies_right_after_acting(tmp_path: Path, reference: Reference) -> None:
+def test_a_kill_right_after_an_adjustment_changes_nothing(tmp_path: Path, reference: Reference) -> None:
     whole = reference(FOUR).path
     assert len(told(whole, "exploit")) >= 2
     for number in range(2):
@@ -496,16 +496,16 @@ def test_a_run_that_dies_right_after_acting(tmp_path: Path, reference: Reference
 
 @pytest.mark.chaos
 @pytest.mark.slow
-def test_sigkill_right_after_acting(tmp_path: Path, nursery: Nursery, reference: Reference) -> None:
+def test_sigkill_right_after_an_adjustment(tmp_path: Path, command_server: CommandServer, reference: Reference) -> None:
     changes = {**FOUR, **ACTOR, "until.steps": 1_500, "eval.every_steps": 100}
     whole = reference(changes).path
-    child, limit = nursery.start(*words(tmp_path, changes)), time.monotonic() + 60
+    child, limit = command_server.start(*words(tmp_path, changes)), time.monotonic() + 60
     while time.monotonic() < limit and child.code is None:
         if any(row["kind"] == "exploit" for file in tmp_path.glob("*/metrics.jsonl") for row in read_rows(file)):
             break
         time.sleep(0.001)
     child.send(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL, child.said()
+    assert child.wait() == -signal.SIGKILL, child.output()
     assert same(resumed(next(tmp_path.iterdir())).path, whole)
 
 

@@ -59,7 +59,7 @@ def test_best_is_known_without_best_json(judged: Path, tmp_path: Path) -> None:
     assert weights.which == "best"
 
 
-def test_a_new_run_says_whose_weights_it_begins_with(
+def test_a_new_run_names_the_weights_it_begins_with(
     judged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from qfleet.watch import make_watcher
@@ -69,7 +69,7 @@ def test_a_new_run_says_whose_weights_it_begins_with(
     assert f"note: begins with the best weights, step {step}, of judged" in capsys.readouterr().out
 
 
-def test_a_score_of_other_weights_than_the_best_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_of_other_weights_than_the_best_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     test_best = RunEvaluation.test_best
 
     def damaged(evaluation: RunEvaluation, stop: Any) -> Any:

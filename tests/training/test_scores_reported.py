@@ -27,7 +27,9 @@ class Endless(Random):
         return shown, 1.0, False, False, info
 
 
-def test_episodes_that_never_end_are_cut_counted_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_episodes_that_never_end_are_cut_counted_and_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = train(small(SHORT, "toys/Random-v0"), out=tmp_path, env=Endless, watcher=make_watcher("plain"))
     said = capsys.readouterr().out
     rows = [row for row in run.metrics if row["kind"] == "eval"]

@@ -111,7 +111,7 @@ def test_a_secret_of_a_group_is_found_nowhere(world: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("fail", "code"), [("make", 2), ("step", 4)])
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_errors_and_logs_do_not_tell_it(
+def test_errors_and_logs_do_not_contain_a_secret(
     world: str, tmp_path: Path, fail: str, code: int, workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     changes = {"until.steps": 100, "env.secrets.api_key": "MY_KEY", "env.options.fail": fail, "env.workers": workers}
@@ -122,9 +122,7 @@ def test_errors_and_logs_do_not_tell_it(
     assert found_in(tmp_path) == []
 
 
-def test_a_typed_secret_is_kept_in_one_file_that_nobody_else_reads(
-    world: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_typed_secret_is_in_one_private_file(world: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"until.steps": 100, "env.options.api_key": CANARY}
     assert main([*loud(Path("runs"), changes, world), "--name", "a"]) == 0
     said = capsys.readouterr()
@@ -161,7 +159,7 @@ def test_which_names_look_like_secrets() -> None:
     assert typed_secrets(plan) == ["key"]
 
 
-def test_words_of_a_command_are_hidden() -> None:
+def test_secret_arguments_of_a_command_are_hidden() -> None:
     given = ["train", "X-v0", "env.options.api_key=a=b", "env.options.size=3", "env.options={token = 'a'}"]
     told = ["train", "X-v0", "env.options.api_key=(hidden)", "env.options.size=3", "env.options=(hidden)"]
     assert redacted_arguments(given) == told
@@ -186,7 +184,7 @@ def test_a_variable_that_is_missing_is_named(world: str, monkeypatch: pytest.Mon
         make_world(Env(id=world, num=1, secrets={"api_key": "MY_KEY"}), seed=0, stream=0)
 
 
-def test_worlds_that_take_none_refuse_it() -> None:
+def test_environments_without_options_refuse_a_secret() -> None:
     with pytest.raises(UsageError, match=r"env\.secrets.* has no effect on CartPole-v1"):
         make_world(Env(id="CartPole-v1", secrets={"api_key": "MY_KEY"}), seed=0, stream=0)
 

@@ -18,7 +18,7 @@ from qfleet.save import verify_run
 from qfleet.training import evaluator
 from qfleet.training.process.hang_warnings import HangWarnings
 from qfleet.training.process.signals import StopRequest, listening
-from tests.support.nursery import Child, Nursery
+from tests.support.command_server import CommandProcess, CommandServer
 from tests.support.run_fixtures import Reference
 from tests.support.runs import (
     JUDGED,
@@ -51,7 +51,7 @@ def at_row(number: int, do: Callable[[], object]) -> Callable[[dict[str, Any]], 
     return callback
 
 
-def begun(child: Child, out: Path, num: int = 1) -> Path:
+def begun(child: CommandProcess, out: Path, num: int = 1) -> Path:
     """The run folder, once so many rows are in it."""
     limit = time.monotonic() + 60
     while time.monotonic() < limit and child.code is None:
@@ -59,7 +59,7 @@ def begun(child: Child, out: Path, num: int = 1) -> Path:
             if file.read_bytes().count(b"\n") >= num:
                 return file.parent
         time.sleep(0.002)
-    raise AssertionError(child.said())
+    raise AssertionError(child.output())
 
 
 @pytest.mark.parametrize("number", ENDINGS)
@@ -96,7 +96,7 @@ def interrupting(monkeypatch: pytest.MonkeyPatch, call: int, late: bool) -> None
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("call", [1, 2])
-def test_ctrl_c_while_judging_is_exact_too(
+def test_ctrl_c_during_an_evaluation_is_exact_too(
     call: int, late: bool, tmp_path: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = reference(JUDGED, TELLING)
@@ -122,7 +122,7 @@ def test_ctrl_c_while_the_final_score_is_measured(plan: Plan, tmp_path: Path, mo
         assert ended.result() == whole.result()
 
 
-def test_signals_of_others_come_back_afterwards(tmp_path: Path) -> None:
+def test_signal_handlers_are_restored_afterwards(tmp_path: Path) -> None:
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
@@ -184,7 +184,7 @@ def test_a_run_from_python_is_not_left_before_a_call_has_had_its_time(
 
 
 @pytest.mark.chaos
-def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> None:
+def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, command_server: CommandServer) -> None:
     # The first one is heard in the middle of a step that takes longer than anybody waits.
     code = (
         "import time, gymnasium as gym\nfrom qfleet.testing.toys import Random\nclass Slow(Random):\n    done = 0\n"
@@ -192,7 +192,7 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> Non
         "        return super().step(action)\n"
     )
     (tmp_path / "slow.py").write_text(code)
-    child = nursery.start(*train_arguments(tmp_path / "out", LONG, f"{tmp_path}/slow.py:Slow"))
+    child = command_server.start(*train_arguments(tmp_path / "out", LONG, f"{tmp_path}/slow.py:Slow"))
     run = begun(child, tmp_path / "out", 2)
     time.sleep(0.5)
     child.send(signal.SIGINT)
@@ -202,14 +202,14 @@ def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, nursery: Nursery) -> Non
     child.send(signal.SIGINT)
     assert child.wait(5) == 130
     assert time.monotonic() - sent <= 1.0
-    assert "Traceback" not in child.said()
-    assert child.said().count("saving...") == 1
+    assert "Traceback" not in child.output()
+    assert child.output().count("saving...") == 1
     assert all(verdict.ok for verdict in verify_run(run))
 
 
 @pytest.mark.slow  # the environment is given five seconds
 @pytest.mark.chaos
-def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, nursery: Nursery) -> None:
+def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, command_server: CommandServer) -> None:
     code = (
         "import time\nfrom qfleet.testing.toys import Random\nclass Stuck(Random):\n    done = 0\n"
         "    def step(self, action):\n        Stuck.done += 1\n        time.sleep(60 if Stuck.done > 500 else 0)\n"
@@ -217,15 +217,15 @@ def test_sigterm_is_obeyed_although_an_environment_hangs(tmp_path: Path, nursery
     )
     (tmp_path / "stuck.py").write_text(code)
     settings = {**LONG, "env.step_timeout_seconds": 0.5}
-    child = nursery.start(*train_arguments(tmp_path / "out", settings, f"{tmp_path}/stuck.py:Stuck"))
+    child = command_server.start(*train_arguments(tmp_path / "out", settings, f"{tmp_path}/stuck.py:Stuck"))
     run = begun(child, tmp_path / "out", 2)
     limit = time.monotonic() + 10
-    while "has not returned" not in child.said() and time.monotonic() < limit:
+    while "has not returned" not in child.output() and time.monotonic() < limit:
         time.sleep(0.05)
-    assert "stuck.py:7 in step" in child.said()
+    assert "stuck.py:7 in step" in child.output()
     child.send(signal.SIGTERM)
     assert child.wait(10) == 143
-    assert "stopped by SIGTERM; environment" in child.said()
+    assert "stopped by SIGTERM; environment" in child.output()
     assert status(run)["state"] == "preempted"
     assert status(run)["exit_code"] == 143
     assert all(verdict.ok for verdict in verify_run(run))
@@ -240,7 +240,7 @@ def test_a_closed_terminal_stops_the_run_cleanly(tmp_path: Path, monkeypatch: py
     assert (run.status["state"], run.exit_code) == ("stopped", 75)
 
 
-def test_a_supervised_run_answers_where_its_own_words_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervised_run_answers_a_signal_on_its_own_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.pipe()  # descriptor 2 is for what environments print, and bounded
     with open(ours, "rb", buffering=0) as said, open(theirs, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(heartbeat, "_streams", ((stream, stream), (sys.stdout, sys.stdout)))
@@ -250,8 +250,8 @@ def test_a_supervised_run_answers_where_its_own_words_go(monkeypatch: pytest.Mon
 
 
 @pytest.mark.chaos
-def test_sigterm_saves_in_time(tmp_path: Path, nursery: Nursery) -> None:
-    child = nursery.start(*train_arguments(tmp_path, LONG))
+def test_sigterm_saves_in_time(tmp_path: Path, command_server: CommandServer) -> None:
+    child = command_server.start(*train_arguments(tmp_path, LONG))
     run = begun(child, tmp_path, 3)
     sent = time.monotonic()
     child.send(signal.SIGTERM)

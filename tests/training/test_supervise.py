@@ -63,7 +63,7 @@ def run(work: str, limit: float = 60.0, before: str = "") -> tuple[int, str, str
     return process.returncode, out, err
 
 
-def test_work_that_is_done_ends_as_it_says() -> None:
+def test_finished_work_has_its_own_exit_code() -> None:
     assert run("print('fine')") == (0, "fine\n", "")
     assert run("print('fine'); return 75")[:2] == (75, "fine\n")
 
@@ -81,14 +81,14 @@ def test_work_that_is_done_ends_as_it_says() -> None:
         ("import atexit; atexit.register(os._exit, 0); return 4", 4, ""),
     ],
 )
-def test_only_work_that_came_to_its_end_has_succeeded(work: str, code: int, said: str) -> None:
+def test_only_finished_work_succeeds(work: str, code: int, said: str) -> None:
     found, _, err = run(work)
     assert found == code
     assert said in err
 
 
 @pytest.mark.parametrize("hang", ["time.sleep(60)", GIL_HELD])
-def test_a_call_that_hangs_is_said_to_and_ended_in_time(hang: str) -> None:
+def test_a_hanging_call_is_reported_and_ended_in_time(hang: str) -> None:
     begin = time.monotonic()
     code, _, err = run(HANG + hang, limit=0.3)
     assert code == 4
@@ -176,7 +176,7 @@ def test_adopted_processes_that_have_ended_do_not_stay_as_zombies() -> None:
     assert (code, out) == (0, "0\n")
 
 
-def test_work_that_is_killed_is_said_to_be_and_its_run_can_be_resumed(tmp_path: Path) -> None:
+def test_killed_work_is_reported_and_its_run_can_be_resumed(tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps({"state": "running", "exit_code": None, "pid": 1}))
     code, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path)!r}); os.kill(os.getpid(), 9)")
     assert (code, err.splitlines()[0]) == (137, "error: killed by SIGKILL")
@@ -185,7 +185,7 @@ def test_work_that_is_killed_is_said_to_be_and_its_run_can_be_resumed(tmp_path: 
     assert run_state(tmp_path) == "killed"
 
 
-def test_work_that_the_kernel_kills_for_lack_of_memory_is_said_to_be() -> None:
+def test_work_killed_for_lack_of_memory_is_reported() -> None:
     counter = "from qfleet.system import oom\ncounts = iter([3, 4])\noom.oom_kills = lambda: next(counts)"
     code, _, err = run("os.kill(os.getpid(), 9)", before=counter)
     assert code == 137
@@ -220,7 +220,7 @@ def test_ctrl_z_stops_all_processes_and_a_call_that_was_stopped_does_not_hang() 
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_call_that_somebody_else_stopped_hangs() -> None:
+def test_a_call_stopped_by_another_process_hangs() -> None:
     code, _, err = run(HANG + "os.kill(os.getpid(), signal.SIGSTOP)", limit=0.3)
     assert code == 4
     assert "step() has not returned for 0 s (it is stopped, not by Ctrl-Z here" in err
@@ -256,7 +256,7 @@ def test_no_folder_for_temporary_files_is_needed() -> None:
     assert run("print('fine')", before=nowhere) == (0, "fine\n", "")
 
 
-def test_words_come_at_once_where_python_does_not_buffer() -> None:
+def test_unbuffered_output_appears_at_once() -> None:
     process = start("print('words', end=''); time.sleep(60)", first="export PYTHONUNBUFFERED=1;")
     assert process.stdout is not None
     try:
@@ -270,14 +270,14 @@ def test_words_come_at_once_where_python_does_not_buffer() -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("step_000000000200", "its last checkpoint is whole"), (".tmp-1", "nothing was saved yet")]
 )
-def test_what_is_left_of_a_run_is_said(name: str, said: str, tmp_path: Path) -> None:
+def test_the_report_names_the_state_of_the_run_folder(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / name).mkdir(parents=True)
     _, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path)!r}); {HANG}os._exit(0)")
     assert f"  run: {tmp_path} ({said})" in err
     assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 4
 
 
-def test_a_folder_that_is_gone_does_not_hide_how_a_run_ended(tmp_path: Path) -> None:
+def test_a_removed_folder_does_not_hide_how_a_run_ended(tmp_path: Path) -> None:
     code, _, err = run(f"heartbeat.update_run_info(folder={str(tmp_path / 'gone')!r}); {HANG}os._exit(0)")
     assert code == 4
     assert "nothing was saved yet" in err

@@ -189,13 +189,13 @@ def refusal(make: Any, tmp_path: Path) -> UsageError:
 @pytest.mark.parametrize(
     ("make", "mode"), [(lambda: gym.make("CartPole-v1"), "None"), (text_only, "'ansi'")], ids=["none", "ansi"]
 )
-def test_an_environment_made_without_the_mode_is_told_so(make: Any, mode: str, tmp_path: Path) -> None:
+def test_an_environment_made_without_the_render_mode_is_named(make: Any, mode: str, tmp_path: Path) -> None:
     error = refusal(make, tmp_path)
     assert f"made with render_mode={mode}" in error.why
     assert 'gym.make("CartPole-v1", render_mode="rgb_array")' in error.fix
 
 
-def test_an_environment_without_render_is_told_to_have_one(tmp_path: Path) -> None:
+def test_an_environment_without_render_needs_one(tmp_path: Path) -> None:
     error = refusal(toys.Constant, tmp_path)
     assert error.why == "It has no render() of its own."
     assert "[height, width, 3]" in error.fix

@@ -1,4 +1,4 @@
-"""Real processes for tests to kill. Importing torch takes seconds, so it is done once here; each child is a fork."""
+"""Real qfleet processes for tests to kill: forks of a server that has imported torch once, which takes seconds."""
 
 import json
 import os
@@ -12,22 +12,24 @@ from typing import Any
 LIMIT_SECONDS = 60.0
 
 
-class Child:
+class CommandProcess:
     """One process that runs a qfleet command."""
 
-    def __init__(self, nursery: "Nursery", pid: int, log: Path) -> None:
-        self._nursery, self.pid, self._log = nursery, pid, log
+    def __init__(self, server: "CommandServer", pid: int, log: Path) -> None:
+        self._server = server
+        self.pid = pid
+        self._log = log
         self._code: int | None = None
 
     @property
     def code(self) -> int | None:
-        """Its exit code (minus the signal that ended it), or None while it lives."""
+        """Its exit code (minus the signal that ended it), or None while it runs."""
         if self._code is None:
-            self._code = self._nursery.ask({"poll": self.pid})
+            self._code = self._server.ask({"poll": self.pid})
         return self._code
 
     def send(self, number: int) -> None:
-        """Send a signal, unless it is gone."""
+        """Send a signal, unless it has ended."""
         if self.code is None:
             os.kill(self.pid, number)
 
@@ -35,43 +37,44 @@ class Child:
         """Its exit code."""
         limit = time.monotonic() + seconds
         while (code := self.code) is None:
-            assert time.monotonic() < limit, f"process {self.pid} still runs:\n{self.said()}"
+            assert time.monotonic() < limit, f"process {self.pid} still runs:\n{self.output()}"
             time.sleep(0.002)
         return code
 
-    def said(self) -> str:
+    def output(self) -> str:
         """What it has written to its standard streams."""
         return self._log.read_text(errors="replace")
 
 
-class Nursery:
+class CommandServer:
     """A process that has imported everything and forks a child per command."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._num = folder, 0
+        self._folder = folder
+        self._num = 0
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tests.support.nursery"]
+        command = [sys.executable, "-m", "tests.support.command_server"]
         root = str(Path(__file__).parents[2])
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root, env={**os.environ}
         )
 
-    def ask(self, question: dict[str, Any]) -> Any:
-        """One question to the server, and its answer."""
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Send one request to the server; returns its reply."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(question) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def start(self, *words: str) -> Child:
-        """A child that runs `qfleet WORDS`; its output goes to a file of its own."""
+    def start(self, *arguments: str) -> CommandProcess:
+        """A process that runs `qfleet ARGUMENTS`; its output goes to a file of its own."""
         self._num += 1
         log = self._folder / f"{self._num}.log"
-        return Child(self, self.ask({"words": words, "log": str(log)}), log)
+        return CommandProcess(self, self.ask({"arguments": arguments, "log": str(log)}), log)
 
     def close(self) -> None:
-        """End the server and what it still has."""
+        """End the server and the processes that still run."""
         assert self._server.stdin is not None
         self._server.stdin.close()
         self._server.wait(LIMIT_SECONDS)
@@ -80,7 +83,7 @@ class Nursery:
 
 
 def serve() -> None:
-    """Answer questions until there are no more."""
+    """Answer requests until there are no more."""
     import qfleet.api  # imports torch before the first fork
     import qfleet.testing.toys  # noqa: F401  registers toys/...
     from qfleet.data import Spec
@@ -89,20 +92,20 @@ def serve() -> None:
     warm(Spec((4,), "float32", (2,)))
     alive: set[int] = set()
     for line in sys.stdin:
-        question = json.loads(line)
-        if "words" in question:
-            answer: int | None = fork(question["words"], question["log"])
-            alive.add(answer or 0)
+        request = json.loads(line)
+        if "arguments" in request:
+            reply: int | None = fork(request["arguments"], request["log"])
+            alive.add(reply or 0)
         else:
-            answer = poll(question["poll"])
-            alive -= {question["poll"]} if answer is not None else set()
-        print(json.dumps(answer), flush=True)
+            reply = poll(request["poll"])
+            alive -= {request["poll"]} if reply is not None else set()
+        print(json.dumps(reply), flush=True)
     for pid in alive:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
 
 
-def fork(words: list[str], log: str) -> int:
+def fork(arguments: list[str], log: str) -> int:
     """A child that runs one command and never returns."""
     pid = os.fork()
     if pid:
@@ -115,7 +118,7 @@ def fork(words: list[str], log: str) -> int:
         os.dup2(output, 2)
         from qfleet.cli import main
 
-        code = main(words)
+        code = main(arguments)
         sys.stdout.flush()
     except BaseException:
         traceback.print_exc()
@@ -124,7 +127,7 @@ def fork(words: list[str], log: str) -> int:
 
 
 def poll(pid: int) -> int | None:
-    """The exit code of a child that is gone."""
+    """The exit code of a child that has ended."""
     done, ended = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(ended) if done else None
 
