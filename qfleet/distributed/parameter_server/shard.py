@@ -33,7 +33,8 @@ from qfleet.system.child_process import die_with_parent
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
 from qfleet.system.worker_process import redirect_output
 
-PUSH, REPLY = struct.Struct("<qqd"), struct.Struct("<Bq")  # sequence, version, rate; verdict, version
+PUSH = struct.Struct("<qqd")  # sequence, version, rate
+REPLY = struct.Struct("<Bq")  # verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 READY = b"+"
 FAILED = b"-"
