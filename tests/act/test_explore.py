@@ -98,8 +98,8 @@ def test_fewer_joint_actions_draw_one_number(counts: tuple[int, ...]) -> None:
 
 def test_policy_and_explorer_use_the_same_epsilon_greedy() -> None:
     obs = rng(1).normal(size=(50, 3)).astype(np.float32)
-    judge = policy()
-    action, _, values = judge.act(obs, epsilon=0.4, rng=rng(2))
+    tested = policy()
+    action, _, values = tested.act(obs, epsilon=0.4, rng=rng(2))
     assert action.tolist() == EpsilonGreedyExplorer(lambda step: 0.4, (3,)).choose(values, 0, rng(2), None).tolist()
 
 

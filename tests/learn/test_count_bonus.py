@@ -36,14 +36,14 @@ def rows(obs: list[list[list[float]]], reward: float = 0.0, last: list[list[bool
 SETTLING = [[[1.0, 1.0], [-1.0, 1.0]], [[1.0, -1.0], [-1.0, -1.0]]]
 
 
-def settled(**more: Any) -> VisitCounts:
+def ready_counts(**more: Any) -> VisitCounts:
     bonus = counts(**more)
     bonus.add(rows(SETTLING))
     return bonus
 
 
 def test_the_bonus_is_scale_over_the_root_of_visits() -> None:
-    bonus = settled()
+    bonus = ready_counts()
     visits = [bonus.add(rows([[[0.5, 0.5]]])).reward[0, 0] for _ in range(9)]
     assert visits == pytest.approx([2.0 / np.sqrt(n) for n in range(1, 10)])
     assert bonus.add(rows([[[0.9, 0.1]]])).reward[0, 0] == pytest.approx(2.0 / np.sqrt(10))  # the same cell
@@ -51,7 +51,7 @@ def test_the_bonus_is_scale_over_the_root_of_visits() -> None:
 
 
 def test_lanes_with_the_same_observation_share_its_count() -> None:
-    paid = settled().add(rows([[[0.5, 0.5], [0.5, 0.5], [-0.5, 0.5]]])).reward
+    paid = ready_counts().add(rows([[[0.5, 0.5], [0.5, 0.5], [-0.5, 0.5]]])).reward
     assert paid[0].tolist() == pytest.approx([2 / np.sqrt(2), 2 / np.sqrt(2), 2.0])
 
 
@@ -64,7 +64,7 @@ def test_no_bonus_until_the_statistics_are_complete_and_fixed() -> None:
 
 
 def test_final_observations_have_no_count_and_no_bonus() -> None:
-    bonus = settled()
+    bonus = ready_counts()
     paid = bonus.add(rows([[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]], 7.0, [[False, True], [True, True]]))
     assert paid.reward.tolist() == [[9.0, 7.0], [7.0, 7.0]]
     assert list(bonus.visits.values()) == [1]
@@ -72,18 +72,18 @@ def test_final_observations_have_no_count_and_no_bonus() -> None:
 
 def test_rewards_are_clipped_before_the_bonus_is_added_to_a_copy() -> None:
     given = rows([[[0.5, 0.5]]], reward=-30.0)
-    assert settled(clip=True).add(given).reward.tolist() == [[1.0]]
-    assert settled(clip=False).add(given).reward.tolist() == [[-28.0]]
+    assert ready_counts(clip=True).add(given).reward.tolist() == [[1.0]]
+    assert ready_counts(clip=False).add(given).reward.tolist() == [[-28.0]]
     assert given.reward.tolist() == [[-30.0]]
 
 
 def test_hyperplanes_separate_directions_and_follow_from_the_seed() -> None:
     near, far = np.array([[1.0, 0.0], [1.0, 0.001]]), np.array([[1.0, 0.0], [-1.0, 0.0]])
-    bonus = settled(grid=None, bits=16)
+    bonus = ready_counts(grid=None, bits=16)
     assert len(set(bonus.keys(near).tolist())) == 1
     assert len(set(bonus.keys(far).tolist())) == 2
     assert bonus.keys(far).sum() == 2**16 - 1  # opposite sides of every plane
-    assert bonus.keys(near).tolist() == settled(grid=None, bits=16).keys(near).tolist()
+    assert bonus.keys(near).tolist() == ready_counts(grid=None, bits=16).keys(near).tolist()
     other = VisitCounts(PAIR, np.random.default_rng(1), scale=1.0, bits=16)
     assert other.keys(near).tolist() != bonus.keys(near).tolist()
 
@@ -119,7 +119,7 @@ def stream(seed: int, num: int, lanes: int = 3) -> dict[str, Array]:
 
 
 @pytest.mark.parametrize("grid", [None, 0.5])
-@pytest.mark.parametrize("half", [1, 20])  # before and after the statistics have settled
+@pytest.mark.parametrize("half", [1, 20])  # before and after the statistics are complete
 def test_a_restored_bonus_is_the_same(grid: float | None, half: int) -> None:
     whole, bonus, again = (counts(grid=grid, settle_steps=10) for _ in range(3))
     made = stream(1, 60)
@@ -133,7 +133,7 @@ def test_a_restored_bonus_is_the_same(grid: float | None, half: int) -> None:
 
 
 def test_metrics_are_the_mean_since_the_last_call_and_the_count_so_far() -> None:
-    bonus = settled()
+    bonus = ready_counts()
     assert bonus.take_metrics() == {"bonus_mean": 0.0, "states_seen": 0}
     bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
     bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
@@ -142,7 +142,7 @@ def test_metrics_are_the_mean_since_the_last_call_and_the_count_so_far() -> None
 
 
 def test_saved_state_of_another_shape_is_refused() -> None:
-    bonus = settled()
+    bonus = ready_counts()
     bonus.add(rows([[[0.5, 0.5]]]))
     saved = bonus.state_dict()
     for name, wrong in (("visits", np.zeros(1, np.int64)), ("sum", np.zeros(3)), ("keys", np.zeros(2, np.int64))):

@@ -145,9 +145,9 @@ def test_epochs_are_shuffled_and_cut_into_even_parts() -> None:
     batch_source.insert(rollout(stream(VECTOR, ROWS + 1, end=0.0)))
     batches = taken(batch_source)
     assert [len(batch.ids) for batch in batches] == [5, 5, 4, 4] * 3
-    orders = [tuple(int(n) for batch in batches[begin : begin + 4] for n in batch.ids) for begin in (0, 4, 8)]
-    assert len(set(orders)) == 3
-    assert all(order != tuple(range(ROWS * LANES)) for order in orders)
+    permutations = [tuple(int(n) for batch in batches[begin : begin + 4] for n in batch.ids) for begin in (0, 4, 8)]
+    assert len(set(permutations)) == 3
+    assert all(permutation != tuple(range(ROWS * LANES)) for permutation in permutations)
 
 
 def test_more_minibatches_than_steps_leave_no_empty_batch() -> None:

@@ -226,8 +226,8 @@ def test_n_may_rise_too() -> None:
 ANNEALED = Algo(n_step=3, discount=0.99, anneal=ExponentialAnneal(n_step=6, discount=0.9, updates=4))
 
 
-def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
-    """A feed with 30 rows of two lanes in it."""
+def source_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
+    """A source with 30 rows of two lanes in it."""
     plan = Plan(env=Env(id="none", num=2), algo=algo, replay=Buffer(capacity=200))
     replay = make_replay(plan, VECTOR, 2, np.random.default_rng(0))
     batch_source = ReplaySource(
@@ -246,7 +246,7 @@ def feed_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
 
 
 def test_batches_use_the_annealed_n_and_gamma() -> None:
-    batch_source = feed_of(ANNEALED)
+    batch_source = source_of(ANNEALED)
     for updates, n in ((0, 6), (1, 5), (2, 4), (3, 4), (4, 3), (5, 3)):
         drawn = batch_source.next_batch(0)
         assert drawn is not None
@@ -256,17 +256,17 @@ def test_batches_use_the_annealed_n_and_gamma() -> None:
 
 
 def test_a_skipped_update_does_not_anneal() -> None:
-    batch_source = feed_of(ANNEALED)
+    batch_source = source_of(ANNEALED)
     batch_source.next_batch(0)
     batch_source.next_batch(0)
     assert batch_source.replay.fold.n == 6
 
 
 def test_a_restored_source_has_the_annealed_fold() -> None:
-    state = feed_of(ANNEALED, updates=2).state_dict()
-    back = feed_of(ANNEALED)
+    state = source_of(ANNEALED, updates=2).state_dict()
+    back = source_of(ANNEALED)
     back.load_state_dict(state)
-    assert back.replay.fold == feed_of(ANNEALED, updates=2).replay.fold
+    assert back.replay.fold == source_of(ANNEALED, updates=2).replay.fold
     assert back.replay.fold.n == 4
     assert back.replay.fold.gamma == pytest.approx(1 - math.sqrt(0.1 * 0.01))
 
@@ -279,7 +279,7 @@ def test_items_are_ready_after_the_largest_n() -> None:
     windows = make_cut(Algo(n_step=3, anneal=ANNEALED.anneal, view=view))
     assert isinstance(windows, SequenceCut)
     assert windows.rows == 2 + 5 + 6
-    assert len(feed_of(ANNEALED).replay) == (30 - 6) * 2
+    assert len(source_of(ANNEALED).replay) == (30 - 6) * 2
 
 
 # The learning rate
@@ -352,7 +352,7 @@ def silence(net: QNet, layer: str, units: int) -> None:
 
 
 def test_units_that_never_fire_are_counted() -> None:
-    net, replay = small_net(2), feed_of(Algo()).replay
+    net, replay = small_net(2), source_of(Algo()).replay
     with torch.no_grad():
         for name, value in net.named_parameters():
             value.copy_(torch.full_like(value, 1.0) if name.endswith("bias") else torch.zeros_like(value))
@@ -364,14 +364,14 @@ def test_units_that_never_fire_are_counted() -> None:
 
 
 def test_an_empty_replay_has_no_dormant_share() -> None:
-    batch_source = feed_of(Algo())
+    batch_source = source_of(Algo())
     batch_source.replay.clear()
     assert dormant_units(small_net(2), batch_source.replay) is None
 
 
 def test_a_users_torso_leaves_the_heads_units() -> None:
     own = make_net(Net(), VECTOR, normalize="off", seed=0, torso=nn.Linear(4, 5))
-    assert dormant_units(own, feed_of(Algo()).replay) is None
+    assert dormant_units(own, source_of(Algo()).replay) is None
 
 
 class Restless(nn.Module):
@@ -384,7 +384,7 @@ class Restless(nn.Module):
 def test_a_torso_that_draws_random_numbers_changes_no_generator() -> None:
     own = make_net(Net(), VECTOR, normalize="off", seed=0, torso=Restless())
     drawn = torch.get_rng_state()
-    dormant_units(own, feed_of(Algo()).replay)
+    dormant_units(own, source_of(Algo()).replay)
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
@@ -415,7 +415,7 @@ def test_dormant_units_change_no_generator_and_no_weight(net: Net) -> None:
     set_noise(made, active=False)
     if isinstance(net.head, ImplicitHead):
         made.head.even = True  # type: ignore[assignment]
-    replay = feed_of(Algo()).replay
+    replay = source_of(Algo()).replay
     drawn, chance = torch.get_rng_state(), replay.rng.bit_generator.state
     weights = {name: value.clone() for name, value in made.state_dict().items()}
     first = dormant_units(made, replay)
@@ -487,7 +487,7 @@ ANNEALS = {"algo.anneal.type": "exponential"}
         ),
     ],
 )
-def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
+def test_refused_settings(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as caught:
         make_plan("X-v0", overrides=settings)
     assert str(caught.value) == words
@@ -501,7 +501,7 @@ def test_what_is_refused(settings: dict[str, Any], words: str) -> None:
         ({"optim.decay_updates": 24_000}, "the learning rate is 0 from update 24000 on: optim.decay_updates=24000"),
     ],
 )
-def test_what_is_worth_a_note(settings: dict[str, Any], note: str) -> None:
+def test_settings_with_a_note(settings: dict[str, Any], note: str) -> None:
     assert [said for said in check(make_plan("X-v0", overrides=settings)) if said.startswith(note)]
 
 
@@ -515,5 +515,5 @@ def test_what_is_worth_a_note(settings: dict[str, Any], note: str) -> None:
         {**RESETS, **ANNEALS, "algo.anneal.updates": 999},
     ],
 )
-def test_what_needs_no_word(settings: dict[str, Any]) -> None:
+def test_settings_without_a_note(settings: dict[str, Any]) -> None:
     assert check(make_plan("X-v0", overrides=settings)) == []

@@ -127,8 +127,8 @@ class TestNoisy:
         explored = {policy.act(obs, epsilon=0.0, rng=rng)[0].tobytes() for _ in range(30)}
         assert len(explored) > 1
         before = generator_state()
-        judged = {policy.act(obs)[0].tobytes() for _ in range(30)}
-        assert len(judged) == 1
+        evaluated = {policy.act(obs)[0].tobytes() for _ in range(30)}
+        assert len(evaluated) == 1
         assert torch.equal(generator_state(), before)
         assert not np.array_equal(policy.act(obs, rng=rng)[2], policy.act(obs)[2])  # and back again
 
@@ -249,9 +249,11 @@ class TestDropout:
         assert torch.equal(layer(inputs), whole)
         dropped = layer.train()(inputs)
         alive = whole > 0
-        gone = (dropped == 0) & alive
-        assert (gone.sum() / alive.sum()).item() == pytest.approx(0.25, abs=0.06)
-        assert dropped[alive & ~gone].detach().numpy() == pytest.approx((whole[alive & ~gone] / 0.75).detach().numpy())
+        zeroed = (dropped == 0) & alive
+        assert (zeroed.sum() / alive.sum()).item() == pytest.approx(0.25, abs=0.06)
+        assert dropped[alive & ~zeroed].detach().numpy() == pytest.approx(
+            (whole[alive & ~zeroed] / 0.75).detach().numpy()
+        )
 
     @pytest.mark.parametrize(
         "torso", [MlpTorso(sizes=(16, 16)), NatureTorso(width=16), MinatarTorso(), ImpalaTorso(width=16)], ids=repr

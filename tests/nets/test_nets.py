@@ -206,10 +206,10 @@ class TestNormalize:
         assert other.rewards.scale() == net.rewards.scale() != 1.0
 
     def test_normalisation_exists_only_if_the_plan_has_it(self) -> None:
-        assert [make(VECTOR, normalize=word).normalize is not None for word in ("off", "obs", "reward", "both")] == [
+        assert [make(VECTOR, normalize=kind).normalize is not None for kind in ("off", "obs", "reward", "both")] == [
             False, True, False, True,
         ]  # fmt: skip
-        assert [make(VECTOR, normalize=word).rewards is not None for word in ("off", "obs", "reward", "both")] == [
+        assert [make(VECTOR, normalize=kind).rewards is not None for kind in ("off", "obs", "reward", "both")] == [
             False, False, True, True,
         ]  # fmt: skip
 

@@ -59,12 +59,12 @@ def step_by_step(net: QNet, batch: Tensors) -> Tensor:
     assert batch.gain is not None
     assert batch.last is not None
     for row in range(ROWS):
-        out, held = net.step(batch.obs[row], state)
+        out, cell_state = net.step(batch.obs[row], state)
         outs.append(out)
         state = torch.zeros_like(state)
         for window in range(WINDOWS):
             if not batch.last[row, window]:
-                state[window, : memory.cell_state_size] = held[window]
+                state[window, : memory.cell_state_size] = cell_state[window]
                 state[window, memory.cell_state_size + batch.action[row, window]] = 1.0
                 state[window, -1] = batch.gain[row, window]
     return torch.stack(outs)
