@@ -1,4 +1,4 @@
-"""The command line: verbs, their help, and errors in three sentences."""
+"""The command line: verbs, their help, and errors as what, why and fix."""
 
 from qfleet.cli.entry import main
 

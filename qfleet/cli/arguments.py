@@ -64,7 +64,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[tuple[st
 def compose_arguments(
     arguments: Sequence[str], preset: str | None, plan: str | None, flags: dict[str, str | None] | None = None
 ) -> Composed:
-    """The plan a command asks for; `flags` are options that stand for a plan path."""
+    """Compose the plan of a command; `flags` are the values of options that set a plan path."""
     env_id, settings = split_arguments(arguments)
     settings += [(path, value, COMMAND_LINE) for path, value in (flags or {}).items() if value is not None]
     if env_id is not None and env_id.endswith(".toml") and plan is None:
@@ -94,7 +94,7 @@ def parse_count(option: str, text: str | None, least: int = 1, example: int = 10
 
 
 def refuse_json_with_quiet(json: bool, quiet: bool) -> None:
-    """`--json` and `--quiet` contradict each other."""
+    """Raise if both `--json` and `--quiet` are given."""
     if json and quiet:
         raise UsageError(
             "--json and --quiet are given together",

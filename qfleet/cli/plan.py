@@ -45,7 +45,7 @@ def show(
 
 
 def check(*arguments: PlanArguments, preset: Preset = None, plan: PlanFile = None) -> int:
-    """Say whether a plan is sound; exit code 2 and the reason if it is not."""
+    """Check whether a plan is valid; exit code 2 and the reason if it is not."""
     composed = compose_arguments(arguments, preset, plan)
     for note in composed.notes:
         echo(f"note: {note}")

@@ -67,7 +67,7 @@ def _show_group(group: Path, json: bool) -> int:
     runs = [show_run(path) for path in member_dirs(group)]
     about: dict[str, Any] = {"name": group.name, "path": str(group)}
     about |= {key: status.get(key) for key in ("env", "state", "reason", "exit_code")}
-    about |= {"resume": resume_command(group)}  # where it is now
+    about |= {"resume": resume_command(group)}  # with the current path, which may have changed
     if json:
         echo_json({**about, "runs": runs})
         return 0

@@ -276,7 +276,7 @@ def _is_later_mpi_rank(composed: Composed) -> bool:
 
 
 def _print_next_commands(run: "Run", json: bool, quiet: bool, profilers: "list[FunctionProfiler] | None") -> int:
-    if profilers is not None:  # a profile was asked for
+    if profilers is not None:  # --profile was given
         save_profile(run, profilers, json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program

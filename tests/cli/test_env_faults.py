@@ -1,4 +1,4 @@
-"""Environments that fail under a command: the exit code, the words, and the lines of the user's own code."""
+"""Environments that fail under a command: the exit code, the message, and the lines of the user's own code."""
 
 import json
 from pathlib import Path

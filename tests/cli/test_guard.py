@@ -1,4 +1,4 @@
-"""The guard over a learner's process."""
+"""Supervision of the training process, with restarts."""
 
 import json
 import os
@@ -21,7 +21,7 @@ RUN = ("train", "CartPole-v1")
 
 
 class Children:
-    """Children that end as told, one after the other; each leaves a run behind."""
+    """Fake children that end with the given codes, one after the other; each leaves a run behind."""
 
     def __init__(self, out: Path, codes: Sequence[int], asked: bool = False) -> None:
         self.out, self.codes, self.commands = out, list(codes), list[list[str]]()

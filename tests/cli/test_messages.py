@@ -1,4 +1,4 @@
-"""Wrong uses and the exact words they are answered with: what happened, why, and what to do."""
+"""Wrong uses and their exact error messages: what happened, why, and what to do."""
 
 # Messages stay on one line, as they are shown.
 # ruff: noqa: E501
@@ -798,7 +798,7 @@ WRONG = [
 
 
 def cartpole() -> Settings:
-    # Fixed here, so that tuning the real defaults leaves the words alone.
+    # Fixed here, so that tuning the real defaults leaves the messages alone.
     return {
         "algo.n_step": 5,
         "algo.batch_size": 256,

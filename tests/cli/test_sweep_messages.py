@@ -1,4 +1,4 @@
-"""Wrong uses of groups and comparisons, and the exact words they are answered with."""
+"""Wrong uses of groups and comparisons, and their exact error messages."""
 
 # Messages stay on one line, as they are shown.
 # ruff: noqa: E501

@@ -1,4 +1,4 @@
-"""`qfleet sync`: what it asks of a run, and the exact words of what it refuses."""
+"""`qfleet sync`: the requests it writes, and the exact messages of its errors."""
 
 # Messages stay on one line, as they are shown.
 

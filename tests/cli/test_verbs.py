@@ -20,7 +20,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 class Ended:
-    """A run that is over, as the run room hands it back."""
+    """A finished run, as `qfleet.train` returns it."""
 
     def __init__(self, path: Path, exit_code: int = 0) -> None:
         self.path, self.exit_code = path, exit_code
@@ -120,7 +120,7 @@ def test_dry_run_shows_all_and_starts_nothing(train: Calls, capsys: Captured) ->
     assert list(Path.cwd().iterdir()) == []
     line = next(line for line in shown.splitlines() if line.startswith("algo.n_step "))
     assert line.split() == ["algo.n_step", "3", "command", "line"]
-    assert all(word in shown for word in ("replay ", "checkpoint ", "updates ", "Nothing was run"))
+    assert all(part in shown for part in ("replay ", "checkpoint ", "updates ", "Nothing was run"))
     assert main([*arguments, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["needs"]["replay_bytes"] > 0
 

@@ -1,4 +1,4 @@
-"""Plans that are changed, by a person or by their own schedule; the words for what makes no sense."""
+"""Plans changed by the user or by their own schedule; messages for invalid changes."""
 
 import re
 from typing import Any

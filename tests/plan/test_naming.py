@@ -1,4 +1,4 @@
-"""Names of runs say what the plan is, whoever made it and whatever was changed since."""
+"""Names of runs follow from the plan itself, not from how it was made."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where the time went: what is concluded from the shares, the table, energy counters and the functions."""
+"""Where the time went: the diagnosis from shares, the table, energy counters and profiled functions."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The commit of a folder is told, and nothing that its repository names is run."""
+"""The commit of a folder is found without running anything that its repository names."""
 
 import os
 import subprocess
@@ -72,9 +72,9 @@ def test_a_folder_without_repository_has_no_commit(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_has_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
+    (tmp_path / "missing").mkdir()
+    monkeypatch.chdir(tmp_path / "missing")
+    (tmp_path / "missing").rmdir()
     assert collect_provenance()["git"] is None
 
 

@@ -82,7 +82,7 @@ PACE = {"several-steps", "prioritized", "ladder", "rescale", "no-epsilon"}
 
 
 def traits(plan: Plan) -> set[str]:
-    """What makes an algorithm, as words."""
+    """The parts of a plan's algorithm, by name."""
     algo, net, fresh = plan.algo, plan.net, isinstance(plan.replay, FreshReplay)
     sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
     parts = {tag_of(type(algo.rule)), tag_of(type(net.head)), tag_of(type(net.memory)), tag_of(type(algo.view))}

@@ -1,4 +1,4 @@
-"""Settings that do not go together: the exact words for every entry of the two tables, and what stays allowed."""
+"""Incompatible settings: the exact message of every entry of the two tables, and plans that are allowed."""
 
 import shlex
 from typing import NamedTuple
@@ -724,7 +724,7 @@ def test_compatible_settings_are_allowed(settings: str) -> None:
 
 
 def test_settings_without_effect_are_only_refused_when_the_user_set_them() -> None:
-    plan = plan_of("replay.type=fresh", "nstep")  # the preset's n has no effect, and nobody asked for it now
+    plan = plan_of("replay.type=fresh", "nstep")  # the preset's n has no effect, and the user did not set it
     assert plan.algo.n_step > 1
     assert plan_of("net.head.type=quantile", "dqn").algo.loss == "huber"
 
