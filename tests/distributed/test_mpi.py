@@ -177,7 +177,7 @@ for _ in range(100):
     assert all(torch.equal(each, (torch.arange(5.0) / 3 + rank).to(torch.bfloat16)) for rank, each in enumerate(found))
     assert comm.gather(torch.tensor(comm.rank))[2] == 2
     comm.close()
-    assert comm.world == mpi().COMM_NULL
+    assert comm.mpi_comm == mpi().COMM_NULL
 print("well", flush=True)
 """
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from torch import nn
 
-from qfleet.act import Actor, Explore
+from qfleet.act import Actor
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import join_components, make_actor
+from qfleet.build.make import NO_USER_PARTS, UserParts, join_components, make_actor
 from qfleet.build.seeds import ACTOR_LEARNERS, stream
-from qfleet.build.worlds import EnvMaker
 from qfleet.data import Array, Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.data.wire_format import Facts
@@ -242,16 +240,10 @@ def own_generator(plan: Plan, number: int, incarnation: int, use: int) -> np.ran
 
 
 def make_actor_learner(
-    plan: Plan,
-    env_spec: Spec,
-    number: int,
-    incarnation: int,
-    *,
-    make: EnvMaker | None = None,
-    torso: nn.Module | None = None,
-    explore: Explore | None = None,
+    plan: Plan, env_spec: Spec, number: int, incarnation: int, user_parts: UserParts = NO_USER_PARTS
 ) -> ActorLearner:
     """The actor-learner of learner `number`; each incarnation has its own seeds, and all but the first start late."""
+    make, torso, explore = user_parts
     own = actor_learner_plan(plan)
     seed = int(own_generator(plan, number, incarnation, WORLD_STREAM).integers(2**31))
     threads = plan.runtime.threads or 1

@@ -33,23 +33,18 @@ class BatchScatter(Protocol):
 
     def on_joined(self, rank: int, facts: Facts) -> None:
         """A learner joined the group with this reply."""
-        ...
 
     def begin(self, batch: Batch | Sequences) -> tuple[Batch | Sequences, float]:
         """Begin the next update: rank 0's own batch, and the weight of its gradient."""
-        ...
 
     def share_for(self, rank: int) -> Share:
         """The share of another rank."""
-        ...
 
     def on_report(self, rank: int, ids: Array, parts: Parts) -> None:
         """A learner's reply to its share of these ids."""
-        ...
 
     def complete(self, report: Report) -> None:
         """The step was made: add the other ranks' results to rank 0's report."""
-        ...
 
 
 def make_scatter(plan: Plan, num: int, late_priorities: list[KnownPriorities], env_reports: EnvReports) -> BatchScatter:

@@ -23,15 +23,12 @@ class Transport(Protocol):
 
     def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Send a message."""
-        ...
 
     def receive(self, timeout_seconds: float) -> Parts | None:
         """The next message; None if none came in time."""
-        ...
 
     def poll(self, timeout_seconds: float) -> bool:
         """Is a message waiting, or the connection broken?"""
-        ...
 
 
 class ProcessControl(Protocol):
@@ -39,15 +36,12 @@ class ProcessControl(Protocol):
 
     def is_alive(self) -> bool:
         """Is it running?"""
-        ...
 
     def exit_reason(self) -> str:
         """How the process ended; empty if that is not known."""
-        ...
 
     def stop(self) -> None:
         """End it at once."""
-        ...
 
 
 class LearnerHandle:

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import msgspec
-from torch import nn
 
-from qfleet.act import Explore
-from qfleet.build.worlds import ROLES, EnvMaker
+from qfleet.build.make import NO_USER_PARTS, UserParts
+from qfleet.build.worlds import ROLES
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_parts, template_batch
 from qfleet.data.wire_format import Facts, packed_bytes
@@ -43,10 +42,6 @@ SLOTS = 2  # batches that a learner worker may have at a time
 STOP_SECONDS = 0.5
 START_SECONDS = 60.0  # a learner worker is forked with everything imported, but may make environments
 
-# The user's own environment maker, torso and exploration.
-UserParts: TypeAlias = tuple[EnvMaker | None, nn.Module | None, Explore | None]
-NO_USER_PARTS: UserParts = (None, None, None)
-
 
 class ShardGroup(Protocol):
     """All shards of a parameter server, as rank 0 uses them."""
@@ -55,23 +50,18 @@ class ShardGroup(Protocol):
 
     def connect(self, rank: int) -> Sequence[ShardConnection]:
         """Connections of this process to all shards."""
-        ...
 
     def connect_members(self, members: Sequence[LearnerHandle]) -> None:
         """Connect these learners, ranks 1, 2, ..., to all shards."""
-        ...
 
     def release(self) -> None:
         """Reply to all learners that wait for a step: none is coming for a while."""
-        ...
 
     def pull_into(self, learner: Learner) -> dict[str, Any]:
         """Pull weights and moments of all shards into a learner; versions and counts of staleness."""
-        ...
 
     def close(self) -> None:
         """Stop all shards."""
-        ...
 
 
 class LearnerLauncher(Protocol):
@@ -81,24 +71,20 @@ class LearnerLauncher(Protocol):
 
     def launch(self, number: int, incarnation: int) -> LearnerHandle:
         """Start a learner worker; incarnation 0 is the first one of this number."""
-        ...
 
     def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """Request these learners, ranks 1, 2, ..., to form a process group, and join it as rank 0."""
-        ...
 
     def start_server(self, sync_plan: Serving, learner: Learner) -> ShardGroup:
         """Start a parameter server with a learner's weights and moments."""
-        ...
 
 
 def make_setup(
     plan: Plan, env_spec: Spec, spec: Spec, number: int, incarnation: int, user_parts: UserParts
 ) -> LearnerSetup:
     """The setup of a learner worker; of the user's own parts only those that it uses."""
-    make, torso, explore = user_parts
-    acting = {"incarnation": incarnation, "make": make, "explore": explore} if has_actor_learners(plan) else {}
-    return LearnerSetup(msgspec.json.encode(plan), env_spec, spec, number, torso, **acting)  # type: ignore[arg-type]
+    used = user_parts if has_actor_learners(plan) else (None, user_parts[1], None)
+    return LearnerSetup(msgspec.json.encode(plan), env_spec, spec, number, incarnation, used)
 
 
 class LearnerProcess:

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from qfleet.act import Explore
-from qfleet.build.make import learner_net, make_fresh, make_policy
+from qfleet.build.make import UserParts, learner_net, make_fresh, make_policy
 from qfleet.build.seeds import LAYERS, SYNC, stream
-from qfleet.build.worlds import EnvMaker
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch, required_field
 from qfleet.data.wire_format import Arrays, Facts, Parts
@@ -44,11 +42,8 @@ class LearnerSetup:
     env_spec: Spec  # of the environments
     spec: Spec  # of the batches
     number: int
-    torso: nn.Module | None = None
-    # For an actor-learner: which start of it this is (0 is the first), and the user's own parts.
-    incarnation: int = 0
-    make: EnvMaker | None = None
-    explore: Explore | None = None
+    incarnation: int  # which start of this number it is: 0 is the first
+    user_parts: UserParts
 
 
 class PeerConnections(Protocol):
@@ -56,15 +51,12 @@ class PeerConnections(Protocol):
 
     def join(self, facts: Facts) -> Comm:
         """Join the process group that a `form` request describes."""
-        ...
 
     def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
         """Connect to all shards of the parameter server that a `form` request describes."""
-        ...
 
     def disconnect_shards(self) -> None:
         """Close the connections to the shards."""
-        ...
 
 
 HASHED_PARTS = ("all", "targets", "weights")
@@ -75,7 +67,6 @@ class ReplyFunction(Protocol):
 
     def __call__(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Send it."""
-        ...
 
 
 class LearnerWorker:
@@ -88,12 +79,13 @@ class LearnerWorker:
         self.connections = connect(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, setup.number).integers(2**63)))
-        self.actor_learner = actor_learner_for(self.plan, setup) if has_actor_learners(self.plan) else None
-        self.learner = (
-            build_learner(self.plan, setup.env_spec, setup.spec, setup.torso)
-            if self.actor_learner is None
-            else self.actor_learner.learner
-        )
+        self.actor_learner: ActorLearner | None = None
+        if has_actor_learners(self.plan):
+            parts = (setup.env_spec, setup.number, setup.incarnation, setup.user_parts)
+            self.actor_learner = make_actor_learner(self.plan, *parts)
+            self.learner = self.actor_learner.learner
+        else:
+            self.learner = build_learner(self.plan, setup.env_spec, setup.spec, setup.user_parts[1])
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
         self.given_up: Facts = {}  # the report that this learner gave up its codec, if it did
@@ -208,12 +200,6 @@ class LearnerWorker:
         if self.actor_learner is not None:
             return self.actor_learner.draw_batch(parts[0])
         return as_batch(parts, self.spec), float(parts[0]["share"])  # type: ignore[arg-type]
-
-
-def actor_learner_for(plan: Plan, setup: LearnerSetup) -> ActorLearner:
-    """The actor-learner of this worker, with its environments and replay."""
-    own: dict[str, Any] = {"make": setup.make, "torso": setup.torso, "explore": setup.explore}
-    return make_actor_learner(plan, setup.env_spec, setup.number, setup.incarnation, **own)
 
 
 # Shared by the driver and learner workers

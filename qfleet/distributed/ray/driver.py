@@ -15,12 +15,12 @@ import msgspec
 from qfleet import errors
 from qfleet.build.autotune import torch_threads
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import join_components
+from qfleet.build.make import UserParts, join_components
 from qfleet.build.memory_check import sample_replay
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
 from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
-from qfleet.distributed.local_run import UserParts, prepare_components
+from qfleet.distributed.local_run import prepare_components
 from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote_replay
 from qfleet.errors import QfleetError, UsageError

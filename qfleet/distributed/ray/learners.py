@@ -14,11 +14,12 @@ from typing import Any, cast
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from qfleet.build.make import NO_USER_PARTS, UserParts
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
 from qfleet.distributed.actors.main import MAX_ERROR_CHARACTERS
 from qfleet.distributed.learners.handle import LearnerHandle
-from qfleet.distributed.learners.launcher import NO_USER_PARTS, ShardGroup, UserParts, form_gloo_group, make_setup
+from qfleet.distributed.learners.launcher import ShardGroup, form_gloo_group, make_setup
 from qfleet.distributed.learners.worker import LearnerSetup, LearnerWorker, join_group
 from qfleet.distributed.ray.parameter_server import (
     MAX_MESSAGE_BYTES,

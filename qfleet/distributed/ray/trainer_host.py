@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from qfleet.distributed.local_run import UserParts, resume_here, train_here
+from qfleet.build.make import UserParts
+from qfleet.distributed.local_run import resume_here, train_here
 from qfleet.distributed.ray.relay import WatcherRelay
 from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutMessage
 from qfleet.errors import QfleetError

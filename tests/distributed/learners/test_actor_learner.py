@@ -25,7 +25,7 @@ from qfleet.training import requests
 from qfleet.training.evaluator import Evaluator
 from qfleet.watch import read_json, read_rows
 from tests.distributed.learners.test_runs import ends, events, saved, updates_due
-from tests.support.runs import JUDGED, RANDOM, SMALL, first_struck
+from tests.support.runs import JUDGED, RANDOM, SMALL, kill_first_learner
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.bundles": True, "learners.timeout_seconds": 5.0, "until.steps": 600}
@@ -100,7 +100,7 @@ def test_environment_faults_of_any_actor_learner_are_logged(tmp_path: Path) -> N
 def test_a_killed_actor_learner_is_restarted_with_an_empty_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles, strike = first_struck(monkeypatch)
+    handles, strike = kill_first_learner(monkeypatch)
 
     def enough(row: dict[str, Any]) -> bool:
         """The new one is there."""

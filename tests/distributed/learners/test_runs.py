@@ -17,7 +17,7 @@ from qfleet.plan.sync_schema import AllreduceSync, Int8Codec, LocalSync, ServerS
 from qfleet.training import requests
 from qfleet.watch import read_json, read_rows
 from qfleet.watch.text import end_lines
-from tests.support.runs import SMALL, first_struck
+from tests.support.runs import SMALL, kill_first_learner
 
 pytestmark = pytest.mark.timeout(110)
 TWO = {**SMALL, "learners.num": 2, "learners.timeout_seconds": 5.0, "until.steps": 600}
@@ -219,7 +219,7 @@ def test_a_request_stays_pending_until_it_is_done_and_the_next_is_not_lost(tmp_p
 def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles, strike = first_struck(monkeypatch)
+    handles, strike = kill_first_learner(monkeypatch)
     plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200, "log.history": True})
     found = train(plan, out=tmp_path, callbacks=[strike])
     assert check_history(found.path / "history") == []
@@ -232,7 +232,7 @@ def test_a_learner_killed_in_the_middle_of_a_run_is_only_an_event(
 
 @pytest.mark.slow
 def test_a_learner_that_is_given_up_is_reported_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    handles, strike = first_struck(monkeypatch)
+    handles, strike = kill_first_learner(monkeypatch)
     plan = make_plan("CartPole-v1", overrides={**TWO, "log.every_steps": 200, "learners.restarts": 0})
     found = train(plan, out=tmp_path, callbacks=[lambda row: strike(row) if handles[0].control.is_alive() else None])
     (lost,) = found.status["lost"]
