@@ -150,9 +150,7 @@ def unsafe_output(result: CommandResult) -> list[str]:
     """Control characters and forged lines in the output."""
     text = result.out + "\n" + result.err
     marks = sorted(set(CONTROL.findall(text)))
-    forged = [
-        line for line in text.splitlines() if line.startswith(FORGED)
-    ]
+    forged = [line for line in text.splitlines() if line.startswith(FORGED)]
     return [f"prints raw {mark!a}" for mark in marks] + [f"forged line: {line[:80]!r}" for line in forged[:1]]
 
 

@@ -40,9 +40,9 @@ from tests.support.runs import (
     rows,
     same,
     small,
+    train_arguments,
     trained,
     until,
-    words,
 )
 
 # The score of so short a run hardly moves, so that patience runs out soon and several times.
@@ -339,7 +339,7 @@ def test_a_kill_right_after_an_adjustment_changes_nothing(cell: str, tmp_path: P
 def test_sigkill_right_after_an_adjustment(tmp_path: Path, command_server: CommandServer, reference: Reference) -> None:
     changes = {**CELLS["both"], **RESET, "until.steps": 1_500, "eval.every_steps": 100}
     whole = reference(changes).path
-    child, limit = command_server.start(*words(tmp_path, changes)), time.monotonic() + 60
+    child, limit = command_server.start(*train_arguments(tmp_path, changes)), time.monotonic() + 60
     while time.monotonic() < limit and child.code is None:
         found = [file for file in tmp_path.glob("*/metrics.jsonl") if any_steer(file)]
         if found:

@@ -42,9 +42,9 @@ from tests.support.runs import (
     same,
     small,
     status,
+    train_arguments,
     trained,
     until,
-    words,
 )
 
 # The learning rate is high, so that the members' scores soon differ.
@@ -499,7 +499,7 @@ def test_a_kill_right_after_an_adjustment_changes_nothing(tmp_path: Path, refere
 def test_sigkill_right_after_an_adjustment(tmp_path: Path, command_server: CommandServer, reference: Reference) -> None:
     changes = {**FOUR, **ACTOR, "until.steps": 1_500, "eval.every_steps": 100}
     whole = reference(changes).path
-    child, limit = command_server.start(*words(tmp_path, changes)), time.monotonic() + 60
+    child, limit = command_server.start(*train_arguments(tmp_path, changes)), time.monotonic() + 60
     while time.monotonic() < limit and child.code is None:
         if any(row["kind"] == "exploit" for file in tmp_path.glob("*/metrics.jsonl") for row in read_rows(file)):
             break
