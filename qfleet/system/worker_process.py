@@ -25,26 +25,10 @@ from qfleet.system.oom import oom_kills
 from qfleet.system.shared_memory import SharedMemory
 
 STOP_SECONDS = 0.5  # for a process that was killed to be reaped
-DESCENDANTS_SECONDS = 2.0
+DESCENDANTS_SECONDS = 0.3  # for processes that environments have started
 ERROR_BYTES = 4096
 LENGTH = struct.Struct("=I")
 TEXT_BYTES = 1_200  # of each part of a final error: all parts fit into ERROR_BYTES
-
-
-class WorkerLost(Exception):
-    """A worker cannot be used any more. The text always says why."""
-
-
-class WorkerDied(WorkerLost):
-    """The worker's process has ended without a report."""
-
-
-class WorkerHung(WorkerLost):
-    """The worker did not reply, or made no progress, within its timeout."""
-
-
-class WorkerFailed(WorkerLost):
-    """The worker reported an error and ended."""
 
 
 class FinalError(msgspec.Struct, tag=True):
@@ -89,6 +73,8 @@ class WorkerProcess:
         self.options = options
         self.needs_main = needs_main  # does its setup hold something that the user's script defines?
         self.oom_kills = oom_kills()  # when it started
+        self.last_report: FinalError | None = None
+        self.closed = False
         args = (target, setup, options, self.errors)
         self.process: BaseProcess = context.Process(target=run_worker, args=args, name=f"qfleet-{name}", daemon=True)
 
@@ -108,6 +94,8 @@ class WorkerProcess:
 
     def final_error(self) -> FinalError | None:
         """The error that the worker reported before it ended, if it could."""
+        if self.closed:
+            return self.last_report
         length = LENGTH.unpack_from(self.errors.view)[0]
         with suppress(msgspec.DecodeError):
             report = self.errors.view[LENGTH.size : LENGTH.size + length]
@@ -125,12 +113,7 @@ class WorkerProcess:
             return "its process was killed by the kernel, for lack of memory"
         return f"its process {exit_text(code)}"
 
-    def lost(self) -> WorkerLost:
-        """The exception for a worker whose process has ended."""
-        kind = WorkerDied if self.final_error() is None else WorkerFailed
-        return kind(self.how_ended())
-
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Send SIGTERM; a stopped process is continued, so that it can obey."""
         if self.process.is_alive():
             self.process.terminate()
@@ -140,7 +123,7 @@ class WorkerProcess:
     def stop(self, timeout_seconds: float = 0.0) -> None:
         """End the process and what it has started; it may take `timeout_seconds` to end by itself."""
         if timeout_seconds > 0:
-            self.ask_to_stop()
+            self.request_stop()
             self.process.join(timeout_seconds)
         if self.pid and self.process.is_alive():
             self.process.kill()
@@ -150,8 +133,11 @@ class WorkerProcess:
                 os.killpg(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Free its memory. The process must have been stopped."""
-        self.errors.close()
+        """Free its memory; the final error stays known. The process must have been stopped."""
+        if not self.closed:
+            self.last_report = self.final_error()
+            self.closed = True
+            self.errors.close()
 
 
 def exit_text(code: int | None) -> str:
@@ -171,7 +157,7 @@ def run_worker(target: Callable[[Any], None], setup: Any, options: WorkerOptions
     os.environ.update(options.variables)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the driver decides
     if options.stops_on_sigterm:
-        signal.signal(signal.SIGTERM, request_stop)
+        signal.signal(signal.SIGTERM, on_sigterm)
     if options.starts_processes:
         with suppress(OSError):
             os.setpgid(0, 0)
@@ -190,7 +176,7 @@ def run_worker(target: Callable[[Any], None], setup: Any, options: WorkerOptions
             end_descendants(DESCENDANTS_SECONDS, grace_seconds=0.0)
 
 
-def request_stop(number: int, frame: object) -> None:
+def on_sigterm(number: int, frame: object) -> None:
     """The handler of SIGTERM: close environments, then end; a second signal does not disturb that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise StopRequested(0)

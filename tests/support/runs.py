@@ -75,7 +75,7 @@ def process_of(handle: LearnerHandle) -> BaseProcess:
     """A learner worker's process on this machine."""
     if not isinstance(handle.control, LearnerProcess):
         raise TypeError("it runs on another machine")
-    return handle.control.process
+    return handle.control.process.process
 
 
 def kill_first_learner(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:

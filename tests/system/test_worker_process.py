@@ -13,7 +13,7 @@ import pytest
 
 from qfleet.errors import UsageError
 from qfleet.system.child_process import fork_server
-from qfleet.system.worker_process import FinalError, WorkerDied, WorkerFailed, WorkerOptions, WorkerProcess, exit_text
+from qfleet.system.worker_process import FinalError, WorkerOptions, WorkerProcess, exit_text
 
 LIMIT_SECONDS = 30.0
 
@@ -69,7 +69,6 @@ def test_an_error_is_reported_with_all_its_parts(started: Start) -> None:
     wait_until(lambda: not worker.is_alive())
     assert worker.final_error() == FinalError("what", "why", "fix", exit_code=2)
     assert worker.how_ended() == "what"
-    assert isinstance(worker.lost(), WorkerFailed)
 
 
 def test_a_long_error_fits_into_its_page(started: Start) -> None:
@@ -86,7 +85,6 @@ def test_a_process_that_ends_without_a_report_is_told_by_its_exit_code(started: 
     wait_until(lambda: not worker.is_alive())
     assert worker.final_error() is None
     assert worker.how_ended() == "its process ended with exit code 7"
-    assert isinstance(worker.lost(), WorkerDied)
 
 
 def test_a_killed_process_is_told_by_its_signal(started: Start, tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
-"""The main function of an actor process, and the setup it is started with."""
+"""What an actor does in a process of its own, and the setup it is started with."""
 
-import os
-import signal
 import time
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, field
-from multiprocessing import current_process
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from select import select as wait_for
@@ -23,20 +20,11 @@ from qfleet.data import Channel, Rollout, count_steps
 from qfleet.data import WeightsBoard as BoardLike
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard
 from qfleet.plan.schema import InlineRuntime, Plan
-from qfleet.system.child_process import die_with_parent, limit_log
-from qfleet.system.descendants import adopt_orphans, end_descendants
+from qfleet.system.child_process import limit_log
 from qfleet.system.ring import RolloutRing, SharedCounters
 from qfleet.system.timers import Stopwatch
-from qfleet.system.worker_process import (
-    TEXT_BYTES,
-    FinalError,
-    final_error_of,
-    redirect_output,
-    request_stop,
-    shortened,
-)
+from qfleet.system.worker_process import TEXT_BYTES, shortened
 
-DESCENDANTS_SECONDS = 0.3  # for processes that environments have started
 NAP_SECONDS = 0.0005
 TICK_SECONDS = 0.5
 WEIGHTS_SECONDS = 60.0  # the first weights come right after the start
@@ -53,13 +41,12 @@ class ActorSetup:
     channel: RolloutRing
     board: SharedWeightsBoard
     counters: SharedCounters
-    reports: Connection  # environment faults and the final error, to the driver
+    reports: Connection  # environment faults, to the driver
     make: EnvMaker | None = None
     torso: nn.Module | None = None
     explore: Explore | None = None
     log: str | None = None
     history: str | None = None
-    variables: dict[str, str] = field(default_factory=dict, repr=False)  # named by `env.secrets`
 
 
 class EnvFaultMessage(msgspec.Struct, tag=True):
@@ -68,30 +55,10 @@ class EnvFaultMessage(msgspec.Struct, tag=True):
     fault: dict[str, Any]
 
 
-def report(setup: ActorSetup, message: EnvFaultMessage | FinalError) -> None:
+def report(setup: ActorSetup, message: EnvFaultMessage) -> None:
     """Send a message to the driver, unless the pipe is full because the driver has not read it for a while."""
     if wait_for([], [setup.reports], [], 0)[1]:
         setup.reports.send_bytes(msgspec.msgpack.encode(message))
-
-
-def actor_main(setup: ActorSetup) -> None:
-    """The main function of an actor process."""
-    die_with_parent()
-    os.environ.update(setup.variables)
-    with suppress(OSError):
-        os.setpgid(0, 0)  # processes that an environment starts are killed with it
-    adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of the terminal; the driver decides
-    signal.signal(signal.SIGTERM, request_stop)
-    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have environment workers
-    redirect_output(setup.log)
-    try:
-        act_until_stopped(setup)
-    except Exception as error:
-        report(setup, final_error_of(error))
-        raise
-    finally:
-        end_descendants(DESCENDANTS_SECONDS, grace_seconds=0.0)
 
 
 def act_until_stopped(setup: ActorSetup) -> None:

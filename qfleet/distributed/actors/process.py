@@ -1,10 +1,7 @@
 """Actor processes on this machine, connected to the learner by shared memory."""
 
-import os
-import signal
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import lz4_block
 from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS, COUNTS, actor_files
-from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, actor_main
+from qfleet.distributed.actors.main import ActorSetup, EnvFaultMessage, act_until_stopped
 from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
@@ -31,10 +28,9 @@ from qfleet.envs.workers.pool import CLOSE_SECONDS
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.plan.validate.placement import has_central_inference, num_senders
-from qfleet.system.child_process import fork_server, hidden_main
-from qfleet.system.oom import oom_kills
+from qfleet.system.child_process import fork_server
 from qfleet.system.ring import RolloutRing, SharedCounters
-from qfleet.system.worker_process import FinalError
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 COUNTERS = ("progress", "waits", *COUNTS)
 STOP_SECONDS = 0.5
@@ -45,7 +41,7 @@ class ActorProcess:
     """The handle of an actor process."""
 
     def __init__(
-        self, process: BaseProcess, setup: ActorSetup, reports: Connection, stop_seconds: float = STOP_SECONDS
+        self, process: WorkerProcess, setup: ActorSetup, reports: Connection, stop_seconds: float = STOP_SECONDS
     ) -> None:
         self.stop_seconds = stop_seconds  # between SIGTERM and SIGKILL
         self.process = process
@@ -53,9 +49,6 @@ class ActorProcess:
         self.counters = setup.counters
         self.worker = setup.worker
         self.reports = reports
-        self.unread_faults = list[dict[str, Any]]()
-        self.reported_error: FinalError | None = None
-        self.oom_kills = oom_kills()  # at the start
 
     def alive(self) -> bool:
         """Is the process running?"""
@@ -70,54 +63,31 @@ class ActorProcess:
         return self.channel.get()
 
     def request_stop(self) -> None:
-        """Send SIGTERM, and SIGCONT because a stopped process would not act on it."""
-        if self.process.is_alive() and self.process.pid is not None:
-            self.process.terminate()
-            with suppress(OSError):
-                os.kill(self.process.pid, signal.SIGCONT)
+        """Ask the actor to stop."""
+        self.process.request_stop()
 
     def stop(self) -> None:
         """Request a stop, and kill the process after `stop_seconds`."""
-        self.request_stop()
-        self.process.join(self.stop_seconds)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join(STOP_SECONDS)
-        if self.process.pid:  # killpg(0) would kill our own group
-            with suppress(OSError):
-                os.killpg(self.process.pid, signal.SIGKILL)  # including processes that its environments have started
+        self.process.stop(self.stop_seconds)
 
     def env_faults(self) -> list[dict[str, Any]]:
         """Environment faults reported since the last call."""
-        self.read_reports()
-        faults = self.unread_faults
-        self.unread_faults = []
+        faults = list[dict[str, Any]]()
+        with suppress(EOFError, OSError, msgspec.DecodeError):
+            while self.reports.poll(0):
+                faults.append(msgspec.msgpack.decode(self.reports.recv_bytes(1 << 16), type=EnvFaultMessage).fault)
         return faults
 
     def final_error(self) -> str:
         """The error that the actor reported, or how its process ended; a UsageError is raised."""
-        self.read_reports()
-        if self.reported_error is not None:
-            return self.reported_error.message()
-        code = self.process.exitcode
-        if code == -signal.SIGKILL and oom_kills() > self.oom_kills:
-            return "its process was killed by the kernel, for lack of memory"
-        return f"its process ended with exit code {code}"
-
-    def read_reports(self) -> None:
-        """Read all messages from the actor."""
-        with suppress(EOFError, OSError, msgspec.DecodeError):
-            while self.reports.poll(0):
-                message = msgspec.msgpack.decode(self.reports.recv_bytes(1 << 16), type=EnvFaultMessage | FinalError)
-                if isinstance(message, FinalError):
-                    self.reported_error = message
-                else:
-                    self.unread_faults.append(message.fault)
+        error = self.process.final_error()
+        return self.process.how_ended() if error is None else error.message()
 
     def close(self) -> None:
-        """Free the ring and the pipe."""
+        """Free the ring, the pipe and the memory of the process."""
         self.channel.close()
         self.reports.close()
+        self.process.close()
 
 
 class ProcessActorLauncher:
@@ -168,11 +138,12 @@ class ProcessActorLauncher:
             writer,
             *self.user_parts,
             *actor_files(self.plan, self.folder, worker, incarnation),
-            variables=secret_variables(self.plan.env),
         )
-        process = self.context.Process(target=actor_main, args=(setup,), name=f"qfleet-actor-{worker}", daemon=True)
-        with hidden_main(not self.needs_main):
-            process.start()
+        variables = secret_variables(self.plan.env)
+        options = WorkerOptions(setup.log, starts_processes=True, stops_on_sigterm=True, variables=variables)
+        name = f"actor-{worker}"
+        process = WorkerProcess(self.context, name, act_until_stopped, setup, options, needs_main=self.needs_main)
+        process.start()
         writer.close()
         return ActorProcess(process, setup, reader, self.stop_seconds)
 

@@ -4,7 +4,6 @@ import socket
 import time
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
 from typing import Any, Protocol
 
@@ -31,10 +30,10 @@ from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import make_rendezvous_store
 from qfleet.sync.served import ShardConnection
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
-from qfleet.system.child_process import fork_server, hidden_main
+from qfleet.system.child_process import fork_server
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
-from qfleet.system.worker_process import exit_text
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 ADDRESS = "127.0.0.1"
 HEADER_BYTES = 4096
@@ -90,7 +89,7 @@ def make_setup(
 class LearnerProcess:
     """A learner worker's process on this machine."""
 
-    def __init__(self, process: BaseProcess, setup: LearnerProcessSetup, bell: Any) -> None:
+    def __init__(self, process: WorkerProcess, setup: LearnerProcessSetup, bell: Any) -> None:
         self.process = process
         self.setup = setup
         self.bell = bell
@@ -101,7 +100,7 @@ class LearnerProcess:
 
     def exit_reason(self) -> str:
         """How the process ended."""
-        return f"its process {exit_text(self.process.exitcode)}"
+        return self.process.how_ended()
 
     def send_fds(self, *fds: int) -> None:
         """Send file descriptors to the process."""
@@ -113,8 +112,8 @@ class LearnerProcess:
 
     def stop(self) -> None:
         """Kill it, and close the connection."""
-        self.process.kill()
-        self.process.join(STOP_SECONDS)
+        self.process.stop()
+        self.process.close()
         self.bell.close()
         self.setup.into.close()
         self.setup.out.close()
@@ -145,9 +144,10 @@ class LocalLearnerLauncher:
         out = Ring(SLOTS, self.reply_bytes)
         learner_setup = make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.user_parts)
         setup = LearnerProcessSetup(learner_setup, into, out, child_end)
-        process = self.context.Process(target=learner_main, args=(setup,), name=f"qfleet-learner-{number}", daemon=True)
-        with hidden_main(not self.needs_main):
-            process.start()
+        options = WorkerOptions(starts_processes=has_actor_learners(self.plan))
+        name = f"learner-{number}"
+        process = WorkerProcess(self.context, name, learner_main, setup, options, needs_main=self.needs_main)
+        process.start()
         child_end.close()
         self.processes[number] = LearnerProcess(process, setup, bell)
         return LearnerHandle(

@@ -2,13 +2,11 @@
 
 import importlib
 import os
-import signal
 import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import current_process
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 
@@ -24,10 +22,9 @@ from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.served import ShardConnection
 from qfleet.sync.shard import shard_bounds
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
-from qfleet.system.child_process import die_with_parent, limit_log
+from qfleet.system.child_process import limit_log
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
-from qfleet.system.worker_process import redirect_output
 
 POLL_SECONDS = 1.0
 SLEEP_SECONDS = 0.0001
@@ -87,12 +84,8 @@ class RingTransport:
 
 def learner_main(setup: LearnerProcessSetup) -> None:
     """Run a learner worker until the driver is gone."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides
-    current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may start environment workers
     transport = RingTransport(setup.out, setup.into, setup.bell)
     parent = os.getppid()
-    redirect_output(None)
     with suppress(CommLost):
         try:
             worker = LearnerWorker(

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import send_handle
 from typing import Any
 
@@ -19,7 +18,6 @@ from qfleet.data.wire_format import Facts
 from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.distributed.learners.shares import pieces_in_range
 from qfleet.distributed.parameter_server.shard import (
-    FAILED,
     PUSH,
     REPLY,
     VERDICTS,
@@ -37,8 +35,8 @@ from qfleet.sync.comm import CommLost
 from qfleet.sync.packed import PackedGradient
 from qfleet.sync.shard import Verdict, shard_bounds
 from qfleet.sync.strategies import copy_into, flatten_tensors
-from qfleet.system.child_process import hidden_main
 from qfleet.system.shared_memory import SharedMemory
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 START_SECONDS = 5.0  # beyond the timeout of a reply; shards are forked with everything imported
 STOP_SECONDS = 0.5
@@ -92,12 +90,11 @@ class ShardProcess:
         self.pipe, self.child_end = context.Pipe()
         self.awaiting_reply = False  # after a timeout no other request may follow: a late reply would be taken for its
         setup = ShardSetup(plan, sync, self.state, pieces, self.child_end)
-        self.process: BaseProcess = context.Process(target=shard_main, args=(setup,), name="qfleet-shard", daemon=True)
+        self.process = WorkerProcess(context, "shard", shard_main, setup, WorkerOptions())
 
     def start(self) -> None:
         """Start the process with the rows written into `state`."""
-        with hidden_main(True):
-            self.process.start()
+        self.process.start()
         self.child_end.close()
 
     def rows(self) -> list[Array]:
@@ -108,12 +105,9 @@ class ShardProcess:
         """The next reply; `CommLost` if the shard failed or none came in time."""
         try:
             if self.pipe.poll(timeout_seconds):
-                reply = self.pipe.recv_bytes(1 << 16)
-                if reply.startswith(FAILED):
-                    raise CommLost(f"a parameter-server shard failed: {reply[1:].decode(errors='replace')}")
-                return reply
+                return self.pipe.recv_bytes(1 << 16)
         except (OSError, EOFError) as error:
-            raise CommLost(f"a parameter-server shard is lost: {error}") from error
+            raise CommLost(f"a parameter-server shard is lost: {self.process.how_ended()}") from error
         raise CommLost("a parameter-server shard does not reply")
 
     def request(self, message: str, timeout_seconds: float, fds: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -141,9 +135,8 @@ class ShardProcess:
 
     def stop(self) -> None:
         """Kill the process, and close the connection."""
-        if self.process.pid is not None:
-            self.process.kill()
-            self.process.join(STOP_SECONDS)
+        self.process.stop()
+        self.process.close()
         self.pipe.close()
         self.state.close()
 

@@ -6,7 +6,6 @@ writes its gradient and pushes; the shard replies when its rule (`sync/shard.py`
 
 import os
 import select
-import signal
 import socket
 import struct
 import time
@@ -29,16 +28,12 @@ from qfleet.plan.sync_schema import Serving
 from qfleet.sync.make import make_shard
 from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import copy_into, flatten_tensors
-from qfleet.system.child_process import die_with_parent
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
-from qfleet.system.worker_process import redirect_output
 
 PUSH = struct.Struct("<qqd")  # sequence, version, rate
 REPLY = struct.Struct("<Bq")  # verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 READY = b"+"
-FAILED = b"-"
-MAX_ERROR_BYTES = 1_000
 POLL_MILLISECONDS = 500
 Reply = Callable[[Verdict], None]
 
@@ -78,16 +73,9 @@ class ShardMailbox:
 
 
 def shard_main(setup: ShardSetup) -> None:
-    """Serve until the driver is gone; an error is sent to the driver first."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Serve until the driver is gone."""
     torch.set_num_threads(1)
-    redirect_output(None)
-    try:
-        ShardServer(setup).run(os.getppid())
-    except Exception as error:
-        setup.pipe.send_bytes(FAILED + f"{type(error).__name__}: {error}".encode()[:MAX_ERROR_BYTES])
-        raise
+    ShardServer(setup).run(os.getppid())
 
 
 class WeightBlock:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.array_messages import as_batch, priority_parts, rollout_bytes
 from qfleet.data.wire_format import Arrays, Facts, packed_bytes
 from qfleet.distributed.replay.client import RemoteReplay, batch_bytes, batch_size
-from qfleet.distributed.replay.server import ERROR_BYTES, NO_BATCH, ReplaySetup, replay_main, shared_store, store_region
+from qfleet.distributed.replay.server import NO_BATCH, ReplaySetup, replay_main, shared_store, store_region
 from qfleet.distributed.worker.supervisor import MAX_POLL_GAP_SECONDS
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.replay import Cut, make_replay
 from qfleet.save import pack_state, unpack_state
-from qfleet.system.child_process import hidden_main
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 NAP_SECONDS = 0.0002
 STOP_SECONDS = 0.5
@@ -50,7 +49,7 @@ class SharedReplayConnection:
         self.context = context
         self.hung_seconds = hung_seconds
         self.batch_limit_bytes = batch_bytes(plan, spec, cut)
-        self.process: BaseProcess | None = None
+        self.process: WorkerProcess | None = None
         self.received: deque[Batch | Sequences | None] = deque()
 
     def start(self, history: Path | None) -> None:
@@ -59,13 +58,11 @@ class SharedReplayConnection:
         self.messages = Ring(MESSAGE_SLOTS, message_bytes(self.plan, self.spec))
         self.batches = Ring(BATCH_SLOTS, self.batch_limit_bytes)
         self.pipe, server_end = self.context.Pipe()
-        self.error_text = SharedMemory(ERROR_BYTES)
-        parts = (self.region, self.messages, self.batches, server_end, self.error_text)
+        parts = (self.region, self.messages, self.batches, server_end)
         history_file = None if history is None else str(history)
         setup = ReplaySetup(msgspec.json.encode(self.plan), self.spec, *parts, history_file)
-        self.process = self.context.Process(target=replay_main, args=(setup,), name="qfleet-replay", daemon=True)
-        with hidden_main():
-            self.process.start()
+        self.process = WorkerProcess(self.context, "replay", replay_main, setup, WorkerOptions())
+        self.process.start()
         server_end.close()
         self.has_replied = False  # it imports and compiles before its first reply
 
@@ -78,9 +75,8 @@ class SharedReplayConnection:
         """Kill the process."""
         if self.process is None:
             return
-        self.process.kill()
-        self.process.join(STOP_SECONDS)
-        for part in (self.messages, self.batches, self.pipe, self.error_text):
+        self.process.stop()
+        for part in (self.messages, self.batches, self.pipe, self.process):
             part.close()
         self.process = None
 
@@ -116,7 +112,7 @@ class SharedReplayConnection:
     def kill_at_timeout(self) -> Iterator[None]:
         """Kill the process at the timeout: a pipe waits forever for a process stopped in the middle of a message."""
         process = self.process
-        watchdog = threading.Timer(self.timeout(), lambda: process.kill() if process is not None else None)
+        watchdog = threading.Timer(self.timeout(), lambda: process.stop() if process is not None else None)
         watchdog.daemon = True
         watchdog.start()
         try:
@@ -126,12 +122,7 @@ class SharedReplayConnection:
 
     def final_error(self) -> str:
         """The error that the process reported, or its exit code."""
-        text = bytes(self.error_text.view).rstrip(b"\0").decode(errors="replace")
-        if text or self.process is None:
-            return f"the replay's process has died: {text or 'it was stopped'}"
-        self.process.join(STOP_SECONDS)  # its exit code is known a moment after the end of its pipe
-        code = self.process.exitcode
-        return f"the replay's process has died{'' if code is None else f' with exit code {code}'}"
+        return f"the replay is lost: {'it was stopped' if self.process is None else self.process.how_ended()}"
 
     # Messages, requests and batches
 

@@ -1,7 +1,6 @@
 """The server side of a remote replay: handles messages one after the other; and the main function of its process."""
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +20,8 @@ from qfleet.plan.schema import Plan
 from qfleet.replay import Fold, Replay, Store, make_replay
 from qfleet.replay.warm import warm
 from qfleet.save import pack_state, unpack_state
-from qfleet.system.child_process import die_with_parent
 from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, round_to_cache_lines
-from qfleet.system.worker_process import redirect_output
 
 NAP_SECONDS = 0.0002
 ERROR_BYTES = 1_000
@@ -42,7 +39,6 @@ class ReplaySetup:
     messages: Ring
     batches: Ring
     pipe: Connection
-    error_text: SharedMemory  # why the process failed
     history: str | None  # the file that records operations
 
 
@@ -169,20 +165,8 @@ def history_in(file: str | None) -> HistoryLog:
 
 
 def replay_main(setup: ReplaySetup) -> None:
-    """The main function of the replay process."""
-    die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    redirect_output(None)
-    try:
-        serve(setup, os.getppid())
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".encode()[:ERROR_BYTES]
-        setup.error_text.view[: len(text)] = text
-        raise
-
-
-def serve(setup: ReplaySetup, parent: int) -> None:
     """Handle messages until the parent process ends."""
+    parent = os.getppid()
     warm(replace(setup.spec, state=()))  # before the first message: compiled loops take long to load
     replay = own_replay(msgspec.json.decode(setup.plan, type=Plan), setup.spec)
     server = ReplayServer(shared_store(replay, setup.region), setup.history)

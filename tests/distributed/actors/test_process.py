@@ -363,7 +363,7 @@ def test_an_actor_lost_for_good_is_reported_with_its_cause_and_in_the_status(tmp
     blow = Once(300, sent("qfleet-actor-1", signal.SIGKILL), lambda: has_acted(tmp_path, 1))
     run = train(plan_of(**more), out=tmp_path, callbacks=[blow, until_event(tmp_path, "actor_lost")])
     (lost,) = run.status["lost"]
-    assert re.fullmatch(r"actor 1 \(of 2\) was lost for good at step \d+: its process ended with exit code -9", lost)
+    assert re.fullmatch(r"actor 1 \(of 2\) was lost for good at step \d+: its process was ended by SIGKILL", lost)
     (warning,) = [row["text"] for row in events(run, "warning") if "lost for good" in row["text"]]
     assert warning == f"{lost}; it is not started again (runtime.restarts), and the run goes on without it"
     assert f"lost: {lost}" in end_lines(run.status)
