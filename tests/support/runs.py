@@ -88,7 +88,7 @@ def kill_first_learner(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHan
         return handles[-1]
 
     def strike(row: dict[str, Any]) -> None:
-        if row["kind"] == "progress" and len(handles) == 1:
+        if row["kind"] == "progress" and len(handles) == 1 and process_of(handles[0]).is_alive():
             os.kill(process_of(handles[0]).pid or 0, signal.SIGKILL)
 
     monkeypatch.setattr(LocalLearnerLauncher, "launch", watched)

@@ -38,7 +38,7 @@ class ProcessControl(Protocol):
         """Is it running?"""
 
     def exit_reason(self) -> str:
-        """How the process ended; empty if that is not known."""
+        """How the process ended; empty if it runs, or if that is not known."""
 
     def stop(self) -> None:
         """End it at once."""
@@ -84,7 +84,7 @@ class LearnerHandle:
 
     def cause_of_loss(self, observed: str) -> str:
         """Why it is lost: what the driver observed, and how its process ended if it did."""
-        reason = "" if self.control.is_alive() else self.control.exit_reason()
+        reason = self.control.exit_reason()
         return f"{observed}; {reason}" if reason and reason not in observed else observed
 
     def send_request(self, facts: Facts, arrays: Arrays | None = None) -> None:

@@ -38,7 +38,7 @@ from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 ADDRESS = "127.0.0.1"
 HEADER_BYTES = 4096
 SLOTS = 2  # batches that a learner worker may have at a time
-STOP_SECONDS = 0.5
+EXIT_SECONDS = 0.3
 START_SECONDS = 60.0  # a learner worker is forked with everything imported, but may make environments
 
 
@@ -99,8 +99,9 @@ class LearnerProcess:
         return self.process.is_alive()
 
     def exit_reason(self) -> str:
-        """How the process ended."""
-        return self.process.how_ended()
+        """How the process ended; empty if it runs. Its sockets close a moment before it ends."""
+        self.process.process.join(EXIT_SECONDS)
+        return "" if self.process.is_alive() else self.process.how_ended()
 
     def send_fds(self, *fds: int) -> None:
         """Send file descriptors to the process."""
