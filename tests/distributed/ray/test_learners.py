@@ -28,6 +28,7 @@ def group() -> Iterator[Any]:
     from qfleet.distributed.ray.session import session
 
     more = {**PLACE, "learners.timeout_seconds": LIMIT_SECONDS, "learners.restarts": 100, "optim.clip_norm": None}
+    more["algo.target.every_updates"] = 2
     plan = small_plan(3, more=more)
     with session(plan):
         made = LearnerGroup(plan, single_learner(plan), RayLearnerLauncher(plan, spec_of(plan), spec_of(plan)))
@@ -60,6 +61,8 @@ def whole(group: Any) -> None:
 )
 def test_three_learners_on_ray_make_the_steps_of_one(group: Any, sync: Sync) -> None:
     whole(group)
+    while group.learner.updates % 2:  # target networks are copied where learners that step alone have just agreed
+        group.update(some(99))
     group.quiesce()
     one = single_learner(group.plan)
     one.load_model_arrays(group.learner.model_arrays())
