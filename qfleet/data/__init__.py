@@ -1,4 +1,4 @@
-"""The data types that rooms exchange, and their wire format."""
+"""The data types that packages exchange, and their wire format."""
 
 from qfleet.data.joint_actions import join_actions, split_actions
 from qfleet.data.types import (

@@ -1,4 +1,4 @@
-"""The data types that rooms exchange. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
+"""Data types that packages exchange. Shapes: T rows of time, B lanes (environments), N items in a batch, A actions."""
 
 import math
 from dataclasses import dataclass, field
