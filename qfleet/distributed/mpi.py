@@ -218,7 +218,7 @@ def rank_main(make: EnvMaker | None, torso: nn.Module | None, explore: Explore |
     """Run a rank other than 0. If it fails it aborts all ranks, because MPI would wait for it."""
     world = mpi().COMM_WORLD
     try:
-        run_worker(world, make, torso, explore)
+        serve_rank(world, make, torso, explore)
     except QfleetError as error:
         sys.stderr.write(f"rank {world.Get_rank()}: {error}\n")
         world.Abort(error.exit_code)
@@ -234,7 +234,7 @@ def probe_env_spec(plan: Plan, make: EnvMaker | None) -> Spec:
     return world.spec
 
 
-def run_worker(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
+def serve_rank(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
     """Wait for the run to begin, and handle requests until rank 0 sends `stop`; signals are left to rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transport = MpiTransport(world, 0)

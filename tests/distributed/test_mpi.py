@@ -102,7 +102,7 @@ def test_a_rank_that_is_refused_prints_why(monkeypatch: pytest.MonkeyPatch, caps
 
     world = OneRank()
     monkeypatch.setattr("qfleet.distributed.mpi.mpi", lambda: SimpleNamespace(COMM_WORLD=world))
-    monkeypatch.setattr("qfleet.distributed.mpi.run_worker", refused)
+    monkeypatch.setattr("qfleet.distributed.mpi.serve_rank", refused)
     rank_main(None, None, None)
     assert capsys.readouterr().err == "rank 0: it fails\nIt is broken.\nMend it.\n"
     assert world.code == EnvError.exit_code

@@ -200,8 +200,8 @@ def message_bytes(plan: Plan, spec: Spec, cut: Cut) -> tuple[int, int]:
     return batch + HEADER_BYTES, 4 * items + HEADER_BYTES
 
 
-def form_gloo_group(plan: Plan, members: Sequence[LearnerHandle], facts: Facts, user_parts: str | None = None) -> Comm:
+def form_gloo_group(plan: Plan, members: Sequence[LearnerHandle], facts: Facts, own_address: str | None = None) -> Comm:
     """Request these learners to meet at the store that the facts name, and join as rank 0."""
     for rank, handle in enumerate(members, 1):
         handle.send_request({**facts, "rank": rank})
-    return join_group(plan, {**facts, "rank": 0}, user_parts)
+    return join_group(plan, {**facts, "rank": 0}, own_address)

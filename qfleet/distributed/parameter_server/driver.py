@@ -39,7 +39,6 @@ from qfleet.system.shared_memory import SharedMemory
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 START_SECONDS = 5.0  # beyond the timeout of a reply; shards are forked with everything imported
-STOP_SECONDS = 0.5
 SendFds = Callable[..., None]  # takes a learner's handle and file descriptors for it
 
 

@@ -31,7 +31,6 @@ from qfleet.system.shared_memory import SharedMemory
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 NAP_SECONDS = 0.0002
-STOP_SECONDS = 0.5
 START_SECONDS = 30.0
 MESSAGE_SLOTS = 8
 BATCH_SLOTS = 4

@@ -24,7 +24,6 @@ from qfleet.system.ring import Ring
 from qfleet.system.shared_memory import SharedMemory, round_to_cache_lines
 
 NAP_SECONDS = 0.0002
-ERROR_BYTES = 1_000
 REQUEST_SECONDS = 60.0  # the content of a request follows its message at once
 NO_BATCH = "nothing"  # sent instead of a batch when the replay is empty
 
