@@ -4,6 +4,7 @@ import re
 import runpy
 import shlex
 import signal
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -294,3 +295,10 @@ def test_the_picture_of_the_data_flow_names_its_packages() -> None:
     words = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert {"envs", "act", "replay", "learn", "Rollout", "Batch", "weights", "priorities"} <= words
     assert all((ROOT / "qfleet" / package).is_dir() for package in ("envs", "act", "replay", "learn"))
+
+
+def test_the_package_says_what_the_readme_says() -> None:
+    description = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["description"]
+    claim = description.partition(",")[0]
+    assert claim == "Deep Q-learning from a laptop to a cluster"
+    assert claim in (ROOT / "README.md").read_text("utf-8")[:300]

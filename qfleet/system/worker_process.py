@@ -199,6 +199,6 @@ def final_error_of(error: BaseException) -> FinalError:
 
 
 def shortened(text: str, num_bytes: int) -> str:
-    """The beginning of a text, or with a negative number its end, in at most so many bytes."""
+    """The first `num_bytes` bytes of a text, or its last ones if the number is negative."""
     data = text.encode(errors="replace")
     return (data[:num_bytes] if num_bytes > 0 else data[num_bytes:]).decode(errors="ignore")

@@ -26,7 +26,7 @@ from qfleet.errors import EnvError
 from qfleet.system.restart_budget import RestartBudget
 
 _WINDOW_SECONDS = 600.0
-_HEALTHY_STEPS = 100  # after so many steps of an episode the next fault counts as the first again
+_HEALTHY_STEPS = 100  # steps of an episode after which the next fault counts as the first again
 _MAX_FAULTS_KEPT = 1_000
 _POLL_SECONDS = 0.25
 _SHOWN_LINES = 12
