@@ -69,8 +69,9 @@ class GroupUpdater:
         return bool(handle.pending_ids) and handle in self.group.members
 
     def await_free_slots(self) -> None:
-        """Wait for reports of members with no slot for another share. A member found lost here is lost before any part
-        of this batch is sent: what the shards hold is pulled, and this batch is not in it when it is scattered again.
+        """Wait for reports of members that have no free slot for another share.
+
+        No part of this batch has been sent yet. If a member is lost here, the batch is scattered again as a whole.
         """
         for handle in self.group.members.copy():
             if len(handle.pending_ids) == SLOTS:

@@ -45,8 +45,8 @@ class StopRequest:
         """Is a further signal another request to end, or the first request again?
 
         A signal to all processes (systemctl stop, scancel, kill of a group) reaches a supervised one twice: directly,
-        and from its supervisor, which counts the requests. Of two equal signals that it has not counted, the second one
-        is another request.
+        and from its supervisor, which counts the requests. If the supervisor has counted none, both signals came
+        directly to this process, and the second one is another request.
         """
         requests = heartbeat.num_stop_requests()
         return requests is None or requests > 1 or (requests == 0 and name == self.name)
