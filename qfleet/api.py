@@ -10,18 +10,16 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.autotune import torch_threads
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate as estimate_memory
 from qfleet.build.memory_check import require_network
-from qfleet.build.resolve import usable_device
+from qfleet.build.resolve import torch_threads, usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
-from qfleet.distributed.local_run import prepare_components, resume_here, train_here
-from qfleet.distributed.runtime import RankFinished, is_on_ray, run_as_mpi_worker
+from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import absolute_id
 from qfleet.errors import UsageError
 from qfleet.nets import state_arrays
-from qfleet.plan import check, diff, read_plan
+from qfleet.plan import check, diff, names_code, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
@@ -119,8 +117,7 @@ def train(
             plan, user_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
         )
         return load_ended(folder, env, torso)
-    if run_as_mpi_worker(plan, env, torso, explore):
-        raise RankFinished(0)
+    run_as_mpi_worker(plan, user_parts)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, components = train_here(
         plan, user_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
@@ -159,8 +156,7 @@ def resume(
         observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         driver.resume(plan, user_parts, folder=folder, notes=notes, strict=strict, **observers)
         return load_ended(folder, env, torso)
-    if run_as_mpi_worker(plan, env, torso, explore):
-        raise RankFinished(0)
+    run_as_mpi_worker(plan, user_parts)
     components = resume_here(plan, user_parts, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
     return Run(folder, plan, components.policy, env)
 
@@ -210,6 +206,8 @@ def checked(plan: Plan) -> Plan:
     except msgspec.ValidationError as error:
         raise UsageError("the plan holds a value it cannot have", f"{error}.", "See `qfleet plan schema`.") from error
     check(plan)
+    if not names_code(plan.env.id):
+        return plan
     # run.toml must not depend on the folder the command was typed in.
     return msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, id=absolute_id(plan.env.id)))
 

@@ -31,14 +31,24 @@ class Trace:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(PACKAGE) or is_import(frame):
+        file = file_of(frame)
+        if event != "call" or not file.startswith(PACKAGE) or is_import(frame):
             return
-        self.called.add(code.co_filename)
+        self.called.add(file)
         if not self.chain and code.co_name == "send" and "/envs/" in code.co_filename:
             self.chain = chain_to(frame)
         if self.chain and code.co_name == "commit" and code.co_filename.endswith("save/checkpoint.py"):
             sys.setprofile(None)
             self.report.write_text(json.dumps({"called": sorted(self.called), "chain": self.chain}))
+
+
+def file_of(frame: FrameType) -> str:
+    """The file of a function; that of the class for a constructor that `dataclass` has generated."""
+    code = frame.f_code
+    if code.co_filename == "<string>" and code.co_name == "__init__" and "self" in frame.f_locals:
+        module = sys.modules.get(type(frame.f_locals["self"]).__module__)
+        return str(getattr(module, "__file__", ""))
+    return code.co_filename
 
 
 def is_import(frame: FrameType | None) -> bool:

@@ -4,7 +4,7 @@ A rollout that was sent but never acknowledged may have been accepted once or no
 """
 
 from bisect import bisect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -63,20 +63,20 @@ class RunRecord:
     open_rows: dict[int, int] = field(default_factory=dict)  # worker: incarnation whose rows are not sealed
 
 
+@dataclass
 class Audit:
-    """Reads the logs of all roles and collects violations."""
+    """Reads the logs of all roles and collects violations; `on_OP` checks one operation of the learner."""
 
-    def __init__(self) -> None:
-        self.found: list[Violation] = []
-        self.sent: dict[Source, set[int]] = {}  # with how many steps
-        self.accepted: dict[Key, int] = {}  # sequences ever accepted, also before the run went back
-        self.published: set[int] = set()
-        self.state = RunRecord()
-        self.committed = RunRecord()
-        self.opened: Record = {}
-        self.version = 0
-        self.tail = 0
-        self.head = 0
+    found: list[Violation] = field(default_factory=list)
+    sent: dict[Source, set[int]] = field(default_factory=dict)  # with how many steps
+    accepted: dict[Key, int] = field(default_factory=dict)  # sequences ever accepted, also before the run went back
+    published: set[int] = field(default_factory=set)
+    state: RunRecord = field(default_factory=RunRecord)
+    committed: RunRecord = field(default_factory=RunRecord)
+    opened: Record = field(default_factory=dict)
+    version: int = 0
+    tail: int = 0
+    head: int = 0
 
     def report_if(self, wrong: bool, rule: str, text: str) -> None:
         """Add a violation, if it is one."""
@@ -93,49 +93,35 @@ class Audit:
 
     def read_actors(self, records: list[Record], opened_at: list[float]) -> None:
         """Each actor's versions rise, and acknowledged rollouts were accepted."""
-        acting: dict[tuple[int, int, int], int] = {}
+        acting: dict[tuple[Key, int], int] = {}
         for record in records:
             if record["op"] == "loaded":
-                # After going back to a checkpoint, numbers of incarnations that came after it may be used again.
-                life = bisect(opened_at, record["at"])
                 version = record["version"]
-                key = (record["worker"], record["incarnation"], life)
-                self.report_if(
-                    version < acting.get(key, version), "version", f"{key[:2]} went back to version {version}"
-                )
-                self.report_if(
-                    version not in self.published, "version", f"{key[:2]} acts with {version}, never published"
-                )
-                acting[key] = version
+                actor = (record["worker"], record["incarnation"])
+                # After going back to a checkpoint, numbers of incarnations that came after it may be used again.
+                life = (actor, bisect(opened_at, record["at"]))
+                older = version < acting.get(life, version)
+                self.report_if(older, "version", f"{actor} went back to version {version}")
+                unknown = version not in self.published
+                self.report_if(unknown, "version", f"{actor} acts with {version}, never published")
+                acting[life] = version
             elif record["op"] == "acked" and record["verdict"] != "refuse":
-                *key_of, sequence = as_source(record)
-                kept = sequence < self.accepted.get((key_of[0], key_of[1]), 0)
+                worker, incarnation, sequence = as_source(record)
+                kept = sequence < self.accepted.get((worker, incarnation), 0)
                 self.report_if(not kept, "acked", f"{record['source']} was acknowledged but not accepted")
 
     # The learner
 
     def read_learner(self, records: list[Record]) -> None:
         """Every operation in order."""
-        read: dict[str, Callable[[Record], None]] = {
-            "opened": self.open,
-            "began": self.begin,
-            "dismissed": self.lose_worker,
-            "accepted": self.accept,
-            "duplicate": self.duplicate,
-            "refused": self.refuse,
-            "sealed": self.seal,
-            "sampled": self.sample,
-            "update": self.update,
-            "published": self.publish,
-            "committed": self.commit,
-            "closed": self.close,
-        }
         for record in records:
-            self.report_if(not self.opened and record["op"] != "opened", "order", f"{record['op']} before opened")
-            if self.opened or record["op"] == "opened":
-                read[record["op"]](record)
+            op = record["op"]
+            early = not self.opened and op != "opened"
+            self.report_if(early, "order", f"{op} before opened")
+            if not early:
+                getattr(self, f"on_{op}")(record)
 
-    def open(self, record: Record) -> None:
+    def on_opened(self, record: Record) -> None:
         """The first counters are taken as they are, later ones must be those of the last commit."""
         if not self.opened:
             self.committed = RunRecord(record["env_steps"], record["updates"])
@@ -147,7 +133,7 @@ class Audit:
         self.tail = record["tail"]
         self.head = record["head"]
 
-    def begin(self, record: Record) -> None:
+    def on_began(self, record: Record) -> None:
         """Incarnations of a worker only rise."""
         worker = record["worker"]
         incarnation = record["incarnation"]
@@ -156,7 +142,7 @@ class Audit:
         self.state.newest[worker] = incarnation
         self.state.lost_workers.discard(worker)
 
-    def lose_worker(self, record: Record) -> None:
+    def on_dismissed(self, record: Record) -> None:
         """Nothing may be accepted from this worker until its next incarnation."""
         self.state.lost_workers.add(record["worker"])
 
@@ -164,7 +150,7 @@ class Audit:
         """The incarnation whose rollouts may be accepted, if there is one."""
         return None if worker in self.state.lost_workers else self.state.newest.get(worker)
 
-    def accept(self, record: Record) -> None:
+    def on_accepted(self, record: Record) -> None:
         """Once, in order, of the newest incarnation, as sent, and counted (I3)."""
         worker, incarnation, sequence = source = as_source(record)
         key = (worker, incarnation)
@@ -198,25 +184,24 @@ class Audit:
         """A rollout is accepted only while the learner keeps up (I7)."""
         if (band := self.opened["band"]) is not None and self.opened["ratio"] is not None:
             missing = self.allowed_updates(self.state.env_steps) - self.state.updates - self.state.forgiven
-            ready = self.head > self.tail  # otherwise nothing can be learned before more arrives
-            self.report_if(
-                ready and missing >= band, "band", f"{source} was accepted while {missing} updates were missing"
-            )
+            # Without items nothing can be learned before more arrives.
+            late = missing >= band and self.head > self.tail
+            self.report_if(late, "band", f"{source} was accepted while {missing} updates were missing")
 
-    def duplicate(self, record: Record) -> None:
+    def on_duplicate(self, record: Record) -> None:
         """Only an accepted rollout can have a duplicate."""
         worker, incarnation, sequence = source = as_source(record)
         seen = sequence < self.state.following.get((worker, incarnation), 0)
         self.report_if(not seen, "lost", f"{source} was called a duplicate but never accepted")
 
-    def refuse(self, record: Record) -> None:
+    def on_refused(self, record: Record) -> None:
         """The expected rollout is not refused."""
         worker, incarnation, sequence = source = as_source(record)
         current = self.accepted_incarnation(worker) == incarnation
         expected = self.state.following.get((worker, incarnation), 0) == sequence
         self.report_if(current and expected, "lost", f"{source} was refused although it was expected")
 
-    def seal(self, record: Record) -> None:
+    def on_sealed(self, record: Record) -> None:
         """The worker's rows are sealed."""
         self.state.open_rows.pop(record["worker"], None)
         self.check_items(record)
@@ -236,20 +221,21 @@ class Audit:
         self.tail = tail
         self.head = head
 
-    def sample(self, record: Record) -> None:
+    def on_sampled(self, record: Record) -> None:
         """Sampled items were inserted and not evicted yet."""
-        wrong = [serial for serial in record["ids"] if not self.tail <= serial < self.head]
-        self.report_if(bool(wrong), "sampled", f"{wrong[:3]} are not among [{self.tail}, {self.head})")
+        self.check_sampled(record["ids"], self.tail, self.head)
+
+    def check_sampled(self, ids: list[int], tail: int, head: int) -> None:
+        """All serial numbers are among those that can be drawn."""
+        wrong = [serial for serial in ids if not tail <= serial < head]
+        self.report_if(bool(wrong), "sampled", f"{wrong[:3]} are not among [{tail}, {head})")
 
     def read_replay(self, records: list[Record]) -> None:
         """A replay process stored accepted rollouts, once each, and sampled items that it held."""
         stored: set[Source] = set()
         for record in records:
-            tail = record["tail"]
-            head = record["head"]
             if record["op"] == "drawn":
-                wrong = [serial for serial in record["ids"] if not tail <= serial < head]
-                self.report_if(bool(wrong), "sampled", f"{wrong[:3]} are not among [{tail}, {head})")
+                self.check_sampled(record["ids"], record["tail"], record["head"])
                 continue
             worker, incarnation, sequence = source = as_source(record)
             # One beyond: the learner may be killed before it records that it accepted the rollout.
@@ -262,7 +248,7 @@ class Audit:
         """Updates that this many steps allow in all."""
         return int(Fraction(self.opened["ratio"]) * max(0, steps - self.opened["start_steps"]))
 
-    def update(self, record: Record) -> None:
+    def on_update(self, record: Record) -> None:
         """One after the other, and never more than the steps allow (I7)."""
         state = self.state
         number = record["number"]
@@ -274,27 +260,26 @@ class Audit:
             most = self.allowed_updates(state.env_steps) - state.forgiven + self.opened["ahead"]
             self.report_if(number > most, "ratio", f"update {number} after {state.env_steps} steps, which allow {most}")
 
-    def publish(self, record: Record) -> None:
+    def on_published(self, record: Record) -> None:
         """Every version has a number of its own, and they rise."""
         version = record["version"]
         self.report_if(version <= self.version, "version", f"published {version} after {self.version}")
         self.version = version
         self.published.add(version)
 
-    def commit(self, record: Record) -> None:
+    def on_committed(self, record: Record) -> None:
         """A checkpoint's counters are those of the log so far."""
         self.check_counters("committed", record)
         self.committed = deepcopy(self.state)
 
-    def close(self, record: Record) -> None:
+    def on_closed(self, record: Record) -> None:
         """At the end of a run no update is missing."""
         self.check_counters("closed", record)
         if record["done"] and self.opened["ratio"] is not None:
             made = record["updates"] + record["forgiven"]
-            missing = self.allowed_updates(record["env_steps"])
-            self.report_if(
-                made != missing, "ratio", f"{made} updates at the end, {record['env_steps']} steps ask for {missing}"
-            )
+            steps = record["env_steps"]
+            due = self.allowed_updates(steps)
+            self.report_if(made != due, "ratio", f"{made} updates at the end, {steps} steps ask for {due}")
 
     def check_counters(self, op: str, record: Record) -> None:
         """The recorded counters are those of the log."""

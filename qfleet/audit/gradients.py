@@ -33,13 +33,13 @@ def check_gradients(records: Iterable[Record]) -> list[Violation]:
     return audit.found
 
 
+@dataclass
 class GradientAudit:
     """Follows one group after the other."""
 
-    def __init__(self) -> None:
-        self.found: list[Violation] = []
-        self.group = GroupRecord()
-        self.updates = -1
+    found: list[Violation] = field(default_factory=list)
+    group: GroupRecord = field(default_factory=GroupRecord)
+    updates: int = -1
 
     def report_if(self, wrong: bool, text: str) -> None:
         """Add a violation, if it is one."""
@@ -100,10 +100,9 @@ class GradientAudit:
         known = record["group"] != 0 and self.updates >= 0
         self.report_if(known and update != self.updates + 1, f"update {update} was made after {self.updates}")
         if record["group"]:
+            items = record["items"]
             learned_from = record["own"] + group.items.pop(update, 0)
-            self.report_if(
-                learned_from != record["items"], f"update {update}: {learned_from} of {record['items']} items"
-            )
+            self.report_if(learned_from != items, f"update {update}: {learned_from} of {items} items")
             group.made += 1
         # One that is not finite is not counted, and made again.
         self.updates = update if record["finite"] else update - 1

@@ -122,11 +122,9 @@ class HistoryLog(Protocol):
 
     def note(self, role: str, op: str, **fields: Any) -> None:
         """Record one operation."""
-        ...
 
     def close(self) -> None:
         """Write pending records."""
-        ...
 
 
 class NoHistory:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from qfleet.audit.history import Record
@@ -44,20 +44,20 @@ def records_by_driver(records: list[Record], end: float) -> Iterator[tuple[Recor
         yield records[begin], records[begin + 1 : after], end if after == len(records) else records[after - 1]["at"]
 
 
+@dataclass
 class WorkerRecord:
     """One worker's incarnations under one supervisor."""
 
-    def __init__(self, worker: int, rules: Record) -> None:
-        self.worker = worker
-        self.rules = rules
-        self.found: list[Violation] = []
-        self.running: int | None = None
-        self.last = -1
-        self.quarantined = False
-        self.faults: list[float] = []
-        self.failed_at: float | None = None
-        self.began_at = 0.0
-        self.spans: list[tuple[int, float, float]] = []  # incarnation, begin, end
+    worker: int
+    rules: Record
+    found: list[Violation] = field(default_factory=list)
+    running: int | None = None
+    last: int = -1
+    quarantined: bool = False
+    faults: list[float] = field(default_factory=list)
+    failed_at: float | None = None
+    began_at: float = 0.0
+    spans: list[tuple[int, float, float]] = field(default_factory=list)  # incarnation, begin, end
 
     def report_if(self, wrong: bool, rule: str, text: str) -> None:
         """Add a violation, if it is one."""
@@ -71,9 +71,8 @@ class WorkerRecord:
         elif record["op"] == "quarantined":
             self.quarantined = True
             self.failed_at = None
-            self.report_if(
-                self.recent_faults(record["at"]) <= self.rules["restarts"], "budget", "quarantined within its budget"
-            )
+            within = self.recent_faults(record["at"]) <= self.rules["restarts"]
+            self.report_if(within, "budget", "quarantined within its budget")
         else:
             other = record["incarnation"] != self.running
             self.report_if(other, "order", f"incarnation {record['incarnation']} is {record['op']} but does not run")
@@ -86,14 +85,10 @@ class WorkerRecord:
     def start(self, incarnation: int, now: float) -> None:
         """A new incarnation starts, which is right only where none runs."""
         self.report_if(self.quarantined, "budget", f"incarnation {incarnation} was started in quarantine")
-        self.report_if(
-            self.recent_faults(now) > self.rules["restarts"],
-            "budget",
-            f"started after {self.recent_faults(now)} faults",
-        )
-        self.report_if(
-            self.running is not None, "order", f"incarnation {incarnation} was started beside {self.running}"
-        )
+        faults = self.recent_faults(now)
+        self.report_if(faults > self.rules["restarts"], "budget", f"started after {faults} faults")
+        beside = self.running is not None
+        self.report_if(beside, "order", f"incarnation {incarnation} was started beside {self.running}")
         self.report_if(incarnation <= self.last, "incarnation", f"incarnation {incarnation} follows {self.last}")
         self.check_replaced(now)
         self.running = incarnation

@@ -11,17 +11,17 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
 import torch
 
 from qfleet.build.isolated_call import call_isolated
+from qfleet.build.resolve import is_long, torch_threads, with_runtime
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
@@ -34,7 +34,6 @@ from qfleet.watch import write_file
 Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
 Show = Callable[[str], object]
-MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 # The time that measuring may take: a share of the run's expected time, and in all.
 LIMIT_SHARE = 0.02
 LIMIT_SECONDS = 30.0
@@ -133,7 +132,7 @@ def measured_choices(
     return Choices(threads, precision, compiled, (*precision_notes, *notes, *trial.notes), tuple(trial.timed))
 
 
-def choose_machine_settings(
+def measured_settings(
     plan: Plan, given_threads: int | None, spec: Spec, show: Show = lambda text: None
 ) -> tuple[Plan, list[str], list[str]]:
     """The plan with the open runtime settings chosen, notes about them, and why the run is not exact, if so.
@@ -160,11 +159,6 @@ def timed_reason(names: Iterable[str], chosen: Mapping[str, object]) -> list[str
         return []
     reason = f"a measurement of this machine chose {', '.join(found)}".replace('"', "")
     return [f"{reason}; to repeat this run, train with --plan and its run.toml"]
-
-
-def is_long(plan: Plan) -> bool:
-    """Does the run have enough updates for a measurement to pay off?"""
-    return total_updates(plan) >= MIN_UPDATES
 
 
 def is_measurable(plan: Plan) -> bool:
@@ -317,11 +311,6 @@ def fastest_update_seconds(learner: Learner, batch: Batch, clock: Clock, limit_s
     return best
 
 
-def with_runtime(plan: Plan, **changes: Any) -> Plan:
-    """The plan with other runtime settings."""
-    return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, **changes))
-
-
 def trial_learner(plan: Plan, spec: Spec) -> Learner:
     """A learner of this plan, for measurements only."""
     net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=0)
@@ -373,14 +362,3 @@ def processor() -> str:
     except OSError:
         lines = []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-@contextmanager
-def torch_threads(num: int | None) -> Iterator[None]:
-    """Inside the block torch computes on `num` threads; None: as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

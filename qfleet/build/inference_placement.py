@@ -20,8 +20,7 @@ import numpy as np
 import torch
 
 from qfleet.act import Policy
-from qfleet.build.autotune import torch_threads
-from qfleet.build.resolve import require_device
+from qfleet.build.resolve import require_device, torch_threads
 from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import World
 from qfleet.envs import time_env

@@ -31,6 +31,7 @@ from qfleet.learn.transfer import with_mirror
 from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
 from qfleet.plan.schema import (
     BufferReplay,
+    CountBonus,
     ImplicitHead,
     PeriodicReset,
     Plan,
@@ -68,7 +69,8 @@ def join_components(
     replay = (make_replay_for or own_replay)(own, stored)
     if isinstance(plan.replay, BufferReplay) and plan.replay.on_device:
         use_mirror(replay, learners, device)
-    bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY))
+    counts = isinstance(plan.algo.bonus, CountBonus)
+    bonus = make_count_bonus(plan, stored, stream(plan.seed, NOVELTY)) if counts else None
     batch_source = make_batch_source(own, replay, learners[0], own.env.num, bonus)
     learner = learners[0] if len(learners) == 1 else PopulationLearner(learners)
     return Components(
@@ -164,7 +166,7 @@ def make_learners(
     plan: Plan, shown: Spec, spec: Spec, policies: list[Policy], torso: nn.Module | None
 ) -> list[Learner]:
     """A learner for each policy, with shared normalisation. `shown` is the world's own spec."""
-    factors = rate_factors(plan.population.num, plan.population.spread)
+    factors = rate_factors(len(policies), plan.population.spread) if len(policies) > 1 else [1.0]
     nets = [learner_net(plan, policy) for policy in policies]
     for net in nets:
         net.normalize = nets[0].normalize

@@ -1,7 +1,9 @@
 """Fills in what the plan left open, from the spaces of the environment and the machine; run.toml holds the result."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import torch
@@ -9,9 +11,11 @@ import torch
 from qfleet.data import Spec
 from qfleet.errors import UsageError
 from qfleet.nets import NATURE, Convolution
+from qfleet.plan import total_updates
 from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
 
 MAX_JOINT_ACTIONS = 10_000
+MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 
 
 def smallest_picture(torso: object) -> int:
@@ -142,3 +146,40 @@ def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False, own_explore: boo
     plan = choose_explore(choose_torso(plan, spec, own_torso), own_explore)
     runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
     return msgspec.structs.replace(plan, runtime=runtime)
+
+
+def choose_machine_settings(
+    plan: Plan, given_threads: int | None, spec: Spec, show: Callable[[str], object] = lambda text: None
+) -> tuple[Plan, list[str], list[str]]:
+    """The plan with the open runtime settings chosen, notes about them, and why the run is not exact, if so.
+
+    `plan` has the usual threads so far. A short run takes the usual choice, a longer one is worth a measurement.
+    """
+    given = plan.runtime
+    usual = not given.compile and given.precision is None and plan.learners.num == 1
+    if usual and not is_long(plan):
+        return with_runtime(plan, precision="float32", compile=False), [], []
+    from qfleet.build.autotune import measured_settings  # slow to import, and short runs do not need it
+
+    return measured_settings(plan, given_threads, spec, show)
+
+
+def is_long(plan: Plan) -> bool:
+    """Does the run have enough updates for a measurement to pay off?"""
+    return total_updates(plan) >= MIN_UPDATES
+
+
+def with_runtime(plan: Plan, **changes: Any) -> Plan:
+    """The plan with other runtime settings."""
+    return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, **changes))
+
+
+@contextmanager
+def torch_threads(num: int | None) -> Iterator[None]:
+    """Inside the block torch computes on `num` threads; None: as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -11,12 +11,13 @@ from functools import partial
 from cyclopts import CycloptsError
 
 from qfleet import heartbeat
-from qfleet.cli.guard import run_env_code
+from qfleet.cli.guard import may_fork, run_in_fork
 from qfleet.cli.output import echo, echo_error, invocation, supervising
 from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141  # as the shell reports a program ended by SIGPIPE
+ENDING_ERRORS = (Exception, KeyboardInterrupt, SystemExit)  # any other BaseException is a caller's own
 STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
@@ -31,45 +32,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Tests and other programs that call main() may have child processes, which supervision must not adopt.
     supervising_token = supervising.set(argv is None and not debug)
     try:
+        from qfleet.cli.app import app
+
         runs_env_code = arguments[:1] in (["eval"], ["record"]) or arguments[:2] == ["env", "check"]
-        work = partial(exit_code_of, partial(_run, arguments), debug)
-        code = run_env_code(work) if runs_env_code else work()
-        if argv is None:
-            heartbeat.set_exit_code(code)
-        return code
+        work = partial(app, arguments)
+        code = run_in_fork(work) if runs_env_code and may_fork() else as_exit_code(work())
+    except ENDING_ERRORS as error:
+        code = report_error(error, debug)
     finally:
         supervising.reset(supervising_token)
         invocation.reset(invocation_token)
+    if argv is None:
+        heartbeat.set_exit_code(code)
+    return code
 
 
-def exit_code_of(work: Callable[[], int], debug: bool = False) -> int:
+def exit_code_of(work: Callable[[], object]) -> int:
     """Call `work`, print any error, and return the exit code."""
     try:
-        return work()
-    except KeyboardInterrupt:
+        return as_exit_code(work())
+    except ENDING_ERRORS as error:
+        return report_error(error, debug=False)
+
+
+def as_exit_code(result: object) -> int:
+    """The exit code that a verb returned, after its output was written; `--help` returns none."""
+    sys.stdout.flush()
+    return result if isinstance(result, int) else 0
+
+
+def report_error(error: BaseException, debug: bool) -> int:
+    """Print the error that ended a command, and return the exit code."""
+    if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         _discard_stdout()
         return BROKEN_PIPE
-    except Exception as error:
-        return _report_error(error, debug)
-    except SystemExit as error:  # raised by user code: qfleet itself never raises plain SystemExit
-        return _report_error(error, debug) if type(error) is SystemExit else int(error.code or 0)
-
-
-def _run(arguments: list[str]) -> int:
-    from qfleet.cli.app import app
-    from qfleet.cli.arguments import translate
-
-    try:
-        code = app(arguments)
-    except CycloptsError as error:
-        raise translate(error) from error
-    sys.stdout.flush()
-    return code if isinstance(code, int) else 0
-
-
-def _report_error(error: BaseException, debug: bool) -> int:
+    if isinstance(error, SystemExit) and type(error) is not SystemExit:  # user code raises plain ones, qfleet never
+        return int(error.code or 0)
     if debug:
         traceback.print_exception(error)
     shown = _as_qfleet_error(error)
@@ -97,6 +97,10 @@ def _echo_frames(error: QfleetError) -> None:
 def _as_qfleet_error(error: BaseException) -> QfleetError:
     if isinstance(error, QfleetError):
         return error
+    if isinstance(error, CycloptsError):
+        from qfleet.cli.arguments import translate
+
+        return translate(error)
     if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
         where = f" {error.filename}" if error.filename else ""
         return StorageError(

@@ -33,19 +33,27 @@ def needs_restarts(plan: Plan) -> bool:
     return False
 
 
-def steps_in_this_process(plan: Plan) -> bool:
-    """Are the environments of this run stepped in this process?"""
+def may_fork() -> bool:
+    """May this process run environment code in a supervised fork: is it a command of its own?"""
+    return supervising.get() and GUARDED not in os.environ
+
+
+def trains_in_fork(plan: Plan) -> bool:
+    """Does this command train in a supervised fork: are the environments of the run stepped in its own process?"""
     # With MPI every rank is a process that MPI started: it must not be replaced by a fork.
-    return isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
+    return may_fork() and isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
+
+
+def run_in_fork(work: Callable[[], object]) -> int:
+    """Do work that runs environment code in a supervised fork."""
+    from qfleet.cli.entry import exit_code_of
+
+    return run_supervised(lambda: exit_code_of(work))
 
 
 def run_env_code(work: Callable[[], int]) -> int:
     """Do work that runs environment code: in a supervised fork if this process is a command of its own."""
-    if not supervising.get() or GUARDED in os.environ:
-        return work()
-    from qfleet.cli.entry import exit_code_of
-
-    return run_supervised(lambda: exit_code_of(work))
+    return run_in_fork(work) if may_fork() else work()
 
 
 def run_with_restarts(

@@ -5,10 +5,23 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, PlanArguments, PlanFile, Preset, compose_arguments
-from qfleet.cli.output import echo, echo_json, echo_table
-from qfleet.plan import Composed, algorithm_presets, describe, environment_presets, flatten, plan_hash, schema, to_toml
+from qfleet.cli.output import echo, echo_json, echo_table, size
+from qfleet.plan import (
+    Composed,
+    algorithm_presets,
+    describe,
+    environment_presets,
+    flatten,
+    plan_hash,
+    schema,
+    to_toml,
+    total_updates,
+    updates_per_step,
+)
 from qfleet.plan.draft import format_value
+from qfleet.plan.naming import algorithm_description
 from qfleet.plan.secrets import redacted_settings
+from qfleet.plan.validate.case import COMMAND_LINE
 
 app = App(
     name="plan",
@@ -23,6 +36,56 @@ def origin_rows(composed: Composed) -> list[tuple[str, Any, str]]:
     """Every setting: path, value, and where the value came from."""
     values = redacted_settings(flatten(composed.plan))
     return [(path, value, composed.origins[path]) for path, value in values.items()]
+
+
+def summary(composed: Composed) -> str:
+    """One line: the environment, the algorithm, and the layers the plan is made of."""
+    plan = composed.plan
+    own = [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
+    parts = [f"preset {composed.preset}"] if composed.preset else []
+    parts += [composed.file] if composed.file else []
+    values = redacted_settings(flatten(plan))
+    parts += [f"{path}={format_value(values[path])}" for path in own if path != "env.id"]
+    tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
+    layers = ", ".join([tuned or f"{composed.defaults} defaults", *parts])
+    return f"{plan.env.id}: {algorithm_description(plan)}; {layers}"
+
+
+def print_dry_run(
+    composed: Composed,
+    json: bool,
+    members: int | None,
+    jobs: int | None,
+    *,
+    out: str,
+    name: str | None,
+    weights_from: str | None,
+) -> int:
+    """Print the plan of a run, or of `members` runs, and what it needs; nothing is run."""
+    from qfleet.api import rehearse
+    from qfleet.sweep.capacity import find_capacity
+
+    needs = rehearse(composed.plan, out=out, name=name, weights_from=weights_from)
+    if members is not None:
+        needs |= {"members": members, "at_once": find_capacity(composed.plan, members, jobs).jobs}
+    if json:
+        rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
+        echo_json({"plan": rows, "notes": composed.notes, "needs": needs})
+        return 0
+    echo(summary(composed), "")
+    echo_table((path, format_value(value), origin) for path, value, origin in origin_rows(composed))
+    echo()
+    ratio = float(updates_per_step(composed.plan))
+    pace = f"{ratio:g} per step" if ratio >= 1 else f"one per {1 / ratio:g} steps"
+    echo_table(
+        [("updates", f"at most {total_updates(composed.plan)}, {pace}")]
+        + [(key.removesuffix("_bytes"), size(value)) for key, value in needs.items() if key.endswith("_bytes")]
+        + ([("members", f"{members}, {needs['at_once']} at once; each needs the above")] if members else [])
+    )
+    for note in composed.notes:
+        echo(f"note: {note}")
+    echo("", "Nothing was run: --dry-run.")
+    return 0
 
 
 def show(

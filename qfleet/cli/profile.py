@@ -24,9 +24,9 @@ def refuse_profile(profile: bool, why: str) -> None:
         raise UsageError("--profile needs a single run", why, "Leave --profile out, or train one run with it.")
 
 
-def make_profilers(profile: bool, plan: Plan) -> "list[FunctionProfiler]":
-    """The callback that profiles functions, if requested; none on Ray, where another process trains."""
-    return [FunctionProfiler()] if profile and not isinstance(plan.runtime, RayRuntime) else []
+def make_profilers(plan: Plan) -> "list[FunctionProfiler]":
+    """The callback that profiles functions; none on Ray, where another process trains."""
+    return [] if isinstance(plan.runtime, RayRuntime) else [FunctionProfiler()]
 
 
 def save_profile(run: "Run", profilers: "list[FunctionProfiler]", *, json: bool, quiet: bool) -> None:

@@ -9,18 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import PlanArguments, PlanFile, Preset, compose_arguments, parse_count, refuse_json_with_quiet
-from qfleet.cli.guard import needs_restarts, run_env_code, run_with_restarts, steps_in_this_process
-from qfleet.cli.output import echo, echo_json, echo_table, invocation, size
-from qfleet.cli.plan import origin_rows
+from qfleet.cli.guard import needs_restarts, run_env_code, run_with_restarts, trains_in_fork
+from qfleet.cli.output import echo, invocation
+from qfleet.cli.plan import print_dry_run, summary
 from qfleet.cli.profile import FunctionProfiler, make_profilers, refuse_profile, save_profile
 from qfleet.errors import UsageError
-from qfleet.plan import Composed, flatten, read_plan, total_updates, updates_per_step
-from qfleet.plan.draft import format_value
+from qfleet.plan import Composed, read_plan
 from qfleet.plan.local_paths import local_path
-from qfleet.plan.naming import algorithm_description, algorithm_name
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.plan.secrets import redacted_settings
-from qfleet.plan.validate.case import COMMAND_LINE
 
 if TYPE_CHECKING:
     from qfleet.api import Run
@@ -79,7 +76,7 @@ def train(
     num, at_once = _group_size(seeds, jobs)
     composed = compose_arguments(arguments, preset, plan, {"until.steps": steps, "seed": seed})
     if dry_run:
-        return run_env_code(lambda: _dry_run(composed, json, num, at_once, out=out, name=name, weights_from=from_))
+        return run_env_code(lambda: print_dry_run(composed, json, num, at_once, out=out, name=name, weights_from=from_))
     if num is not None:
         refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_restarts(composed.plan):
@@ -89,7 +86,7 @@ def train(
     if num is not None:
         return run_env_code(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
     run = partial(_train_run, composed, out, name, from_, json=json, quiet=quiet, profile=profile)
-    return run_env_code(run) if steps_in_this_process(composed.plan) else run()
+    return run_env_code(run) if trains_in_fork(composed.plan) else run()
 
 
 def _resume_arguments(run: Path, out: str, flags: dict[str, bool]) -> list[str]:
@@ -103,7 +100,7 @@ def _train_run(
     from qfleet.api import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
-    profilers = make_profilers(profile, composed.plan)
+    profilers = make_profilers(composed.plan) if profile else []
     run = start(
         composed.plan,
         out=out,
@@ -160,7 +157,7 @@ def resume(
         again = partial(_resume_arguments, out=out, flags=flags)
         return run_with_restarts(invocation.get(), str(path.parent), again, to_stderr=json)
     work = partial(_resume_run, path, plan, until, **flags)
-    return run_env_code(work) if steps_in_this_process(plan) else work()
+    return run_env_code(work) if trains_in_fork(plan) else work()
 
 
 def _resume_run(
@@ -170,7 +167,7 @@ def _resume_run(
     from qfleet.watch import auto_mode, make_watcher
 
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    profilers = make_profilers(profile, plan)
+    profilers = make_profilers(plan) if profile else []
     run = start(path, steps=until, watcher=watcher, callbacks=profilers, **checks)
     return _print_next_commands(run, json, quiet, profilers if profile else None)
 
@@ -245,19 +242,6 @@ def _report_group(group: "Group", json: bool, quiet: bool) -> int:
     return group.exit_code
 
 
-def summary(composed: Composed) -> str:
-    """One line: the environment, the algorithm, and the layers the plan is made of."""
-    plan = composed.plan
-    own = [path for path, origin in composed.origins.items() if origin == COMMAND_LINE]
-    parts = [f"preset {composed.preset}"] if composed.preset else []
-    parts += [composed.file] if composed.file else []
-    values = redacted_settings(flatten(plan))
-    parts += [f"{path}={format_value(values[path])}" for path in own if path != "env.id"]
-    tuned = f"general defaults (none tuned for {plan.env.id})" if composed.defaults == "general" else ""
-    layers = ", ".join([tuned or f"{composed.defaults} defaults", *parts])
-    return f"{plan.env.id}: {algorithm_description(plan)}; {layers}"
-
-
 def _print_summary(composed: Composed, json: bool, quiet: bool) -> None:
     if quiet or _is_later_mpi_rank(composed):
         return
@@ -287,39 +271,3 @@ def _print_next_commands(run: "Run", json: bool, quiet: bool, profilers: "list[F
         if run.exit_code == 0:
             echo(f"       {program()} eval {where}", to_stderr=json)
     return int(run.exit_code)
-
-
-def _dry_run(
-    composed: Composed,
-    json: bool,
-    members: int | None,
-    jobs: int | None,
-    *,
-    out: str,
-    name: str | None,
-    weights_from: str | None,
-) -> int:
-    from qfleet.api import rehearse
-    from qfleet.sweep.capacity import find_capacity
-
-    needs = rehearse(composed.plan, out=out, name=name, weights_from=weights_from)
-    if members is not None:
-        needs |= {"members": members, "at_once": find_capacity(composed.plan, members, jobs).jobs}
-    if json:
-        rows = [{"path": path, "value": value, "origin": origin} for path, value, origin in origin_rows(composed)]
-        echo_json({"plan": rows, "notes": composed.notes, "needs": needs})
-        return 0
-    echo(summary(composed), "")
-    echo_table((path, format_value(value), origin) for path, value, origin in origin_rows(composed))
-    echo()
-    ratio = float(updates_per_step(composed.plan))
-    pace = f"{ratio:g} per step" if ratio >= 1 else f"one per {1 / ratio:g} steps"
-    echo_table(
-        [("updates", f"at most {total_updates(composed.plan)}, {pace}")]
-        + [(key.removesuffix("_bytes"), size(value)) for key, value in needs.items() if key.endswith("_bytes")]
-        + ([("members", f"{members}, {needs['at_once']} at once; each needs the above")] if members else [])
-    )
-    for note in composed.notes:
-        echo(f"note: {note}")
-    echo("", "Nothing was run: --dry-run.")
-    return 0

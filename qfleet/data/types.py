@@ -72,7 +72,7 @@ def count_steps(rollout: Rollout) -> int:
 
 @dataclass(slots=True)
 class Batch:
-    """A learner's batch of steps; n-step and gamma are already folded into reward and discount."""
+    """A learner's batch of steps; reward and discount are those of n steps, gamma included."""
 
     obs: Array  # [N, *input_shape]
     action: Array  # [N] int64
@@ -98,8 +98,8 @@ class Sequences:
     gain: Array  # [W, N] float32, the raw reward of each row
     last: Array  # [W, N] bool
     state: Array  # [N, S] float32, the memory before the first row
-    reward: Array  # [L, N] float32, folded
-    discount: Array  # [L, N] float32, folded
+    reward: Array  # [L, N] float32, of n steps
+    discount: Array  # [L, N] float32, of n steps
     ahead: Array  # [L, N] int64
     weight: Array  # [N] float32
     ids: Array  # [N] int64
@@ -132,31 +132,24 @@ class World(Protocol):
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
-        ...
 
     def send(self, action: Array) -> None:
         """Start one step in every lane; the action of a lane that just ended is ignored."""
-        ...
 
     def receive(self) -> Step:
         """Finish the step that `send` started."""
-        ...
 
     def abandon(self, lanes: Array) -> None:
         """Abandon these lanes' episodes (bool [B]): their next step begins a new one, as after a truncation."""
-        ...
 
     def state_dict(self) -> State:
         """The state needed for an exact restore."""
-        ...
 
     def load_state_dict(self, state: State) -> Step:
         """Restore the state, directly or by replaying actions; returns the observations reached."""
-        ...
 
     def close(self) -> None:
         """Release processes, threads and memory."""
-        ...
 
 
 class Channel(Protocol):
@@ -164,11 +157,9 @@ class Channel(Protocol):
 
     def put(self, rollout: Rollout) -> bool:
         """Add a rollout; False when the channel is full."""
-        ...
 
     def get(self) -> Rollout | None:
         """Take the oldest rollout, if there is one."""
-        ...
 
 
 class WeightsBoard(Protocol):
@@ -176,8 +167,6 @@ class WeightsBoard(Protocol):
 
     def publish(self, version: int, weights: Any) -> None:
         """Replace the weights."""
-        ...
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:
         """The newest weights, if they are newer."""
-        ...

@@ -2,27 +2,27 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qfleet.build.autotune import choose_machine_settings, torch_threads
 from qfleet.build.components import Components
-from qfleet.build.make import UserParts
+from qfleet.build.make import UserParts, make_components
 from qfleet.build.memory_check import require_memory
-from qfleet.build.resolve import require_device, resolve
+from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
 from qfleet.build.worlds import make_train_world
 from qfleet.data import World
-from qfleet.distributed.runtime import components_for
 from qfleet.errors import UsageError
 from qfleet.nets import match_names
-from qfleet.plan import diff, read_plan, trusted_settings
+from qfleet.plan import diff, needs_trust, read_plan, trusted_settings
 from qfleet.plan.draft import format_value
 from qfleet.plan.naming import algorithm_name
-from qfleet.plan.schema import Plan
+from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
+from qfleet.plan.secrets import write_run_plan
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_weights import read_weights
-from qfleet.training.env_trust import sign, write_run_plan
+from qfleet.training.env_trust import sign
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest
 from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
@@ -32,6 +32,29 @@ from qfleet.watch.run_directory import next_name
 
 if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
+
+
+class RankFinished(SystemExit):
+    """This process was another learner of a run that MPI has started, and that run is over."""
+
+
+def is_on_ray(plan: Plan) -> bool:
+    """Does this plan train in a process of Ray's?"""
+    if not isinstance(plan.runtime, RayRuntime):
+        return False
+    import_module("qfleet.distributed.ray.driver")  # raises if Ray is not installed
+    return True
+
+
+def run_as_mpi_worker(plan: Plan, user_parts: UserParts) -> None:
+    """If MPI has started this process as another learner, run it; raises `RankFinished` when its run is over."""
+    if plan.learners.backend != "mpi" or plan.learners.num == 1:
+        return
+    from qfleet.distributed import mpi
+
+    if mpi.is_worker_rank(plan):
+        mpi.rank_main(*user_parts)
+        raise RankFinished(0)
 
 
 def train_here(
@@ -76,7 +99,9 @@ def train_here(
         write_run_plan(plan, folder / "run.toml")
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_json(folder / "provenance.json", origin)
-        sign(folder, plan.env, trusted_settings(plan))
+        settings = trusted_settings(plan)
+        if settings or needs_trust(plan.env):
+            sign(folder, plan.env, settings)
         run_session(components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request)
     return folder, components
 
@@ -110,7 +135,7 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(components_for(plan, world, *user_parts, endpoint)) as components:
+        with closing(make_components_here(plan, world, user_parts, endpoint)) as components:
             run_session(
                 components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request
             )
@@ -134,7 +159,7 @@ def prepare_components(
     plan = resolve(plan, world.spec, own_torso=user_parts[1] is not None, own_explore=user_parts[2] is not None)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
-    components = components_for(plan, world, *user_parts, endpoint)
+    components = make_components_here(plan, world, user_parts, endpoint)
     components.notes = [*getattr(world, "notes", ()), *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
@@ -143,6 +168,17 @@ def prepare_components(
             load_weights_from(components, source, warn)
         close_on_error.pop_all()
     return components
+
+
+def make_components_here(
+    plan: Plan, world: World, user_parts: UserParts, endpoint: "LearnerEndpoint | None"
+) -> Components:
+    """The components of a run: all in this process, unless the plan asks for others."""
+    if isinstance(plan.runtime, InlineRuntime) and plan.learners.num == 1:
+        return make_components(plan, world, *user_parts[1:])
+    from qfleet.distributed.components import components_for  # most runs need no other process
+
+    return components_for(plan, world, *user_parts, endpoint)
 
 
 def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:

@@ -1,6 +1,5 @@
 """Atari with ALE's own vector environment: its threads step, resize and stack frames. B lanes, S frame size."""
 
-import re
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from qfleet.data import Array, Spec, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder
 from qfleet.envs.options import Option, checked_options
-from qfleet.envs.single_env import require_idle, reset_step
+from qfleet.envs.step_values import require_idle, reset_step
 from qfleet.errors import UsageError
 from qfleet.plan.part import Positive, Scalar
 from qfleet.plan.secrets import redacted_options
@@ -29,13 +28,6 @@ OPTIONS = {
     "noop_max": Option(Annotated[int, Meta(ge=0, le=10_000)], 30),
     "use_fire_reset": Option(bool, False),
 }
-_STICKY_ID = re.compile(r"ALE/\w+-v5")
-_PLAIN_ID = re.compile(r"\w+NoFrameskip-v4")
-
-
-def is_atari(name: str) -> bool:
-    """Is this the id of the standard Atari task?"""
-    return bool(_STICKY_ID.fullmatch(name) or _PLAIN_ID.fullmatch(name))
 
 
 def register() -> None:

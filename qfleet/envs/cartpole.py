@@ -19,7 +19,7 @@ from qfleet.data.state_reader import (
     saved_numbers,
 )
 from qfleet.envs.options import Option
-from qfleet.envs.single_env import require_idle, reset_step
+from qfleet.envs.step_values import require_idle, reset_step
 from qfleet.plan.part import Positive
 
 OPTIONS = {"max_episode_steps": Option(Positive, 500), "sutton_barto_reward": Option(bool, False)}

@@ -1,6 +1,7 @@
 """Making the world of a plan."""
 
 import os
+import re
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -10,7 +11,7 @@ import gymnasium as gym
 
 from qfleet import heartbeat
 from qfleet.data import World
-from qfleet.envs.atari import Atari, atari_game, is_atari, register
+from qfleet.envs.atari import Atari, atari_game, register
 from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.env_id import env_maker, unknown_id_error, user_env_maker
 from qfleet.envs.episodes import TRAIN
@@ -22,6 +23,7 @@ from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 
+_ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")  # of the standard Atari task
 _CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
 # In training a new Atari seed costs time; in evaluation every episode has a seed of its own.
 _RESEED_STEPS = 1_000
@@ -46,13 +48,14 @@ def make_world(
     """
     num = num or env.num
     heartbeat.update_run_info(env=env.id, step_seconds=env.step_timeout_seconds)
-    if make is None and is_atari(env.id):
+    if make is None and _ATARI_ID.fullmatch(env.id):
         _refuse_settings_of_single_envs(env)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
     if is_native(env, make) and render_mode is None:
         _refuse_settings_of_single_envs(env)
-        options = {"max_episode_steps": _CARTPOLE_STEPS[env.id], **checked_options(env.options, OPTIONS, env.id)}
+        given = checked_options(env.options, OPTIONS, env.id) if env.options else {}
+        options = {"max_episode_steps": _CARTPOLE_STEPS[env.id], **given}
         return CartPole(num, seed=seed, stream=stream, **options)  # type: ignore[arg-type]
     if env.workers and render_mode is None:
         return _process_vector(env, num, seed, stream, make, logs)
@@ -69,10 +72,9 @@ def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
     """Are all copies of the environment stepped together in native code?"""
-    return make is None and (
-        is_atari(env.id)
-        or (env.id in _CARTPOLE_STEPS and checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys())
-    )
+    if make is not None or env.id not in _CARTPOLE_STEPS:
+        return make is None and _ATARI_ID.fullmatch(env.id) is not None
+    return not env.options or checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys()
 
 
 def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:

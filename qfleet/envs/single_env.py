@@ -9,7 +9,7 @@ import numpy as np
 from qfleet.data import Array, Spec, Step
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.spaces import adapt_actions, adapt_obs
-from qfleet.envs.step_values import as_flag, as_info, as_mask, as_reward
+from qfleet.envs.step_values import as_flag, as_info, as_mask, as_reward, reset_step
 from qfleet.errors import UsageError, redact_error
 from qfleet.frames import user_location
 from qfleet.heartbeat import MAKE, RESET, STEP, enter_env_call, env_call, leave_env_call
@@ -138,18 +138,6 @@ def blank_step(spec: Spec, num: int) -> Step:
     """A `Step` of zeros in new arrays: callers keep the steps they receive."""
     mask = np.ones((num, spec.num_actions), bool) if spec.masked else None
     return reset_step(np.zeros((num, *spec.obs), spec.dtype), mask)
-
-
-def reset_step(obs: Array, mask: Array | None = None) -> Step:
-    """A `Step` with these observations, rewards of 0, and no episode ended."""
-    num = len(obs)
-    return Step(obs, np.zeros(num, np.float32), np.zeros(num, bool), np.zeros(num, bool), mask)
-
-
-def require_idle(sent: Array | None) -> None:
-    """Refuse to save or abandon episodes between `send` and `receive`."""
-    if sent is not None:
-        raise RuntimeError("a step is under way: call receive() first")
 
 
 def check_finite(field: str, values: Array) -> None:

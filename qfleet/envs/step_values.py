@@ -1,14 +1,26 @@
-"""Converting and checking what environments return besides observations: reward, flags, info, action mask."""
+"""Steps of a world, and what environments return besides observations: reward, flags, info, action mask."""
 
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
-from qfleet.data import Array
+from qfleet.data import Array, Step
 from qfleet.envs.bounds import OutsideSpace
 
 _SHOWN_CHARACTERS = 80
+
+
+def reset_step(obs: Array, mask: Array | None = None) -> Step:
+    """A `Step` with these observations, rewards of 0, and no episode ended."""
+    num = len(obs)
+    return Step(obs, np.zeros(num, np.float32), np.zeros(num, bool), np.zeros(num, bool), mask)
+
+
+def require_idle(sent: Array | None) -> None:
+    """Refuse to save or abandon episodes between `send` and `receive`."""
+    if sent is not None:
+        raise RuntimeError("a step is under way: call receive() first")
 
 
 def as_reward(value: Any) -> float:

@@ -17,7 +17,8 @@ from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
 from qfleet.envs.single_env import AnyEnv as AnyEnv
-from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, describe_error, make_checked_env, require_idle
+from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, describe_error, make_checked_env
+from qfleet.envs.step_values import require_idle
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, env_call
 from qfleet.system.child_process import StopRequested

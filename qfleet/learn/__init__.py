@@ -18,7 +18,7 @@ from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.learn.target_network import detached, make_target_update
 from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
 from qfleet.plan import updates_per_step
-from qfleet.plan.schema import FreshReplay, ImplicitHead, Plan
+from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
 from qfleet.plan.validate.placement import num_senders
 from qfleet.qlearn import StepView, make_head, make_rule, make_view
 from qfleet.replay import Replay
@@ -64,11 +64,13 @@ def make_learner(
         clip_norm=plan.optim.clip_norm,
         schedule=make_schedule(plan),
         accumulate=plan.algo.accumulate,
-        reset=make_reset(plan.algo, fresh),
+        reset=make_reset(plan.algo.reset, fresh) if isinstance(plan.algo.reset, PeriodicReset) else None,
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
-        compiled_update=make_compiled_update(plan, net, target, optimizer, head=head, rule=rule, view=view),
+        compiled_update=make_compiled_update(plan, net, target, optimizer, head=head, rule=rule, view=view)
+        if plan.runtime.compile
+        else None,
     )
 
 
@@ -98,7 +100,7 @@ def make_batch_source(
             trace=plan.replay.trace,
             lanes_per_actor=lanes_per_actor,
         )
-    anneal = make_anneal(plan.algo, replay.fold)
+    anneal = make_anneal(plan.algo, replay.fold) if isinstance(plan.algo.anneal, ExponentialAnneal) else None
     members = plan.population.num
     return ReplaySource(
         replay, make_rate_limiter(plan), normalization, plan.algo.batch_size, anneal, bonus, members, lanes_per_actor

@@ -292,8 +292,8 @@ def make_compiled_update(
     rule: Rule | None,
     view: View,
 ) -> CompiledUpdate | None:
-    """The compiled update, if the plan asks for it and it is possible."""
-    if not plan.runtime.compile or why_not_compilable(plan) is not None or not isinstance(optimizer, FusedAdam):
+    """The compiled update, if it is possible."""
+    if why_not_compilable(plan) is not None or not isinstance(optimizer, FusedAdam):
         return None
     return CompiledUpdate(
         net,

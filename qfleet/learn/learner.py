@@ -17,7 +17,7 @@ from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
 from qfleet.learn.optimizer import CONSTANT_RATE, FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target_network import TargetUpdate, detached, floating
-from qfleet.learn.transfer import make_transfer, to_floats
+from qfleet.learn.transfer import Transfer, as_tensors, make_transfer, to_floats
 from qfleet.nets import (
     Chain,
     Network,
@@ -96,7 +96,7 @@ class Learner:
         self.online_forward = fastest_forward(net, self.device, reduced=reduced, allow_chain=allow_chain)
         self.target_forward = fastest_forward(target, self.device, reduced=reduced, allow_chain=allow_chain)
         self.compiled_update = compiled_update
-        self.transfer = make_transfer(self.device)
+        self.transfer: Transfer = as_tensors if self.device.type == "cpu" else make_transfer(self.device)
         self.not_compiled = ""  # why compiling the update failed, if it did
         self.updates = 0
         keep_freed_memory()

@@ -67,13 +67,11 @@ class Reset:
             )
 
 
-def make_reset(algo: Algo, fresh: Fresh | None) -> Reset | None:
-    """The plan's resets, if any."""
-    if not isinstance(algo.reset, PeriodicReset):
-        return None
+def make_reset(plan: PeriodicReset, fresh: Fresh | None) -> Reset:
+    """The plan's resets."""
     if fresh is None:
         raise ValueError("a reset needs a function that makes fresh weights")
-    return Reset(algo.reset.every_updates, algo.reset.keep, fresh)
+    return Reset(plan.every_updates, plan.keep, fresh)
 
 
 @dataclass(frozen=True)

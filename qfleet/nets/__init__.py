@@ -2,22 +2,18 @@
 
 from qfleet.nets.chain import Chain, Network, make_chain
 from qfleet.nets.gradients import gradients_of, keep_freed_memory
-from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
+from qfleet.nets.heads import ImplicitQuantileHead
 from qfleet.nets.layers import (
-    Noisy,
-    Style,
     dormant_fraction,
     parametrized_layers,
     record_activations,
     refresh_spectral_norms,
     set_noise,
 )
-from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.precision import Reduced
-from qfleet.nets.qnet import QNet, draws_random_numbers, make_net, require_memory
+from qfleet.nets.qnet import QNet, Reduced, draws_random_numbers, make_net, require_memory
 from qfleet.nets.rescale import signed_hyperbolic, signed_parabolic
-from qfleet.nets.torso import NATURE, Convolution, Convolutions, Impala, Mlp
+from qfleet.nets.torso import NATURE, Convolution
 from qfleet.nets.weights import (
     can_share_weights,
     copy_array,
@@ -31,19 +27,11 @@ __all__ = [
     "NATURE",
     "Chain",
     "Convolution",
-    "Convolutions",
-    "DuelingHead",
-    "Impala",
     "ImplicitQuantileHead",
-    "Memory",
-    "Mlp",
     "Network",
-    "Noisy",
     "Normalize",
-    "PlainHead",
     "QNet",
     "Reduced",
-    "Style",
     "can_share_weights",
     "copy_array",
     "dormant_fraction",

@@ -152,45 +152,35 @@ class Chain:
         """
         if not self.inputs:
             raise ValueError("no forward pass was made with gradients enabled")
-        collected = GradientList(sum(2 if norm is None else 4 for _, norm in self.layers), on_gradient)
+        at = sum(2 if norm is None else 4 for _, norm in self.layers)
+        found: list[Tensor] = []
         for index in range(len(self.layers) - 1, -1, -1):
-            grad = self.backward(index, grad, collected)
+            grad, *own = self.backward(index, grad)
+            for gradient in own:
+                at -= 1
+                found.append(gradient)
+                if on_gradient is not None:
+                    on_gradient(at, gradient)
         self.inputs = []
         self.caches = []
-        return collected.tensors[::-1]
+        return found[::-1]
 
-    def backward(self, index: int, grad: Tensor, collected: "GradientList") -> Tensor:
-        """From the gradient of a layer's output, before ReLU, to that of the previous layer's output."""
+    def backward(self, index: int, grad: Tensor) -> list[Tensor]:
+        """From the gradient of a layer's output, before ReLU, to that of the layer before, and its own, last first."""
         layer, norm = self.layers[index]
         values = self.inputs[index]
         cache = self.caches[index]
+        own: list[Tensor] = []
         if norm is not None and cache is not None:
             grad, scale_grad, shift_grad = norm.backward(grad, cache)
-            collected.add(shift_grad, scale_grad)
+            own = [shift_grad, scale_grad]
         grad, weight_grad, bias_grad = layer.backward(grad, values, needs_input_grad=index > 0)
-        collected.add(bias_grad, weight_grad)
-        if not index:
-            return grad
-        grad = aten.threshold_backward.grad_input(grad, values, 0, grad_input=grad)
-        if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
-            grad = grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
-        return grad
-
-
-class GradientList:
-    """Gradients in the order of the backward pass, from the last of `num` parameters to the first."""
-
-    def __init__(self, num: int, on_gradient: OnGradient | None) -> None:
-        self.num = num
-        self.on_gradient = on_gradient
-        self.tensors: list[Tensor] = []
-
-    def add(self, *gradients: Tensor) -> None:
-        """Append gradients and report each to `on_gradient`."""
-        for gradient in gradients:
-            self.tensors.append(gradient)
-            if self.on_gradient is not None:
-                self.on_gradient(self.num - len(self.tensors), gradient)
+        own += [bias_grad, weight_grad]
+        if index:
+            grad = aten.threshold_backward.grad_input(grad, values, 0, grad_input=grad)
+            if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
+                grad = grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
+        return [grad, *own]
 
 
 class Network(Protocol):
@@ -200,14 +190,10 @@ class Network(Protocol):
         """Outputs per action."""
 
 
-def is_partly_frozen(net: nn.Module) -> bool:
-    """Whether some parameters are trained and some are not."""
-    return len({parameter.requires_grad for parameter in net.parameters()}) > 1
-
-
 def make_chain(net: QNet) -> Chain | None:
     """The network as a chain, if it is one: no memory, noise, dropout, spectral norm, duelling or residual blocks."""
-    if net.memory is not None or is_partly_frozen(net):
+    partly_frozen = len({parameter.requires_grad for parameter in net.parameters()}) > 1
+    if net.memory is not None or partly_frozen:
         return None
     if type(net.head) is not PlainHead or len(net.head.shape) > 1:
         return None

@@ -1,7 +1,8 @@
 """Heads turn features into one output per action: a number, or K numbers that describe a distribution.
 
 Shapes: N items, F features, A actions, K atoms, quantiles or fractions, D action dimensions. A head's `shape` is
-that of its output for one item: (A,), (A, K), or (D, A) when decoupled.
+that of its output for one item: (A,), (A, K), or (D, A) when decoupled. `qlearn/heads.py` says what
+the outputs mean, and how to add a head.
 """
 
 import math
@@ -9,7 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from qfleet.data import Spec
 from qfleet.nets.layers import PLAIN, Dense, Style, head_linear, relu
+from qfleet.plan.schema import CategoricalHead, ImplicitHead, Net, QuantileHead
 
 
 class HeadStream(nn.Module):
@@ -120,3 +123,22 @@ class ImplicitQuantileHead(nn.Module):
         if self.even:
             return ((torch.arange(self.fractions, device=device) + 0.5) / self.fractions).expand(num, -1)
         return torch.rand(num, self.fractions, device=device)
+
+
+def make_output_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
+    """The plan's head."""
+
+    def streams(*shape: int) -> nn.Module:
+        if net.dueling:
+            return DuelingHead(features, hidden, shape, style, counts=spec.actions if net.decoupled else None)
+        return PlainHead(features, hidden, shape, style)
+
+    match net.head:
+        case CategoricalHead(atoms=atoms):
+            return streams(spec.num_actions, atoms)
+        case QuantileHead(quantiles=quantiles):
+            return streams(spec.num_actions, quantiles)
+        case ImplicitHead(fractions=fractions, cosines=cosines):
+            return ImplicitQuantileHead(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
+        case _:
+            return streams(len(spec.actions), max(spec.actions)) if net.decoupled else streams(spec.num_actions)

@@ -9,25 +9,12 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets.heads import DuelingHead, ImplicitQuantileHead, PlainHead
+from qfleet.nets.heads import make_output_head
 from qfleet.nets.layers import Style
 from qfleet.nets.memory import Memory
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.torso import NATURE, Convolutions, Impala, Mlp, bytes_channels_last
-from qfleet.plan.schema import (
-    CategoricalHead,
-    ConvTorso,
-    ImpalaTorso,
-    ImplicitHead,
-    LstmMemory,
-    MinatarTorso,
-    MlpTorso,
-    NatureTorso,
-    Net,
-    NoMemory,
-    OwnTorso,
-    QuantileHead,
-)
+from qfleet.nets.torso import Convolutions, Impala, bytes_channels_last, make_torso
+from qfleet.plan.schema import ImplicitHead, LstmMemory, Net, NoMemory, OwnTorso
 
 
 class QNet(nn.Module):
@@ -87,6 +74,20 @@ class QNet(nn.Module):
         return out.view(*obs.shape[:2], *out.shape[1:]), state
 
 
+class Reduced:
+    """A view of a network that multiplies in bfloat16; its weights, outputs and gradients stay float32."""
+
+    def __init__(self, net: nn.Module, device: torch.device) -> None:
+        self.net = net
+        self.device_type = device.type
+
+    def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
+        """Outputs per action."""
+        with torch.autocast(self.device_type, torch.bfloat16):
+            out: Tensor = self.net(obs)
+        return out.float()
+
+
 def require_memory(net: QNet) -> Memory:
     """The network's memory."""
     if net.memory is None:
@@ -100,51 +101,11 @@ def draws_random_numbers(net: Net) -> bool:
     return net.noisy or net.dropout > 0.0 or isinstance(net.head, ImplicitHead) or own
 
 
-def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
-    """The plan's torso."""
-    match net.torso:
-        case NatureTorso(width=width):
-            return Convolutions(spec.input_shape, NATURE, width, style)
-        case ConvTorso(channels=channels, kernels=kernels, strides=strides, width=width):
-            return Convolutions(spec.input_shape, list(zip(channels, kernels, strides, strict=True)), width, style)
-        case ImpalaTorso(factor=factor, pool=pool, width=width):
-            return Impala(spec.input_shape, factor, pool, width, style)
-        case MinatarTorso(channels=channels, width=width):
-            return Convolutions(spec.input_shape, [(channels, 3, 1)], width, style)
-        case MlpTorso(sizes=sizes):
-            return Mlp(spec.input_shape, sizes, style)
-        case _:
-            raise UsageError(
-                "net.torso.type is `own`, but no torso was given",
-                "A torso of your own is a Python object; a plan cannot hold it.",
-                "Pass it from Python (torso=...), or choose net.torso.type=mlp or nature.",
-            )
-
-
 def make_memory(net: Net, features: int, actions: int) -> Memory | None:
     """The plan's memory, if any."""
     if isinstance(net.memory, NoMemory):
         return None
     return Memory(features, net.memory.size, actions, "lstm" if isinstance(net.memory, LstmMemory) else "gru")
-
-
-def make_output_head(net: Net, spec: Spec, features: int, hidden: int, style: Style) -> nn.Module:
-    """The plan's head."""
-
-    def streams(*shape: int) -> nn.Module:
-        if net.dueling:
-            return DuelingHead(features, hidden, shape, style, counts=spec.actions if net.decoupled else None)
-        return PlainHead(features, hidden, shape, style)
-
-    match net.head:
-        case CategoricalHead(atoms=atoms):
-            return streams(spec.num_actions, atoms)
-        case QuantileHead(quantiles=quantiles):
-            return streams(spec.num_actions, quantiles)
-        case ImplicitHead(fractions=fractions, cosines=cosines):
-            return ImplicitQuantileHead(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
-        case _:
-            return streams(len(spec.actions), max(spec.actions)) if net.decoupled else streams(spec.num_actions)
 
 
 def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Module | None = None) -> QNet:

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
+from qfleet.data import Spec
+from qfleet.errors import UsageError
 from qfleet.nets.layers import PLAIN, Dense, Relu, Style, relu, torso_dense
+from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, Net
 
 Convolution: TypeAlias = tuple[int, int, int]  # channels, kernel, stride
 NATURE: tuple[Convolution, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # Mnih et al. 2015
@@ -138,3 +141,24 @@ def require_image(shape: tuple[int, ...]) -> None:
     """Convolutions need channels, height and width."""
     if len(shape) != 3:
         raise ValueError(f"convolutions need images [C, H, W], not {shape}")
+
+
+def make_torso(net: Net, spec: Spec, style: Style) -> nn.Module:
+    """The plan's torso."""
+    match net.torso:
+        case NatureTorso(width=width):
+            return Convolutions(spec.input_shape, NATURE, width, style)
+        case ConvTorso(channels=channels, kernels=kernels, strides=strides, width=width):
+            return Convolutions(spec.input_shape, list(zip(channels, kernels, strides, strict=True)), width, style)
+        case ImpalaTorso(factor=factor, pool=pool, width=width):
+            return Impala(spec.input_shape, factor, pool, width, style)
+        case MinatarTorso(channels=channels, width=width):
+            return Convolutions(spec.input_shape, [(channels, 3, 1)], width, style)
+        case MlpTorso(sizes=sizes):
+            return Mlp(spec.input_shape, sizes, style)
+        case _:
+            raise UsageError(
+                "net.torso.type is `own`, but no torso was given",
+                "A torso of your own is a Python object; a plan cannot hold it.",
+                "Pass it from Python (torso=...), or choose net.torso.type=mlp or nature.",
+            )

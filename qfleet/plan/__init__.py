@@ -1,13 +1,13 @@
 """The whole run as frozen data."""
 
 from qfleet.plan.changes import SyncSwitch, sync_switches, with_settings
-from qfleet.plan.compose import Composed, compose, make_plan, names_code
+from qfleet.plan.compose import Composed, compose, make_plan
 from qfleet.plan.derived import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.paths import flatten
 from qfleet.plan.presets.environments import PresetInfo, algorithm_presets, defaults_for, describe, environment_presets
 from qfleet.plan.schema import Plan
 from qfleet.plan.toml import diff, plan_hash, read_plan, read_tables_in, read_toml, schema, to_toml, write_plan
-from qfleet.plan.trusted import trusted_settings
+from qfleet.plan.trusted import names_code, needs_trust, trusted_settings
 from qfleet.plan.validate.check import check
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "largest_n_step",
     "make_plan",
     "names_code",
+    "needs_trust",
     "plan_hash",
     "read_plan",
     "read_tables_in",

@@ -12,7 +12,7 @@ from qfleet.plan.presets import environments
 from qfleet.plan.presets.pieces import Settings
 from qfleet.plan.schema import Plan
 from qfleet.plan.toml import read_toml
-from qfleet.plan.trusted import TRUSTED
+from qfleet.plan.trusted import TRUSTED, names_code
 from qfleet.plan.validate.case import COMMAND_LINE, PYTHON
 from qfleet.plan.validate.check import check
 
@@ -27,11 +27,6 @@ class Composed:
     preset: str | None = None
     file: str | None = None
     notes: list[str] = field(default_factory=list)
-
-
-def names_code(env_id: str) -> bool:
-    """Whether an environment id names code to import (`module:Id`, `file.py:Class`); a plan file may not."""
-    return ":" in env_id
 
 
 def compose(
@@ -59,7 +54,8 @@ def compose(
     _refuse_trusted_from_file(draft, str(file))
     plan = draft.plan()
     notes = check(plan, draft.origins)
-    sync_switches(plan)
+    if plan.learners.schedule:
+        sync_switches(plan)  # refuses what is invalid in it
     return Composed(plan, draft.origins, name, preset, None if file is None else str(file), notes)
 
 

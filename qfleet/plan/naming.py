@@ -14,31 +14,55 @@ from qfleet.plan.schema import (
     QuantileHead,
 )
 
-# The settings that distinguish algorithms, with the values of plain DQN; all others are numbers.
-PLAIN = {
-    "algo.rule.type": "max",
-    "algo.n_step": 1,
-    "algo.view.type": "steps",
-    "net.head.type": "scalar",
-    "net.dueling": False,
-    "net.noisy": False,
-    "net.decoupled": False,
-    "net.memory.type": "off",
-    "replay.type": "buffer",
-    "replay.sampler.type": "uniform",
+# The settings that distinguish algorithms; all others are numbers.
+DISTINCTIVE = {
+    "algo.rule.type",
+    "algo.n_step",
+    "algo.view.type",
+    "net.head.type",
+    "net.dueling",
+    "net.noisy",
+    "net.decoupled",
+    "net.memory.type",
+    "replay.type",
+    "replay.sampler.type",
+}
+# The presets of each algorithm, by the name that its parts make; the presets themselves set its numbers too.
+PRESETS = {
+    "dqn": ("dqn", "gorila", "dqn-small"),
+    "double": ("double", "double-small"),
+    "double-dueling": ("dueling", "dueling-small"),
+    "double-per": ("per", "per-small"),
+    "double-n3": ("nstep", "nstep-small"),
+    "c51": ("c51",),
+    "c51-n3": ("c51-small",),
+    "qrdqn": ("qrdqn",),
+    "qrdqn-n3": ("qrdqn-small",),
+    "iqn": ("iqn",),
+    "iqn-n3": ("iqn-small",),
+    "double-noisy": ("noisy",),
+    "double-noisy-n3": ("noisy-small",),
+    "munchausen": ("munchausen",),
+    "munchausen-n3": ("munchausen-small",),
+    "double-c51-dueling-noisy-per-n3": ("rainbow", "rainbow-small"),
+    "double-dueling-per-n3": ("apex", "apex-small"),
+    "double-dueling-lstm-per-n5": ("r2d2", "r2d2-small"),
+    "pqn": ("pqn", "pqn-small"),
+    "munchausen-iqn-dueling-noisy-per-n3": ("btr", "btr-small"),
+    "double-decoupled-per-n3": ("decqn",),
+    "double-decoupled-n3": ("decqn-small",),
 }
 HEADS = {CategoricalHead: "C51", QuantileHead: "QR-DQN", ImplicitHead: "IQN"}
 
 
 def algorithm_name(plan: Plan, preset: str | None = None) -> str:
     """The algorithm in a run's name: the given preset if it fits, another whose numbers it has, or its parts."""
-    known = [name for name in environments.algorithm_presets() if is_same_algorithm(plan, name)]
+    parts = "-".join(name for name, _ in algorithm_parts(plan) if name) or "dqn"
+    known = PRESETS.get(parts, ())
     if preset in known:
         return preset
     found = [name for name in known if has_settings_of(plan, name)]
-    if found:
-        return max(found, key=lambda name: len(environments.settings_of(name, plan.env.id)))
-    return "-".join(name for name, _ in algorithm_parts(plan) if name) or "dqn"
+    return max(found, key=lambda name: len(environments.settings_of(name, plan.env.id))) if found else parts
 
 
 def algorithm_description(plan: Plan) -> str:
@@ -71,17 +95,8 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def is_same_algorithm(plan: Plan, preset: str) -> bool:
-    """Does the plan have the preset's algorithm, regardless of its numbers?"""
-    flat = PLAIN | flatten(plan)
-    if isinstance(plan.replay, FreshReplay):
-        flat["algo.n_step"] = 1  # has no effect there
-    settings = PLAIN | environments.settings_of(preset, plan.env.id)
-    return all(flat[path] == settings[path] for path in PLAIN)
-
-
 def has_settings_of(plan: Plan, preset: str) -> bool:
     """Does the plan have every setting of the preset, which sets numbers too and not only the algorithm?"""
     flat = flatten(plan)
     settings = environments.settings_of(preset, plan.env.id)
-    return not settings.keys() <= PLAIN.keys() and all(flat.get(path) == value for path, value in settings.items())
+    return not settings.keys() <= DISTINCTIVE and all(flat.get(path) == value for path, value in settings.items())

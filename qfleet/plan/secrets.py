@@ -6,9 +6,11 @@ so that the run can be resumed, but is shown and written nowhere else.
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from qfleet.plan.schema import Plan
+from qfleet.plan.toml import write_plan
 
 HIDDEN = "(hidden)"
 OPTIONS = "env.options"
@@ -40,6 +42,15 @@ def redacted_settings(values: Mapping[str, Any]) -> dict[str, Any]:
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     """Command-line arguments with the values of secrets hidden."""
     return [_redacted_argument(argument) for argument in arguments]
+
+
+def write_run_plan(plan: Plan, file: Path) -> None:
+    """Write a run's plan; if a secret was typed into it, only this user can ever read the file and its folder."""
+    if not typed_secrets(plan):
+        write_plan(plan, file)
+        return
+    file.parent.chmod(0o700)
+    write_plan(plan, file, mode=0o600)
 
 
 def _redacted_argument(argument: str) -> str:

@@ -4,6 +4,10 @@
 
 Values are always returns, in the units of the reward. With `rescale` the outputs are h(values) (`nets/rescale.py`):
 h^-1 turns outputs into returns before they are averaged or added; targets, losses and priorities are on the scale of h.
+
+A new head needs four places: its settings in `plan/schema.py` (a class, listed in `Net.head`), its layers in
+`nets/heads.py` (`make_output_head`), its meaning in this file (`make_head`), and its name in `HEADS` of
+`plan/naming.py`. Settings that do not go with it are refused by `plan/validate/pairs.py`.
 """
 
 from dataclasses import dataclass
@@ -13,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qfleet.data import split_actions
+from qfleet.data import Spec, split_actions
 from qfleet.nets import signed_hyperbolic, signed_parabolic
+from qfleet.plan.schema import CategoricalHead, ImplicitHead, Plan, QuantileHead
 
 NO_ACTION = -1e9  # the value of an action that a dimension does not have
 
@@ -216,3 +221,18 @@ class ImplicitQuantiles:
         predicted = select_action(out, action)
         error = (target.mean(1) - predicted.detach().mean(1)).abs()
         return quantile_huber_loss(predicted, target, out[:, -1]), error
+
+
+def make_head(plan: Plan, spec: Spec) -> Head:
+    """The plan's head: the meaning of its network's outputs."""
+    rescale = plan.algo.rescale
+    match plan.net.head:
+        case CategoricalHead(low=low, high=high):
+            return Categorical(low, high, rescale)
+        case QuantileHead():
+            return Quantile(rescale)
+        case ImplicitHead():
+            return ImplicitQuantiles(rescale)
+        case _:
+            loss = plan.algo.loss
+            return Decoupled(spec.actions, loss, rescale) if plan.net.decoupled else Scalar(loss, rescale)

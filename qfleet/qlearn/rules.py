@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from qfleet.plan.schema import Algo, DoubleRule, MunchausenRule
+
 
 @dataclass(slots=True)
 class NextValues:
@@ -17,7 +19,7 @@ class NextValues:
     target_next: Tensor
     online_next: Tensor | None = None  # if the rule `needs_online`
     target_current: Tensor | None = None  # if the rule `needs_current`
-    action: Tensor | None = None  # choices [N] or [N, D], with target_now
+    action: Tensor | None = None  # choices [N] or [N, D], with target_current
     next_mask: Tensor | None = None
     mask: Tensor | None = None
 
@@ -34,13 +36,8 @@ class ActionChoice:
 class Rule(Protocol):
     """How the next action is chosen."""
 
-    @property
-    def needs_online(self) -> bool:
-        """Whether `NextValues.online_next` must be given."""
-
-    @property
-    def needs_current(self) -> bool:
-        """Whether `NextValues.target_current` must be given."""
+    needs_online: bool  # must `NextValues.online_next` be given?
+    needs_current: bool  # must `NextValues.target_current` be given?
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """Next-action probabilities and added terms."""
@@ -63,8 +60,8 @@ def greedy_probs(values: Tensor, mask: Tensor | None) -> Tensor:
 class Max:
     """DQN: the target network's best action (Mnih et al. 2015, eq. 2)."""
 
-    needs_online: bool = False
-    needs_current: bool = False
+    needs_online = False
+    needs_current = False
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """One-hot of argmax over the target's values."""
@@ -75,8 +72,8 @@ class Max:
 class Double:
     """Double DQN: chosen by the online network, valued by the target network (van Hasselt et al. 2016, eq. 4)."""
 
-    needs_online: bool = True
-    needs_current: bool = False
+    needs_online = True
+    needs_current = False
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """One-hot of argmax over the online network's values."""
@@ -96,8 +93,8 @@ class Munchausen:
     alpha: float = 0.9
     temperature: float = 0.03
     floor: float = -1.0
-    needs_online: bool = False
-    needs_current: bool = True
+    needs_online = False
+    needs_current = True
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """The soft policy, its scaled log-probability of the action taken, and its scaled entropy."""
@@ -121,3 +118,14 @@ class Munchausen:
 def mean_over_dimensions(amount: Tensor) -> Tensor:  # [N] or [N, D] -> [N]
     """The mean over action dimensions, if there are several."""
     return amount if amount.ndim == 1 else amount.mean(1)
+
+
+def make_rule(algo: Algo) -> Rule:
+    """The plan's rule."""
+    match algo.rule:
+        case DoubleRule():
+            return Double()
+        case MunchausenRule(alpha=alpha, temperature=temperature, floor=floor):
+            return Munchausen(alpha, temperature, floor)
+        case _:
+            return Max()

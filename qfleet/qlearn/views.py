@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from qfleet.nets import Network, QNet
+from qfleet.plan.schema import Algo, SequencesView
 from qfleet.qlearn.rules import NextValues
 
 
@@ -157,3 +158,10 @@ def gather_rows(values: Tensor, rows: Tensor) -> Tensor:  # [W, N, ...], [L, N] 
     """The given rows of every column."""
     columns = torch.arange(values.shape[1], device=values.device).expand_as(rows)
     return values[rows, columns].flatten(0, 1)
+
+
+def make_view(algo: Algo) -> View:
+    """The plan's view."""
+    if isinstance(algo.view, SequencesView):
+        return SequenceView(algo.view.burn_in, algo.view.length, algo.view.eta)
+    return StepView()

@@ -12,7 +12,7 @@ from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import CompressionSavings
 from qfleet.replay.replay import Replay, Span, queue_length, saved_spans
 from qfleet.replay.samplers import Prioritized, Sampler, SamplerTotals, Uniform
-from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows, row_bytes
+from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows
 from qfleet.replay.tree import tree_levels
 
 
@@ -72,12 +72,10 @@ __all__ = [
     "ALL",
     "CompressionSavings",
     "Cut",
-    "DuplicateFilter",
     "Fold",
     "Mirror",
     "Prioritized",
     "Replay",
-    "Sampler",
     "SamplerTotals",
     "SequenceCut",
     "Span",
@@ -89,7 +87,6 @@ __all__ = [
     "make_replay",
     "queue_length",
     "ring_rows",
-    "row_bytes",
     "saved_spans",
     "tree_levels",
 ]

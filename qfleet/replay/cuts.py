@@ -11,7 +11,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.nets import signed_hyperbolic
-from qfleet.replay.kernels import cut_sequences, cut_steps, fold_many, stack_indices
+from qfleet.replay.kernels import NStep, cut_sequences, cut_steps, n_step_sums, stack_indices
 from qfleet.replay.store import Store
 
 # Items per call where blocks have to be unpacked for them.
@@ -21,12 +21,17 @@ WINDOWS_PER_CALL = 4
 
 @dataclass(frozen=True)
 class Fold:
-    """How rewards are summed now: n and gamma may change during a run."""
+    """How the rewards of n steps are summed: R = sum_i gamma^i r_i. n and gamma may change during a run."""
 
     n: int
     gamma: float
     clip: bool = False
     rescale: bool = False  # measure errors on the scale of rescaled values
+
+    @property
+    def n_step(self) -> NStep:
+        """The numbers as the compiled loops take them."""
+        return self.n, self.gamma, self.clip
 
 
 class Cut(Protocol):
@@ -35,31 +40,25 @@ class Cut(Protocol):
     @property
     def window(self) -> int:
         """Rows that an item needs after its first."""
-        ...
 
     @property
     def stride(self) -> int:
         """Rows between the beginnings of consecutive items of a lane."""
-        ...
 
     @property
     def ends(self) -> bool:
         """Does an item end with its episode, shorter and complete at once? Then no item begins in a final row."""
-        ...
 
     def items_in(self, steps: int) -> int:
         """The number of items in `steps` steps."""
-        ...
 
     def cut(
         self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Any = None
     ) -> Batch | Sequences:
         """The items as a batch; `out` is an earlier batch of as many items, whose memory is reused."""
-        ...
 
     def priority(self, store: Store, items: Array, fold: Fold) -> Array:
         """The actor's TD error of each item [N], from the values that it computed itself (Horgan et al. 2018)."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -67,21 +66,13 @@ class StepCut:
     """Single steps with up to n rewards; `n` is the largest n that the plan can reach."""
 
     n: int
+    stride = 1  # every step is an item
+    ends = True  # a step has fewer rewards at the end of its episode
 
     @property
     def window(self) -> int:
         """n rows."""
         return self.n
-
-    @property
-    def stride(self) -> int:
-        """Every step is an item."""
-        return 1
-
-    @property
-    def ends(self) -> bool:
-        """A step has fewer rewards at the end of its episode."""
-        return True
 
     def items_in(self, steps: int) -> int:
         """As many as steps."""
@@ -91,14 +82,14 @@ class StepCut:
         """A batch of steps."""
         batch = out or empty_batch(store.spec, len(items))
         next_rows = np.empty(len(items), np.int64)
-        rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
         shape = (len(items), store.spec.stack, math.prod(store.spec.obs))
-        obs = batch.obs.reshape(shape).view(store.frames.dtype)
-        next_obs = batch.next_obs.reshape(shape).view(store.frames.dtype)
-        columns = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
+        dtype = store.frames.dtype
+        obs = batch.obs.reshape(shape).view(dtype)
+        next_obs = batch.next_obs.reshape(shape).view(dtype)
+        cut = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
         for begin, end in chunks(store, len(items), STEPS_PER_CALL):
             unpack_steps(store, items[begin:end], fold)
-            cut_steps(store.frames, *rows, items, begin, end, fold.n, fold.gamma, fold.clip, *columns)
+            cut_steps(store.frames, store.kernel_columns, items, begin, end, fold.n_step, cut)
         batch.weight = weight
         batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
@@ -121,6 +112,7 @@ class SequenceCut:
     length: int
     stride: int
     eta: float = 0.9
+    ends = False  # all windows have the same length
 
     @property
     def rows(self) -> int:
@@ -132,11 +124,6 @@ class SequenceCut:
         """All rows but the first."""
         return self.rows - 1
 
-    @property
-    def ends(self) -> bool:
-        """No: all windows have the same length."""
-        return False
-
     def items_in(self, steps: int) -> int:
         """One per stride."""
         return -(-steps // self.stride)
@@ -146,14 +133,12 @@ class SequenceCut:
     ) -> Sequences:
         """A batch of windows."""
         batch = out or empty_sequences(store.spec, self.rows, self.length, len(items))
-        rows = (store.table, store.heads, store.action, store.reward, store.discount, store.last)
         shape = (self.rows, len(items), store.spec.stack, math.prod(store.spec.obs))
         obs = batch.obs.reshape(shape).view(store.frames.dtype)
-        columns = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
-        numbers = (self.burn_in, fold.n, fold.gamma, fold.clip)
+        cut = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
         for begin, end in chunks(store, len(items), WINDOWS_PER_CALL):
             unpack_windows(store, items[begin:end], self.rows)
-            cut_sequences(store.frames, *rows, items, begin, end, *numbers, *columns)
+            cut_sequences(store.frames, store.kernel_columns, items, begin, end, self.burn_in, fold.n_step, cut)
         first = items // store.lanes
         lanes = items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
@@ -189,7 +174,7 @@ def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Arra
     """The batch that `StepCut` cuts, with frame indices [N, stack] instead of observations."""
     rows = items // store.lanes
     lanes = items % store.lanes
-    reward, discount, ahead = fold_items(store, items, fold)
+    reward, discount, ahead = sum_rewards(store, items, fold)
     obs, next_obs = np.empty((2, len(items), store.spec.stack), np.int64)
     stack_indices(store.last, store.heads, rows, lanes, obs)
     stack_indices(store.last, store.heads, ahead, lanes, next_obs)
@@ -197,12 +182,11 @@ def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Arra
     return Batch(obs, action, reward, discount, next_obs, weight, ids, *masks_of(store, items, ahead))
 
 
-def fold_items(store: Store, items: Array, fold: Fold) -> tuple[Array, Array, Array]:
-    """Folded reward [N] and discount [N] of these items, and the row [N] that each bootstraps from."""
+def sum_rewards(store: Store, items: Array, fold: Fold) -> tuple[Array, Array, Array]:
+    """n-step reward [N] and discount [N] of these items, and the row [N] that each bootstraps from."""
     reward, discount = np.empty((2, len(items)), np.float32)
     next_rows = np.empty(len(items), np.int64)
-    columns = (store.reward, store.discount, store.last)
-    fold_many(*columns, items, fold.n, fold.gamma, fold.clip, reward, discount, next_rows)
+    n_step_sums(store.kernel_columns, items, fold.n_step, (reward, discount, next_rows))
     return reward, discount, next_rows
 
 
@@ -217,7 +201,7 @@ def unpack_steps(store: Store, items: Array, fold: Fold) -> None:
     """Unpack the frames of these steps' observations and next observations, if frames are compressed."""
     if store.packed is None:
         return
-    rows = np.concatenate([items // store.lanes, fold_items(store, items, fold)[2]])
+    rows = np.concatenate([items // store.lanes, sum_rewards(store, items, fold)[2]])
     back = np.arange(store.spec.stack)[:, None]
     store.packed.unpack_rows(rows - back, np.tile(items % store.lanes, 2), store.heads)
 
@@ -261,7 +245,7 @@ def actor_error(store: Store, items: Array, fold: Fold) -> Array:
     if store.value is None:
         raise ValueError("this store keeps no values")
     lanes = items % store.lanes
-    reward, discount, ahead = fold_items(store, items, fold)
+    reward, discount, ahead = sum_rewards(store, items, fold)
     target = reward + discount * store.value[ahead % store.rows, lanes, 1]
     value = store.value[items // store.lanes % store.rows, lanes, 0]
     error: Array = np.abs(signed_hyperbolic(target) - signed_hyperbolic(value) if fold.rescale else target - value)

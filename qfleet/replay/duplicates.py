@@ -1,7 +1,7 @@
 """The filter of duplicates: a step with enough equal live steps is not queued. Shapes: N items, L lanes.
 
-Two steps are equal if the learner sees no difference: observation (all frames of its stack), action, folded reward and
-discount, next observation, and the actions allowed in both. They are compared by a 64-bit hash: among a million
+Two steps are equal if the learner sees no difference: observation (all frames of its stack), action, n-step reward
+and discount, next observation, and the actions allowed in both. They are compared by a 64-bit hash: among a million
 different steps two share a hash with a probability of about 10^12 / 2^65, three in a hundred million, and then one of
 them cannot be drawn while the other can. The oldest copies stay; when one is removed, the next copy is let in.
 """
@@ -14,7 +14,7 @@ from numba import njit
 from qfleet.data import Array, State
 from qfleet.data.state_reader import saved_count, saved_numbers
 from qfleet.replay.cuts import Fold, unpack_steps
-from qfleet.replay.kernels import fold, frame_at
+from qfleet.replay.kernels import Columns, NStep, frame_at, n_step_sum
 from qfleet.replay.store import Store
 
 # Odd numbers near 2^64 times the golden ratio and the square root of 3: multiplying by them loses nothing.
@@ -48,33 +48,20 @@ def mix_stack(
 
 @njit(cache=True)
 def hash_steps(
-    frames: Array,
-    table: Array,
-    heads: Array,
-    depth: int,
-    action: Array,
-    reward: Array,
-    discount: Array,
-    last: Array,
-    mask: Array,
-    items: Array,
-    n: int,
-    gamma: float,
-    clip: bool,
-    keys: Array,
-    still: Array,
+    frames: Array, columns: Columns, depth: int, mask: Array, items: Array, n_step: NStep, keys: Array, still: Array
 ) -> None:
     """A key for each of N items, and whether its step changed nothing; `mask` may be empty."""
+    table, heads, action, reward, discount, last = columns
     rows, lanes = last.shape
-    folded = np.empty(2, np.float64)
+    summed = np.empty(2, np.float64)
     for i in range(items.shape[0]):
         row = items[i] // lanes
         lane = items[i] % lanes
-        total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+        total, discount_product, end = n_step_sum(reward, discount, last, row, lane, n_step)
         # Adding 0 makes -0 equal to 0.
-        folded[0] = total + 0.0
-        folded[1] = discount_product + 0.0
-        bits = folded.view(np.uint64)
+        summed[0] = total + 0.0
+        summed[1] = discount_product + 0.0
+        bits = summed.view(np.uint64)
         here = mix_stack(FIRST, frames, table, heads, last, row, lane, depth)
         there = mix_stack(FIRST, frames, table, heads, last, end, lane, depth)
         key = mix(mix(FIRST, here), there)
@@ -122,10 +109,8 @@ class DuplicateFilter:
         keys = np.empty(len(items), np.int64)
         still = np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
-        columns = (store.action, store.reward, store.discount, store.last, mask)
         unpack_steps(store, items, fold)
-        how = (fold.n, fold.gamma, fold.clip)
-        hash_steps(store.frames, store.table, store.heads, store.spec.stack, *columns, items, *how, keys, still)
+        hash_steps(store.frames, store.kernel_columns, store.spec.stack, mask, items, fold.n_step, keys, still)
         return keys, still
 
     def remove_oldest(self, num: int) -> None:

@@ -4,9 +4,15 @@ Shapes: R rows of a ring, L lanes, D integers of a stored observation, T rows of
 (row, lane) pair written as one number, row * L + lane; rows count from the start of the run, in each lane by itself.
 """
 
+from typing import TypeAlias
+
 from numba import njit
 
 from qfleet.data import Array
+
+Row: TypeAlias = tuple[Array, Array, Array, Array, Array]  # observations, action, reward, discount, last
+CutRule: TypeAlias = tuple[int, int, bool]  # a cut's window, stride and ends
+Queue: TypeAlias = tuple[Array, Array, Array]  # first, items, serials of a `Replay`
 
 
 @njit(cache=True)
@@ -17,27 +23,13 @@ def gather_items(items: Array, serials: Array, out: Array) -> None:
 
 
 @njit(cache=True)
-def write_rows(
-    frames: Array,
-    action: Array,
-    reward: Array,
-    discount: Array,
-    last: Array,
-    new_obs: Array,
-    new_action: Array,
-    new_reward: Array,
-    new_discount: Array,
-    new_last: Array,
-    begin: int,
-    end: int,
-    heads: Array,
-    lane: int,
-    write_frames: bool,
-) -> int:
+def write_rows(columns: Row, new: Row, begin: int, end: int, heads: Array, lane: int, write_frames: bool) -> int:
     """Write rows [begin, end) of a rollout into its B lanes from `lane` on, each at its head, and move the heads.
 
     Without `write_frames` the observations are left out (compressed ones live elsewhere). Returns the number of steps.
     """
+    frames, action, reward, discount, last = columns
+    new_obs, new_action, new_reward, new_discount, new_last = new
     rows = last.shape[0]
     width = new_last.shape[1]
     steps = 0
@@ -68,19 +60,7 @@ def write_column(column: Array, new: Array, begin: int, end: int, heads: Array, 
 
 @njit(cache=True)
 def queue_completed(
-    last: Array,
-    heads: Array,
-    begin: int,
-    end: int,
-    num: int,
-    window: int,
-    stride: int,
-    ends: bool,
-    depth: int,
-    first: Array,
-    items: Array,
-    serials: Array,
-    head: int,
+    last: Array, heads: Array, begin: int, end: int, num: int, cut: CutRule, queue: Queue, depth: int, head: int
 ) -> tuple[int, int]:
     """Queue the items that the newest `num` rows of lanes [begin, end) completed: row by row, lane by lane.
 
@@ -88,6 +68,8 @@ def queue_completed(
     begins in a row, or -1. With `ends` an item ends with its episode. Returns the new head, and the largest serial
     number of the items of which a row (of a stack of `depth`) was overwritten, or -1.
     """
+    window, stride, ends = cut
+    first, items, serials = queue
     rows, lanes = last.shape
     overwritten = -1
     for time in range(num):

@@ -5,7 +5,7 @@ An item is a (row, lane) pair written as one number, row * L + lane; rows count 
 repeat; their slot in the ring is row % R.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from numba import njit
 from numba.core import event
@@ -14,6 +14,9 @@ from qfleet.data import Array
 from qfleet.system.timers import COMPILE_TIMER
 
 BLOCK = 16  # rows of one lane that are compressed together
+Arrays: TypeAlias = tuple[Array, ...]
+Columns: TypeAlias = Arrays  # a store's table, heads, action, reward, discount, last
+NStep: TypeAlias = tuple[int, float, bool]  # n, gamma, and whether rewards are clipped to [-1, 1]
 
 
 class CompileTime(event.Listener):
@@ -32,19 +35,20 @@ event.register("numba:compile", CompileTime())  # type: ignore[no-untyped-call]
 
 
 @njit(cache=True)
-def fold(
-    reward: Array, discount: Array, last: Array, row: int, lane: int, n: int, gamma: float, clip: bool
+def n_step_sum(
+    reward: Array, discount: Array, last: Array, row: int, lane: int, n_step: NStep
 ) -> tuple[float, float, int]:
-    """Sum up to n rewards from `row` on: the folded reward, the folded discount, and the row to bootstrap from."""
+    """Sum up to n rewards from `row` on: the n-step reward and discount, and the row to bootstrap from."""
+    n, gamma, clip = n_step
     rows = last.shape[0]
     total = 0.0
     discount_product = 1.0
     for step in range(n):
         slot = (row + step) % rows
-        gain = float(reward[slot, lane])
+        step_reward = float(reward[slot, lane])
         if clip:
-            gain = min(max(gain, -1.0), 1.0)
-        total += discount_product * gain
+            step_reward = min(max(step_reward, -1.0), 1.0)
+        total += discount_product * step_reward
         discount_product *= gamma * discount[slot, lane]
         if last[(row + step + 1) % rows, lane]:
             return total, discount_product, row + step + 1
@@ -107,28 +111,10 @@ def stack_indices(last: Array, heads: Array, row: Array, lane: Array, out: Array
 
 
 @njit(cache=True)
-def cut_steps(
-    frames: Array,
-    table: Array,
-    heads: Array,
-    action: Array,
-    reward: Array,
-    discount: Array,
-    last: Array,
-    items: Array,
-    begin: int,
-    stop: int,
-    n: int,
-    gamma: float,
-    clip: bool,
-    out_obs: Array,
-    out_action: Array,
-    out_reward: Array,
-    out_discount: Array,
-    out_next: Array,
-    next_rows: Array,
-) -> None:
+def cut_steps(frames: Array, columns: Columns, items: Array, begin: int, stop: int, n_step: NStep, out: Arrays) -> None:
     """Cut items [begin, stop) of N into a batch; `next_rows` receives the row that each bootstraps from."""
+    table, heads, action, reward, discount, last = columns
+    out_obs, out_action, out_reward, out_discount, out_next, next_rows = out
     rows, lanes = last.shape
     for i in range(begin, stop):
         # Touch every column for all items first: the cache misses then overlap.
@@ -143,7 +129,7 @@ def cut_steps(
     for i in range(begin, stop):
         row = items[i] // lanes
         lane = items[i] % lanes
-        total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+        total, discount_product, end = n_step_sum(reward, discount, last, row, lane, n_step)
         stack_into(frames, table, heads, last, row, lane, out_obs[i])
         stack_into(frames, table, heads, last, end, lane, out_next[i])
         out_reward[i] = total
@@ -152,51 +138,24 @@ def cut_steps(
 
 
 @njit(cache=True)
-def fold_many(
-    reward: Array,
-    discount: Array,
-    last: Array,
-    items: Array,
-    n: int,
-    gamma: float,
-    clip: bool,
-    out_reward: Array,
-    out_discount: Array,
-    next_rows: Array,
-) -> None:
-    """Fold the rewards of N items; `next_rows` receives the row that each bootstraps from."""
+def n_step_sums(columns: Columns, items: Array, n_step: NStep, out: Arrays) -> None:
+    """Sum the rewards of N items: their n-step rewards, discounts, and the row that each bootstraps from."""
+    _, _, _, reward, discount, last = columns
+    out_reward, out_discount, next_rows = out
     lanes = last.shape[1]
     for i in range(items.shape[0]):
         row = items[i] // lanes
         lane = items[i] % lanes
-        out_reward[i], out_discount[i], next_rows[i] = fold(reward, discount, last, row, lane, n, gamma, clip)
+        out_reward[i], out_discount[i], next_rows[i] = n_step_sum(reward, discount, last, row, lane, n_step)
 
 
 @njit(cache=True)
 def cut_sequences(
-    frames: Array,
-    table: Array,
-    heads: Array,
-    action: Array,
-    reward: Array,
-    discount: Array,
-    last: Array,
-    items: Array,
-    begin: int,
-    stop: int,
-    burn_in: int,
-    n: int,
-    gamma: float,
-    clip: bool,
-    out_obs: Array,
-    out_action: Array,
-    out_gain: Array,
-    out_last: Array,
-    out_reward: Array,
-    out_discount: Array,
-    out_ahead: Array,
+    frames: Array, columns: Columns, items: Array, begin: int, stop: int, burn_in: int, n_step: NStep, out: Arrays
 ) -> None:
-    """Cut windows [begin, stop) of N, W rows each, time-major; the L rows after the burn-in get folded rewards."""
+    """Cut windows [begin, stop) of N, W rows each, time-major; the L rows after the burn-in get n-step rewards."""
+    table, heads, action, reward, discount, last = columns
+    out_obs, out_action, out_gain, out_last, out_reward, out_discount, out_ahead = out
     rows, lanes = last.shape
     for i in range(begin, stop):
         first = items[i] // lanes
@@ -215,7 +174,7 @@ def cut_sequences(
                 out_discount[at, i] = 0.0
                 out_ahead[at, i] = burn_in + at
                 continue
-            total, discount_product, end = fold(reward, discount, last, row, lane, n, gamma, clip)
+            total, discount_product, end = n_step_sum(reward, discount, last, row, lane, n_step)
             out_reward[at, i] = total
             out_discount[at, i] = discount_product
             out_ahead[at, i] = end - first

@@ -104,9 +104,10 @@ class Replay:
         store = self.store
         cut = self.cut
         before = self.head
-        rules = (cut.window, cut.stride, cut.ends, self.spec.stack)
+        rule = (cut.window, cut.stride, cut.ends)
         queue = (self.first, self.items, self.serials)
-        self.head, overwritten = queue_completed(store.last, store.heads, begin, end, num, *rules, *queue, before)
+        written = (store.last, store.heads, begin, end, num)
+        self.head, overwritten = queue_completed(*written, rule, queue, self.spec.stack, before)
         self.admit_items(before, overwritten)
 
     def admit_items(self, before: int, overwritten: int) -> None:

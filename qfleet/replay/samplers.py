@@ -1,6 +1,6 @@
 """Samplers choose items by serial number; the live ones, which can be drawn, are [tail, head)."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -28,27 +28,21 @@ class Sampler(Protocol):
 
     def set_live(self, tail: int, head: int) -> None:
         """Set the range of live items to [tail, head)."""
-        ...
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
         """Serial numbers [N] and weights [N]."""
-        ...
 
     def update(self, serials: Array, priority: Array) -> None:
         """Set priorities; those of items that were removed are ignored."""
-        ...
 
     def totals(self) -> SamplerTotals:
         """The population of the last draw, before any change."""
-        ...
 
     def state_dict(self) -> State:
         """The state to be saved."""
-        ...
 
     def load_state_dict(self, state: State) -> None:
         """Restore; `set_live` has been called with the same tail and head before."""
-        ...
 
 
 class Uniform:
@@ -81,6 +75,7 @@ class Uniform:
         """Nothing to restore."""
 
 
+@dataclass(eq=False)
 class Prioritized:
     """Proportional prioritised replay (Schaul et al. 2016, section 3.3), on a float64 sum tree.
 
@@ -88,29 +83,22 @@ class Prioritized:
     total. New items get the largest priority ever seen. Beta is annealed by the number of draws, one per update.
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        *,
-        alpha: float = 0.6,
-        beta_start: float = 0.4,
-        beta_end: float = 1.0,
-        beta_updates: int = 100_000,
-        eps: float = 1e-6,
-    ) -> None:
-        self.capacity = capacity
-        self.alpha = alpha
-        self.eps = eps
-        self.beta_start = beta_start
-        self.beta_end = beta_end
-        self.beta_updates = beta_updates
-        self.levels = tree_levels(capacity)
+    capacity: int
+    _: KW_ONLY
+    alpha: float = 0.6
+    beta_start: float = 0.4
+    beta_end: float = 1.0
+    beta_updates: int = 100_000
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self.levels = tree_levels(self.capacity)
         self.tree = np.zeros(self.levels[-1], np.float64)
         self.tail = self.head = self.draws = 0
         self.largest = 1.0
         # the last draw
         self.drawn = np.zeros(0, np.int64)
-        self.drawn_beta = beta_start
+        self.drawn_beta = self.beta_start
 
     @property
     def leaves(self) -> Array:  # [capacity]
@@ -140,7 +128,7 @@ class Prioritized:
         weight = np.empty(num, np.float32)
         live = (self.tail, self.head, self.capacity)
         beta = self.beta
-        tree_draw(self.tree, self.levels, rng.random(num), *live, beta, serials, weight)
+        tree_draw(self.tree, self.levels, rng.random(num), live, beta, serials, weight)
         self.draws += 1
         self.drawn = serials
         self.drawn_beta = beta

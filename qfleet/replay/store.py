@@ -6,7 +6,7 @@ import numpy as np
 
 from qfleet.data import Array, Rollout, Spec, State
 from qfleet.replay.intake import write_column, write_rows
-from qfleet.replay.kernels import BLOCK
+from qfleet.replay.kernels import BLOCK, Columns
 from qfleet.replay.packed import CompressedFrames, CompressionSavings
 
 ALL = slice(None)  # every lane
@@ -73,12 +73,19 @@ class Store:
         self.state = np.zeros((rows, lanes, *spec.state), np.float32) if spec.state else None
         self.value = np.zeros((rows, lanes, 2), np.float32) if values else None
         self.gain = np.zeros((rows, lanes), np.float32) if gains else None  # the reward without a bonus
+        extra = {"mask": self.mask, "state": self.state, "value": self.value, "gain": self.gain}
+        self.extra = {name: column for name, column in extra.items() if column is not None}  # that only some plans need
         self.heads = np.zeros(lanes, np.int64)  # rows written so far
         self.num_restores = 0  # how often rows were replaced other than by `write`
         blank = as_uints(np.zeros((1, 1, *spec.obs), spec.dtype))[0, 0]
         self.packed = CompressedFrames(lanes, rows, blank) if pack else None
         self.table = np.zeros((0, lanes), np.int64) if self.packed is None else self.packed.table
         self._frames: tuple[Array, Array] = (blank, blank)  # `obs`, and its view as integers
+
+    @property
+    def kernel_columns(self) -> Columns:
+        """The arrays that the compiled loops read besides `frames`."""
+        return self.table, self.heads, self.action, self.reward, self.discount, self.last
 
     @property
     def row_bytes(self) -> int:
@@ -98,12 +105,7 @@ class Store:
     def columns(self) -> dict[str, Array]:
         """Every array by name, without compressed observations."""
         names = ("obs", "action", "reward", "discount", "last")[0 if self.packed is None else 1 :]
-        return {**{name: getattr(self, name) for name in names}, **self.extra()}
-
-    def extra(self) -> dict[str, Array]:
-        """The arrays that only some plans need."""
-        extra = {"mask": self.mask, "state": self.state, "value": self.value, "gain": self.gain}
-        return {name: column for name, column in extra.items() if column is not None}
+        return {**{name: getattr(self, name) for name in names}, **self.extra}
 
     def max_write_rows(self, begin: int, end: int) -> int:
         """The most rows that one `write` to these lanes can take: compressed ones end with a block."""
@@ -115,7 +117,7 @@ class Store:
         `gain` is the environment's reward where the rollout's includes a bonus.
         """
         where = (begin, end, self.heads, lane)
-        for name, column in self.extra().items():
+        for name, column in self.extra.items():
             source = gain if name == "gain" else getattr(rollout, name)
             if name == "value" and source is None:
                 raise ValueError("the rollout has no values, and this store keeps them")
@@ -129,7 +131,7 @@ class Store:
         last = np.ascontiguousarray(rollout.last, np.bool_)
         reward = np.ascontiguousarray(rollout.reward, np.float32)
         discount = np.ascontiguousarray(rollout.discount, np.float32)
-        steps: int = write_rows(*rows, obs, action, reward, discount, last, *where, self.packed is None)
+        steps: int = write_rows(rows, (obs, action, reward, discount, last), *where, self.packed is None)
         if self.packed is not None:
             self.packed.pack_complete(self.heads, lane, lane + last.shape[1])
         return steps

@@ -120,17 +120,13 @@ def tree_find(tree: Array, levels: Array, positions: Array, leaves: Array) -> No
 
 @njit(cache=True)
 def tree_draw(
-    tree: Array,
-    levels: Array,
-    jitter: Array,
-    tail: int,
-    head: int,
-    modulus: int,
-    beta: float,
-    serials: Array,
-    weight: Array,
+    tree: Array, levels: Array, jitter: Array, live: tuple[int, int, int], beta: float, serials: Array, weight: Array
 ) -> None:
-    """Draw once from each of N equal slices of the total; weights are (N P)^-beta, normalised. Overwrites `jitter`."""
+    """Draw once from each of N equal slices of the total; weights are (N P)^-beta, normalised. Overwrites `jitter`.
+
+    `live` is (tail, head, number of leaves).
+    """
+    tail, head, modulus = live
     num = jitter.shape[0]
     total = tree[-1]
     largest = 0.0

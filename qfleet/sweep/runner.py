@@ -12,11 +12,11 @@ from typing import Any
 from qfleet.files import read_inside, require_regular_files
 from qfleet.plan import to_toml
 from qfleet.plan.schema import Plan
+from qfleet.plan.secrets import write_run_plan
 from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.sweep.capacity import Capacity
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.process_pool import Job, ProcessPool, outcome
-from qfleet.training.env_trust import write_run_plan
 from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.watch import read_json, write_file

@@ -20,12 +20,12 @@ from qfleet.plan import plan_hash, read_plan, trusted_settings
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
-from qfleet.plan.secrets import redacted_arguments
+from qfleet.plan.secrets import redacted_arguments, write_run_plan
 from qfleet.save import hold_run
 from qfleet.sweep.capacity import Capacity, find_capacity
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.runner import FORMAT, Member, SweepRunner, file_hash
-from qfleet.training.env_trust import require_places, require_trust, sign, write_run_plan
+from qfleet.training.env_trust import require_places, require_trust, sign
 from qfleet.watch import find_run, new_run_dir, read_json, remove_run
 from qfleet.watch.compare import Comparison, compare
 from qfleet.watch.run_directory import GROUP_FILE, check_name, find_run_or_group, is_run, member_dirs, next_name

@@ -6,6 +6,7 @@ to rounding.
 """
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,27 +17,19 @@ from qfleet.sync.comm import Comm
 LogEvent = Callable[..., object]  # called with an event's kind and its fields
 
 
+@dataclass(eq=False)
 class CodedMean:
     """The mean over all ranks, sent through a codec."""
 
-    def __init__(
-        self,
-        comm: Comm,
-        codec: Codec,
-        *,
-        warm_rounds: int = 0,
-        check_every: int = 0,
-        least_cosine: float = 0.0,
-        log_event: LogEvent = lambda kind, **fields: None,
-    ) -> None:
-        self.comm = comm
-        self.codec = codec
-        self.warm_rounds = warm_rounds
-        self.check_every = check_every
-        self.least_cosine = least_cosine
-        self.log_event = log_event
-        self.rounds = 0
-        self.error: Tensor | None = None
+    comm: Comm
+    codec: Codec
+    _: KW_ONLY
+    warm_rounds: int = 0
+    check_every: int = 0
+    least_cosine: float = 0.0
+    log_event: LogEvent = lambda kind, **fields: None
+    rounds: int = field(default=0, init=False)
+    error: Tensor | None = field(default=None, init=False)
 
     def __call__(self, values: Tensor) -> Tensor:  # [D] -> [D]
         """The mean; exact during the warm-up, and then written into `values`, to save the copy of a large vector."""

@@ -22,7 +22,6 @@ class Codec(Protocol):
 
     def mean(self, values: Tensor, comm: Comm) -> tuple[Tensor, Tensor]:  # [D] -> [D], [D]
         """This rank's decoded values, and the mean of all ranks' decoded values."""
-        ...
 
 
 @runtime_checkable
@@ -31,7 +30,6 @@ class DecodableCodec(Protocol):
 
     def decode(self, parts: Sequence[Tensor], num: int) -> Tensor:  # -> [D] float32
         """The decoded vector of `num` numbers."""
-        ...
 
 
 class Exact:

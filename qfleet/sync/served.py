@@ -6,14 +6,15 @@ the norm of the whole gradient. The optimiser's moments are in the shards, with 
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from qfleet.sync.average import CodedMean
+from qfleet.sync.gradient_rule import Verdict, shard_bounds
 from qfleet.sync.packed import PackedGradient, RecordingComm
-from qfleet.sync.shard import Verdict, shard_bounds
 from qfleet.sync.strategies import copy_into, flatten_tensors
 
 Clip = Callable[[list[Tensor]], float]  # clips in place and returns the norm before
@@ -35,37 +36,29 @@ class ShardConnection(Protocol):
 
         `packed` is the same gradient compressed, if there is a codec: for connections where bytes matter.
         """
-        ...
 
     def reply(self) -> tuple[Verdict, int, Tensor]:
         """The verdict on the push, and the newest version and weights [n]; CommLost after the timeout."""
-        ...
 
 
+@dataclass(eq=False)
 class ServerClient:
     """Pushes gradients and pulls weights: a `Sync`."""
 
-    def __init__(
-        self,
-        connections: Sequence[ShardConnection],
-        clip: Clip,
-        rate: Callable[[], float],
-        average: CodedMean,
-        weights: Sequence[Tensor],
-        *,
-        drops_stale: bool = False,
-    ) -> None:
-        self.connections = connections
-        self.clip = clip
-        self.rate = rate
-        self.average = average
-        self.weights = weights
-        self.bounds = shard_bounds(sum(weight.numel() for weight in weights), len(connections))
-        self.versions = [0] * len(connections)
+    connections: Sequence[ShardConnection]
+    clip: Clip
+    rate: Callable[[], float]
+    average: CodedMean
+    weights: Sequence[Tensor]
+    _: KW_ONLY
+    drops_stale: bool = False  # is a stale gradient dropped, or computed again?
+
+    def __post_init__(self) -> None:
+        self.bounds = shard_bounds(sum(weight.numel() for weight in self.weights), len(self.connections))
+        self.versions = [0] * len(self.connections)
         self.sequence = 0
-        self.recorder = average.comm if isinstance(average.comm, RecordingComm) else RecordingComm()
-        self.drops_stale = drops_stale  # is a stale gradient dropped, or computed again?
-        self.pending = list(range(len(connections)))  # shards that have not accepted this batch's gradient yet
+        self.recorder = self.average.comm if isinstance(self.average.comm, RecordingComm) else RecordingComm()
+        self.pending = list(range(len(self.connections)))  # shards that have not accepted this batch's gradient yet
 
     def step(self, gradients: list[Tensor]) -> float:
         """Push to all pending shards and pull from them; returns this gradient's norm, or NaN if it was skipped."""
@@ -81,9 +74,8 @@ class ServerClient:
             packed = PackedGradient(parts, len(vector), begin) if parts else None
             self.connections[shard].push(vector[begin:end], self.sequence, self.versions[shard], self.rate(), packed)
         verdicts = self.pull()
-        self.restore_error(
-            earlier_error, [shard for shard, verdict in verdicts.items() if verdict in ("applied", "waiting")]
-        )
+        accepted = [shard for shard, verdict in verdicts.items() if verdict in ("applied", "waiting")]
+        self.restore_error(earlier_error, accepted)
         self.pending = [shard for shard, verdict in verdicts.items() if verdict == "stale" and not self.drops_stale]
         if self.pending:
             raise PushRefused

@@ -6,6 +6,7 @@ weights, g its gradient, eta the learning rate. Each strategy states what happen
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import torch
@@ -27,32 +28,31 @@ class Sync(Protocol):
 
     def step(self, gradients: list[Tensor]) -> float:
         """Make a step together with the other learners; returns the norm of the gradient."""
-        ...
 
 
+@dataclass(eq=False)
 class Allreduce:
     """x <- x - eta mean(g): as one learner with all batches. Moments stay equal, because all see the same gradient.
 
     With `buckets` the all-reduce overlaps the backward pass; a codec needs the whole vector instead.
     """
 
-    def __init__(
-        self, step: OptimizerStep, average: CodedMean, *, total: bool = False, buckets: Buckets | None = None
-    ) -> None:
-        self.optimizer_step = step
-        self.average = average
-        self.factor = average.comm.world_size if total else 1
-        self.buckets = buckets
+    optimizer_step: OptimizerStep
+    average: CodedMean
+    _: KW_ONLY
+    total: bool = False  # step by the sum of all gradients instead of their mean
+    buckets: Buckets | None = None
 
     def step(self, gradients: list[Tensor]) -> float:
         """Average, then step."""
+        factor = self.average.comm.world_size if self.total else 1
         if self.buckets is not None:
             sums = self.buckets.sums(gradients)
-            torch._foreach_mul_(sums, self.factor / self.average.comm.world_size)
+            torch._foreach_mul_(sums, factor / self.average.comm.world_size)
             pairs = zip(sums, gradients, strict=True)
             return self.optimizer_step([match_strides(total.view(own.shape), own) for total, own in pairs])
         mean = self.average(flatten_tensors(gradients))
-        return self.optimizer_step(unflatten_tensors(mean * self.factor if self.factor > 1 else mean, gradients))
+        return self.optimizer_step(unflatten_tensors(mean * factor if factor > 1 else mean, gradients))
 
 
 class StepAveraging:
@@ -84,34 +84,27 @@ class StepAveraging:
         return norm
 
 
+@dataclass(eq=False)
 class Local:
     """Local SGD: `every` local steps, then the mean of all weights; moments are averaged too.
 
     With an outer rate it is DiLoCo (Douillard et al. 2023): a round's change is a gradient for Nesterov's momentum.
     """
 
-    def __init__(
-        self,
-        step: OptimizerStep,
-        average: CodedMean,
-        weights: Sequence[Tensor],
-        moments: Sequence[Tensor],
-        *,
-        every: int,
-        outer_rate: float | None = None,
-        outer_momentum: float = 0.9,
-    ) -> None:
-        self.optimizer_step = step
-        self.average = average
-        self.weights = weights
-        self.moments = moments
-        self.every = every
-        self.outer_rate = outer_rate
-        self.outer_momentum = outer_momentum
-        self.anchor = flatten_tensors(weights)  # the weights that all agreed on last
+    optimizer_step: OptimizerStep
+    average: CodedMean
+    weights: Sequence[Tensor]
+    moments: Sequence[Tensor]
+    _: KW_ONLY
+    every: int
+    outer_rate: float | None = None
+    outer_momentum: float = 0.9
+    steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.anchor = flatten_tensors(self.weights)  # the weights that all agreed on last
         self.start = self.anchor  # where this learner's round began
         self.velocity = torch.zeros_like(self.anchor)
-        self.steps = 0
 
     def step(self, gradients: list[Tensor]) -> float:
         """Make a local step, and synchronise every few."""
@@ -135,22 +128,23 @@ class Local:
             copy_into(Exact().mean(flatten_tensors(self.moments), self.average.comm)[1], self.moments)
 
 
+@dataclass(eq=False)
 class Easgd:
     """Elastic averaging (Zhang et al. 2015): x <- x - alpha (x - c), c <- c + alpha sum(x - c); each has own moments.
 
     Stable for alpha p <= 1. Actors use rank 0's own weights, and these are saved.
     """
 
-    def __init__(
-        self, step: OptimizerStep, average: CodedMean, weights: Sequence[Tensor], *, every: int, pull: float
-    ) -> None:
-        self.optimizer_step = step
-        self.average = average
-        self.weights = weights
-        self.every = every
-        self.alpha = pull / average.comm.world_size
-        self.centre = flatten_tensors(weights)
-        self.steps = 0
+    optimizer_step: OptimizerStep
+    average: CodedMean
+    weights: Sequence[Tensor]
+    _: KW_ONLY
+    every: int
+    pull: float  # alpha p
+    steps: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.centre = flatten_tensors(self.weights)
 
     def step(self, gradients: list[Tensor]) -> float:
         """Make a local step; every few, learners and centre move towards each other."""
@@ -158,12 +152,13 @@ class Easgd:
         self.steps += 1
         if self.steps % self.every == 0:
             own = flatten_tensors(self.weights)
-            pull = self.alpha * (own - self.centre)
+            pull = self.pull / self.average.comm.world_size * (own - self.centre)
             self.centre = self.centre + self.average(pull.clone()) * self.average.comm.world_size
             copy_into(own - pull, self.weights)
         return norm
 
 
+@dataclass(eq=False)
 class Admm:
     """Consensus ADMM (Boyd et al. 2011, section 7): `every` steps on the learner's loss + rho/2 |x - z + u|^2.
 
@@ -172,27 +167,20 @@ class Admm:
     Each learner has its own moments; rank 0's weights are saved.
     """
 
-    def __init__(
-        self,
-        step: OptimizerStep,
-        average: CodedMean,
-        weights: Sequence[Tensor],
-        *,
-        every: int,
-        rho: float,
-        log_event: LogEvent = lambda kind, **fields: None,
-    ) -> None:
-        self.optimizer_step = step
-        self.average = average
-        self.weights = weights
-        self.every = every
-        self.rho = rho
-        self.log_event = log_event
-        self.consensus = flatten_tensors(weights)
+    optimizer_step: OptimizerStep
+    average: CodedMean
+    weights: Sequence[Tensor]
+    _: KW_ONLY
+    every: int
+    rho: float
+    log_event: LogEvent = lambda kind, **fields: None
+    steps: int = field(default=0, init=False)
+    residuals: tuple[float, float] = field(default=(0.0, 0.0), init=False)
+
+    def __post_init__(self) -> None:
+        self.consensus = flatten_tensors(self.weights)
         self.sent = self.consensus.clone()  # x + u of the last round, of which the consensus is the mean
         self.dual = torch.zeros_like(self.consensus)
-        self.steps = 0
-        self.residuals = (0.0, 0.0)
 
     def step(self, gradients: list[Tensor]) -> float:
         """Make a local step on the loss and the penalty."""
@@ -216,14 +204,13 @@ class Admm:
         copy_into(self.consensus, self.weights)
         distance = ((own - self.consensus) ** 2).sum().reshape(1)
         comm.sum(distance)
-        primal_residual = math.sqrt(float(distance))
-        moved = float(torch.linalg.vector_norm(self.consensus - before))
-        dual_residual = self.rho * moved * math.sqrt(comm.world_size)
-        self.residuals = (primal_residual, dual_residual)
+        primal = math.sqrt(float(distance))
+        dual = self.rho * float(torch.linalg.vector_norm(self.consensus - before)) * math.sqrt(comm.world_size)
+        self.residuals = (primal, dual)
         rounds = self.steps // self.every
         if rounds % LOG_EVERY_ROUNDS == 1:
-            self.log_event("admm", meetings=rounds, primal=primal_residual, dual=dual_residual, rho=self.rho)
-        self.adapt_rho(primal_residual, dual_residual)
+            self.log_event("admm", meetings=rounds, primal=primal, dual=dual, rho=self.rho)
+        self.adapt_rho(primal, dual)
 
     def adapt_rho(self, primal_residual: float, dual_residual: float) -> None:
         """Raise rho when learners drift apart, lower it when the consensus moves fast; ignore noise."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from qfleet.act.policy import NonFiniteValues
-from qfleet.audit.history import HistoryLog, NoHistory
+from qfleet.audit.history import HistoryLog
 from qfleet.build.components import Components
 from qfleet.errors import StorageError
 from qfleet.files import remove_file
@@ -24,7 +24,7 @@ class Saver:
         self.train_state = run_log.train_state
         self.clock = run_log.clock
         actors = components.remote_actors
-        self.history: HistoryLog = NoHistory() if actors is None else actors.history
+        self.history: HistoryLog | None = None if actors is None else actors.history
         self.tried_at = self.clock()
         self.tried_steps = 0
         self.save_seconds = 0.0  # that the last save took
@@ -51,7 +51,7 @@ class Saver:
         """Commit the present state of the run; weights that are not finite are refused."""
         self.run_log.require_folder()
         self.components.wait_until_idle()
-        self.run_log.faults.drain_learner_events()
+        self.run_log.drain_learner_events()
         if not self.components.learner.is_finite():
             raise NonFiniteValues("weights are not finite")
         self.mark_tried()  # a save that fails is due again after the usual time, not in the next step
@@ -73,7 +73,8 @@ class Saver:
         steps = self.components.steps
         meta = {"seconds": self.run_log.seconds(), "rows": self.run_log.rows.position()}
         self.checkpointer.save(steps, self.train_state.state_dict(), meta)
-        self.history.note("learner", "committed", env_steps=steps, updates=self.components.learner.updates)
+        if self.history is not None:
+            self.history.note("learner", "committed", env_steps=steps, updates=self.components.learner.updates)
 
     def tidy(self, *chores: Callable[[], None]) -> None:
         """Do the chores that follow a commit; one that the disk refuses is done after the next commit."""
@@ -105,6 +106,8 @@ class Saver:
 
     def record_end(self, *, done: bool) -> None:
         """Record in the history of operations that the learner has finished."""
+        if self.history is None:
+            return
         counts = {"env_steps": self.components.steps, "updates": self.components.learner.updates}
         self.history.note("learner", "closed", **counts, forgiven=self.components.forgiven, done=done)
 

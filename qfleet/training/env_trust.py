@@ -16,16 +16,14 @@ from typing import Any
 from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
-from qfleet.plan import names_code, trusted_settings, write_plan
+from qfleet.plan import names_code, needs_trust, trusted_settings
 from qfleet.plan.draft import format_value
 from qfleet.plan.schema import Env, Plan
-from qfleet.plan.secrets import typed_secrets
 from qfleet.watch import read_json, write_json
 from qfleet.watch.run_files import open_plain
 
 FILE = "trust.json"
 KEY_BYTES = 32
-PLACE_MARKS = set("/\\:")  # of a path, an address or a module in the options of an environment
 
 
 def key() -> bytes:
@@ -95,12 +93,6 @@ def keyed_hash(facts: Mapping[str, Any]) -> str:
     return hmac.new(key(), text.encode(), hashlib.sha256).hexdigest()
 
 
-def needs_trust(env: Env) -> bool:
-    """Does it name code to import, environment variables to read, or a file or module in its options?"""
-    names = any(isinstance(value, str) and set(value) & PLACE_MARKS for value in env.options.values())
-    return names_code(env.id) or bool(env.secrets) or names
-
-
 def sign(run_dir: Path, env: Env, settings: Mapping[str, Any] | None = None) -> None:
     """Write the proof that a command of this user named this environment, its options, and these places."""
     facts: dict[str, Any] = {}
@@ -131,15 +123,6 @@ def require_places(run_dir: Path, plan: Plan, trust_run: bool) -> None:
         "This run was not created by a command of yours at this place; a server there can run code here.",
         "If you trust it, add --trust-run (from Python: trust_run=True).",
     )
-
-
-def write_run_plan(plan: Plan, file: Path) -> None:
-    """Write a run's plan; if a secret was typed into it, only this user can ever read the file and its folder."""
-    if not typed_secrets(plan):
-        write_plan(plan, file)
-        return
-    file.parent.chmod(0o700)
-    write_plan(plan, file, mode=0o600)
 
 
 def _has(run_dir: Path, name: str, expected: str) -> bool:

@@ -1,6 +1,7 @@
 """Evaluation of the greedy policy in worlds of its own: validation seeds choose the best, test seeds only report."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
 from qfleet.build.components import Components
@@ -17,18 +18,19 @@ from qfleet.training.checkpoints.migrations import max_file_bytes, read_arrays
 from qfleet.training.log.fault_log import ENV_FAULT
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import Row, without_returns
+from qfleet.training.train_state import TrainState
 from qfleet.watch import summarize
 
 Stop = Callable[[], bool]  # asked between the steps of an evaluation: shall it be interrupted?
 
 
+@dataclass
 class Evaluator:
     """Evaluates a policy; the validation world is kept between calls."""
 
-    def __init__(self, plan: Plan, make: EnvMaker | None = None) -> None:
-        self.plan = plan
-        self.make = make
-        self.validation: World | None = None
+    plan: Plan
+    make: EnvMaker | None = None
+    validation: World | None = None
 
     def world(self, stream: int, episodes: int) -> World:
         """A world with a lane for each of these episodes."""
@@ -70,15 +72,19 @@ def evaluation(split: str, played: EvaluationResult) -> Row:
     return {"split": split, "epsilon": 0.0, **played.row(), **summarize(played.returns)}
 
 
+@dataclass
 class RunEvaluation:
     """Evaluates a run's policy and keeps the best evaluation so far in its state."""
 
-    def __init__(self, components: Components, evaluator: Evaluator, checkpoints: Checkpoints, run_log: RunLog) -> None:
-        self.components = components
-        self.evaluator = evaluator
-        self.checkpoints = checkpoints
-        self.run_log = run_log
-        self.train_state = run_log.train_state
+    components: Components
+    evaluator: Evaluator
+    checkpoints: Checkpoints
+    run_log: RunLog
+
+    @property
+    def train_state(self) -> TrainState:
+        """The counters of the run."""
+        return self.run_log.train_state
 
     def validate(self, stop: Stop, *, all_members: bool = True) -> bool:
         """Evaluate on validation seeds; is the policy the best so far? An interrupted evaluation stays due."""

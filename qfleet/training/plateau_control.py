@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qfleet.build.components import Components
 from qfleet.learn import ReplaySource
-from qfleet.plan.schema import GrowingBatch, PlateauRate
+from qfleet.plan.schema import GrowingBatch, PlateauRate, Steer
 from qfleet.training.train_state import TrainState
 
 
@@ -33,13 +33,17 @@ def evaluations(count: int) -> str:
     return f"{count} evaluation{'s' * (count != 1)}"
 
 
+@dataclass
 class PlateauControl:
     """Lowers the learning rate and grows the batch when scores stop improving, and decides when to give up."""
 
-    def __init__(self, components: Components, train_state: TrainState) -> None:
-        self.components = components
-        self.plan = components.plan.steer
-        self.train_state = train_state
+    components: Components
+    train_state: TrainState
+
+    @property
+    def plan(self) -> Steer:
+        """The plan's steering."""
+        return self.components.plan.steer
 
     def adjust(self, score: float) -> list[Adjustment]:
         """Adjust settings to the mean of a validation; only a strictly better one counts as progress."""

@@ -1,6 +1,7 @@
 """Going back to a checkpoint: on resume, when numbers are not finite, and when the replay's process is lost."""
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from qfleet.build.components import Components, ReplayLost
@@ -10,36 +11,39 @@ from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError
 from qfleet.files import make_folder
 from qfleet.learn import Diverging
+from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoint, pack_tensors
 from qfleet.training.checkpointing import Saver
 from qfleet.training.checkpoints.checkpointer import MALFORMED, Checkpointer, malformed
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import Row, inexact_reasons
 from qfleet.training.requests import SyncControl
+from qfleet.training.train_state import TrainState
 from qfleet.watch import write_file
 
 MAX_ROLLBACKS = 3
 ROLLED_BACK = "numbers were not finite: it went back to a checkpoint, and the clock decides where that is"
 
 
+@dataclass
 class Recovery:
     """Restores a run from its newest valid checkpoint, and restarts the replay's process."""
 
-    def __init__(
-        self,
-        components: Components,
-        checkpointer: Checkpointer,
-        run_log: RunLog,
-        saver: Saver,
-        sync_control: SyncControl,
-    ) -> None:
-        self.components = components
-        self.checkpointer = checkpointer
-        self.run_log = run_log
-        self.saver = saver
-        self.sync_control = sync_control
-        self.plan = components.plan
-        self.train_state = run_log.train_state
+    components: Components
+    checkpointer: Checkpointer
+    run_log: RunLog
+    saver: Saver
+    sync_control: SyncControl
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the run."""
+        return self.components.plan
+
+    @property
+    def train_state(self) -> TrainState:
+        """The counters of the run."""
+        return self.run_log.train_state
 
     def recover(self, cause: Exception) -> None:
         """Go back to the last commit."""

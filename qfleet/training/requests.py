@@ -5,6 +5,7 @@ The command line writes such requests, so this module does not import torch.
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from qfleet.errors import StorageError
 from qfleet.files import is_file, remove_file, rename_inside
-from qfleet.plan import sync_switches
+from qfleet.plan import SyncSwitch
 from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Sync
@@ -78,15 +79,15 @@ def current_plan(folder: Path, plan: Plan) -> Plan:
     return replace(plan, sync=found.sync, learners=replace(learners, num=found.learners))
 
 
+@dataclass
 class SyncControl:
     """Switches how learners are synchronised: by the plan's schedule, or by a request from outside."""
 
-    def __init__(self, components: "Components", run_log: "RunLog") -> None:
-        self.components = components
-        self.run_log = run_log
-        self.switches = sync_switches(components.plan)
-        self.seen_updates = components.learner.updates  # up to which the schedule was followed
-        self.polled_at = 0.0
+    components: "Components"
+    run_log: "RunLog"
+    switches: list[SyncSwitch]
+    seen_updates: int  # up to which the schedule was followed
+    polled_at: float = 0.0
 
     def restart(self) -> None:
         """The run was loaded from a checkpoint: follow the schedule from there."""

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from qfleet import heartbeat
-from qfleet.build.autotune import torch_threads
 from qfleet.build.components import Components
+from qfleet.build.resolve import torch_threads
 from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import QfleetError, StorageError, UsageError

@@ -1,11 +1,17 @@
 """The training loop: act and learn; evaluate, save and adjust when due; recover from faults; report at the end."""
 
+from collections.abc import Iterator
+from typing import Protocol
+
 from qfleet.act.policy import NonFiniteValues
 from qfleet.build.components import Components, ReplayLost
+from qfleet.data import Tick
 from qfleet.learn import Diverging
+from qfleet.plan import sync_switches
 from qfleet.training.checkpointing import Saver, is_due
 from qfleet.training.checkpoints.checkpointer import Checkpointer
 from qfleet.training.evaluator import Evaluator, RunEvaluation
+from qfleet.training.inline import InlineLoop
 from qfleet.training.log.fault_log import ENV_FAULT
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import Ending, Row, inexact_reasons, without_returns
@@ -14,11 +20,20 @@ from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.signals import StopRequest
 from qfleet.training.recovery import Recovery
 from qfleet.training.requests import SyncControl
-from qfleet.training.runtime import Runtime, make_runtime
 
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
 GAVE_UP = "no better validation score within steer.stop_patience"
+
+
+class TrainingLoop(Protocol):
+    """Acts and learns: everything in one thread, or a learner beside actors in other processes."""
+
+    def turn(self) -> Iterator[Tick]:
+        """Some steps and the updates that go with them; then nothing is under way."""
+
+    def poll(self) -> None:
+        """Watch over actors in other processes while no turn is made."""
 
 
 class Trainer:
@@ -39,10 +54,11 @@ class Trainer:
         self.stop_request = stop_request
         self.plan = components.plan
         self.train_state = run_log.train_state
-        self.runtime: Runtime | None = None  # made when the loop starts, and again after a recovery
+        self.loop: TrainingLoop | None = None  # made when training starts, and again after a recovery
         self.evaluation = RunEvaluation(components, evaluator, checkpointer.checkpoints, run_log)
         self.plateau_control = PlateauControl(components, self.train_state)
-        self.sync_control = SyncControl(components, run_log)
+        switches = sync_switches(self.plan) if self.plan.learners.schedule else []
+        self.sync_control = SyncControl(components, run_log, switches, components.learner.updates)
         self.saver = Saver(components, checkpointer, run_log)
         self.recovery = Recovery(components, checkpointer, run_log, self.saver, self.sync_control)
 
@@ -85,37 +101,49 @@ class Trainer:
 
     def run(self) -> Ending:
         """Train until the run is over."""
-        self.runtime = make_runtime(self.components, self.train_state.skipped_in_a_row, self.run_log.stopwatch)
+        self.loop = self.make_loop()
         if self.components.peers is not None:
             self.components.peers.publish_weights()
         self.do_due()  # an evaluation that a signal interrupted comes before the next step
         while (ending := self.ending()) is None:
-            self.turn(self.runtime)
+            for tick in self.loop.turn():
+                self.add_tick(tick)
             self.do_due()
         return ending
 
-    def turn(self, runtime: Runtime) -> None:
-        """Some steps and the updates that go with them."""
-        for tick in runtime.turn():
-            self.train_state.add_tick(tick)
-            for fault in tick.stats.get("faults", ()):
-                self.run_log.faults.env_fault(fault)
-                self.run_log.mark_inexact([ENV_FAULT])
-            if "reset" in tick.stats:
-                number = tick.stats["reset"]
-                self.run_log.log_change("reset", f"reset {number} of the network", number=number)
+    def make_loop(self) -> TrainingLoop:
+        """The loop for the run's components, after the last updates if these were not finite."""
+        actors = self.components.remote_actors
+        skipped = self.train_state.skipped_in_a_row
+        if actors is None:
+            return InlineLoop(self.components, skipped, self.run_log.stopwatch)
+        from qfleet.training.async_loop import AsyncLoop  # most runs act in one thread
+
+        return AsyncLoop(self.components, actors, skipped, self.run_log.stopwatch)
+
+    def add_tick(self, tick: Tick) -> None:
+        """Count what a step or an update reports; log faults of environments and resets of the network."""
+        self.train_state.add_tick(tick)
+        for fault in tick.stats.get("faults", ()):
+            self.run_log.faults.env_fault(fault)
+            self.run_log.mark_inexact([ENV_FAULT])
+        if "reset" in tick.stats:
+            number = tick.stats["reset"]
+            self.run_log.log_change("reset", f"reset {number} of the network", number=number)
 
     def do_due(self) -> None:
         """Log, evaluate, save and apply requests, each when it is due."""
-        self.sync_control.follow_schedule()  # first, so that a save now includes it
+        if self.components.peers is not None:
+            self.sync_control.follow_schedule()  # first, so that a save now includes it
         if is_due(self.steps, self.plan.log.every_steps, self.train_state.logged_steps):
             self.run_log.log_progress()
         if self.plan.eval.episodes and is_due(self.steps, self.plan.eval.every_steps, self.train_state.evaluated_steps):
             self.evaluate()
         if self.saver.due():
             self.saver.try_save()
-        self.run_log.faults.drain_learner_events()
-        self.sync_control.poll(self.saver.try_save)
+        self.run_log.drain_learner_events()
+        if self.components.peers is not None:
+            self.sync_control.poll(self.saver.try_save)
         self.run_log.refresh()
 
     def evaluate(self) -> None:
@@ -144,8 +172,8 @@ class Trainer:
 
     def interrupted(self) -> bool:
         """Called between the steps of an evaluation: was the run asked to stop? Watches over actors meanwhile."""
-        if self.runtime is not None:
-            self.runtime.poll()
+        if self.loop is not None:
+            self.loop.poll()
         return bool(self.stop_request)
 
     # The end
@@ -159,7 +187,7 @@ class Trainer:
             return Ending("stopped", 75, "stopped by a callback")
         if until.score is not None and self.solved(until.score):
             return Ending("done", 0, f"{SOLVED}={until.score:g}")
-        if self.plateau_control.gave_up():
+        if self.plan.steer.stop_patience is not None and self.plateau_control.gave_up():
             return Ending("done", 0, f"{GAVE_UP}={self.plan.steer.stop_patience}")
         if self.steps >= until.steps:
             return Ending("done", 0, f"reached until.steps={until.steps}")
@@ -178,7 +206,7 @@ class Trainer:
         self.saver.save()
         self.saver.record_end(done=ending.state == "done")
         # Actors would count on beyond the commit, and take processor time from the final evaluation.
-        self.runtime = None
+        self.loop = None
         self.components.actor.stop()
         score = self.final_score() if ending.state == "done" else None
         if self.stop_request and ending.state == "done":

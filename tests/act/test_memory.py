@@ -13,8 +13,10 @@ from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Rollout, State
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.sync_vector import SyncVectorEnv
-from qfleet.nets import Memory, QNet
-from qfleet.qlearn import Decoupled, Scalar
+from qfleet.nets import QNet
+from qfleet.nets.memory import Memory
+from qfleet.qlearn import Scalar
+from qfleet.qlearn.heads import Decoupled
 from qfleet.save import pack_state, unpack_state
 from qfleet.testing.toys import BoxAction, Counting, Masked, Unrepeatable
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from qfleet import train
-from qfleet.build import autotune
-from qfleet.build.autotune import MeasurementCache, measured_choices, shape_name, with_runtime
+from qfleet.build import autotune, resolve
+from qfleet.build.autotune import MeasurementCache, measured_choices, shape_name
 from qfleet.build.isolated_call import call_isolated
+from qfleet.build.resolve import with_runtime
 from qfleet.data import Spec
 from qfleet.plan import read_plan
 from qfleet.plan.schema import (
@@ -349,7 +350,7 @@ def test_a_run_reports_what_was_measured_and_its_plan_repeats_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(autotune, "MIN_UPDATES", 10)
+    monkeypatch.setattr(resolve, "MIN_UPDATES", 10)
     plan = small({"runtime.compile": None, "until.steps": 150})
     first = train(plan, out=tmp_path, watcher=make_watcher("plain"))
     said = capsys.readouterr().out.splitlines()

@@ -49,7 +49,9 @@ from qfleet.plan.schema import (
 )
 from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.plan.validate.pairs import PAIRS
-from qfleet.qlearn import Munchausen, Tensors, td_loss, td_target
+from qfleet.qlearn import Tensors, td_loss
+from qfleet.qlearn.rules import Munchausen
+from qfleet.qlearn.td import td_target
 from qfleet.replay import Prioritized, Replay, make_replay
 from tests.replay.streams import random_stream, rollout
 

@@ -12,7 +12,8 @@ from torch import nn
 from qfleet.act import Actor, Policy
 from qfleet.act.explore import EpsilonGreedyExplorer
 from qfleet.data import Array, Step, World
-from qfleet.envs import TRAIN, episode_seed, make_world
+from qfleet.envs import TRAIN, make_world
+from qfleet.envs.episodes import episode_seed
 from qfleet.nets import QNet
 from qfleet.plan.schema import Env
 from qfleet.qlearn import Scalar

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Step
-from qfleet.envs import TEST, TRAIN, episode_seed, make_world
+from qfleet.envs import TEST, TRAIN, make_world
 from qfleet.envs.atari import OPTIONS, Atari
+from qfleet.envs.episodes import episode_seed
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
 

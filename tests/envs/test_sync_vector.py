@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Step
-from qfleet.envs import TEST, TRAIN, VALIDATION, episode_seed, make_world
+from qfleet.envs import TEST, TRAIN, VALIDATION, make_world
+from qfleet.envs.episodes import episode_seed
 from qfleet.envs.minatar import MinAtar
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError, UsageError

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from qfleet.act import Policy
 from qfleet.data import Spec
 from qfleet.learn import make_target
-from qfleet.nets import Noisy, QNet, Style, dormant_fraction, make_net, record_activations, set_noise
-from qfleet.nets.layers import Dense, relu, torso_dense
+from qfleet.nets import QNet, dormant_fraction, make_net, record_activations, set_noise
+from qfleet.nets.layers import Dense, Noisy, Style, relu, torso_dense
 from qfleet.plan.schema import (
     CategoricalHead,
     Env,

@@ -9,8 +9,8 @@ import torch
 from qfleet.act import Policy
 from qfleet.act.policy import add_reward
 from qfleet.data import Spec
-from qfleet.nets import Memory, QNet, make_net
-from qfleet.nets.memory import squash
+from qfleet.nets import QNet, make_net
+from qfleet.nets.memory import Memory, squash
 from qfleet.plan.schema import GruMemory, LstmMemory, MlpTorso, Net
 from qfleet.qlearn import Scalar
 

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.errors import UsageError
-from qfleet.nets import NATURE, Convolutions, DuelingHead, Mlp, Normalize, QNet, draws_random_numbers, make_net
+from qfleet.nets import NATURE, Normalize, QNet, draws_random_numbers, make_net
+from qfleet.nets.heads import DuelingHead
+from qfleet.nets.torso import Convolutions, Mlp
 from qfleet.plan.schema import ImplicitHead, MlpTorso, NatureTorso, Net, OwnTorso
 
 VECTOR = Spec((4,), "float32", (3,))

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Spec
-from qfleet.nets import NATURE, Convolutions, Impala, QNet, make_net
+from qfleet.nets import NATURE, QNet, make_net
+from qfleet.nets.torso import Convolutions, Impala
 from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, NatureTorso, Net
 
 ATARI = Spec((84, 84), "uint8", (6,), stack=4)

@@ -8,18 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.nets import signed_hyperbolic, signed_parabolic
-from qfleet.qlearn import (
-    Categorical,
-    Munchausen,
-    NextValues,
-    Quantile,
-    Scalar,
-    StepView,
-    Tensors,
-    lambda_returns,
-    td_target,
-)
-from qfleet.qlearn.heads import categorical_projection, quantile_huber_loss
+from qfleet.qlearn import Scalar, StepView, Tensors, lambda_returns
+from qfleet.qlearn.heads import Categorical, Quantile, categorical_projection, quantile_huber_loss
+from qfleet.qlearn.rules import Munchausen, NextValues
+from qfleet.qlearn.td import td_target
 
 SUPPORT = torch.linspace(-2, 2, 5, dtype=torch.float64)
 MASS = torch.tensor([[0.1, 0.2, 0.4, 0.2, 0.1]], dtype=torch.float64)

@@ -13,23 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Array
-from qfleet.qlearn import (
-    Categorical,
-    Decoupled,
-    Double,
-    Head,
-    ImplicitQuantiles,
-    Max,
-    Munchausen,
-    NextValues,
-    Quantile,
-    Rule,
-    Scalar,
-    StepView,
-    Tensors,
-    td_loss,
-    td_target,
-)
+from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, td_loss
+from qfleet.qlearn.heads import Categorical, Decoupled, ImplicitQuantiles, Quantile
+from qfleet.qlearn.rules import Double, Max, Munchausen, NextValues
+from qfleet.qlearn.td import td_target
 from tests.qlearn import plain
 
 NUM, ACTIONS, ATOMS = 7, 4, 6

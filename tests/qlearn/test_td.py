@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from qfleet.data import Rollout, Spec
-from qfleet.qlearn import Double, Max, NextValues, Rule, Scalar, StepView, Tensors, td_loss, td_target
+from qfleet.qlearn import Rule, Scalar, StepView, Tensors, td_loss
+from qfleet.qlearn.rules import Double, Max, NextValues
+from qfleet.qlearn.td import td_target
 from qfleet.replay import Fold, Replay, StepCut, Uniform
 from tests.replay.streams import one_lane
 

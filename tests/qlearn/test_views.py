@@ -14,7 +14,9 @@ from torch import Tensor
 from qfleet.data import Spec
 from qfleet.nets import QNet, make_net
 from qfleet.plan.schema import GruMemory, LstmMemory, MlpTorso, Net
-from qfleet.qlearn import Double, Max, NextValues, Scalar, SequenceView, Tensors, td_loss
+from qfleet.qlearn import Scalar, Tensors, td_loss
+from qfleet.qlearn.rules import Double, Max, NextValues
+from qfleet.qlearn.views import SequenceView
 from tests.qlearn import plain
 
 BURN_IN, LENGTH, N_STEP, WINDOWS, ACTIONS = 3, 4, 2, 5, 3

@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.replay import DuplicateFilter, Fold, Prioritized, Replay, Sampler, StepCut, Uniform
+from qfleet.replay import Fold, Prioritized, Replay, StepCut, Uniform
+from qfleet.replay.duplicates import DuplicateFilter
+from qfleet.replay.samplers import Sampler
 from tests.replay.streams import FIELDS, PlainReplay, one_lane, read_rows, restore_rows, rollout
 
 GAMMA = 0.9

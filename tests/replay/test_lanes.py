@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Sequences, Spec, State
-from qfleet.replay import Fold, Prioritized, Replay, Sampler, SequenceCut, StepCut, Store, Uniform
+from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, Store, Uniform
+from qfleet.replay.samplers import Sampler
 from tests.replay.streams import Episode, PlainReplay, random_stream, read_rows, restore_rows, rollout
 
 GAMMA = 0.97

@@ -7,7 +7,8 @@ import pytest
 
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.replay import Cut, DuplicateFilter, Fold, Prioritized, Replay, SequenceCut, StepCut
+from qfleet.replay import Cut, Fold, Prioritized, Replay, SequenceCut, StepCut
+from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.kernels import BLOCK
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 

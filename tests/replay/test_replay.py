@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Rollout, Spec
-from qfleet.replay import Fold, Prioritized, Replay, Sampler, StepCut, Store, Uniform, ring_rows, row_bytes
+from qfleet.replay import Fold, Prioritized, Replay, StepCut, Store, Uniform, ring_rows
+from qfleet.replay.samplers import Sampler
+from qfleet.replay.store import row_bytes
 from tests.replay.streams import PlainReplay, one_lane, random_stream, read_rows, restore_rows, rollout
 
 VECTOR = Spec((3,), "float32", (4,))

@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Sequences, Spec
-from qfleet.replay import Fold, Prioritized, Replay, Sampler, SequenceCut, StepCut, Uniform, row_bytes
+from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, Uniform
+from qfleet.replay.samplers import Sampler
+from qfleet.replay.store import row_bytes
 from tests.replay.streams import one_lane, random_stream, read_rows, restore_rows, rollout
 
 Rows = dict[str, Array]
@@ -383,8 +385,8 @@ INNER = {
     "branch_at",
     "branch_sum",
     "copy_frame",
-    "fold",
     "frame_at",
+    "n_step_sum",
     "queue_episode_tail",
     "stack_into",
     "tree_find",

@@ -11,9 +11,9 @@ from qfleet.build.worlds import make_train_world
 from qfleet.distributed.learners.worker import build_learner
 from qfleet.plan import make_plan
 from qfleet.sync.buckets import Buckets, group_by_bytes
-from qfleet.sync.comm import NoComm, ThreadComm
+from qfleet.sync.comm import NoComm
 from tests.distributed.learners.test_group import random_batch
-from tests.sync.parts import run_ranks
+from tests.sync.parts import ThreadComm, run_ranks
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from qfleet.plan.sync_schema import LEAST_COSINES, AllreduceSync, least_cosine_o
 from qfleet.plan.sync_schema import Codec as CodecPlan
 from qfleet.sync.average import CodedMean, cosine_of
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_indices
-from qfleet.sync.comm import NoComm, ThreadComm
+from qfleet.sync.comm import NoComm
 from qfleet.sync.make import make_average
-from tests.sync.parts import run_ranks
+from tests.sync.parts import ThreadComm, run_ranks
 
 NUM = 5_000
 SHAPES = [(40, 100), (1_000,)]

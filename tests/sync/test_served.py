@@ -19,10 +19,10 @@ from qfleet.plan.sync_schema import (
     TopKCodec,
 )
 from qfleet.sync.codecs import Exact
+from qfleet.sync.gradient_rule import Push, Shard, Verdict
 from qfleet.sync.make import make_codec, make_served
 from qfleet.sync.packed import PackedGradient, pack_push, unpack_push
 from qfleet.sync.served import PushRefused, ServerClient
-from qfleet.sync.shard import Push, Shard, Verdict
 
 
 class LocalConnection:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from qfleet.sync.comm import Comm, CommLost, ThreadComm, ThreadExchange
+from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes, slot_bytes_for
 from qfleet.system.shared_memory import SharedMemory
+from tests.sync.parts import ThreadComm, ThreadExchange
 
 SLOT = 64
 

@@ -23,9 +23,9 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.sync.average import CodedMean
 from qfleet.sync.codecs import Exact, TopK
-from qfleet.sync.comm import Comm, NoComm, ThreadComm
+from qfleet.sync.comm import Comm, NoComm
+from qfleet.sync.gradient_rule import Push, Shard, shard_bounds
 from qfleet.sync.make import make_sync
-from qfleet.sync.shard import Push, Shard, shard_bounds
 from qfleet.sync.strategies import (
     Admm,
     Allreduce,
@@ -38,7 +38,7 @@ from qfleet.sync.strategies import (
     copy_into,
     flatten_tensors,
 )
-from tests.sync.parts import run_ranks
+from tests.sync.parts import ThreadComm, run_ranks
 
 BATCH, UPDATES = 24, 12
 Make = Callable[[OptimizerStep, Comm, Sequence[Tensor], Sequence[Tensor]], Sync]

@@ -98,7 +98,7 @@ def test_output_goes_to_the_log_and_variables_reach_the_worker(started: Start, t
     log = tmp_path / "worker.log"
     options = WorkerOptions(log=str(log), variables={"QFLEET_TEST_SECRET": "known"})
     worker = started(write_and_wait, str(tmp_path / "file"), options)
-    wait_until(lambda: log.exists() and log.read_text())
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
     assert log.read_text() == "printed by the worker\n"
     assert (tmp_path / "file").read_text() == "known"
     assert "known" not in repr(worker.options)

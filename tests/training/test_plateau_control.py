@@ -20,7 +20,7 @@ from qfleet.build.make import make_components, make_fresh
 from qfleet.build.worlds import make_train_world
 from qfleet.errors import UsageError
 from qfleet.learn import ReplaySource
-from qfleet.nets import Noisy
+from qfleet.nets.layers import Noisy
 from qfleet.plan import check, make_plan
 from qfleet.training.evaluator import Evaluator
 from qfleet.training.plateau_control import Adjustment, PlateauControl

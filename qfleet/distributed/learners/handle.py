@@ -61,6 +61,7 @@ class LearnerHandle:
         self.started_at = now
         self.start_seconds = start_seconds
         self.ready = False
+        self.broken = ""  # why nothing can be sent to it or received from it any more
         self.num_outstanding = 0  # requests without a reply
         self.pending_ids: deque[Array] = deque()  # ids of the items in each share that it has not reported on
 
@@ -71,6 +72,8 @@ class LearnerHandle:
             raise_if_failed(parts)
         if not self.control.is_alive():
             raise LearnerLost(self.final_error())
+        if self.broken:  # its process may take a moment longer to end
+            raise LearnerLost(self.broken)
         if not self.ready and now - self.started_at > self.start_seconds:
             raise LearnerLost("it did not start")
 
@@ -89,8 +92,16 @@ class LearnerHandle:
 
     def send_request(self, facts: Facts, arrays: Arrays | None = None) -> None:
         """Send a request; its reply is received later."""
-        self.transport.send(facts, arrays)
+        try:
+            self.transport.send(facts, arrays)
+        except CommLost as cause:
+            raise self.connection_lost(cause) from cause
         self.num_outstanding += 1
+
+    def connection_lost(self, cause: CommLost) -> LearnerLost:
+        """The loss of this learner, because its connection is broken."""
+        self.broken = str(cause)
+        return LearnerLost(self.broken)
 
     def receive_reply(self, kind: str, timeout_seconds: float) -> Parts:
         """The next reply, which must be of this kind."""
@@ -117,7 +128,7 @@ class LearnerHandle:
         try:
             return self.transport.receive(timeout_seconds)
         except CommLost as cause:
-            raise LearnerLost(str(cause)) from cause
+            raise self.connection_lost(cause) from cause
 
     def drain(self, timeout_seconds: float) -> Iterator[Parts]:
         """Drain outstanding replies to resynchronise the connection."""

@@ -157,7 +157,10 @@ class LocalLearnerLauncher:
 
     def send_fds(self, handle: LearnerHandle, *fds: int) -> None:
         """Send file descriptors to a learner worker."""
-        self.processes[handle.number].send_fds(*fds)
+        try:
+            self.processes[handle.number].send_fds(*fds)
+        except CommLost as cause:
+            raise handle.connection_lost(cause) from cause
 
     def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
         """Form the group with the plan's backend."""

@@ -19,8 +19,8 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
+from qfleet.sync.gradient_rule import shard_bounds
 from qfleet.sync.served import ShardConnection
-from qfleet.sync.shard import shard_bounds
 from qfleet.sync.shared_memory_comm import SharedComm, region_bytes
 from qfleet.system.child_process import limit_log
 from qfleet.system.ring import Ring

@@ -32,8 +32,8 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import CommLost
+from qfleet.sync.gradient_rule import Verdict, shard_bounds
 from qfleet.sync.packed import PackedGradient
-from qfleet.sync.shard import Verdict, shard_bounds
 from qfleet.sync.strategies import copy_into, flatten_tensors
 from qfleet.system.shared_memory import SharedMemory
 from qfleet.system.worker_process import WorkerOptions, WorkerProcess

@@ -1,7 +1,8 @@
 """The process of a parameter server's shard, which holds a block of the weights and their optimiser.
 
 For each learner there is a shared memory region with room for a gradient and for weights, and a socket. A learner
-writes its gradient and pushes; the shard replies when its rule (`sync/shard.py`) allows, after writing its weights.
+writes its gradient and pushes; the shard replies when its rule (`sync/gradient_rule.py`) allows, after writing its
+weights.
 """
 
 import os
@@ -25,8 +26,8 @@ from qfleet.data import Array
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
+from qfleet.sync.gradient_rule import Push, Verdict
 from qfleet.sync.make import make_shard
-from qfleet.sync.shard import Push, Verdict
 from qfleet.sync.strategies import copy_into, flatten_tensors
 from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descriptor
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from qfleet import errors
-from qfleet.build.autotune import torch_threads
 from qfleet.build.components import Components, LearnerSide
 from qfleet.build.make import UserParts, join_components
 from qfleet.build.memory_check import sample_replay
+from qfleet.build.resolve import torch_threads
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
 from qfleet.distributed.actors.pool import ActorPool, make_actor_pool

@@ -33,9 +33,9 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm
+from qfleet.sync.gradient_rule import shard_bounds
 from qfleet.sync.process_groups import make_rendezvous_store
 from qfleet.sync.served import ShardConnection
-from qfleet.sync.shard import shard_bounds
 
 ALIVE_CHECK_SECONDS = 0.25
 IDLE_SECONDS = 0.01

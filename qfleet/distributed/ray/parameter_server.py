@@ -26,10 +26,10 @@ from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import CommLost
+from qfleet.sync.gradient_rule import Push, Verdict
 from qfleet.sync.make import make_codec
 from qfleet.sync.packed import PackedGradient, pack_push, unpack_push
 from qfleet.sync.served import ShardConnection
-from qfleet.sync.shard import Push, Verdict
 
 START_SECONDS = 120.0
 WINDOW_POLL_SECONDS = 0.005

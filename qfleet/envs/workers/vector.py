@@ -17,7 +17,8 @@ import numpy as np
 from qfleet.data import Array, State, Step
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
-from qfleet.envs.single_env import blank_step, require_idle
+from qfleet.envs.single_env import blank_step
+from qfleet.envs.step_values import require_idle
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import IDLE, RESET, STEP
 from qfleet.envs.workers.pool import EnvFault, EnvWorkerPool

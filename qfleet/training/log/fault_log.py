@@ -1,6 +1,7 @@
 """Faults of environments, actors and learners: an event for each, a warning where the user should know."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from qfleet.build.components import Components
@@ -19,17 +20,14 @@ INEXACT_EVENTS = {
 Row = dict[str, Any]
 
 
+@dataclass
 class FaultLog:
     """Records faults; `warn` shows a text on the screen and in the events, once."""
 
-    def __init__(
-        self, components: Components, train_state: TrainState, events: EventLog, warn: Callable[[str], object]
-    ) -> None:
-        self.components = components
-        self.plan = components.plan
-        self.train_state = train_state
-        self.events = events
-        self.warn = warn
+    components: Components
+    train_state: TrainState
+    events: EventLog
+    warn: Callable[[str], object]
 
     def env_fault(self, fault: Row) -> None:
         """Record that an environment failed and is made anew; warn if it is given up."""
@@ -47,7 +45,9 @@ class FaultLog:
         if kind == "actor_slow":
             self.warn(f"actor {fields['worker']} brings in {fields['share']:.0%} of what the others do")
         if kind == "actor_lost" and fields["restart_seconds"] is None:
-            self.given_up(f"actor {fields['worker']}", num_senders(self.plan), "runtime.restarts", fields["words"])
+            self.given_up(
+                f"actor {fields['worker']}", num_senders(self.components.plan), "runtime.restarts", fields["words"]
+            )
 
     def learner_event(self, event: Row) -> None:
         """Record that a learner joined, left or was lost; warn of what is lost."""
@@ -72,7 +72,7 @@ class FaultLog:
         if event["replaced"]:
             self.warn(f"{name} is lost: {event['what']}; another one is started")
         else:
-            self.given_up(name, self.plan.learners.num, "learners.restarts", event["what"])
+            self.given_up(name, self.components.plan.learners.num, "learners.restarts", event["what"])
 
     def given_up(self, name: str, num: int, limit: str, cause: str) -> None:
         """Warn that a worker failed more often than `limit` allows, and keep it for the final status."""

@@ -241,6 +241,11 @@ class RunLog:
         if self.failed_writes == MAX_FAILED_WRITES:
             raise cause
 
+    def drain_learner_events(self) -> None:
+        """Record what happened to other learners, and to the compiled update, since the last call."""
+        if self.components.peers is not None or self.plan.runtime.compile:
+            self.faults.drain_learner_events()
+
     # Status
 
     def write_status(self, ending: Ending = RUNNING, score: Row | None = None) -> Row:

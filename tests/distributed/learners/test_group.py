@@ -53,8 +53,8 @@ from qfleet.plan.sync_schema import (
 )
 from qfleet.replay import make_cut
 from qfleet.sync.comm import CommLost
+from qfleet.sync.gradient_rule import Push
 from qfleet.sync.served import ServerClient
-from qfleet.sync.shard import Push
 from tests.support.runs import SMALL, Settings, process_of
 
 pytestmark = pytest.mark.timeout(110)
@@ -496,6 +496,24 @@ def test_a_learner_that_dies_while_a_group_forms_delays_no_other(
     assert time.monotonic() - begun < 5 < group.plan.learners.timeout_seconds
     assert lost(group) == [2]
     assert group.pool.handles[1] is healthy
+
+
+def test_a_broken_connection_is_a_lost_learner_though_its_process_has_not_ended_yet(
+    group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.update(random_batch(33))
+    handle = group.process_group.members[0]
+    group.quiesce()
+    group.take_events()
+
+    def broken(*_: object) -> None:
+        raise CommLost("Broken pipe")
+
+    monkeypatch.setattr(handle.transport, "send", broken)  # a process closes its pipes before it ends
+    group.update(random_batch(33, 1))
+    events = group.take_events()
+    assert [event["learner"] for event in events if event["kind"] == "learner_lost"] == [1]
+    assert "group_failed" not in [event["kind"] for event in events]
 
 
 def test_an_interrupt_while_learners_start_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qfleet.distributed.runtime import is_on_ray
+from qfleet.distributed.local_run import is_on_ray
 from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
 from qfleet.plan import make_plan
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qfleet.envs import TRAIN, episode_seed, make_world
+from qfleet.envs import TRAIN, make_world
+from qfleet.envs.episodes import episode_seed
 from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env

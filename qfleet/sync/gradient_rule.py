@@ -10,7 +10,7 @@ the first of them has waited `window_seconds`; without a number, of all gradient
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -30,37 +30,26 @@ class Push:
     gradient: Tensor
 
 
+@dataclass(eq=False)
 class Shard:
     """A block of weights [n]."""
 
-    def __init__(
-        self,
-        weights: Tensor,
-        step: ShardStep,
-        workers: int,
-        *,
-        max_staleness: int | None = 0,
-        spare: int = 0,
-        window: int | None = None,
-        window_seconds: float = float("inf"),
-        slow_down: bool = False,
-        total: bool = False,
-    ) -> None:
-        self.weights = weights
-        self.optimizer_step = step
-        self.workers = workers
-        self.spare = spare
-        self.max_staleness = max_staleness
-        self.window = window
-        self.window_seconds = window_seconds
-        self.slow_down = slow_down
-        self.total = total
-        self.version = 0
-        self.last_pushes: dict[int, tuple[int, int]] = {}  # by worker: incarnation and sequence
-        self.waiting: list[Push] = []
-        self.since = float("inf")  # when the oldest waiting gradient came
-        self.staleness: Counter[int] = Counter()
-        self.refused: Counter[Verdict] = Counter()
+    weights: Tensor
+    optimizer_step: ShardStep
+    workers: int
+    _: KW_ONLY
+    max_staleness: int | None = 0
+    spare: int = 0
+    window: int | None = None
+    window_seconds: float = float("inf")
+    slow_down: bool = False
+    total: bool = False
+    version: int = field(default=0, init=False)
+    last_pushes: dict[int, tuple[int, int]] = field(default_factory=dict)  # by worker: incarnation and sequence
+    waiting: list[Push] = field(default_factory=list)
+    since: float = field(default=float("inf"), init=False)  # when the oldest waiting gradient came
+    staleness: Counter[int] = field(default_factory=Counter)
+    refused: Counter[Verdict] = field(default_factory=Counter)
 
     def push(self, push: Push, now: float) -> Verdict:
         """Accept or refuse a gradient; each is accepted at most once."""

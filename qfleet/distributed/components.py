@@ -1,6 +1,5 @@
 """The components that the runtime of a plan needs: actors and learners in this process, in others, or on Ray."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -18,30 +17,6 @@ from qfleet.plan.validate.placement import has_actor_learners
 if TYPE_CHECKING:
     from qfleet.distributed.learners.launcher import LearnerLauncher
     from qfleet.distributed.ray.rpc import LearnerEndpoint
-
-
-class RankFinished(SystemExit):
-    """This process was another learner of a run that MPI has started, and that run is over."""
-
-
-def is_on_ray(plan: Plan) -> bool:
-    """Does this plan train in a process of Ray's?"""
-    if not isinstance(plan.runtime, RayRuntime):
-        return False
-    import_module("qfleet.distributed.ray.driver")  # raises if Ray is not installed
-    return True
-
-
-def run_as_mpi_worker(plan: Plan, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> bool:
-    """If MPI has started this process as another learner, run it; True when its run is over."""
-    if plan.learners.backend != "mpi" or plan.learners.num == 1:
-        return False
-    from qfleet.distributed import mpi
-
-    if not mpi.is_worker_rank(plan):
-        return False
-    mpi.rank_main(make, torso, explore)
-    return True
 
 
 def components_for(

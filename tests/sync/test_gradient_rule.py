@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qfleet.sync.shard import Push, Shard, shard_bounds
+from qfleet.sync.gradient_rule import Push, Shard, shard_bounds
 
 
 def make(workers: int = 2, **how: object) -> tuple[Shard, Tensor]:
