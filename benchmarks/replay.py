@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks import command, peers, report
 from benchmarks.replay_cases import INSERT, MANY, SLOTS, UPDATE, Part, tell
 from qfleet.data import Rollout, Spec
-from qfleet.replay import Fold, Prioritized, Replay, StepCut
+from qfleet.replay import NStepReturn, Prioritized, Replay, StepCut
 
 SPECS = {"vector": Spec((4,), "float32", (2,)), "frames": Spec((84, 84), "uint8", (6,), stack=4)}
 BARS = {INSERT: 2.0, UPDATE: 1.5}
@@ -37,7 +37,7 @@ def rollout(spec: Spec, rows: int) -> Rollout:
 def make(what: str, slots: int) -> Part:
     """Our replay, full, and what can be done with it."""
     spec, rng = SPECS[what], np.random.Generator(np.random.Philox(0))
-    replay = Replay(spec, 1, slots, Prioritized(slots), rng, cut=StepCut(1), fold=Fold(1, 0.99))
+    replay = Replay(spec, 1, slots, Prioritized(slots), rng, cut=StepCut(1), n_step=NStepReturn(1, 0.99))
     one, many = rollout(spec, 1), rollout(spec, MANY)
     priority = {size: np.random.default_rng(1).random(size).astype(np.float32) for size in range(1_000)}
     for _ in range(replay.store.rows // MANY + 1):

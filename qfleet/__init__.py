@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from qfleet.api import Run, load, resume, train
     from qfleet.plan import Plan, make_plan
-    from qfleet.sweep import Group, resume_group, train_group
+    from qfleet.sweep.sweep import Group, resume_group, train_group
     from qfleet.watch.compare import compare
 
 __all__ = [
@@ -22,12 +22,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Group": "qfleet.sweep",
+    "Group": "qfleet.sweep.sweep",
     "Plan": "qfleet.plan",
     "compare": "qfleet.watch.compare",
     "make_plan": "qfleet.plan",
-    "resume_group": "qfleet.sweep",
-    "train_group": "qfleet.sweep",
+    "resume_group": "qfleet.sweep.sweep",
+    "train_group": "qfleet.sweep.sweep",
 }
 
 

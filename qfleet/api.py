@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ from torch import nn
 
 from qfleet.act import Explore, Policy
 from qfleet.build.make import make_policy
-from qfleet.build.memory_check import estimate as estimate_memory
-from qfleet.build.memory_check import require_network
+from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
@@ -26,32 +26,23 @@ from qfleet.save import Checkpoints
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
 from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.evaluator import Evaluator
 from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.training.video import record
 from qfleet.watch import Watcher, find_run, read_json, read_rows
-from qfleet.watch.run_directory import check_name
+from qfleet.watch.new_run_dir import require_free
 
 AnyPath = str | Path
 
 
+@dataclass(eq=False)
 class Run:
     """A run on disk, and the policy it made."""
 
-    def __init__(
-        self,
-        path: Path,
-        plan: Plan,
-        policy: Policy,
-        make: EnvMaker | None = None,
-        weights: SavedWeights | None = None,
-    ) -> None:
-        self.path = path
-        self.plan = plan
-        self.policy = policy
-        self.make = make
-        self.weights = weights  # of a run that was loaded: which checkpoint they come from
+    path: Path
+    plan: Plan
+    policy: Policy
+    make: EnvMaker | None = None
+    weights: SavedWeights | None = None  # of a run that was loaded: which checkpoint they come from
 
     @property
     def status(self) -> dict[str, Any]:
@@ -75,6 +66,8 @@ class Run:
 
     def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
         """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
+        from qfleet.training.evaluator import Evaluator
+
         plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
         with torch_threads(plan.runtime.threads):
             found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
@@ -83,6 +76,8 @@ class Run:
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""
+        from qfleet.training.video import record
+
         target = local_path(file or self.path / "videos" / "play.mp4")
         inside = self.path if target.is_relative_to(self.path) else None
         return record(self.plan, self.policy, target, episodes, self.make, run=inside)
@@ -147,7 +142,10 @@ def resume(
     folder = find_run(path, out)
     before = open_plan(folder, env, trust_env or trust_run)
     require_places(folder, before, trust_run)
-    plan = before if steps is None else extended(folder, before, steps)
+    plan = before
+    if steps is not None:
+        require_ahead(folder, steps, before)
+        plan = with_steps(before, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
     user_parts = (env, torso, explore)
     if is_on_ray(plan):
@@ -185,18 +183,7 @@ def rehearse(
         # Nothing is measured for a short run, and a long one is refused for the same reasons.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
         prepare_components(short, world, (env, None, None), source, lambda text: None).close()
-        return estimate_memory(plan, world.spec)
-
-
-def require_free(out: Path, name: str) -> None:
-    """Refuse a name that is invalid or taken."""
-    check_name(name)
-    if (out / name).exists():
-        raise UsageError(
-            f"there is already a run called {name!r} in {out}",
-            "a new run never writes into the directory of an old one",
-            f"choose another --name, or go on with it: qfleet resume {out / name}",
-        )
+        return estimate(plan, world.spec)
 
 
 def checked(plan: Plan) -> Plan:
@@ -223,12 +210,6 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
         )
     require_trust(folder, plan.env, trust_env or env is not None)
     return plan
-
-
-def extended(folder: Path, plan: Plan, steps: int) -> Plan:
-    """A run's plan with another end, if the run is not past it."""
-    require_ahead(folder, steps, plan)
-    return with_steps(plan, steps, read_json(folder / "status.json"))
 
 
 def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
@@ -270,6 +251,8 @@ def load(
 
     `weights` of the run says which one it is; a best checkpoint that cannot be read is an error.
     """
+    from qfleet.training.evaluator import Evaluator
+
     folder = find_run(path, out)
     plan = open_plan(folder, env, trust_env)
     with closing(Evaluator(plan, env).world(0, 1)) as world:
@@ -279,9 +262,3 @@ def load(
     weights = read_weights(folder, max_file_bytes(state_arrays(policy.net).values()), which)
     load_into_policy(policy, weights, plan, own_env=env is not None)
     return Run(folder, plan, policy, env, weights)
-
-
-def estimate(plan: Plan, env: EnvMaker | None = None) -> dict[str, int]:
-    """Memory and disk a plan needs on this machine."""
-    with closing(make_train_world(plan, env)) as world:
-        return estimate_memory(plan, world.spec)

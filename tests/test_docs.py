@@ -15,8 +15,8 @@ import pytest
 from qfleet import errors
 from qfleet.cli import main
 from qfleet.cli.app import app
-from qfleet.plan import algorithm_presets, environment_presets
 from qfleet.plan.paths import index, parse
+from qfleet.plan.presets.catalog import algorithm_presets, environment_presets
 from qfleet.training.process.forward_signals import ENDINGS
 
 ROOT = Path(__file__).parents[1]

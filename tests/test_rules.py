@@ -43,7 +43,7 @@ OTHER_FILES = {
     "qfleet/system/descendants.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
     "qfleet/save/files.py": "its steps are relative to descriptors that qfleet/files.py opened",
-    "qfleet/watch/run_directory.py": "makes the folder of a new run",
+    "qfleet/watch/new_run_dir.py": "makes the folder of a new run",
     "qfleet/watch/run_listing.py": "removes the folder of an empty group",
     "qfleet/sweep/sweep.py": "removes the empty folder of a member",
     "qfleet/sweep/capacity.py": "reads a control group's limit",
@@ -55,7 +55,7 @@ OTHER_FILES = {
     "qfleet/distributed/ray/reaper.py": "/proc, and the folder of a Ray of our own",
     "qfleet/distributed/ray/session.py": "the token and folder of a Ray of our own",
     "qfleet/envs/workers/process.py": "/proc",
-    "qfleet/watch/energy.py": "/sys",
+    "qfleet/training/log/energy.py": "/sys",
     "qfleet/watch/provenance.py": "/proc, and a private copy of git's index; the repository is not in a run folder",
 }
 

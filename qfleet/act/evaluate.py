@@ -48,12 +48,7 @@ def require_working(world: World, failures: Array) -> Array:  # [B]
 
 
 def evaluate_policy(
-    policy: Policy,
-    world: World,
-    episodes: int,
-    *,
-    max_steps: int = 2**62,
-    stop: Callable[[], bool] = lambda: False,
+    policy: Policy, world: World, episodes: int, *, max_steps: int = 2**62, stop: Callable[[], bool] = lambda: False
 ) -> EvaluationResult:
     """Returns of `episodes` full episodes (cut after `max_steps` each); fewer if `stop` returns True."""
     quota = math.ceil(episodes / world.num)

@@ -6,21 +6,15 @@ only, so a longer run has the same beginning.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from qfleet.data import Array, join_actions
 from qfleet.errors import UsageError
-from qfleet.plan.schema import (
-    Algo,
-    ConstantEpsilon,
-    ExponentialEpsilon,
-    LadderEpsilon,
-    LinearEpsilon,
-    OwnExplore,
-    SoftmaxExplore,
-)
+from qfleet.plan import schema
+from qfleet.plan.schema import Algo
 
 ALL = slice(None)
 MAX_ACTIONS_PER_DRAW = 2**53  # a float in [0, 1) has no more values: with more actions, each dimension draws its own
@@ -116,12 +110,12 @@ def ladder_schedule(base: float, power: float, warm_steps: int, lanes: int, part
     return lambda step: random if step < warm_steps else steady
 
 
+@dataclass(eq=False)
 class EpsilonGreedyExplorer:
     """The best action, or a random one with a scheduled probability."""
 
-    def __init__(self, epsilons: Epsilons, counts: tuple[int, ...]) -> None:
-        self.epsilons = epsilons
-        self.counts = counts
+    epsilons: Epsilons
+    counts: tuple[int, ...]
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """Draws two numbers per lane, or 1 + D if there are too many joint actions for one number."""
@@ -132,12 +126,12 @@ class EpsilonGreedyExplorer:
         return float(np.mean(self.epsilons(step)))
 
 
+@dataclass(eq=False)
 class SoftmaxExplorer:
     """Boltzmann exploration; a decoupled policy draws in each dimension separately."""
 
-    def __init__(self, temperature: StepSchedule, counts: tuple[int, ...]) -> None:
-        self.temperature = temperature
-        self.counts = counts
+    temperature: StepSchedule
+    counts: tuple[int, ...]
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """Draws one number per lane and dimension."""
@@ -148,12 +142,12 @@ class SoftmaxExplorer:
         return None
 
 
+@dataclass(eq=False)
 class OwnExplorer:
     """A user's own function, whose actions are checked."""
 
-    def __init__(self, function: Explore, counts: tuple[int, ...]) -> None:
-        self.function = function
-        self.counts = counts
+    function: Explore
+    counts: tuple[int, ...]
 
     def choose(self, values: Array, step: int, rng: np.random.Generator, mask: Array | None) -> Array:
         """The function's actions, if they are allowed in every lane."""
@@ -203,13 +197,13 @@ def require_actions(actions: Array, shape: tuple[int, ...], counts: tuple[int, .
 def make_epsilon(algo: Algo, lanes: int = 1, part: slice = ALL) -> Epsilons:
     """The plan's epsilon schedule, for all lanes or an actor's `part`."""
     match algo.explore:
-        case LinearEpsilon(start=start, end=end, steps=steps):
+        case schema.LinearEpsilon(start=start, end=end, steps=steps):
             return linear_schedule(start, end, steps)
-        case ExponentialEpsilon(start=start, end=end, half_life_steps=half_life):
+        case schema.ExponentialEpsilon(start=start, end=end, half_life_steps=half_life):
             return exponential_schedule(start, end, half_life)
-        case ConstantEpsilon(epsilon=epsilon):
+        case schema.ConstantEpsilon(epsilon=epsilon):
             return lambda step: epsilon
-        case LadderEpsilon(base=base, power=power, warm_steps=warm_steps):
+        case schema.LadderEpsilon(base=base, power=power, warm_steps=warm_steps):
             return ladder_schedule(base, power, warm_steps, lanes, part)
         case other:
             raise ValueError(f"{type(other).__name__} has no epsilon")
@@ -222,7 +216,7 @@ def make_explorer(
     require_own(algo, own)
     if own is not None:
         return OwnExplorer(own, counts)
-    if isinstance(algo.explore, SoftmaxExplore):
+    if isinstance(algo.explore, schema.SoftmaxExplore):
         first = algo.explore.temperature
         last = algo.explore.end
         return SoftmaxExplorer(linear_schedule(first, first if last is None else last, algo.explore.steps), counts)
@@ -231,13 +225,13 @@ def make_explorer(
 
 def require_own(algo: Algo, own: Explore | None) -> None:
     """Refuse a missing or unexpected user's function."""
-    if isinstance(algo.explore, OwnExplore) and own is None:
+    if isinstance(algo.explore, schema.OwnExplore) and own is None:
         raise UsageError(
             "algo.explore.type is `own`, but no function was given",
             "A function of your own is a Python object; a plan cannot hold it.",
             "Pass it from Python, train(plan, explore=...) or resume(path, explore=...), or choose another type.",
         )
-    if own is not None and not isinstance(algo.explore, OwnExplore):
+    if own is not None and not isinstance(algo.explore, schema.OwnExplore):
         raise UsageError(
             f"an explore function was given, but algo.explore.type is {algo.explore.__struct_config__.tag}",
             "A run explores in the same way from its start to its end.",

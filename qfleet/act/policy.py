@@ -5,6 +5,7 @@ Shapes: B lanes, A actions, D action dimensions; C and S, a memory's sizes (`net
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -18,34 +19,31 @@ from qfleet.errors import UsageError
 from qfleet.nets import QNet, can_share_weights, make_chain, require_memory, set_noise, write_weights
 from qfleet.qlearn import Head
 
+CPU = torch.device("cpu")
+
 
 class NonFiniteValues(Exception):
     """The network has diverged: no action can be chosen by its values."""
 
 
+@dataclass(eq=False)
 class Policy:
-    """Greedy in the network's values, random with probability epsilon; `actions` are the counts per dimension."""
+    """Greedy in the network's values, random with probability epsilon."""
 
-    def __init__(
-        self,
-        net: QNet,
-        head: Head,
-        actions: tuple[int, ...],
-        device: torch.device | None = None,
-        spec: Spec | None = None,
-    ) -> None:
-        self.net = net
-        self.head = head
-        self.actions = actions
-        self.spec = spec
-        self.fast_net = make_chain(net) or net
-        self.device = device or torch.device("cpu")
-        self.version = 0
-        self.source: Mapping[str, Tensor] | None = None  # the published weights that these follow
-        self.shares_weights = can_share_weights(net)
-        self.tensor_versions = list[int]()
-        self.noisy = False
-        set_noise(net, active=False)
+    net: QNet
+    head: Head
+    actions: tuple[int, ...]  # the counts per dimension
+    device: torch.device = CPU
+    spec: Spec | None = None
+    version: int = 0
+    source: Mapping[str, Tensor] | None = None  # the published weights that these follow
+    tensor_versions: list[int] = field(default_factory=list)
+    noisy: bool = False
+
+    def __post_init__(self) -> None:
+        self.fast_net = make_chain(self.net) or self.net
+        self.shares_weights = can_share_weights(self.net)
+        set_noise(self.net, active=False)
 
     def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Use these weights and what is later written to them: shared if possible, else copied in place."""

@@ -1,1 +1,1 @@
-"""The history of a run's operations, and its checks."""
+"""The history of a run's operations."""

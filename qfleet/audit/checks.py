@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 from qfleet.audit.gradients import check_gradients
-from qfleet.audit.history import OPERATIONS, Record, read_history
-from qfleet.audit.supervision import Violation, check_supervision
+from qfleet.audit.history import OPERATIONS, Record
+from qfleet.audit.records import Violation, read_history
+from qfleet.audit.supervision import check_supervision
 
 Key: TypeAlias = tuple[int, int]  # worker, incarnation
 Source: TypeAlias = tuple[int, int, int]

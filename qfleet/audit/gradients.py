@@ -4,11 +4,11 @@ Reads the records of the role "team", which rank 0 writes (`qfleet.audit.history
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from qfleet.audit.history import Record
-from qfleet.audit.supervision import Violation
+from qfleet.audit.records import Violation
 
 
 @dataclass
@@ -35,7 +35,7 @@ def check_gradients(records: Iterable[Record]) -> list[Violation]:
 
 @dataclass
 class GradientAudit:
-    """Follows one group after the other."""
+    """Follows one group after the other; `on_OP` checks one operation."""
 
     found: list[Violation] = field(default_factory=list)
     group: GroupRecord = field(default_factory=GroupRecord)
@@ -48,33 +48,26 @@ class GradientAudit:
 
     def read(self, record: Record) -> None:
         """Check one record."""
-        read: dict[str, Callable[[Record], None]] = {
-            "began": self.began,
-            "formed": self.formed,
-            "dealt": self.scattered,
-            "learned": self.learned,
-            "made": self.made,
-            "held": self.held,
-        }
         op = record["op"]
         now = self.group.number
         later = op == "formed" or record["group"] in (now, 0)
         self.report_if(not later, f"{op} in group {record['group']} after group {now} was formed")
-        read[op](record)
+        name = "scattered" if op == "dealt" else op  # histories keep the older word
+        getattr(self, f"on_{name}")(record)
 
-    def began(self, record: Record) -> None:
+    def on_began(self, record: Record) -> None:
         """The run starts, or is resumed in another process, which counts groups from one again."""
         self.group = GroupRecord()
         self.updates = -1
 
-    def formed(self, record: Record) -> None:
+    def on_formed(self, record: Record) -> None:
         """A new group starts from rank 0's state, which may be an earlier one after a roll-back."""
         self.report_if(record["group"] <= self.group.number, f"group {record['group']} came after {self.group.number}")
         learners = frozenset(record["learners"])
         self.group = GroupRecord(record["group"], learners, in_step=record["in_step"], exact=record["exact"])
         self.updates = record["updates"]
 
-    def scattered(self, record: Record) -> None:
+    def on_scattered(self, record: Record) -> None:
         """A share of the batch for update `update` was sent to a learner; the same again only in another group."""
         group = self.group
         learner = record["learner"]
@@ -84,7 +77,7 @@ class GradientAudit:
         group.scattered[learner] += 1
         group.items[update] += record["items"]
 
-    def learned(self, record: Record) -> None:
+    def on_learned(self, record: Record) -> None:
         """A learner replied that its gradient was used."""
         group = self.group
         learner = record["learner"]
@@ -92,7 +85,7 @@ class GradientAudit:
         more = group.learned[learner] > group.scattered[learner]
         self.report_if(more, f"learner {learner} learned more often than it was asked to, in group {group.number}")
 
-    def made(self, record: Record) -> None:
+    def on_made(self, record: Record) -> None:
         """Rank 0 made update `update` with `own` of its `items`: the rest was in the shares of other learners."""
         update = record["update"]
         group = self.group
@@ -107,7 +100,7 @@ class GradientAudit:
         # One that is not finite is not counted, and made again.
         self.updates = update if record["finite"] else update - 1
 
-    def held(self, record: Record) -> None:
+    def on_held(self, record: Record) -> None:
         """The gradients that the shards of a server have received, when all learners were idle."""
         group = self.group
         sure = group.made + group.learned.total()

@@ -1,111 +1,82 @@
-"""Operation logs: what every role did, one JSON line each, for the audit after a run (`qfleet.audit.checks`).
+"""Operation logs: what every role did, one JSON line each, for the audit after a run (`qfleet/audit`).
 
 A folder holds any number of `*.jsonl` files. Lines of one file are in the order in which things happened; files of one
-role are read in the order of their names. Call `note(role, op, **fields)`; role and op are one of the tables below, all
-fields listed are needed, and others may be added. `at` (seconds, monotonic) is added to each line. `source` is
-[worker, incarnation, sequence]; `tail` and `head` bound the serial numbers that can be drawn from the replay just after
-the operation; `env_steps` and `updates` count from the start of the run and are those just after it.
-
-learner (which accepts rollouts; the other logs are compared with the log of its operations)
-    opened      ratio ("1/4": updates per step, None: no limiter), start_steps, band (a rollout is accepted only while
-                fewer updates than this are missing; None: not promised), ahead (updates that may be made for steps that
-                are in flight: 0 if none), capacity (items), env_steps, updates, tail, head. First of all, and again
-                after going back to a checkpoint (resume or roll-back): the counters are then those of the newest
-                `committed`, or of the first `opened` if there is none. windows (True: items are windows of rows, which
-                may outnumber the steps).
-    began       worker, incarnation. Older incarnations are refused from here on.
-    dismissed   worker. It was lost, and is refused until its next incarnation began.
-    accepted    source, steps (those counted into env_steps), env_steps, tail, head; rescued (True if it was found in
-                the queue of a lost actor: the band does not hold for it). Fewer steps than were sent: the rest was cut
-                off, and nothing of this worker may follow before it is sealed.
-    duplicate   source
-    refused     source
-    sealed      worker, tail, head. Its lanes were sealed; needed before the first `accepted` of a later incarnation.
-    sampled     ids (some of the serial numbers of a batch)
-    update      number (1 for the first of the run), env_steps, forgiven (missing updates that will never be made)
-    published   version. Noted before it can be seen.
-    committed   env_steps, updates. Noted after the checkpoint became visible.
-    closed      env_steps, updates, forgiven, done (True: the run reached its end)
-actor
-    sent        source, steps. Noted before it can be seen, and again each time the same one is sent.
-    acked       source, verdict ("accept", "duplicate" or "refuse"). Only where the channel replies.
-    loaded      worker, incarnation, version. The weights that it acts with from here on.
-    ticked      worker, incarnation. About once a second while its progress counter moves, waiting for a turn included.
-replay (in a process of its own)
-    stored      source, tail, head
-    drawn       ids (some of the serial numbers of a batch), tail, head
-supervisor
-    supervising restarts, window_seconds, hung_seconds (None: clocks of the roles do not agree), start_seconds,
-                replace_seconds (from a fault to the next start, at most). First of all, and again when all workers
-                start again.
-    started     worker, incarnation
-    dead        worker, incarnation
-    hung        worker, incarnation
-    senseless   worker, incarnation. It sent an impossible rollout.
-    quarantined worker
-team (several learners with one set of weights; written by rank 0, whose own number is 0)
-    formed      group (1 for the first), learners (their numbers, without 0), updates (made so far), in_step (True: all
-                make the same update at the same time), exact (True: no gradient is left out)
-    dealt       group, update (the one that it is for), learner, items. A share of the batch was sent to it.
-    learned     group, learner. It replied that its gradient was used.
-    made        group (0: alone), update, own (items that rank 0 learned from), items (of the batch), finite (False: it
-                changed nothing, and the number is used again)
-    held        group, versions (steps, by shard), taken (gradients, by shard). When all learners are idle.
+role are read in the order of their names. Call `note(role, op, **fields)` with a role and an operation of the table
+below; all fields listed are needed, and others may be added. `at` (seconds, monotonic) is added to each line. `source`
+is [worker, incarnation, sequence]; `tail` and `head` bound the serial numbers that can be drawn from the replay just
+after the operation; `env_steps` and `updates` count from the start of the run and are those just after it.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
-from qfleet.files import list_inside, open_inside, open_log
+from qfleet.files import open_log
 
 MAX_LINE_BYTES = 1 << 20
 Record: TypeAlias = dict[str, Any]
 
 OPERATIONS: dict[str, dict[str, str]] = {
+    # It accepts rollouts; the other logs are compared with the log of its operations.
     "learner": {
+        # First of all, and again after going back to a checkpoint (resume or roll-back): the counters are then those of
+        # the newest `committed`, or of the first `opened` if there is none. ratio ("1/4": updates per step, None: no
+        # limiter), band (a rollout is accepted only while fewer updates than this are missing; None: not promised),
+        # ahead (updates that may be made for steps that are in flight: 0 if none), capacity (items). Also windows
+        # (True: items are windows of rows, which may outnumber the steps).
         "opened": "ratio start_steps band ahead capacity env_steps updates tail head",
-        "began": "worker incarnation",
-        "dismissed": "worker",
+        "began": "worker incarnation",  # older incarnations are refused from here on
+        "dismissed": "worker",  # it was lost, and is refused until its next incarnation began
+        # steps: those counted into env_steps. Fewer than were sent: the rest was cut off, and nothing of this worker
+        # may follow before it is sealed. Also rescued (True if it was found in the queue of a lost actor: the band does
+        # not hold for it).
         "accepted": "source steps env_steps tail head",
         "duplicate": "source",
         "refused": "source",
-        "sealed": "worker tail head",
-        "sampled": "ids",
-        "update": "number env_steps forgiven",
-        "published": "version",
-        "committed": "env_steps updates",
-        "closed": "env_steps updates forgiven done",
+        "sealed": "worker tail head",  # its lanes; needed before the first `accepted` of a later incarnation
+        "sampled": "ids",  # some of the serial numbers of a batch
+        "update": "number env_steps forgiven",  # number (1 for the first), forgiven (missing ones that are never made)
+        "published": "version",  # noted before it can be seen
+        "committed": "env_steps updates",  # noted after the checkpoint became visible
+        "closed": "env_steps updates forgiven done",  # done (True: the run reached its end)
     },
     "actor": {
-        "sent": "source steps",
-        "acked": "source verdict",
-        "loaded": "worker incarnation version",
-        "ticked": "worker incarnation",
+        "sent": "source steps",  # noted before it can be seen, and again each time the same one is sent
+        "acked": "source verdict",  # "accept", "duplicate" or "refuse"; only where the channel replies
+        "loaded": "worker incarnation version",  # the weights that it acts with from here on
+        "ticked": "worker incarnation",  # about once a second while its progress counter moves, also in its waits
     },
+    # In a process of its own.
     "replay": {
         "stored": "source tail head",
-        "drawn": "ids tail head",
+        "drawn": "ids tail head",  # some of the serial numbers of a batch
     },
     "supervisor": {
+        # First of all, and again when all workers start again. hung_seconds (None: clocks of the roles do not agree),
+        # replace_seconds (from a fault to the next start, at most).
         "supervising": "restarts window_seconds hung_seconds start_seconds replace_seconds",
         "started": "worker incarnation",
         "dead": "worker incarnation",
         "hung": "worker incarnation",
-        "senseless": "worker incarnation",
+        "senseless": "worker incarnation",  # it sent an impossible rollout
         "quarantined": "worker",
     },
+    # Several learners with one set of weights; written by rank 0, whose own number is 0.
     "team": {
-        "began": "group",
+        "began": "group",  # the run starts, or is resumed
+        # group (1 for the first), learners (their numbers, without 0), updates (made so far), in_step (True: all make
+        # the same update at the same time), exact (True: no gradient is left out).
         "formed": "group learners updates in_step exact",
-        "dealt": "group update learner items",
-        "learned": "group learner",
+        "dealt": "group update learner items",  # a share of the batch was sent to it, for this update
+        "learned": "group learner",  # it replied that its gradient was used
+        # group (0: alone), own (items that rank 0 learned from), items (of the batch), finite (False: it changed
+        # nothing, and the number is used again).
         "made": "group update own items finite",
-        "held": "group versions taken",
+        "held": "group versions taken",  # when all are idle: steps and gradients, by shard
     },
 }
 NEEDED = {(role, op): frozenset(names.split()) for role, ops in OPERATIONS.items() for op, names in ops.items()}
@@ -115,16 +86,6 @@ AT_ONCE |= {"stored", "drawn"}  # a replay's process is killed at the end of a r
 FLUSH_LINES = 256
 FLUSH_SECONDS = 1.0
 NOTED_IDS = 8  # of each batch
-
-
-class HistoryLog(Protocol):
-    """A history of operations, or the lack of one."""
-
-    def note(self, role: str, op: str, **fields: Any) -> None:
-        """Record one operation."""
-
-    def close(self) -> None:
-        """Write pending records."""
 
 
 class NoHistory:
@@ -180,6 +141,9 @@ class History:
             self.stream.close()
 
 
+HistoryLog: TypeAlias = History | NoHistory
+
+
 def cut_torn_line(file: int) -> int:
     """Remove an incomplete last line, which a power loss leaves; returns the bytes that stay."""
     size = os.fstat(file).st_size
@@ -187,23 +151,3 @@ def cut_torn_line(file: int) -> int:
     end = start + os.pread(file, size - start, start).rfind(b"\n") + 1
     os.ftruncate(file, end)
     return end
-
-
-def read_history(folder: Path) -> Iterator[tuple[str, int, Record | None]]:
-    """Every record with its file's name and line number, None if malformed; an incomplete last line is left out."""
-    for name in list_inside(folder):
-        if name.endswith(".jsonl"):
-            with open(open_inside(folder, name), "rb") as lines:
-                for number, line in enumerate(iter(lambda: lines.readline(MAX_LINE_BYTES), b""), 1):
-                    if line.endswith(b"\n"):
-                        yield name, number, parse_record(line)
-
-
-def parse_record(line: bytes) -> Record | None:
-    """The record in a line, if it is well-formed."""
-    try:
-        found = msgspec.json.decode(line, type=Record)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    needed = NEEDED.get((str(found.get("role")), str(found.get("op"))))
-    return found if found.get("op") == "full" or (needed is not None and needed <= found.keys()) else None

@@ -6,16 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from qfleet.audit.history import Record
+from qfleet.audit.records import Violation
 
 SLACK_SECONDS = 5.0  # logs are written, and workers polled, about once a second
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A broken promise: the rule's short name, and what was found."""
-
-    rule: str
-    text: str
 
 
 def check_supervision(records: list[Record], actors: list[Record], end: float) -> list[Violation]:

@@ -9,10 +9,9 @@ last digits. `run.toml` holds what was chosen.
 import hashlib
 import json
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +29,7 @@ from qfleet.nets import make_net
 from qfleet.plan import total_updates
 from qfleet.plan.schema import MinatarTorso, MlpTorso, NoMemory, OwnTorso, Plan, StepsView
 from qfleet.watch import write_file
+from qfleet.watch.provenance import processor
 
 Precision = Literal["float32", "bfloat16"]
 Clock = Callable[[], float]
@@ -90,17 +90,17 @@ class MeasurementCache:
             return  # it is measured again next time
 
 
+@dataclass(eq=False)
 class Trial:
     """The measurements of one run: cache, clock, limit, and the settings that they decided."""
 
-    def __init__(self, cache: MeasurementCache, updates: int, clock: Clock, show: Show) -> None:
-        self.cache = cache
-        self.updates = updates
-        self.clock = clock
-        self.show = show
-        self.timed: list[str] = []
-        self.notes: list[str] = []
-        self.announced = False
+    cache: MeasurementCache
+    updates: int
+    clock: Clock
+    show: Show
+    timed: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    announced: bool = False
 
     def limit_seconds(self, update_seconds: float) -> float:
         """How long measuring may take, given the time of an update."""
@@ -270,11 +270,9 @@ def compile_seconds(plan: Plan, spec: Spec) -> list[float]:
         begin = clock()
         learner.update(batch)
         spent = clock() - begin
-        return (
-            []
-            if learner.compiled_update is None
-            else [spent, fastest_update_seconds(learner, batch, clock, float("inf"))]
-        )
+        if learner.compiled_update is None:
+            return []
+        return [spent, fastest_update_seconds(learner, batch, clock, float("inf"))]
 
 
 def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
@@ -329,36 +327,15 @@ def random_batch(plan: Plan, spec: Spec) -> Batch:
 
     masks = [np.ones((num, spec.num_actions), np.bool_) for _ in range(2)] if spec.masked else [None, None]
     ones = np.ones(num, np.float32)
-    return Batch(
-        random_obs(),
-        rng.integers(0, spec.num_actions, num),
-        ones,
-        ones * 0.9,
-        random_obs(),
-        ones,
-        np.arange(num),
-        *masks,
-    )
+    obs = random_obs()
+    action = rng.integers(0, spec.num_actions, num)
+    return Batch(obs, action, ones, ones * 0.9, random_obs(), ones, np.arange(num), *masks)
 
 
 def shape_name(plan: Plan, spec: Spec) -> str:
     """A name for this update on this machine."""
-    machine = (
-        processor(),
-        len(os.sched_getaffinity(0)),
-        str(torch.__version__),
-        plan.runtime.device,
-        plan.runtime.threads,
-    )
+    cores = len(os.sched_getaffinity(0))
+    machine = (processor(), cores, str(torch.__version__), plan.runtime.device, plan.runtime.threads)
     algo = (plan.algo.batch_size, plan.algo.rule, plan.algo.loss, plan.algo.rescale, type(plan.algo.target).__name__)
     parts = msgspec.json.encode((machine, algo, plan.net, plan.optim, plan.env.normalize, repr(spec)))
     return hashlib.sha256(parts).hexdigest()[:16]
-
-
-def processor() -> str:
-    """The name of the processor, where the system has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -12,25 +12,11 @@ from qfleet.audit.history import HistoryLog
 from qfleet.build.seeds import device_rng, set_device_rng
 from qfleet.data import Array, Batch, Report, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count
-from qfleet.learn import (
-    BatchSource,
-    Learner,
-    PopulationLearner,
-    ReplaySource,
-    dormant_units,
-)
+from qfleet.learn import BatchSource, Learner, PopulationLearner, ReplaySource, dormant_units
 from qfleet.learn.peers import Peers
 from qfleet.nets import set_noise
-from qfleet.plan.schema import (
-    Plan,
-    SteadyBatch,
-    SteadyRate,
-)
+from qfleet.plan.schema import Plan, SteadyBatch, SteadyRate
 from qfleet.system.restart_budget import RestartBudget
-
-
-class ReplayLost(Exception):
-    """The process of the replay was lost, and with it what it held since the last commit."""
 
 
 class ReplayProcess(Protocol):
@@ -40,15 +26,12 @@ class ReplayProcess(Protocol):
 
     def use_run_folder(self, folder: Path) -> None:
         """Set the folder of the run."""
-        ...
 
     def start(self) -> None:
         """Start the process, with an empty replay."""
-        ...
 
     def flush(self) -> None:
         """Return when all requests are done."""
-        ...
 
 
 class ActorSide(Protocol):
@@ -60,23 +43,18 @@ class ActorSide(Protocol):
 
     def start(self) -> None:
         """Begin the first episodes."""
-        ...
 
     def state_dict(self) -> State:
         """What must survive a restart."""
-        ...
 
     def load_state_dict(self, state: State) -> Array:
         """Load it; returns the lanes [B] whose environment could not be restored."""
-        ...
 
     def stop(self) -> None:
         """Stop acting until the run goes on, if it does."""
-        ...
 
     def close(self) -> None:
         """Close worlds and processes."""
-        ...
 
 
 class RemoteActors(ActorSide, Protocol):
@@ -89,39 +67,30 @@ class RemoteActors(ActorSide, Protocol):
 
     def use_run_folder(self, folder: Path, tell: Callable[..., object]) -> None:
         """Set the folder of the run; `tell` is called with what happens to actors."""
-        ...
 
     def poll(self) -> None:
         """Replace actors that failed."""
-        ...
 
     def publish(self, version: int, weights: Any) -> None:
         """Publish the newest weights to all actors."""
-        ...
 
     def collect(self) -> Rollout | None:
         """The next rollout, if one has arrived."""
-        ...
 
     def insert(self, rollout: Rollout) -> None:
         """Put a rollout into the replay."""
-        ...
 
     def drain_stats(self) -> dict[str, Any]:
         """What happened to actors since the last call."""
-        ...
 
     def counts(self) -> dict[str, int]:
         """Nanoseconds by stage and bytes sent, of all actors so far."""
-        ...
 
     def num_working(self) -> int:
         """Actors that are at work."""
-        ...
 
     def num_given_up(self) -> int:
         """Actors that failed too often and are not started again."""
-        ...
 
 
 @dataclass
@@ -212,7 +181,7 @@ class Components:
         if isinstance(batch_source, ReplaySource) and plan.steer.batch != SteadyBatch():
             now["batch_size"] = batch_source.batch_size
         if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
-            now |= {"n_step": batch_source.replay.fold.n, "discount": batch_source.replay.fold.gamma}
+            now |= {"n_step": batch_source.replay.n_step.n, "discount": batch_source.replay.n_step.gamma}
         if learner.reset is not None:
             now["resets"] = learner.reset.number(learner.updates)
         return now

@@ -28,14 +28,14 @@ from qfleet.envs.step_timer import random_allowed_actions
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError
 from qfleet.plan.schema import Plan, ProcessesRuntime
-from qfleet.system.child_process import die_with_parent, fork_server, hidden_main
+from qfleet.system.child_process import fork_server
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 ROUND_TRIP_SECONDS = 1.5e-4  # if it cannot be measured
 ECHO_SECONDS = 60.0  # until the other process replies for the first time, imports included
 MEASURE_SECONDS = 0.3
 MIN_CALLS = 5
 WARM_CALLS = 3
-END_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -103,17 +103,14 @@ def measure(
         for batch in sorted({plan.env.num // plan.actors.num, plan.env.num}):
             obs = np.zeros((batch, *world.spec.input_shape), world.spec.dtype)
             state = policy.initial_state(batch)
-            seconds = call_seconds(partial(policy.forward, obs, state))
-            forward_seconds[device, batch] = median(
-                seconds
-            )  # not the mean: another program may have used the core for a while
+            # Not the mean: another program may have used the core for a while.
+            forward_seconds[device, batch] = median(call_seconds(partial(policy.forward, obs, state)))
     handover = round_trip_seconds() if plan.actors.num > 1 else 0.0  # with one actor nothing is central
     return Costs(taken, forward_seconds, handover)
 
 
 def echo(connection: Connection) -> None:
     """The main function of a process that sends back what it receives."""
-    die_with_parent()
     with suppress(EOFError, OSError):
         while connection.poll(ECHO_SECONDS):
             connection.send_bytes(connection.recv_bytes(64))
@@ -123,8 +120,8 @@ def round_trip_seconds() -> float:
     """Seconds of a message to another process and its reply."""
     context = fork_server(ROLES)
     connection, child_connection = context.Pipe()
-    process = context.Process(target=echo, args=(child_connection,), name="qfleet-echo", daemon=True)
-    with hidden_main(), child_connection:
+    process = WorkerProcess(context, "echo", echo, child_connection, WorkerOptions())
+    with child_connection:
         process.start()
 
     def round_trip() -> None:
@@ -138,8 +135,7 @@ def round_trip_seconds() -> float:
     except (TimeoutError, EOFError, OSError):
         return ROUND_TRIP_SECONDS
     finally:
-        process.kill()
-        process.join(END_SECONDS)
+        process.close()
         connection.close()
 
 

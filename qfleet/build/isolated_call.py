@@ -1,8 +1,6 @@
 """A function call in a process of its own, which can be ended by a time limit and by Ctrl-C."""
 
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -10,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from qfleet.system.child_process import die_with_parent, hidden_main, kill_process_group
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 
 def call_isolated(work: Callable[..., list[float]], args: tuple[Any, ...], limit_seconds: float) -> list[float] | None:
@@ -18,9 +16,9 @@ def call_isolated(work: Callable[..., list[float]], args: tuple[Any, ...], limit
     # Not from the fork server, which cannot be ended while it imports: Ctrl-C would wait for it.
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=child_main, args=(sender, work, args), name="qfleet-measure", daemon=True)
+    process = WorkerProcess(context, "measure", send_result, (sender, work, args), WorkerOptions(own_group=True))
     try:
-        with hidden_main(), sender:
+        with sender:
             process.start()
         if not receiver.poll(limit_seconds):
             return None
@@ -29,19 +27,12 @@ def call_isolated(work: Callable[..., list[float]], args: tuple[Any, ...], limit
         return None
     finally:
         receiver.close()
-        if process.pid is not None:  # it was started
-            kill_process_group(process)
+        process.close()
 
 
-def child_main(receiver: Connection, work: Callable[..., list[float]], args: tuple[Any, ...]) -> None:
-    """The main function of that process: it has its own process group and ends with its parent."""
-    die_with_parent()
-    os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the parent receives it too, and ends this process
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, 1)
-    os.dup2(devnull, 2)
+def send_result(setup: tuple[Connection, Callable[..., list[float]], tuple[Any, ...]]) -> None:
+    """The main function of that process."""
+    sender, work, args = setup
     found = work(*args)
     with suppress(OSError):
-        receiver.send_bytes(msgspec.json.encode(found))
+        sender.send_bytes(msgspec.json.encode(found))

@@ -9,34 +9,14 @@ from torch import nn
 
 from qfleet.act import Actor, Explore, Policy, PopulationPolicy, make_explorer
 from qfleet.build.components import ActorSide, Components, LearnerSide
-from qfleet.build.seeds import (
-    EXPLORE,
-    NOVELTY,
-    SAMPLE,
-    WEIGHTS,
-    stream,
-)
+from qfleet.build.seeds import EXPLORE, NOVELTY, SAMPLE, WEIGHTS, stream
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec, World
 from qfleet.errors import UsageError
-from qfleet.learn import (
-    Learner,
-    PopulationLearner,
-    make_batch_source,
-    make_count_bonus,
-    make_learner,
-    rate_factors,
-)
+from qfleet.learn import Learner, PopulationLearner, make_batch_source, make_count_bonus, make_learner, rate_factors
 from qfleet.learn.transfer import with_mirror
 from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
-from qfleet.plan.schema import (
-    BufferReplay,
-    CountBonus,
-    ImplicitHead,
-    PeriodicReset,
-    Plan,
-    PrioritizedSampler,
-)
+from qfleet.plan.schema import BufferReplay, CountBonus, ImplicitHead, PeriodicReset, Plan, PrioritizedSampler
 from qfleet.plan.validate.placement import actor_learner_plan
 from qfleet.qlearn import make_head
 from qfleet.replay import Mirror, make_replay
@@ -143,6 +123,9 @@ def make_actor(
     part = slice(worker * world.num, (worker + 1) * world.num)
     explorer = make_explorer(plan.algo, world.spec.actions, plan.env.num, explore, part)
     worker_key = (worker, incarnation) if worker or incarnation else ()
+    # For initial priorities, or for the returns of fresh experience.
+    sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
+    record_values = sampler is None or (isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor")
     return Actor(
         world,
         policy,
@@ -150,16 +133,9 @@ def make_actor(
         stream(plan.seed, EXPLORE, *worker_key),
         worker=worker,
         incarnation=incarnation,
-        record_values=records_values(plan),
+        record_values=record_values,
         exploration_step=exploration_step,
     )
-
-
-def records_values(plan: Plan) -> bool:
-    """Do actors send values: for initial priorities, or for the returns of fresh experience?"""
-    if not isinstance(plan.replay, BufferReplay):
-        return True
-    return isinstance(plan.replay.sampler, PrioritizedSampler) and plan.replay.sampler.initial == "actor"
 
 
 def make_learners(

@@ -138,14 +138,10 @@ def require_replay(plan: Plan, spec: Spec) -> None:
     have = sizes["available_bytes"]
     if need <= MEMORY_SHARE * have:
         return
-    if isinstance(plan.replay, FreshReplay):
-        path = "replay.rows"
-        given = plan.replay.rows
-        steps = plan.replay.rows * plan.env.num
-    else:
-        path = "replay.capacity"
-        given = plan.replay.capacity
-        steps = plan.replay.capacity
+    fresh = isinstance(plan.replay, FreshReplay)
+    path = "replay.rows" if fresh else "replay.capacity"
+    given = plan.replay.rows if isinstance(plan.replay, FreshReplay) else plan.replay.capacity
+    steps = given * plan.env.num if fresh else given
     raise UsageError(
         f"{path}={given} does not fit into memory",
         f"{steps} steps of {sample_replay(plan, spec).store.row_bytes} bytes need {need / GIB:.1f} GiB; "

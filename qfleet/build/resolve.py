@@ -132,18 +132,13 @@ def check_actions(plan: Plan, spec: Spec) -> None:
     )
 
 
-def choose_explore(plan: Plan, own: bool) -> Plan:
-    """A function of the user's own replaces the exploration of the plan."""
-    if not own:
-        return plan
-    return msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
-
-
 def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False, own_explore: bool = False) -> Plan:
     """The plan with nothing left open."""
     check_normalize(plan, spec)
     check_actions(plan, spec)
-    plan = choose_explore(choose_torso(plan, spec, own_torso), own_explore)
+    plan = choose_torso(plan, spec, own_torso)
+    if own_explore:  # a function of the user's own replaces the exploration of the plan
+        plan = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
     runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
     return msgspec.structs.replace(plan, runtime=runtime)
 

@@ -11,12 +11,7 @@ import msgspec
 from qfleet.build.seeds import WORLDS, stream
 from qfleet.data import World
 from qfleet.envs import TRAIN, is_native, make_world
-from qfleet.plan.schema import (
-    BufferReplay,
-    InlineRuntime,
-    Plan,
-    ProcessesRuntime,
-)
+from qfleet.plan.schema import BufferReplay, InlineRuntime, Plan, ProcessesRuntime
 from qfleet.plan.validate.placement import actor_learner_plan, has_actor_learners, has_central_inference, num_senders
 from qfleet.system.child_process import fork_server
 

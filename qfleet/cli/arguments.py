@@ -1,26 +1,17 @@
-"""Command-line arguments: `path=value` settings, numbers, sections of the help, parser errors as our own errors."""
+"""Command-line arguments: `path=value` settings, numbers, sections of the help."""
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
-from cyclopts import (
-    CoercionError,
-    CycloptsError,
-    Group,
-    MissingArgumentError,
-    Parameter,
-    RepeatArgumentError,
-    UnknownCommandError,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import Group, Parameter
 
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, compose
 from qfleet.plan.part import Count, Positive
-from qfleet.plan.paths import index, nearest, nearest_path, parse
+from qfleet.plan.paths import parse
 from qfleet.plan.schema import OwnTorso
+from qfleet.plan.setting_text import nearest_path
 from qfleet.plan.validate.case import COMMAND_LINE
 
 # The sections of `qfleet --help`.
@@ -101,74 +92,3 @@ def refuse_json_with_quiet(json: bool, quiet: bool) -> None:
             "One asks for every row, the other for none.",
             "Leave one of them out.",
         )
-
-
-# --- errors of the parser ---
-
-
-def translate(error: CycloptsError) -> UsageError:
-    """A parser error as a UsageError with what, why and fix."""
-    verb = " ".join(("qfleet", *(error.command_chain or ())))
-    match error:
-        case UnknownOptionError():
-            return _unknown_option(error, verb)
-        case UnknownCommandError():
-            return _unknown_command((error.unused_tokens or [""])[0], _commands(error.app), verb)
-        case UnusedCliTokensError():
-            return _unexpected(error, verb)
-        case MissingArgumentError():
-            return _missing(error, verb)
-        case RepeatArgumentError():
-            name = error.token.keyword
-            return UsageError(f"{name} is given twice", "It can have one value only.", "Leave one of them out.")
-        case CoercionError() if error.token is not None:
-            name = error.token.keyword or verb
-            return UsageError(
-                f"{name}={error.token.value} is not valid",
-                f"{name} is a switch: it takes no value.",
-                f"Write {name} alone, or leave it out.",
-            )
-    return UsageError(" ".join(str(error).split()), f"{verb} could not be understood.", f"See {verb} --help")
-
-
-def _commands(app: Any) -> list[str]:
-    return [name for name in app if not name.startswith("-")] if app is not None else []
-
-
-def _unknown_command(token: str, names: list[str], verb: str) -> UsageError:
-    if token.startswith("-"):
-        near = nearest(token, ["--help", "--version", "--install-completion", "--debug"])
-        fix = f"Did you mean {near}?" if near else f"See {verb} --help"
-        return UsageError(f"unknown option {token}", f"{verb} has --help, --version, --install-completion.", fix)
-    near = nearest(token, names)
-    fix = f"Did you mean {verb} {near}?" if near else f"See {verb} --help"
-    return UsageError(f"unknown command {token}", f"{verb} has {', '.join(names)}.", fix)
-
-
-def _unexpected(error: UnusedCliTokensError, verb: str) -> UsageError:
-    token = (error.unused_tokens or [""])[0]
-    if names := _commands(error.app):
-        return _unknown_command(token, names, verb)
-    return UsageError(
-        f"unexpected argument {token!r}", f"{verb} takes no more arguments.", f"Leave it out; see {verb} --help"
-    )
-
-
-def _unknown_option(error: UnknownOptionError, verb: str) -> UsageError:
-    token = (error.token.keyword or error.token.value).split("=")[0]
-    names = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-    path = token.lstrip("-").replace("-", "_")
-    near = nearest(token, names)
-    if path in index().paths() and token not in names:
-        fix = f"Settings of the plan have no dashes: {path}=VALUE"
-    else:
-        fix = f"Did you mean {near}?" if near else f"See {verb} --help"
-    why = f"{verb} has {', '.join(names)}." if names else f"{verb} has no options."
-    return UsageError(f"unknown option {token}", why, fix)
-
-
-def _missing(error: MissingArgumentError, verb: str) -> UsageError:
-    name = error.keyword or (error.argument.name if error.argument else "an argument")
-    if name.startswith("-"):
-        return UsageError(f"{name} needs a value", f"Nothing follows {name}.", f"See {verb} --help")
-    return UsageError(f"{verb} needs {name}", f"The argument {name} is missing.", f"See {verb} --help")

@@ -13,7 +13,6 @@ from qfleet.errors import UsageError
 
 if TYPE_CHECKING:
     from qfleet.watch.compare import Comparison
-    from qfleet.watch.statistics import Estimate
 
 TITLES = {"mean": "mean", "median": "median", "iqm": "IQM", "optimality_gap": "gap"}
 
@@ -110,13 +109,10 @@ def echo_comparison(found: "Comparison") -> None:
     if found.improvements:
         echo()
     for (a, b), value in found.improvements.items():
-        echo(f"P({a} > {b}) = {_probability(value)}")
+        interval = "" if value.low is None else f" [{value.low:.2f}, {value.high:.2f}]"
+        echo(f"P({a} > {b}) = {value.value:.2f}{interval}")
     for note in found.notes:
         echo(f"note: {note}")
-
-
-def _probability(value: "Estimate") -> str:
-    return f"{value.value:.2f}" + ("" if value.low is None else f" [{value.low:.2f}, {value.high:.2f}]")
 
 
 def _with_interval(value: float, low: float | None, high: float | None) -> str:

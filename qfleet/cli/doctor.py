@@ -43,7 +43,8 @@ class DoctorFinding(NamedTuple):
 
 def doctor(*, out: Out = "runs", json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False) -> int:
     """Check versions, devices, memory, disk and extras. Exit code 0 if every check passes."""
-    findings = [_python(), *map(_package, NEEDED), *_torch(), _cores(), _memory(), *_disk(Path(out)), *_extras()]
+    findings = [_python(), *map(_package, NEEDED), *_torch(), _cores(), _memory(), *_disk(Path(out))]
+    findings += [DoctorFinding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
     if json:
         echo_json([finding._asdict() for finding in findings])
     else:
@@ -105,10 +106,6 @@ def _write_probe(folder: Path) -> DoctorFinding:
     except OSError as error:
         return DoctorFinding("writing", False, f"cannot write in {folder}: {error.strerror}", 5)
     return DoctorFinding("writing", True, f"a file was written and synced in {folder}")
-
-
-def _extras() -> list[DoctorFinding]:
-    return [DoctorFinding(extra, True, _installed(extra, *where)) for extra, where in EXTRAS.items()]
 
 
 def _installed(extra: str, module: str, package: str) -> str:

@@ -1,24 +1,17 @@
-"""Run one command and return its exit code. Errors print as what, why and fix; tracebacks only with `--debug`."""
+"""Run one command and return its exit code; code of environments runs in a supervised process."""
 
-import errno
 import os
+import signal
 import sys
-import tempfile
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from cyclopts import CycloptsError
-
 from qfleet import heartbeat
-from qfleet.cli.guard import may_fork, run_in_fork
-from qfleet.cli.output import echo, echo_error, invocation, supervising
-from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
+from qfleet.cli.output import invocation, report_error, supervising
+from qfleet.plan.schema import InlineRuntime, Plan, ProcessesRuntime
 
-INTERRUPTED = 130
-BROKEN_PIPE = 141  # as the shell reports a program ended by SIGPIPE
+GUARDED = "QFLEET_GUARDED"  # set for the child that `guard.py` supervises: the process id of its supervisor
 ENDING_ERRORS = (Exception, KeyboardInterrupt, SystemExit)  # any other BaseException is a caller's own
-STORAGE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,75 +54,34 @@ def as_exit_code(result: object) -> int:
     return result if isinstance(result, int) else 0
 
 
-def report_error(error: BaseException, debug: bool) -> int:
-    """Print the error that ended a command, and return the exit code."""
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    if isinstance(error, BrokenPipeError):
-        _discard_stdout()
-        return BROKEN_PIPE
-    if isinstance(error, SystemExit) and type(error) is not SystemExit:  # user code raises plain ones, qfleet never
-        return int(error.code or 0)
-    if debug:
-        traceback.print_exception(error)
-    shown = _as_qfleet_error(error)
-    try:
-        echo_error(shown)
-        _echo_frames(shown)
-    except BrokenPipeError:
-        _discard_stdout()
-    return shown.exit_code
+def needs_restarts(plan: Plan) -> bool:
+    """Should this process supervise the run in a child? In that child: no, and it saves and ends with its parent."""
+    if GUARDED not in os.environ:
+        return isinstance(plan.runtime, ProcessesRuntime)
+    from qfleet.system.descendants import die_with_parent  # most commands need nothing of qfleet.system
+
+    die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
+    return False
 
 
-def _echo_frames(error: QfleetError) -> None:
-    """Print the lines of user code that an environment's error came from, and the path of the full traceback."""
-    if not isinstance(error, EnvError) or error.__cause__ is None:
-        return
-    from qfleet.frames import traceback_text, user_frames
-
-    frames = user_frames(traceback_text(error.__cause__))
-    for frame in frames:
-        echo(f"   at: {frame}{f': {frame.source}' if frame.source else ''}", to_stderr=True)
-    if frames:
-        echo(f"  log: {error.log or _write_log(error, 'env')}", to_stderr=True)
+def may_fork() -> bool:
+    """May this process run environment code in a supervised fork: is it a command of its own?"""
+    return supervising.get() and GUARDED not in os.environ
 
 
-def _as_qfleet_error(error: BaseException) -> QfleetError:
-    if isinstance(error, QfleetError):
-        return error
-    if isinstance(error, CycloptsError):
-        from qfleet.cli.arguments import translate
-
-        return translate(error)
-    if isinstance(error, OSError) and error.errno in STORAGE_ERRNOS:
-        where = f" {error.filename}" if error.filename else ""
-        return StorageError(
-            f"the system refused a file operation{where}: {error.strerror}",
-            "The disk is full or failing, or permission is missing.",
-            "Check free space and permissions: qfleet doctor",
-        )
-    if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":
-        return UsageError(
-            f"the folder for temporary files has too long a name: {tempfile.gettempdir()}",
-            "Processes of a run connect through a socket in it, and a socket's path has at most 107 characters.",
-            "Name a shorter one: export TMPDIR=/tmp",
-        )
-    return QfleetError(
-        f"{type(error).__name__}: {error}",
-        "This is a bug in qfleet, not a mistake of yours.",
-        f"Please report it with {_write_log(error)}; --debug shows the traceback here.",
-    )
+def trains_in_fork(plan: Plan) -> bool:
+    """Does this command train in a supervised fork: are the environments of the run stepped in its own process?"""
+    # With MPI every rank is a process that MPI started: it must not be replaced by a fork.
+    return may_fork() and isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
 
 
-def _write_log(error: BaseException, kind: str = "bug") -> str:
-    try:
-        with tempfile.NamedTemporaryFile("w", prefix=f"qfleet-{kind}-", suffix=".log", delete=False) as file:
-            traceback.print_exception(error, file=file)
-            return file.name
-    except OSError:
-        return "the output of --debug"
+def run_in_fork(work: Callable[[], object]) -> int:
+    """Do work that runs environment code in a supervised fork."""
+    from qfleet.training.process.supervise import run_supervised
+
+    return run_supervised(lambda: exit_code_of(work))
 
 
-def _discard_stdout() -> None:
-    # Python flushes standard output again at exit; without this, that flush would raise once more.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def run_env_code(work: Callable[[], int]) -> int:
+    """Do work that runs environment code: in a supervised fork if this process is a command of its own."""
+    return run_in_fork(work) if may_fork() else work()

@@ -11,49 +11,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qfleet import heartbeat
+from qfleet.cli.entry import GUARDED
 from qfleet.cli.output import echo, supervising
-from qfleet.plan.schema import InlineRuntime, Plan, ProcessesRuntime
+from qfleet.system.child_process import python_command
 from qfleet.system.descendants import adopt_orphans, descendants, end_descendants
+from qfleet.system.oom import oom_kills
+from qfleet.system.restart_budget import RestartBudget
 from qfleet.training.process.forward_signals import forward_ctrl_z, forward_stop_signals
-from qfleet.training.process.supervise import report, run_supervised, wait_for_exit
+from qfleet.training.process.supervise import report, wait_for_exit
 from qfleet.training.process.supervised_process import ExitVerdict, SupervisedProcess
+from qfleet.watch.read_files import read_json
 
-GUARDED = "QFLEET_GUARDED"  # set for the supervised child: the process id of its supervisor
 CHILD_CODE = "from qfleet.cli import main; sys.exit(main())"
 RESTARTS = 5  # in ten minutes
-
-
-def needs_restarts(plan: Plan) -> bool:
-    """Should this process supervise the run in a child? In that child: no, and it saves and ends with its parent."""
-    if GUARDED not in os.environ:
-        return isinstance(plan.runtime, ProcessesRuntime)
-    from qfleet.system.child_process import die_with_parent  # most commands need nothing of qfleet.system
-
-    die_with_parent(signal.SIGTERM, int(os.environ[GUARDED]))
-    return False
-
-
-def may_fork() -> bool:
-    """May this process run environment code in a supervised fork: is it a command of its own?"""
-    return supervising.get() and GUARDED not in os.environ
-
-
-def trains_in_fork(plan: Plan) -> bool:
-    """Does this command train in a supervised fork: are the environments of the run stepped in its own process?"""
-    # With MPI every rank is a process that MPI started: it must not be replaced by a fork.
-    return may_fork() and isinstance(plan.runtime, InlineRuntime) and plan.learners.backend != "mpi"
-
-
-def run_in_fork(work: Callable[[], object]) -> int:
-    """Do work that runs environment code in a supervised fork."""
-    from qfleet.cli.entry import exit_code_of
-
-    return run_supervised(lambda: exit_code_of(work))
-
-
-def run_env_code(work: Callable[[], int]) -> int:
-    """Do work that runs environment code: in a supervised fork if this process is a command of its own."""
-    return run_in_fork(work) if may_fork() else work()
 
 
 def run_with_restarts(
@@ -65,9 +35,6 @@ def run_with_restarts(
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
     """Run a command in a child; when a signal kills it, run the command `resume_arguments` makes for its run."""
-    from qfleet.system.oom import oom_kills
-    from qfleet.system.restart_budget import RestartBudget  # most commands need nothing of qfleet.system
-
     if supervising.get():
         adopt_orphans()
     command = list(arguments)
@@ -94,8 +61,6 @@ def run_child(command: Sequence[str]) -> tuple[int, int, bool]:
 
     The child has its own process group, so that Ctrl-C reaches it once, through this process.
     """
-    from qfleet.system.child_process import python_command
-
     heartbeat.open_standard_streams()
     page = heartbeat.new_page_file()
     crash_log = heartbeat.unnamed_file()
@@ -135,8 +100,6 @@ def _exit_code_of(child: SupervisedProcess, verdict: ExitVerdict | None) -> int:
 
 def run_owners(out: Path) -> dict[Path, int | None]:
     """The process id in each run folder's status.json."""
-    from qfleet.watch.run_files import read_json
-
     return {status.parent: read_json(status).get("pid") for status in out.glob("*/status.json")}
 
 

@@ -6,21 +6,10 @@ from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, PlanArguments, PlanFile, Preset, compose_arguments
 from qfleet.cli.output import echo, echo_json, echo_table, size
-from qfleet.plan import (
-    Composed,
-    algorithm_presets,
-    describe,
-    environment_presets,
-    flatten,
-    plan_hash,
-    schema,
-    to_toml,
-    total_updates,
-    updates_per_step,
-)
-from qfleet.plan.draft import format_value
+from qfleet.plan import Composed, flatten, json_schema, plan_hash, to_toml, total_updates, updates_per_step
 from qfleet.plan.naming import algorithm_description
 from qfleet.plan.secrets import redacted_settings
+from qfleet.plan.setting_text import format_value
 from qfleet.plan.validate.case import COMMAND_LINE
 
 app = App(
@@ -118,7 +107,7 @@ def check(*arguments: PlanArguments, preset: Preset = None, plan: PlanFile = Non
 
 def print_schema() -> int:
     """Print the JSON Schema of plan files, for editors."""
-    echo_json(schema())
+    echo_json(json_schema())
     return 0
 
 
@@ -129,6 +118,8 @@ def presets(
     json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
 ) -> int:
     """List presets: named algorithms, and the defaults that environments get."""
+    from qfleet.plan.presets.catalog import algorithm_presets, describe, environment_presets
+
     names = [name] if name else [*algorithm_presets(), *environment_presets()]
     found = [describe(each) for each in names]
     if json:

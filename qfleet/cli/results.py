@@ -100,7 +100,7 @@ def plot(
     """Draw return with its interval, loss and speed as a PNG."""
     if not runs:
         raise UsageError("qfleet plot needs RUN", "The argument RUN is missing.", "Try: qfleet plot latest")
-    from qfleet.watch import plot_runs
+    from qfleet.watch.plot import plot_runs
     from qfleet.watch.run_directory import find_run_or_group
 
     entries = [find_run_or_group(run, out) for run in runs]

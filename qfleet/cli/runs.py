@@ -10,7 +10,7 @@ from qfleet.cli.arguments import COMMANDS, LOOK
 from qfleet.cli.output import echo, echo_json, echo_table, size
 from qfleet.cli.training import GroupName, Out
 from qfleet.errors import UsageError
-from qfleet.plan.draft import format_value
+from qfleet.plan.setting_text import format_value
 
 app = App(
     name="runs",
@@ -25,7 +25,7 @@ Json = Annotated[bool, Parameter(help="As JSON.", show_default=False)]
 
 def list_all(*, out: Out = "runs", json: Json = False) -> int:
     """List the runs in a folder, the newest first."""
-    from qfleet.watch import list_runs
+    from qfleet.watch.run_listing import list_runs
 
     found = list_runs(out)
     if json:
@@ -33,14 +33,15 @@ def list_all(*, out: Out = "runs", json: Json = False) -> int:
     elif not found:
         echo(f"There is no run in {out} yet. Start one: qfleet train CartPole-v1")
     else:
-        echo_table([_row(each) for each in found], ("run", "environment", "state", "steps", "best", "score", "age"))
+        rows = [(*_cells(each), _age(each["age_seconds"])) for each in found]
+        echo_table(rows, ("run", "environment", "state", "steps", "best", "score", "age"))
     return 0
 
 
 def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
     """Show one run, or every run of a group: state, scores, checkpoints, size."""
-    from qfleet.watch import show_run
     from qfleet.watch.run_directory import find_run_or_group, is_group
+    from qfleet.watch.run_listing import show_run
 
     entry = find_run_or_group(run, out)
     if is_group(entry):
@@ -60,8 +61,10 @@ def show(run: GroupName, /, *, out: Out = "runs", json: Json = False) -> int:
 
 
 def _show_group(group: Path, json: bool) -> int:
-    from qfleet.watch import read_json, show_run
-    from qfleet.watch.run_directory import GROUP_FILE, member_dirs, resume_command
+    from qfleet.watch import read_json
+    from qfleet.watch.provenance import resume_command
+    from qfleet.watch.run_directory import GROUP_FILE, member_dirs
+    from qfleet.watch.run_listing import show_run
 
     status = read_json(group / GROUP_FILE)
     runs = [show_run(path) for path in member_dirs(group)]
@@ -87,7 +90,8 @@ def diff(
     json: Json = False,
 ) -> int:
     """Show the settings in which two runs differ."""
-    from qfleet.watch import diff_runs, find_run
+    from qfleet.watch import find_run
+    from qfleet.watch.run_listing import diff_runs
 
     a = find_run(first, out)
     b = find_run(second, out)
@@ -112,9 +116,8 @@ def remove(
     """Delete runs or whole groups, and all their checkpoints, after asking."""
     if not runs:
         raise UsageError("qfleet runs rm needs RUN", "The argument RUN is missing.", "See: qfleet runs")
-    from qfleet.watch import remove_run
     from qfleet.watch.run_directory import find_run_or_group, is_group
-    from qfleet.watch.run_listing import remove_group
+    from qfleet.watch.run_listing import remove_group, remove_run
 
     paths = [find_run_or_group(run, out) for run in runs]
     if not yes:
@@ -140,10 +143,6 @@ def _confirm(names: str) -> None:
         )
     if input(f"Delete {names}? Type yes: ").strip() != "yes":
         raise UsageError("nothing was deleted", "The answer was not yes.", "Type yes, or give --yes.")
-
-
-def _row(run: dict[str, Any]) -> tuple[object, ...]:
-    return *_cells(run), _age(run["age_seconds"])
 
 
 def _cells(run: dict[str, Any]) -> tuple[object, ...]:

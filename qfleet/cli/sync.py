@@ -72,7 +72,7 @@ def sync_text(plan: Plan) -> str:
 
 def require_running(folder: Path) -> None:
     """Raise unless the run is running."""
-    from qfleet.watch import run_state
+    from qfleet.watch.run_listing import run_state
 
     if run_state(folder) != "running":
         raise UsageError(

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import PlanArguments, PlanFile, Preset, compose_arguments, parse_count, refuse_json_with_quiet
-from qfleet.cli.guard import needs_restarts, run_env_code, run_with_restarts, trains_in_fork
+from qfleet.cli.entry import needs_restarts, run_env_code, trains_in_fork
 from qfleet.cli.output import echo, invocation
 from qfleet.cli.plan import print_dry_run, summary
-from qfleet.cli.profile import FunctionProfiler, make_profilers, refuse_profile, save_profile
 from qfleet.errors import UsageError
 from qfleet.plan import Composed, read_plan
 from qfleet.plan.local_paths import local_path
@@ -21,7 +20,8 @@ from qfleet.plan.schema import Plan
 
 if TYPE_CHECKING:
     from qfleet.api import Run
-    from qfleet.sweep import Group
+    from qfleet.cli.profile import FunctionProfiler
+    from qfleet.sweep.sweep import Group
 
 
 Out = Annotated[str, Parameter(help="Folder that holds the run folders.", validator=lambda _, value: local_path(value))]
@@ -78,10 +78,9 @@ def train(
     if dry_run:
         return run_env_code(lambda: print_dry_run(composed, json, num, at_once, out=out, name=name, weights_from=from_))
     if num is not None:
-        refuse_profile(profile, f"--seeds {num} trains several.")
+        _refuse_profile(profile, f"--seeds {num} trains several.")
     elif needs_restarts(composed.plan):
-        again = partial(_resume_arguments, out=out, flags={"json": json, "quiet": quiet, "profile": profile})
-        return run_with_restarts(invocation.get(), out, again, to_stderr=json)
+        return _run_with_restarts(out, out, {"json": json, "quiet": quiet, "profile": profile})
     _print_summary(composed, json, quiet)
     if num is not None:
         return run_env_code(lambda: _train_group(composed, num, at_once, out, name, from_, json=json, quiet=quiet))
@@ -89,9 +88,14 @@ def train(
     return run_env_code(run) if trains_in_fork(composed.plan) else run()
 
 
-def _resume_arguments(run: Path, out: str, flags: dict[str, bool]) -> list[str]:
-    """The command that resumes a run whose process was killed."""
-    return ["resume", str(run), "--out", out, *(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)]
+def _run_with_restarts(folder: str, out: str, flags: dict[str, bool]) -> int:
+    """Run this command in a child; a run in `folder` whose process is killed is resumed with the same flags."""
+    from qfleet.cli.guard import run_with_restarts
+
+    options = ["--out", out, *(f"--{name.replace('_', '-')}" for name, on in flags.items() if on)]
+    return run_with_restarts(
+        invocation.get(), folder, lambda run: ["resume", str(run), *options], to_stderr=flags["json"]
+    )
 
 
 def _train_run(
@@ -100,7 +104,7 @@ def _train_run(
     from qfleet.api import train as start
     from qfleet.watch import auto_mode, find_run, make_watcher
 
-    profilers = make_profilers(composed.plan) if profile else []
+    profilers = _profilers(composed.plan, profile)
     run = start(
         composed.plan,
         out=out,
@@ -108,14 +112,23 @@ def _train_run(
         watcher=make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout),
         weights_from=None if from_ is None else find_run(from_, out),
         command=["qfleet", *invocation.get()],
-        callbacks=profilers,
+        callbacks=profilers or (),
     )
-    return _print_next_commands(run, json, quiet, profilers if profile else None)
+    return _print_next_commands(run, json, quiet, profilers)
+
+
+def _profilers(plan: Plan, profile: bool) -> "list[FunctionProfiler] | None":
+    """The callbacks of `--profile`; None without it."""
+    if not profile:
+        return None
+    from qfleet.cli.profile import make_profilers
+
+    return make_profilers(plan)
 
 
 def _name(composed: Composed, name: str | None) -> str:
     """The given name, or one made of the environment and the algorithm."""
-    from qfleet.watch.run_directory import next_name
+    from qfleet.watch.new_run_dir import next_name
 
     plan = composed.plan
     return name if name is not None else next_name(plan.env.id, algorithm_name(plan, composed.preset))
@@ -148,14 +161,13 @@ def resume(
     path = find_run_or_group(run, out)
     flags = {"json": json, "quiet": quiet, "strict": strict, "trust_env": trust_env, "trust_run": trust_run}
     if is_group(path):
-        refuse_profile(profile, f"{path} is a group of several.")
+        _refuse_profile(profile, f"{path} is a group of several.")
         return run_env_code(partial(_resume_group, path, until, at_once, **flags))
     _refuse_jobs(at_once, f"{path} is one run.")
     flags["profile"] = profile
     plan = read_plan(path / "run.toml")
     if needs_restarts(plan):
-        again = partial(_resume_arguments, out=out, flags=flags)
-        return run_with_restarts(invocation.get(), str(path.parent), again, to_stderr=json)
+        return _run_with_restarts(str(path.parent), out, flags)
     work = partial(_resume_run, path, plan, until, **flags)
     return run_env_code(work) if trains_in_fork(plan) else work()
 
@@ -167,9 +179,9 @@ def _resume_run(
     from qfleet.watch import auto_mode, make_watcher
 
     watcher = make_watcher(auto_mode(sys.stdout, json, quiet), sys.stdout)
-    profilers = make_profilers(plan) if profile else []
-    run = start(path, steps=until, watcher=watcher, callbacks=profilers, **checks)
-    return _print_next_commands(run, json, quiet, profilers if profile else None)
+    profilers = _profilers(plan, profile)
+    run = start(path, steps=until, watcher=watcher, callbacks=profilers or (), **checks)
+    return _print_next_commands(run, json, quiet, profilers)
 
 
 # --- groups ---
@@ -189,6 +201,11 @@ def _refuse_jobs(jobs: int | None, why: str) -> None:
         raise UsageError(f"--jobs {jobs} has no effect", why, "Leave --jobs out, or train a group: --seeds 5")
 
 
+def _refuse_profile(profile: bool, why: str) -> None:
+    if profile:
+        raise UsageError("--profile needs a single run", why, "Leave --profile out, or train one run with it.")
+
+
 def _train_group(
     composed: Composed,
     num: int,
@@ -200,7 +217,7 @@ def _train_group(
     json: bool,
     quiet: bool,
 ) -> int:
-    from qfleet.sweep import train_group
+    from qfleet.sweep.sweep import train_group
     from qfleet.watch import auto_mode
     from qfleet.watch.sweep_console import make_group_watcher
 
@@ -218,7 +235,7 @@ def _train_group(
 
 
 def _resume_group(path: Path, steps: int | None, jobs: int | None, *, json: bool, quiet: bool, **checks: Any) -> int:
-    from qfleet.sweep import resume_group
+    from qfleet.sweep.sweep import resume_group
     from qfleet.watch import auto_mode
     from qfleet.watch.sweep_console import make_group_watcher
 
@@ -260,7 +277,9 @@ def _is_later_mpi_rank(composed: Composed) -> bool:
 
 
 def _print_next_commands(run: "Run", json: bool, quiet: bool, profilers: "list[FunctionProfiler] | None") -> int:
-    if profilers is not None:  # --profile was given
+    if profilers is not None:
+        from qfleet.cli.profile import save_profile
+
         save_profile(run, profilers, json=json, quiet=quiet)
     if not quiet:
         from qfleet.watch import program

@@ -1,4 +1,4 @@
-"""Rollouts, batches and priorities as array messages, and back with checks: what does not fit the spec is a ValueError.
+"""Rollouts, batches and priorities as arrays of messages, and back with checks: what does not fit is a ValueError.
 
 Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from, A actions, K ended episodes.
 """
@@ -6,35 +6,38 @@ Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from qfleet.data.types import Array, Batch, Rollout, Sequences, Spec
-from qfleet.data.wire_format import Arrays, Parts, packed_bytes, to_bytes, unpack
+from qfleet.data.wire_format import Arrays, Count, Message, packed_bytes, to_bytes, unpack
 
 # A dtype and a shape, in which a letter stands for a length that is free but the same in all arrays of a message.
 ArrayForm: TypeAlias = tuple[str, tuple[int | str, ...]]
 COLUMNS = ("obs", "action", "reward", "discount", "last", "mask", "state", "value")
 MAX_COUNT = 2**62
+BatchForm = Literal["steps", "sequences"]
 
 
-def rollout_parts(rollout: Rollout) -> Parts:
-    """A rollout as the parts of a message."""
+class RolloutHeader(Message):
+    """A rollout, whose rows are the arrays."""
+
+    source: tuple[Count, Count, Count]  # worker, incarnation, sequence
+    version: Count  # of the weights that acted
+
+
+def rollout_parts(rollout: Rollout) -> tuple[RolloutHeader, Arrays]:
+    """A rollout as a message."""
     arrays = arrays_of(rollout, COLUMNS)
     arrays["returns"] = np.array([episode[0] for episode in rollout.finished], np.float64)
     arrays["lengths"] = np.array([episode[1] for episode in rollout.finished], np.int64)
     arrays["ends"] = np.array(rollout.ends, np.int64)
-    return {"kind": "rollout", "source": list(rollout.source), "version": rollout.version}, arrays
+    return RolloutHeader(rollout.source, rollout.version), arrays
 
 
-def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
+def as_rollout(header: RolloutHeader, arrays: Arrays, spec: Spec, lanes: int) -> Rollout:
     """The rollout of a message, checked against the spec and the number of lanes."""
-    facts, arrays = parts
-    source = required_field(facts, "source")
-    version = required_field(facts, "version")
-    if required_field(facts, "kind") != "rollout" or not (are_counts(source, 3) and are_counts([version], 1)):
-        raise ValueError(f"not a rollout's description: {facts}")
     require_forms(arrays, rollout_forms(spec, lanes), optional=("value",))
     require_range("action", arrays["action"], spec.num_actions)
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS if name in arrays}
@@ -44,14 +47,14 @@ def as_rollout(parts: Parts, spec: Spec, lanes: int) -> Rollout:
         require_range("ends", arrays["ends"], len(arrays["last"]))
     columns["finished"] = tuple(zip(arrays["returns"].tolist(), arrays["lengths"].tolist(), strict=True))
     columns["ends"] = tuple(arrays["ends"].tolist())
-    return Rollout(**columns, source=(source[0], source[1], source[2]), version=version)
+    return Rollout(**columns, source=header.source, version=header.version)
 
 
 def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
     """The largest message of a rollout with this many rows."""
     free = {"T": rows, "K": rows * lanes}
     arrays = {name: empty_array(form, free) for name, form in rollout_forms(spec, lanes).items()}
-    return packed_bytes({"kind": "rollout", "source": [MAX_COUNT] * 3, "version": MAX_COUNT}, arrays)
+    return packed_bytes(RolloutHeader((MAX_COUNT, MAX_COUNT, MAX_COUNT), MAX_COUNT), arrays)
 
 
 @dataclass(slots=True)
@@ -74,8 +77,8 @@ def pack_rollout(
 ) -> bytes:
     """The bytes of a rollout's message."""
     started = time.perf_counter_ns()
-    facts, arrays = rollout_parts(rollout)
-    message = to_bytes(facts, arrays, compress=compress)
+    header, arrays = rollout_parts(rollout)
+    message = to_bytes(header, arrays, compress=compress)
     if compression_stats is not None:
         compression_stats.add(arrays, len(message), started)
     return message
@@ -83,27 +86,29 @@ def pack_rollout(
 
 def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int) -> Rollout:
     """The rollout of a message's bytes."""
-    return as_rollout(unpack(view, limit_bytes=limit_bytes), spec, lanes)
+    header, arrays = unpack(view, RolloutHeader, limit_bytes=limit_bytes)
+    return as_rollout(header, arrays, spec, lanes)
 
 
-def batch_parts(batch: Batch | Sequences) -> Parts:
-    """A batch or sequences as the parts of a message."""
-    return {"kind": type(batch).__name__}, arrays_of(batch, batch.__slots__)
+def batch_form(batch: Batch | Sequences) -> BatchForm:
+    """Is it a batch of steps, or one of sequences?"""
+    return "steps" if isinstance(batch, Batch) else "sequences"
 
 
-def as_batch(parts: Parts, spec: Spec) -> Batch | Sequences:
+def batch_arrays(batch: Batch | Sequences) -> Arrays:
+    """The arrays of a batch or of sequences."""
+    return arrays_of(batch, batch.__slots__)
+
+
+def as_batch(form: BatchForm, arrays: Arrays, spec: Spec) -> Batch | Sequences:
     """The batch or the sequences of a message, checked against the spec."""
-    facts, arrays = parts
-    kind = required_field(facts, "kind")
-    if kind == "Batch":
+    if form == "steps":
         require_forms(arrays, batch_forms(spec), optional=("mask", "next_mask"))
-    elif kind == "Sequences":
+    else:
         require_forms(arrays, sequence_forms(spec), optional=("mask",))
         require_range("ahead", arrays["ahead"], len(arrays["obs"]))
-    else:
-        raise ValueError(f"neither a batch nor sequences: {facts}")
     require_range("action", arrays["action"], spec.num_actions)
-    return Batch(**arrays) if kind == "Batch" else Sequences(**arrays)
+    return Batch(**arrays) if form == "steps" else Sequences(**arrays)
 
 
 def template_batch(spec: Spec, num: int, window: int = 0, learned: int = 0) -> Batch | Sequences:
@@ -114,16 +119,8 @@ def template_batch(spec: Spec, num: int, window: int = 0, learned: int = 0) -> B
     return Batch(**{name: empty_array(form, lengths) for name, form in batch_forms(spec).items()})
 
 
-def priority_parts(ids: Array, priority: Array) -> Parts:
-    """Ids and new priorities [N] as the parts of a message."""
-    return {"kind": "priorities"}, {"ids": ids, "priority": priority}
-
-
-def as_priorities(parts: Parts) -> tuple[Array, Array]:
+def as_priorities(arrays: Arrays) -> tuple[Array, Array]:
     """The ids [N] and priorities [N] of a message."""
-    facts, arrays = parts
-    if required_field(facts, "kind") != "priorities":
-        raise ValueError(f"not priorities: {facts}")
     require_forms(arrays, {"ids": ("int64", ("N",)), "priority": ("float32", ("N",))})
     if not (np.isfinite(arrays["priority"]).all() and (arrays["priority"] >= 0).all()):
         raise ValueError("priority: expected finite numbers from 0 on")
@@ -199,18 +196,6 @@ def require_forms(arrays: Arrays, forms: Mapping[str, ArrayForm], optional: Coll
             raise ValueError(f"{name}: expected {dtype} {shape}, got {array.dtype} {array.shape}")
     if any(size == 0 for letter, size in lengths.items() if letter != "K"):
         raise ValueError("the arrays are empty")
-
-
-def required_field(facts: Mapping[str, Any], name: str) -> Any:
-    """A field of a message's facts, which must be present."""
-    if name not in facts:
-        raise ValueError(f"{name} is missing")
-    return facts[name]
-
-
-def are_counts(values: Any, num: int) -> bool:
-    """Is this a list of `num` integers, none negative?"""
-    return isinstance(values, list) and len(values) == num and all(type(n) is int and n >= 0 for n in values)
 
 
 def require_range(name: str, array: Array, count: int) -> None:

@@ -1,8 +1,9 @@
-"""Wire format of array messages: a small dict (facts) and named arrays as one flat buffer. Nothing is pickled.
+"""Wire format of messages: a typed struct and named arrays as one flat buffer. Nothing is pickled.
 
 Layout, little-endian: header (checksum, magic, format, number, length, bytes of the table), the table as msgpack, then
 the arrays, each aligned to 16 bytes. The checksum covers every other byte of the message, so that half a message, a
-mixture of two, and one damaged in transit are refused. Sizes in the table are checked against limits.
+mixture of two, and one damaged in transit are refused. Sizes in the table are checked against limits, and the struct
+against the types that the receiver expects.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import math
 import struct
 import zlib
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
@@ -19,10 +21,8 @@ from msgspec import Meta, Struct
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 
-Scalar: TypeAlias = bool | int | float | str | None
-Facts: TypeAlias = dict[str, Scalar | Annotated[list[Scalar], Meta(max_length=4096)]]
 Arrays: TypeAlias = dict[str, Array]
-Parts: TypeAlias = tuple[Facts, Arrays]
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
 
 # Numbers and booleans only, in the byte order of the format.
 Dtype = Literal["|b1", "|u1", "|i1", "<u2", "<i2", "<f2", "<u4", "<i4", "<f4", "<u8", "<i8", "<f8"]
@@ -49,6 +49,13 @@ class MessageNotWhole(ValueError):
     """These bytes are not one whole message: not written yet, torn or damaged."""
 
 
+class Message(Struct, tag=True, forbid_unknown_fields=True):
+    """A message without its arrays; each kind of message is a class of its own, named in what is sent."""
+
+
+Parts: TypeAlias = tuple[Any, Arrays]  # a Message and its arrays
+
+
 class ArrayEntry(Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """The table's description of one array."""
 
@@ -60,9 +67,9 @@ class ArrayEntry(Struct, array_like=True, forbid_unknown_fields=True, frozen=Tru
 
 
 class ArrayTable(Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """The facts of a message and its arrays' descriptions; offsets follow from the order and the sizes."""
+    """The struct of a message and its arrays' descriptions; offsets follow from the order and the sizes."""
 
-    facts: Facts
+    message: msgspec.Raw
     entries: Annotated[list[ArrayEntry], Meta(max_length=256)]
 
 
@@ -78,36 +85,46 @@ class ArrayMessage(NamedTuple):
     length: int
 
 
-def pack(facts: Facts, arrays: Arrays, into: memoryview, *, compress: Collection[str] = (), number: int = 0) -> int:
+def pack(message: Message, arrays: Arrays, into: memoryview, *, compress: Collection[str] = (), number: int = 0) -> int:
     """Write a message into this memory; returns its length. A ring gives its slots a `number`."""
-    return write_message(lay_out_message(facts, arrays, compress), into, number)
+    return write_message(lay_out_message(message, arrays, compress), into, number)
 
 
-def packed_bytes(facts: Facts, arrays: Arrays) -> int:
+def packed_bytes(message: Message, arrays: Arrays) -> int:
     """The length of the message without compression; with it, the message is never longer."""
-    return lay_out_message(facts, arrays).length
+    return lay_out_message(message, arrays).length
 
 
-def to_bytes(facts: Facts, arrays: Arrays, *, compress: Collection[str] = ()) -> bytes:
+def to_bytes(message: Message, arrays: Arrays | None = None, *, compress: Collection[str] = ()) -> bytes:
     """The message in new memory."""
-    message = lay_out_message(facts, arrays, compress)
-    memory = bytearray(message.length)
-    write_message(message, memoryview(memory), 0)
+    flat = lay_out_message(message, arrays or {}, compress)
+    memory = bytearray(flat.length)
+    write_message(flat, memoryview(memory), 0)
     return bytes(memory)
 
 
-def unpack(view: memoryview | bytes, *, limit_bytes: int, number: int | None = None) -> Parts:
-    """The facts and arrays of a message, in new memory; any deviation from what `pack` writes is a ValueError."""
+def unpack(view: memoryview | bytes, kind: Any, *, limit_bytes: int, number: int | None = None) -> Parts:
+    """A message of this kind (a class of messages or a union of them) and its arrays, in new memory.
+
+    Any deviation from what `pack` writes is a ValueError.
+    """
     # Copy first, then check the copy: another process may write while this one reads.
     own, begin = copy_message(memoryview(view).cast("B"), limit_bytes, number)
     try:
         table = DECODER.decode(own[HEADER_BYTES:begin].data)
+        message = message_decoder(kind).decode(table.message)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ValueError(f"the message's table: {error}") from error
-    return table.facts, read_arrays(own, begin, table.entries, limit_bytes)
+    return message, read_arrays(own, begin, table.entries, limit_bytes)
 
 
-def lay_out_message(facts: Facts, arrays: Arrays, compress: Collection[str] = ()) -> ArrayMessage:
+@lru_cache(maxsize=64)
+def message_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """The decoder of a kind of messages."""
+    return msgspec.msgpack.Decoder(kind)
+
+
+def lay_out_message(message: Message, arrays: Arrays, compress: Collection[str] = ()) -> ArrayMessage:
     """Describe the arrays; compress those named in `compress` if that makes them smaller."""
     entries = []
     stored = []
@@ -118,7 +135,7 @@ def lay_out_message(facts: Facts, arrays: Arrays, compress: Collection[str] = ()
         part = array if small is None else np.frombuffer(small, np.uint8)
         entries.append(ArrayEntry(name, array.dtype.str, array.shape, part.nbytes, small is not None))  # type: ignore[arg-type]
         stored.append(part)
-    table = ENCODER.encode(ArrayTable(facts, entries))
+    table = ENCODER.encode(ArrayTable(msgspec.Raw(ENCODER.encode(message)), entries))
     length = aligned(HEADER_BYTES + len(table)) + sum(aligned(part.nbytes) for part in stored)
     return ArrayMessage(table, stored, length)
 

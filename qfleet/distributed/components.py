@@ -2,13 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from torch import nn
-
-from qfleet.act import Actor, Explore
+from qfleet.act import Actor
 from qfleet.build.components import Components
 from qfleet.build.inference_placement import choose_inference
 from qfleet.build.make import UserParts, make_components, make_policy
-from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec, World
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan, ProcessesRuntime, RayRuntime
@@ -19,25 +16,18 @@ if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
 
 
-def components_for(
-    plan: Plan,
-    world: World,
-    make: EnvMaker | None,
-    torso: nn.Module | None,
-    explore: Explore | None,
-    endpoint: "LearnerEndpoint | None" = None,
-) -> Components:
+def components_for(plan: Plan, world: World, user_parts: UserParts, endpoint: "LearnerEndpoint | None") -> Components:
     """The components for the plan's runtime, with other learners if there are several.
 
     A plan for Ray needs an `endpoint` to run; without one the components can only be inspected.
     """
-    components = acting_components(plan, world, make, torso, explore, endpoint)
+    components = acting_components(plan, world, user_parts, endpoint)
     runs_here = endpoint is not None or not isinstance(plan.runtime, RayRuntime)
     if plan.learners.num > 1 and isinstance(components.learner, Learner) and runs_here:
         from qfleet.distributed.learners.group import LearnerGroup  # slow to import, and most runs have one learner
 
         try:
-            launcher = learner_launcher(plan, world.spec, components, (make, torso, explore))
+            launcher = learner_launcher(plan, world.spec, components, user_parts)
             components.peers = LearnerGroup(
                 plan, components.learner, launcher, components.batch_source if has_actor_learners(plan) else None
             )
@@ -47,7 +37,7 @@ def components_for(
     return components
 
 
-def learner_launcher(plan: Plan, shown: Spec, components: Components, own: UserParts) -> "LearnerLauncher":
+def learner_launcher(plan: Plan, env_spec: Spec, components: Components, user_parts: UserParts) -> "LearnerLauncher":
     """Launches the plan's other learners."""
     from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 
@@ -58,19 +48,15 @@ def learner_launcher(plan: Plan, shown: Spec, components: Components, own: UserP
     if isinstance(plan.runtime, RayRuntime):
         from qfleet.distributed.ray.learners import RayLearnerLauncher
 
-        return RayLearnerLauncher(plan, shown, components.spec, own)
-    return LocalLearnerLauncher(plan, shown, components.spec, components.batch_source.replay.cut, own)
+        return RayLearnerLauncher(plan, env_spec, components.spec, user_parts)
+    return LocalLearnerLauncher(plan, env_spec, components.spec, components.batch_source.replay.cut, user_parts)
 
 
 def acting_components(
-    plan: Plan,
-    world: World,
-    make: EnvMaker | None,
-    torso: nn.Module | None,
-    explore: Explore | None,
-    endpoint: "LearnerEndpoint | None",
+    plan: Plan, world: World, user_parts: UserParts, endpoint: "LearnerEndpoint | None"
 ) -> Components:
     """Components with their actors. `world` is trained in, or only shows its spaces where actors have their own."""
+    make, torso, explore = user_parts
     if has_actor_learners(plan):
         components = make_components(plan, world, torso, explore)
         if isinstance(components.actor, Actor):
@@ -80,17 +66,17 @@ def acting_components(
         # Slow to import, and most runs need no processes.
         from qfleet.distributed.actors.process import make_process_components, require_sendable
 
-        require_sendable((make, torso, explore))
+        require_sendable(user_parts)
         plan, notes = choose_inference(plan, world, lambda device: make_policy(plan, world.spec, device, torso), make)
         world.close()
-        components = make_process_components(plan, world.spec, make, torso, explore)
+        components = make_process_components(plan, world.spec, user_parts)
         components.notes = notes
         return components
     if isinstance(plan.runtime, RayRuntime):
         from qfleet.distributed.ray.driver import make_ray_components  # an extra, and slow to import
 
         world.close()
-        return make_ray_components(plan, world.spec, (make, torso, explore), endpoint)
+        return make_ray_components(plan, world.spec, user_parts, endpoint)
     return make_components(plan, world, torso, explore)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qfleet.build.components import Components
 from qfleet.build.make import UserParts, make_components
@@ -15,10 +15,10 @@ from qfleet.data import World
 from qfleet.errors import UsageError
 from qfleet.nets import match_names
 from qfleet.plan import diff, needs_trust, read_plan, trusted_settings
-from qfleet.plan.draft import format_value
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
+from qfleet.plan.setting_text import format_value
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_weights import read_weights
@@ -28,7 +28,7 @@ from qfleet.training.process.signals import StopRequest
 from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, collect_provenance, new_run_dir, write_json
-from qfleet.watch.run_directory import next_name
+from qfleet.watch.new_run_dir import next_name
 
 if TYPE_CHECKING:
     from qfleet.distributed.ray.rpc import LearnerEndpoint
@@ -53,7 +53,7 @@ def run_as_mpi_worker(plan: Plan, user_parts: UserParts) -> None:
     from qfleet.distributed import mpi
 
     if mpi.is_worker_rank(plan):
-        mpi.rank_main(*user_parts)
+        mpi.rank_main(user_parts)
         raise RankFinished(0)
 
 
@@ -96,14 +96,19 @@ def train_here(
         plan = components.plan
         chosen = next_name(plan.env.id, algorithm_name(plan)) if name is None else name
         folder = new_run_dir(out, plan.env.id, chosen)
-        write_run_plan(plan, folder / "run.toml")
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
-        write_json(folder / "provenance.json", origin)
-        settings = trusted_settings(plan)
-        if settings or needs_trust(plan.env):
-            sign(folder, plan.env, settings)
+        write_origin(plan, folder, origin)
         run_session(components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request)
     return folder, components
+
+
+def write_origin(plan: Plan, folder: Path, origin: dict[str, Any]) -> None:
+    """Write the plan and the origin of a new run, signed if its settings need trust."""
+    write_run_plan(plan, folder / "run.toml")
+    write_json(folder / "provenance.json", origin)
+    settings = trusted_settings(plan)
+    if settings or needs_trust(plan.env):
+        sign(folder, plan.env, settings)
 
 
 def resume_here(
@@ -178,7 +183,7 @@ def make_components_here(
         return make_components(plan, world, *user_parts[1:])
     from qfleet.distributed.components import components_for  # most runs need no other process
 
-    return components_for(plan, world, *user_parts, endpoint)
+    return components_for(plan, world, user_parts, endpoint)
 
 
 def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:

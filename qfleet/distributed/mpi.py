@@ -18,16 +18,17 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 
-from qfleet.act import Explore
-from qfleet.build.make import make_policy, policy_spec
+from qfleet.build.make import UserParts, make_policy, policy_spec
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec
-from qfleet.data.wire_format import Arrays, Facts, Parts, to_bytes, unpack
-from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.data.wire_format import Arrays, Message, Parts, to_bytes, unpack
 from qfleet.distributed.learners.launcher import ShardGroup, make_setup
+from qfleet.distributed.learners.messages import FormGroup, LearnerReply, LearnerRequest
 from qfleet.distributed.learners.worker import LearnerWorker
+from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.messages import PeerLost, Ready, Stop
+from qfleet.distributed.worker.serve import serve
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
 from qfleet.learn import Learner
@@ -36,13 +37,14 @@ from qfleet.plan.sync_schema import Serving
 from qfleet.sync.comm import Comm, CommLost
 from qfleet.sync.process_groups import MpiComm, abort_job
 from qfleet.sync.served import ShardConnection
+from qfleet.system.worker_errors import WorkerDied, WorkerHung, WorkerLost
 
 START_SECONDS = 600.0
-POLL_SECONDS = 1.0
+LEARNER_SECONDS = 120.0  # for a rank to become a learner
 SLEEP_SECONDS = 0.0001
 TAG = 77
 MAX_MESSAGE_BYTES = 1 << 31
-STOPPED_RANKS: set[int] = set()  # ranks that rank 0 has sent `stop`
+STOPPED_RANKS: set[int] = set()  # ranks that rank 0 has sent `Stop`
 
 
 def mpi() -> Any:
@@ -57,18 +59,25 @@ def mpi() -> Any:
         ) from error
 
 
+class BeginRun(Message):
+    """A run begins, by this plan (as JSON): the rank becomes a learner worker."""
+
+    plan: bytes
+
+
 class MpiTransport:
     """Messages to and from one rank."""
 
-    def __init__(self, world: Any, other: int) -> None:
+    def __init__(self, world: Any, other: int, kind: Any) -> None:
         self.world = world
         self.other = other
+        self.kind = kind  # of the messages received
         self.sent: list[tuple[Any, bytes]] = []  # buffers that MPI may still be reading
 
-    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
+    def send(self, message: Message, arrays: Arrays | None = None) -> None:
         """Send a message without waiting for its receipt."""
         self.sent = [(request, data) for request, data in self.sent if not request.Test()]
-        data = to_bytes(facts, arrays or {})
+        data = to_bytes(message, arrays)
         self.sent.append((self.world.Isend(np.frombuffer(data, np.uint8), self.other, TAG), data))
 
     def receive(self, timeout_seconds: float) -> Parts | None:
@@ -79,7 +88,7 @@ class MpiTransport:
         self.world.Probe(self.other, TAG, status)
         data = np.empty(status.Get_count(mpi().BYTE), np.uint8)
         self.world.Recv(data, self.other, TAG)
-        return unpack(data.tobytes(), limit_bytes=MAX_MESSAGE_BYTES)
+        return unpack(data.tobytes(), self.kind, limit_bytes=MAX_MESSAGE_BYTES)
 
     def poll(self, timeout_seconds: float) -> bool:
         """Is a message waiting?"""
@@ -90,8 +99,11 @@ class MpiTransport:
             time.sleep(SLEEP_SECONDS)
         return True
 
+    def close(self) -> None:
+        """Nothing to free: MPI ends with the process."""
 
-class MpiProcessControl:
+
+class MpiWorker:
     """Another rank's process, which is alive while this one is: MPI ends all ranks if one ends."""
 
     def __init__(self, transport: MpiTransport) -> None:
@@ -102,15 +114,19 @@ class MpiProcessControl:
         """True until it is stopped here."""
         return not self.stopped
 
-    def exit_reason(self) -> str:
+    def loss(self) -> WorkerLost:
         """Not known."""
-        return ""
+        return WorkerDied("it was stopped") if self.stopped else WorkerHung("its rank does not answer")
 
-    def stop(self) -> None:
-        """Send `stop`, once."""
+    def request_stop(self) -> None:
+        """Send `Stop`, once."""
         if not self.stopped:
             send_stop(self.transport)
         self.stopped = True
+
+    def stop(self) -> None:
+        """MPI has no other way to end a rank than to ask it."""
+        self.request_stop()
 
 
 class MpiLearnerLauncher:
@@ -123,7 +139,7 @@ class MpiLearnerLauncher:
         self.world = mpi().COMM_WORLD
         self.launched: set[int] = set()
 
-    def launch(self, number: int, incarnation: int) -> LearnerHandle:
+    def launch(self, number: int, incarnation: int) -> WorkerHandle:
         """Send the plan to a rank, which becomes a learner worker."""
         if number in self.launched or number >= self.world.Get_size():
             raise UsageError(
@@ -132,15 +148,15 @@ class MpiLearnerLauncher:
                 "Start the run with the largest number of learners it shall have.",
             )
         self.launched.add(number)
-        transport = MpiTransport(self.world, number)
-        transport.send({"kind": "begin"}, {"plan": np.frombuffer(msgspec.json.encode(self.plan), np.uint8)})
-        return LearnerHandle(number, transport, MpiProcessControl(transport), time.monotonic())
+        transport = MpiTransport(self.world, number, LearnerReply | Ready | PeerLost)
+        transport.send(BeginRun(msgspec.json.encode(self.plan)))
+        return WorkerHandle(number, transport, MpiWorker(transport), start_seconds=LEARNER_SECONDS)
 
-    def form_group(self, members: Sequence[LearnerHandle], facts: Facts, learner: Learner) -> Comm:
+    def form_group(self, members: Sequence[WorkerHandle], request: FormGroup, learner: Learner) -> Comm:
         """Request the members to create the group, and create it together with them."""
-        ranks = [0, *(handle.number for handle in members)]
+        ranks = (0, *(handle.number for handle in members))
         for rank, handle in enumerate(members, 1):
-            handle.send_request({**facts, "rank": rank, "ranks": list(ranks)})
+            handle.ask(msgspec.structs.replace(request, rank=rank, ranks=ranks))
         return create_group(self.world, ranks, self.plan)
 
     def start_server(self, sync_plan: Serving, learner: Learner) -> ShardGroup:
@@ -148,14 +164,14 @@ class MpiLearnerLauncher:
         raise CommLost("a parameter server does not live among MPI's ranks")
 
 
-def create_group(world: Any, ranks: list[int], plan: Plan) -> Comm:
+def create_group(world: Any, ranks: Sequence[int], plan: Plan) -> Comm:
     """Create a group of these ranks, in this order. MPI has no timeout for that, so that a thread watches the clock."""
     limit = plan.learners.timeout_seconds
     watchdog = threading.Timer(limit, abort_job, (world, world.Get_rank(), limit))
     watchdog.daemon = True
     watchdog.start()
     try:
-        return MpiComm(world.Create_group(world.Get_group().Incl(ranks)), limit)
+        return MpiComm(world.Create_group(world.Get_group().Incl(list(ranks))), limit)
     finally:
         watchdog.cancel()
 
@@ -167,11 +183,11 @@ class MpiPeerConnections:
         self.plan = plan
         self.world = mpi().COMM_WORLD
 
-    def join(self, facts: Facts) -> Comm:
-        """Join the process group that a `form` request describes."""
-        return create_group(self.world, [int(rank) for rank in facts["ranks"]], self.plan)  # type: ignore[arg-type, union-attr]
+    def join(self, request: FormGroup) -> Comm:
+        """Join the process group that the request describes."""
+        return create_group(self.world, request.ranks, self.plan)
 
-    def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
+    def connect_shards(self, sync_plan: Serving, learner: Learner, request: FormGroup) -> Sequence[ShardConnection]:
         """Not supported; plans with a parameter server are refused earlier."""
         raise CommLost("a parameter server does not live among MPI's ranks")
 
@@ -203,7 +219,7 @@ def is_worker_rank(plan: Plan) -> bool:
 def send_stop(transport: MpiTransport) -> None:
     """Ask a rank to stop."""
     STOPPED_RANKS.add(transport.other)
-    transport.send({"kind": "stop"})
+    transport.send(Stop())
 
 
 def stop_all_ranks() -> None:
@@ -211,14 +227,14 @@ def stop_all_ranks() -> None:
     world = mpi().COMM_WORLD
     for rank in range(1, world.Get_size()):
         if rank not in STOPPED_RANKS:
-            send_stop(MpiTransport(world, rank))
+            send_stop(MpiTransport(world, rank, Ready))
 
 
-def rank_main(make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
+def rank_main(user_parts: UserParts) -> None:
     """Run a rank other than 0. If it fails it aborts all ranks, because MPI would wait for it."""
     world = mpi().COMM_WORLD
     try:
-        serve_rank(world, make, torso, explore)
+        serve_rank(world, user_parts)
     except QfleetError as error:
         sys.stderr.write(f"rank {world.Get_rank()}: {error}\n")
         world.Abort(error.exit_code)
@@ -234,25 +250,15 @@ def probe_env_spec(plan: Plan, make: EnvMaker | None) -> Spec:
     return world.spec
 
 
-def serve_rank(world: Any, make: EnvMaker | None, torso: nn.Module | None, explore: Explore | None) -> None:
-    """Wait for the run to begin, and handle requests until rank 0 sends `stop`; signals are left to rank 0."""
+def serve_rank(world: Any, user_parts: UserParts) -> None:
+    """Wait for the run to begin, and handle requests until rank 0 sends `Stop`; signals are left to rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    transport = MpiTransport(world, 0)
+    transport = MpiTransport(world, 0, LearnerRequest | BeginRun | Stop)
     parts = transport.receive(START_SECONDS)
-    if parts is None or parts[0].get("kind") != "begin":
+    if parts is None or not isinstance(parts[0], BeginRun):
         return  # no run began, or it has fewer learners than there are ranks
-    plan = msgspec.json.decode(parts[1]["plan"].tobytes(), type=Plan)
-    env_spec = probe_env_spec(plan, make)
-    spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), torso))
-    setup = make_setup(plan, env_spec, spec, world.Get_rank(), 0, (make, torso, explore))
-    worker = LearnerWorker(setup, MpiPeerConnections, transport.send)
-    transport.send({"kind": "ready"})
-    busy = False
-    while True:
-        parts = transport.receive(0.0 if busy else POLL_SECONDS)
-        if parts is not None and parts[0].get("kind") == "stop":
-            worker.close()
-            return
-        if parts is not None:
-            worker.handle_request(parts)
-        busy = worker.act_when_idle()
+    plan = msgspec.json.decode(parts[0].plan, type=Plan)
+    env_spec = probe_env_spec(plan, user_parts[0])
+    spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), user_parts[1]))
+    setup = make_setup(plan, env_spec, spec, world.Get_rank(), 0, user_parts)
+    serve(LearnerWorker(setup, MpiPeerConnections), transport)

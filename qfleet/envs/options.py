@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qfleet.errors import UsageError, register_secret
-from qfleet.plan.draft import format_value
 from qfleet.plan.part import Scalar
-from qfleet.plan.paths import accepted_values, convert
+from qfleet.plan.paths import convert
 from qfleet.plan.schema import Env
+from qfleet.plan.setting_text import accepted_values, format_value
 
 
 class Option(NamedTuple):

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -20,7 +21,7 @@ from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.qlearn import StepView, make_head, make_rule, make_view
+from qfleet.qlearn import StepView, make_head, make_rule, make_view, td_loss
 from qfleet.replay import Replay
 
 
@@ -53,6 +54,7 @@ def make_learner(
     head = make_head(plan, spec)
     view = make_view(plan.algo)
     rule = None if isinstance(plan.replay, FreshReplay) else make_rule(plan.algo)
+    loss = partial(td_loss, head, rule, view)
     return Learner(
         net,
         target,
@@ -68,9 +70,7 @@ def make_learner(
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
-        compiled_update=make_compiled_update(plan, net, target, optimizer, head=head, rule=rule, view=view)
-        if plan.runtime.compile
-        else None,
+        compiled_update=make_compiled_update(plan, net, target, optimizer, loss) if plan.runtime.compile else None,
     )
 
 
@@ -87,24 +87,17 @@ def make_batch_source(
     plan: Plan, replay: Replay, learner: Learner, lanes: int, bonus: VisitCounts | None = None
 ) -> BatchSource:
     """The plan's source of batches."""
-    normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.fold.clip)
+    normalization = NormalizationStatistics(learner.net, lanes, plan.algo.discount, clip=replay.n_step.clip)
     lanes_per_actor = lanes // num_senders(plan)
     if isinstance(plan.replay, FreshReplay):
+        fresh = plan.replay
         return FreshSource(
-            replay,
-            learner,
-            normalization,
-            bonus,
-            epochs=plan.replay.epochs,
-            minibatches=plan.replay.minibatches,
-            trace=plan.replay.trace,
-            lanes_per_actor=lanes_per_actor,
+            replay, learner, normalization, bonus, fresh.epochs, fresh.minibatches, fresh.trace, lanes_per_actor
         )
-    anneal = make_anneal(plan.algo, replay.fold) if isinstance(plan.algo.anneal, ExponentialAnneal) else None
-    members = plan.population.num
-    return ReplaySource(
-        replay, make_rate_limiter(plan), normalization, plan.algo.batch_size, anneal, bonus, members, lanes_per_actor
-    )
+    limiter = make_rate_limiter(plan)
+    anneal = make_anneal(plan.algo, replay.n_step) if isinstance(plan.algo.anneal, ExponentialAnneal) else None
+    size = plan.algo.batch_size
+    return ReplaySource(replay, limiter, normalization, size, anneal, bonus, plan.population.num, lanes_per_actor)
 
 
 def make_rate_limiter(plan: Plan) -> RateLimiter:

@@ -1,7 +1,7 @@
 """Sources of batches: rollouts in, batches out, at the limiter's rate; the learner's loop. Shapes: T rows, B lanes."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +14,7 @@ from qfleet.learn.learner import Learner, NonFiniteUpdate
 from qfleet.learn.plasticity import Anneal
 from qfleet.learn.population import PopulationLearner
 from qfleet.learn.rate_limiter import RateLimiter
-from qfleet.nets import Normalize, QNet
+from qfleet.nets import QNet
 from qfleet.replay import ALL, Replay
 from qfleet.system.timers import Stopwatch
 
@@ -45,12 +45,8 @@ class NormalizationStatistics:
         if self.net.rewards is not None:
             rewards = np.clip(rollout.reward, -1.0, 1.0) if self.clip else rollout.reward
             for reward, last in zip(rewards, rollout.last, strict=True):
-                self.observe_reward(self.net.rewards, reward, last, lanes)
-
-    def observe_reward(self, statistics: Normalize, reward: Array, last: Array, lanes: slice = ALL) -> None:
-        """Update the statistics with one row of rewards."""
-        returns = self.returns[lanes] = np.where(last, 0.0, self.returns[lanes] * self.discount + reward)
-        statistics.observe(torch.from_numpy(returns[~last]))
+                returns = self.returns[lanes] = np.where(last, 0.0, self.returns[lanes] * self.discount + reward)
+                self.net.rewards.observe(torch.from_numpy(returns[~last]))
 
     def reset_returns(self, lanes: slice) -> None:
         """Start new returns in these lanes, whose episodes are over."""
@@ -91,9 +87,9 @@ def source_metrics(replay: Replay, bonus: VisitCounts | None) -> dict[str, float
     return {**({} if bonus is None else bonus.take_metrics()), **filtered}
 
 
-def lanes_of(worker: int, lanes_per_actor: int) -> slice:
-    """The lanes of one of several actors with `lanes_per_actor` lanes each."""
-    return slice(worker * lanes_per_actor, (worker + 1) * lanes_per_actor)
+def lanes_of(worker: int, lanes_per_actor: int | None) -> slice:
+    """The lanes of one of several actors with `lanes_per_actor` lanes each; None: there is one actor."""
+    return ALL if lanes_per_actor is None else slice(worker * lanes_per_actor, (worker + 1) * lanes_per_actor)
 
 
 def insert_with_bonus(
@@ -101,7 +97,7 @@ def insert_with_bonus(
 ) -> int:
     """Add a rollout, with its bonus if there is one, to replay and statistics; returns its number of steps."""
     lanes = lanes_of(rollout.source[0], rollout.last.shape[1])
-    with_bonus = rollout if bonus is None else bonus.add(rollout)
+    with_bonus = rollout if bonus is None else bonus.with_bonus(rollout)
     normalization.observe(with_bonus, lanes)
     return replay.add(with_bonus, rollout.reward, lanes)
 
@@ -133,37 +129,29 @@ class DrawnItems:
         return max(0.0, (self.steps - self.serials * steps / head) / self.items)
 
 
+@dataclass(eq=False)
 class ReplaySource:
     """Samples batches from the replay, in the plan's ratio of updates to steps."""
 
-    def __init__(
-        self,
-        replay: Replay,
-        limiter: RateLimiter,
-        normalization: NormalizationStatistics,
-        batch_size: int,
-        anneal: Anneal | None = None,
-        bonus: VisitCounts | None = None,
-        num_members: int = 1,
-        lanes_per_actor: int | None = None,
-    ) -> None:
-        self.replay = replay
-        self.limiter = limiter
-        self.normalization = normalization
-        self.batch_size = batch_size
-        self.anneal = anneal
-        self.bonus = bonus
-        self.num_members = num_members  # each gets a separate batch
-        self.lanes_per_actor = lanes_per_actor or len(normalization.returns)
-        self.steps = 0
-        self.refill = 0  # items that an emptied replay must hold before learning continues
-        self.drawn = DrawnItems()
-        self.update_fold()
+    replay: Replay
+    limiter: RateLimiter
+    normalization: NormalizationStatistics
+    batch_size: int
+    anneal: Anneal | None = None
+    bonus: VisitCounts | None = None
+    num_members: int = 1  # each gets a separate batch
+    lanes_per_actor: int | None = None  # None: there is one actor
+    steps: int = 0
+    refill: int = 0  # items that an emptied replay must hold before learning continues
+    drawn: DrawnItems = field(default_factory=DrawnItems)
 
-    def update_fold(self) -> None:
+    def __post_init__(self) -> None:
+        self.update_n_step()
+
+    def update_n_step(self) -> None:
         """Set the annealed n and gamma for the current number of updates."""
         if self.anneal is not None:
-            self.replay.fold = self.anneal.fold(self.limiter.updates)
+            self.replay.n_step = self.anneal.n_step(self.limiter.updates)
 
     def insert(self, rollout: Rollout) -> None:
         """Add a rollout to the replay."""
@@ -188,7 +176,7 @@ class ReplaySource:
         self.limiter.count_update()
         self.drawn.count(batch.ids, self.steps)
         self.replay.update(*known_priorities(batch.ids, priority))
-        self.update_fold()
+        self.update_n_step()
 
     def take_metrics(self) -> dict[str, float | None]:
         """The mean age in steps of the items drawn; the mean bonus and the share of filtered items."""
@@ -219,7 +207,7 @@ class ReplaySource:
         drawn = saved_value(state, "drawn") if "drawn" in state else asdict(DrawnItems())
         self.drawn = DrawnItems(*(saved_count(drawn, name, 2**62) for name in ("items", "serials", "steps")))
         self.normalization.returns = saved_array(state, "returns", FLOATS, self.normalization.returns.shape).copy()
-        self.update_fold()
+        self.update_n_step()
         if self.bonus is not None:
             self.bonus.load_state_dict(saved_value(state, "bonus"))
         if with_replay:

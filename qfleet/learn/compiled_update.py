@@ -10,25 +10,28 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from qfleet.learn.optimizer import FusedAdam, FusedOptimizer
+from qfleet.learn.optimizer import BETA1, BETA2, FusedAdam, FusedOptimizer
+from qfleet.learn.target_network import detached
 from qfleet.nets import Network, draws_random_numbers
 from qfleet.plan.schema import Adam as AdamPlan
 from qfleet.plan.schema import AverageTarget, FreshReplay, NoMemory, OwnTorso, Plan, SequencesView, SteadyBatch
-from qfleet.qlearn import Head, Rule, Tensors, View, td_loss
+from qfleet.qlearn import Tensors
 from qfleet.system.timers import COMPILE_TIMER
 
 # From tensors to (loss, gradient norm, mean value) [3] and priorities [N].
 UpdateFunction: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 # Compiles an update for these inputs, of which the first `num_changing` are other tensors at each call.
 Compiler: TypeAlias = Callable[[UpdateFunction, Sequence[Tensor], int], UpdateFunction]
-BETA1 = 0.9
-BETA2 = 0.999
+AdamState: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # weight, mean, square and step of one parameter
+# The loss [], priorities [N] and values of a batch, by the online and the target network.
+Loss: TypeAlias = Callable[[Network, Network, Tensors], tuple[Tensor, Tensor, Tensor]]
 
 
 class CannotCompile(Exception):
@@ -40,37 +43,25 @@ def bind(net: nn.Module, tensors: dict[str, Tensor]) -> Network:
     return lambda obs: torch.func.functional_call(net, tensors, (obs,))
 
 
+@dataclass(eq=False)
 class CompiledUpdate:
     """One update in one call; weights, target and moments are changed in place, or not at all."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        target: nn.Module,
-        optimizer: FusedAdam,
-        *,
-        head: Head,
-        rule: Rule | None,
-        view: View,
-        clip_norm: float | None,
-        tau: float | None,  # of an averaged target; None: the target is not updated here
-        compiler: Compiler,
-    ) -> None:
-        self.net = net
-        self.target = target
-        self.optimizer = optimizer
-        self.compiler = compiler
-        self.head = head
-        self.rule = rule
-        self.view = view
-        self.clip_norm = clip_norm
-        self.tau = tau
-        self.names = [name for name, _ in net.named_parameters()]
-        self.buffers = dict(net.named_buffers())  # running normalisation, shared by both networks
-        moments = optimizer.moments
+    net: nn.Module
+    target: nn.Module
+    optimizer: FusedAdam
+    loss: Loss
+    clip_norm: float | None
+    tau: float | None  # of an averaged target; None: the target is not updated here
+    compiler: Compiler
+
+    def __post_init__(self) -> None:
+        self.names = [name for name, _ in self.net.named_parameters()]
+        self.buffers = dict(self.net.named_buffers())  # running normalisation, shared by both networks
+        moments = self.optimizer.moments
         self.state = [
-            [parameter.detach() for parameter in net.parameters()],
-            [parameter.detach() for parameter in target.parameters()],
+            detached(self.net.parameters()),
+            detached(self.target.parameters()),
             moments["exp_avg"],
             moments["exp_avg_sq"],
             moments["step"],
@@ -115,7 +106,7 @@ class CompiledUpdate:
         corrections = adam_corrections(rate, torch.stack(steps) + 1)
         for at, gradient in enumerate(gradients):
             old = (weights[at], means[at], squares[at], steps[at])
-            new = adam(*old, gradient * scale, rate, corrections[at], self.optimizer.eps, self.optimizer.weight_decay)
+            new = adam(old, gradient * scale, rate, corrections[at], self.optimizer.eps, self.optimizer.weight_decay)
             new_target = () if self.tau is None else (targets[at] + self.tau * (new[0] - targets[at]),)
             for destination, value in zip((*old, targets[at]), (*new, *new_target), strict=False):
                 destination.copy_(torch.where(finite, value, destination))
@@ -130,7 +121,7 @@ class CompiledUpdate:
         online = bind(self.net, dict(zip(self.names, leaves, strict=True)) | named_buffers)
         target = bind(self.target, dict(zip(self.names, targets, strict=True)) | named_buffers)
         with torch.enable_grad():
-            loss, priority, values = td_loss(self.head, self.rule, self.view, online, target, batch)
+            loss, priority, values = self.loss(online, target, batch)
             gradients = torch.autograd.grad(loss, leaves)
         return [gradient.detach() for gradient in gradients], loss.detach(), priority, values.mean()
 
@@ -146,18 +137,9 @@ def adam_corrections(rate: Tensor, steps: Tensor) -> Tensor:
     return torch.stack((rate / correction1, correction2.rsqrt()), dim=1)
 
 
-def adam(
-    weight: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    step: Tensor,
-    gradient: Tensor,
-    rate: Tensor,
-    corrections: Tensor,
-    eps: float,
-    decay: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Adam (Kingma and Ba 2015) with decoupled weight decay: new weight, mean, square and step."""
+def adam(old: AdamState, gradient: Tensor, rate: Tensor, corrections: Tensor, eps: float, decay: float) -> AdamState:
+    """Adam (Kingma and Ba 2015) with decoupled weight decay."""
+    weight, mean, square, step = old
     mean = mean + (1.0 - BETA1) * (gradient - mean)
     square = BETA2 * square + (1.0 - BETA2) * gradient * gradient
     if decay:
@@ -256,11 +238,6 @@ def capture_cuda_graph(function: UpdateFunction, inputs: Sequence[Tensor], num_c
     return replay
 
 
-def compiler_for(device: torch.device) -> Compiler:
-    """The compiler for this kind of device."""
-    return capture_cuda_graph if device.type == "cuda" else compile_with_inductor
-
-
 def why_not_compilable(plan: Plan) -> str | None:
     """Why this plan's update cannot be compiled; None if it can."""
     net = plan.net
@@ -283,29 +260,14 @@ def why_not_compilable(plan: Plan) -> str | None:
 
 
 def make_compiled_update(
-    plan: Plan,
-    net: nn.Module,
-    target: nn.Module,
-    optimizer: FusedOptimizer,
-    *,
-    head: Head,
-    rule: Rule | None,
-    view: View,
+    plan: Plan, net: nn.Module, target: nn.Module, optimizer: FusedOptimizer, loss: Loss
 ) -> CompiledUpdate | None:
     """The compiled update, if it is possible."""
     if why_not_compilable(plan) is not None or not isinstance(optimizer, FusedAdam):
         return None
-    return CompiledUpdate(
-        net,
-        target,
-        optimizer,
-        head=head,
-        rule=rule,
-        view=view,
-        clip_norm=plan.optim.clip_norm,
-        tau=plan.algo.target.tau if isinstance(plan.algo.target, AverageTarget) else None,
-        compiler=compiler_for(next(net.parameters()).device),
-    )
+    tau = plan.algo.target.tau if isinstance(plan.algo.target, AverageTarget) else None
+    compiler = capture_cuda_graph if next(net.parameters()).device.type == "cuda" else compile_with_inductor
+    return CompiledUpdate(net, target, optimizer, loss, plan.optim.clip_norm, tau, compiler)
 
 
 def cache_folder() -> Path:

@@ -93,7 +93,7 @@ class VisitCounts:
         self.paid = 0.0
         self.steps = 0
 
-    def add(self, rollout: Rollout) -> Rollout:
+    def with_bonus(self, rollout: Rollout) -> Rollout:
         """The rollout with the bonus added to its rewards, which are clipped first if the plan clips them."""
         reward = np.clip(rollout.reward, -1.0, 1.0) if self.clip else rollout.reward.copy()
         for obs, last, row in zip(rollout.obs, rollout.last, reward, strict=True):

@@ -5,7 +5,7 @@ bootstraps; its Q(lambda) returns are computed once, from the values the actor a
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -38,32 +38,21 @@ class FreshBatch:
         return Batch(obs, self.action[self.indices], returns, discount, obs, weight, self.indices)
 
 
+@dataclass(eq=False)
 class FreshSource:
     """Collects a block, returns it in shuffled minibatches `epochs` times, and drops it."""
 
-    def __init__(
-        self,
-        replay: Replay,
-        learner: Learner,
-        normalization: NormalizationStatistics,
-        bonus: VisitCounts | None = None,
-        *,
-        epochs: int,
-        minibatches: int,
-        trace: float,
-        lanes_per_actor: int | None = None,
-    ) -> None:
-        self.replay = replay
-        self.learner = learner
-        self.normalization = normalization
-        self.bonus = bonus
-        self.epochs = epochs
-        self.minibatches = minibatches
-        self.trace = trace
-        self.lanes_per_actor = lanes_per_actor or len(normalization.returns)
-        self.steps = 0
-        self.learned_items = 0
-        self.waiting: deque[FreshBatch] = deque()  # empty between turns: a block is learned from in one turn
+    replay: Replay
+    learner: Learner
+    normalization: NormalizationStatistics
+    bonus: VisitCounts | None
+    epochs: int
+    minibatches: int
+    trace: float
+    lanes_per_actor: int
+    steps: int = 0
+    learned_items: int = 0
+    waiting: deque[FreshBatch] = field(default_factory=deque)  # empty between turns: one turn learns from a block
 
     def insert(self, rollout: Rollout) -> None:
         """Add a row to the block."""

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -14,26 +14,14 @@ from torch.autograd.graph import increment_version
 from qfleet.data import Array, Batch, Report, Sequences
 from qfleet.learn.batch_split import strided_part
 from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
-from qfleet.learn.optimizer import CONSTANT_RATE, FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
+from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target_network import TargetUpdate, detached, floating
 from qfleet.learn.transfer import Transfer, as_tensors, make_transfer, to_floats
-from qfleet.nets import (
-    Chain,
-    Network,
-    QNet,
-    Reduced,
-    can_share_weights,
-    copy_array,
-    gradients_of,
-    keep_freed_memory,
-    load_state_arrays,
-    make_chain,
-    match_names,
-    state_arrays,
-)
-from qfleet.nets.gradients import OnGradient
+from qfleet.nets import Chain, Network, QNet, Reduced, make_chain
+from qfleet.nets.gradients import OnGradient, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
+from qfleet.nets.weights import can_share_weights, copy_array, load_state_arrays, match_names, state_arrays
 from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
 
 
@@ -49,57 +37,49 @@ class PendingUpdate:
     report: Report
 
 
+@dataclass(eq=False)
 class Learner:
     """One network, its target network and its optimiser."""
 
-    def __init__(
-        self,
-        net: QNet,
-        target: QNet,
-        optimizer: FusedOptimizer,
-        *,
-        head: Head,
-        rule: Rule | None,
-        view: View,
-        update_target: TargetUpdate,
-        clip_norm: float | None = 10.0,
-        schedule: RateSchedule = CONSTANT_RATE,
-        accumulate: int = 1,
-        reset: Reset | None = None,
-        rate_factor: float = 1.0,
-        device: torch.device | None = None,
-        reduced: bool = False,
-        compiled_update: CompiledUpdate | None = None,
-    ) -> None:
-        self.net = net
-        self.target = target
-        self.optimizer = optimizer
-        self.head = head
-        self.rule = rule
-        self.view = view
-        self.update_target = update_target
-        self.clip_norm = clip_norm
-        self.device = device or torch.device("cpu")
-        self.learning_rate = optimizer.learning_rate
-        self.schedule = schedule
-        self.reset = reset
-        self.accumulate = accumulate
-        self.rate_factor = rate_factor  # each member of a population has its own
+    net: QNet
+    target: QNet
+    optimizer: FusedOptimizer
+    _: KW_ONLY
+    head: Head
+    rule: Rule | None
+    view: View
+    update_target: TargetUpdate | None
+    clip_norm: float | None
+    schedule: RateSchedule
+    accumulate: int
+    reset: Reset | None
+    rate_factor: float  # each member of a population has its own
+    device: torch.device
+    reduced: bool  # bfloat16
+    compiled_update: CompiledUpdate | None
+    not_compiled: str = ""  # why compiling the update failed, if it did
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        self.learning_rate = self.optimizer.learning_rate
         # A user's torso may be partly frozen.
-        trained = [(name, parameter) for name, parameter in net.named_parameters() if parameter.requires_grad]
+        trained = [(name, parameter) for name, parameter in self.net.named_parameters() if parameter.requires_grad]
         self.names = [name for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
-        self.online_tensors = detached(floating(net))
-        self.target_tensors = detached(floating(target))
-        self.shares_weights = can_share_weights(net)  # else policies copy the weights when their versions change
-        allow_chain = isinstance(head, Scalar) and isinstance(view, StepView)  # its gradient needs no autograd
-        self.online_forward = fastest_forward(net, self.device, reduced=reduced, allow_chain=allow_chain)
-        self.target_forward = fastest_forward(target, self.device, reduced=reduced, allow_chain=allow_chain)
-        self.compiled_update = compiled_update
+        self.online_tensors = detached(floating(self.net))
+        self.target_tensors = detached(floating(self.target))
+        self.shares_weights = can_share_weights(self.net)  # else policies copy the weights when their versions change
+        self.online_forward = self.fastest_forward(self.net)
+        self.target_forward = self.fastest_forward(self.target)
         self.transfer: Transfer = as_tensors if self.device.type == "cpu" else make_transfer(self.device)
-        self.not_compiled = ""  # why compiling the update failed, if it did
-        self.updates = 0
         keep_freed_memory()
+
+    def fastest_forward(self, net: QNet) -> Network:
+        """The network itself, or a faster view of it."""
+        if self.reduced:
+            return Reduced(net, self.device)
+        has_chain = isinstance(self.head, Scalar) and isinstance(self.view, StepView)  # its gradient needs no autograd
+        return (make_chain(net) if has_chain else None) or net
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not used afterwards."""
@@ -187,14 +167,13 @@ class Learner:
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of every parameter."""
         head = self.head
-        rule = self.rule
         view = self.view
         online = self.online_forward
         target = self.target_forward
         if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, StepView):
-            loss, priority, values, gradient = td_loss_and_gradient(head, rule, view, online, target, batch)
+            loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, online, target, batch)
             return loss, priority, values, online.gradients(gradient, on_gradient)
-        loss, priority, values = td_loss(head, rule, view, online, target, batch)
+        loss, priority, values = td_loss(head, self.rule, view, online, target, batch)
         return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
 
     def apply_update(self, pending: PendingUpdate) -> Report:
@@ -208,7 +187,8 @@ class Learner:
         self.updates += 1
         if not self.shares_weights:
             increment_version(self.online_tensors)  # torch's fused optimisers do not count their writes
-        if self.compiled_update is None or self.compiled_update.tau is None:
+        compiled = self.compiled_update is not None and self.compiled_update.tau is not None
+        if self.update_target is not None and not compiled:
             self.update_target(self.target_tensors, self.online_tensors, self.updates)
         if self.reset is not None and self.reset.due(self.updates):
             self.reset.apply((self.net, self.target), self.names, self.optimizer.moments, self.updates)
@@ -278,13 +258,6 @@ class Learner:
             saved = match_names(self.names, strip_prefix(named, f"{key}."))
             for name, value in zip(self.names, moments, strict=True):
                 copy_array(f"{key}.{name}", value, saved[name])
-
-
-def fastest_forward(net: QNet, device: torch.device, *, reduced: bool, allow_chain: bool) -> Network:
-    """The network itself, or a faster view of it."""
-    if reduced:
-        return Reduced(net, device)
-    return (make_chain(net) if allow_chain else None) or net
 
 
 def report_scaled(on_gradient: OnGradient, share: float, index: int, gradient: Tensor) -> None:

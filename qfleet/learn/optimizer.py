@@ -6,8 +6,9 @@ which takes a second or more, and each of their steps costs as much as a small n
 to rounding.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from qfleet.plan.schema import Adam as AdamPlan
 from qfleet.plan.schema import Radam as RadamPlan
 from qfleet.plan.schema import Rmsprop as RmspropPlan
 from qfleet.plan.schema import Sgd as SgdPlan
+
+BETA1 = 0.9
+BETA2 = 0.999
 
 
 class FusedOptimizer(Protocol):
@@ -40,50 +44,47 @@ def adam_state(parameters: list[Tensor]) -> tuple[Tensor, dict[str, list[Tensor]
     return steps, {"step": list(steps.unbind()), "exp_avg": zeros(parameters), "exp_avg_sq": zeros(parameters)}
 
 
+def adam_kernel(columns: Sequence[list[Tensor]], *, rate: float, eps: float, weight_decay: float = 0.0) -> None:
+    """One step of Adam, with decoupled weight decay, on parameters, gradients, means, squares and step counts."""
+    parameters, gradients, means, squares, steps = columns
+    kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
+    settings: dict[str, Any] = {"beta1": BETA1, "beta2": BETA2, "amsgrad": False, "maximize": False}
+    kernel(parameters, gradients, means, squares, [], steps, lr=rate, weight_decay=weight_decay, eps=eps, **settings)
+
+
+@dataclass(eq=False)
 class FusedAdam:
     """Adam (Kingma and Ba 2015); weight decay is decoupled (Loshchilov and Hutter 2019)."""
 
-    def __init__(
-        self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:
-        self.parameters = parameters
-        self.kernel = torch._fused_adamw_ if weight_decay else torch._fused_adam_
-        self.learning_rate = learning_rate
-        self.eps = eps
-        self.weight_decay = weight_decay
-        self.steps, self.moments = adam_state(parameters)
+    parameters: list[Tensor]
+    learning_rate: float
+    _: KW_ONLY
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.steps, self.moments = adam_state(self.parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
         self.steps.add_(1)
-        self.kernel(
-            self.parameters,
-            gradients,
-            self.moments["exp_avg"],
-            self.moments["exp_avg_sq"],
-            [],
-            self.moments["step"],
-            lr=self.learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=self.weight_decay,
-            eps=self.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+        moments = self.moments
+        columns = (self.parameters, gradients, moments["exp_avg"], moments["exp_avg_sq"], moments["step"])
+        adam_kernel(columns, rate=self.learning_rate, eps=self.eps, weight_decay=self.weight_decay)
 
 
+@dataclass(eq=False)
 class FusedRadam:
     """Rectified Adam (Liu et al. 2020, algorithm 2), by Adam's kernel; weight decay is decoupled."""
 
-    def __init__(
-        self, parameters: list[Tensor], learning_rate: float, *, eps: float = 1e-8, weight_decay: float = 0.0
-    ) -> None:
-        self.parameters = parameters
-        self.learning_rate = learning_rate
-        self.eps = eps
-        self.weight_decay = weight_decay
-        self.steps, self.moments = adam_state(parameters)
+    parameters: list[Tensor]
+    learning_rate: float
+    _: KW_ONLY
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.steps, self.moments = adam_state(self.parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -97,59 +98,39 @@ class FusedRadam:
     def step_some(self, indices: list[int], gradients: list[Tensor], step: float) -> None:
         """Update the parameters at these indices, whose step count is `step`."""
         moments = self.moments
-        beta1 = 0.9
-        beta2 = 0.999
         columns = (self.parameters, gradients, moments["exp_avg"], moments["exp_avg_sq"], moments["step"])
-        parameters, grads, means, squares, steps = ([values[index] for index in indices] for values in columns)
-        rho_max = 2.0 / (1.0 - beta2) - 1.0
-        bias_correction2 = 1.0 - beta2**step
-        rho = rho_max - 2.0 * step * beta2**step / bias_correction2
+        some = [[values[index] for index in indices] for values in columns]
+        rho_max = 2.0 / (1.0 - BETA2) - 1.0
+        bias_correction2 = 1.0 - BETA2**step
+        rho = rho_max - 2.0 * step * BETA2**step / bias_correction2
         if rho <= 5.0:  # too few gradients to estimate their variance: plain momentum
-            torch._foreach_lerp_(means, grads, 1.0 - beta1)
-            torch._foreach_mul_(squares, beta2)
-            torch._foreach_addcmul_(squares, grads, grads, 1.0 - beta2)
-            torch._foreach_add_(parameters, means, alpha=-self.learning_rate / (1.0 - beta1**step))
+            parameters, grads, means, squares, _ = some
+            torch._foreach_lerp_(means, grads, 1.0 - BETA1)
+            torch._foreach_mul_(squares, BETA2)
+            torch._foreach_addcmul_(squares, grads, grads, 1.0 - BETA2)
+            torch._foreach_add_(parameters, means, alpha=-self.learning_rate / (1.0 - BETA1**step))
             return
         rectification = ((rho - 4.0) * (rho - 2.0) * rho_max / ((rho_max - 4.0) * (rho_max - 2.0) * rho)) ** 0.5
         # Adam's step at another rate. Adam adds eps after its bias correction of the squares, RAdam before.
-        torch._fused_adam_(
-            parameters,
-            grads,
-            means,
-            squares,
-            [],
-            steps,
-            lr=self.learning_rate * rectification,
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=0.0,
-            eps=self.eps / bias_correction2**0.5,
-            amsgrad=False,
-            maximize=False,
-        )
+        adam_kernel(some, rate=self.learning_rate * rectification, eps=self.eps / bias_correction2**0.5)
 
 
+@dataclass(eq=False)
 class FusedRmsprop:
     """RMSProp as in Graves 2013, eq. 38-41; `eps` is added outside the root, as torch does."""
 
-    def __init__(
-        self,
-        parameters: list[Tensor],
-        learning_rate: float,
-        *,
-        decay: float = 0.95,
-        eps: float = 1e-5,
-        centered: bool = True,
-        weight_decay: float = 0.0,
-    ) -> None:
-        self.parameters = parameters
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.decay = decay
-        self.eps = eps
-        self.moments = {"square_avg": zeros(parameters)}
-        if centered:
-            self.moments["grad_avg"] = zeros(parameters)
+    parameters: list[Tensor]
+    learning_rate: float
+    _: KW_ONLY
+    decay: float = 0.95
+    eps: float = 1e-5
+    centered: bool = True
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.moments = {"square_avg": zeros(self.parameters)}
+        if self.centered:
+            self.moments["grad_avg"] = zeros(self.parameters)
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -168,17 +149,18 @@ class FusedRmsprop:
         torch._foreach_addcdiv_(self.parameters, gradients, denominator, value=-self.learning_rate)
 
 
+@dataclass(eq=False)
 class FusedSgd:
     """Gradient descent with momentum."""
 
-    def __init__(
-        self, parameters: list[Tensor], learning_rate: float, *, momentum: float = 0.0, weight_decay: float = 0.0
-    ) -> None:
-        self.parameters = parameters
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.momentum = momentum
-        self.moments = {"momentum_buffer": zeros(parameters)} if momentum else {}
+    parameters: list[Tensor]
+    learning_rate: float
+    _: KW_ONLY
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.moments = {"momentum_buffer": zeros(self.parameters)} if self.momentum else {}
 
     def step(self, gradients: list[Tensor]) -> None:
         """One step."""
@@ -233,6 +215,3 @@ class RateSchedule:
         warmup = min(1.0, (updates + 1) / (self.warm_updates + 1))
         decay = 1.0 if self.decay_updates is None else max(0.0, 1.0 - updates / self.decay_updates)
         return self.factor * warmup * decay
-
-
-CONSTANT_RATE = RateSchedule()

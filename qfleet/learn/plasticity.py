@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from qfleet.data import Batch, Sequences
 from qfleet.nets import QNet, dormant_fraction, record_activations, refresh_spectral_norms
 from qfleet.plan.schema import Algo, ExponentialAnneal, PeriodicReset
-from qfleet.replay import Fold, Replay, SequenceCut
+from qfleet.replay import NStepReturn, Replay, SequenceCut
 
 Fresh = Callable[[int], nn.Module]  # the number of a reset -> a network with new weights
 
@@ -81,12 +81,12 @@ class Anneal:
     n = n_end (n_start / n_end)^left, rounded; 1 - gamma likewise; `left` falls from 1 to 0 over `updates`.
     """
 
-    start: Fold
-    end: Fold
+    start: NStepReturn
+    end: NStepReturn
     updates: int
     every_updates: int | None = None  # between resets
 
-    def fold(self, updates: int) -> Fold:
+    def n_step(self, updates: int) -> NStepReturn:
         """n and gamma after this number of updates."""
         since = updates if self.every_updates is None else updates % self.every_updates
         left = max(0.0, 1.0 - since / self.updates)
@@ -105,7 +105,7 @@ def interpolate_exponentially(start: float, end: float, left: float) -> float:
     return math.exp(left * math.log(start / end)) * end
 
 
-def make_anneal(algo: Algo, end: Fold) -> Anneal | None:
+def make_anneal(algo: Algo, end: NStepReturn) -> Anneal | None:
     """The plan's annealing, if any, towards the plan's own n and gamma."""
     if not isinstance(algo.anneal, ExponentialAnneal):
         return None

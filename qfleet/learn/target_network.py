@@ -1,55 +1,37 @@
 """Target networks: periodic copies or a running average of the online network."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from qfleet.plan.schema import CopyTarget, FreshReplay, Plan
 
-
-class TargetUpdate(Protocol):
-    """How the target network is updated; called after each update with the number of updates made."""
-
-    def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """Change the target's parameters in place."""
+# Changes the target's tensors in place, given the online ones and the number of updates made; called after each.
+TargetUpdate: TypeAlias = Callable[[list[Tensor], list[Tensor], int], None]
 
 
-@dataclass(frozen=True)
-class PeriodicCopy:
-    """Copy the online network every `updates_between` updates (Mnih et al. 2015)."""
-
-    updates_between: int
-
-    def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """Copy if due."""
-        if updates % self.updates_between == 0:
-            torch._foreach_copy_(target, online)
+def periodic_copy(every_updates: int, target: list[Tensor], online: list[Tensor], updates: int) -> None:
+    """Copy the online network if a copy is due (Mnih et al. 2015)."""
+    if updates % every_updates == 0:
+        torch._foreach_copy_(target, online)
 
 
-@dataclass(frozen=True)
-class PolyakAverage:
-    """target += tau (online - target) after every update (Lillicrap et al. 2016)."""
-
-    tau: float
-
-    def __call__(self, target: list[Tensor], online: list[Tensor], updates: int) -> None:
-        """One averaging step."""
-        torch._foreach_lerp_(target, online, self.tau)
+def polyak_average(tau: float, target: list[Tensor], online: list[Tensor], updates: int) -> None:
+    """target += tau (online - target) (Lillicrap et al. 2016)."""
+    torch._foreach_lerp_(target, online, tau)
 
 
-def no_target_update(target: list[Tensor], online: list[Tensor], updates: int) -> None:
-    """Leave the target as it is, where it is never used."""
-
-
-def make_target_update(plan: Plan) -> TargetUpdate:
-    """The plan's target update."""
+def make_target_update(plan: Plan) -> TargetUpdate | None:
+    """The plan's target update; None where the target network is never used."""
     target = plan.algo.target
     if isinstance(plan.replay, FreshReplay):
-        return no_target_update
-    return PeriodicCopy(target.every_updates) if isinstance(target, CopyTarget) else PolyakAverage(target.tau)
+        return None
+    if isinstance(target, CopyTarget):
+        return partial(periodic_copy, target.every_updates)
+    return partial(polyak_average, target.tau)
 
 
 def floating(net: nn.Module) -> list[Tensor]:

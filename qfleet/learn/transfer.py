@@ -61,12 +61,12 @@ class BatchTransfer:
         sent: dict[str, Tensor | None] = {}
         with torch.cuda.stream(self.stream):
             for name, values in as_tensors(fields).items():
-                sent[name] = None if values is None else self.send(slot.page(name, values).copy_(values), main)
+                sent[name] = None if values is None else self.to_device(slot.page(name, values).copy_(values), main)
             slot.read = self.stream.record_event()
         main.wait_stream(self.stream)
         return sent
 
-    def send(self, page: Tensor, main: Any) -> Tensor:
+    def to_device(self, page: Tensor, main: Any) -> Tensor:
         """Copy one buffer to the device, for use on the main stream."""
         copy = page.to(self.device, non_blocking=True)
         copy.record_stream(main)

@@ -5,8 +5,9 @@ the last bit or two. In small networks autograd's overhead costs as much as the 
 saves passes over the feature maps, and wide layers are multiplied in the faster order.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -100,6 +101,7 @@ class Conv:
 
 
 Layer: TypeAlias = tuple[Conv | Linear, Norm | None]
+Network: TypeAlias = Callable[[Tensor], Tensor]  # a QNet without memory, or a faster view of one: outputs per action
 
 
 class Chain:
@@ -181,13 +183,6 @@ class Chain:
             if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
                 grad = grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
         return [grad, *own]
-
-
-class Network(Protocol):
-    """A network without memory, or a faster view of one with the same outputs."""
-
-    def __call__(self, obs: Tensor) -> Tensor:
-        """Outputs per action."""
 
 
 def make_chain(net: QNet) -> Chain | None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.plan.changes import sync_switches
-from qfleet.plan.draft import Assignment, Draft, entries_of, format_value
-from qfleet.plan.presets import environments
-from qfleet.plan.presets.pieces import Settings
+from qfleet.plan.draft import Assignment, Draft, entries_of
+from qfleet.plan.presets.environments import defaults_for
 from qfleet.plan.schema import Plan
+from qfleet.plan.setting_text import format_value
 from qfleet.plan.toml import read_toml
 from qfleet.plan.trusted import TRUSTED, names_code
 from qfleet.plan.validate.case import COMMAND_LINE, PYTHON
@@ -41,11 +41,8 @@ def compose(
     tree = read_toml(file) if file is not None else {}
     explicit = [Assignment(path, value, where, text=True, explicit=True) for path, value, where in overrides]
     chosen = _env_id(env_id, tree, explicit)
-    name, base = _defaults(chosen, preset)
     draft = Draft()
-    draft.apply_layer(_settings(base, f"defaults for {chosen}" if name != preset else f"preset {name}"))
-    if preset and preset != name:
-        draft.apply_layer(_settings(environments.settings_of(preset, chosen), f"preset {preset}"))
+    name = _apply_presets(draft, chosen, preset)
     draft.apply_layer(entries_of(tree, str(file)))
     if env_id is not None:
         draft.apply_layer([Assignment("env.id", env_id, origin, explicit=True)])
@@ -69,11 +66,22 @@ def _settings(settings: Mapping[str, Any], origin: str) -> list[Assignment]:
     return [Assignment(path, value, origin) for path, value in settings.items()]
 
 
-def _defaults(env_id: str, preset: str | None) -> tuple[str, Settings]:
-    # An environment preset replaces the defaults of the chosen environment.
-    if preset is not None and preset in environments.environment_presets():
-        return preset, environments.settings_of(preset, env_id)
-    return environments.defaults_for(env_id)
+def _apply_presets(draft: Draft, env_id: str, preset: str | None) -> str:
+    """Apply the environment's defaults and the named preset; returns the name of the defaults."""
+    name, settings = defaults_for(env_id)
+    origin = f"defaults for {env_id}"
+    if preset:
+        from qfleet.plan.presets.catalog import environment_presets, settings_of
+
+        chosen = settings_of(preset, env_id)
+        if preset not in environment_presets():
+            draft.apply_layer(_settings(settings, origin))
+        else:
+            name = preset  # an environment preset replaces the defaults
+        settings = chosen
+        origin = f"preset {preset}"
+    draft.apply_layer(_settings(settings, origin))
+    return name
 
 
 def _env_id(env_id: str | None, tree: Mapping[str, Any], explicit: list[Assignment]) -> str:

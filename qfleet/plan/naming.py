@@ -1,18 +1,9 @@
 """The name and description of a plan's algorithm, derived from the plan itself, not from how it was made."""
 
+from qfleet.plan import schema
 from qfleet.plan.paths import flatten
-from qfleet.plan.presets import environments
-from qfleet.plan.schema import (
-    CategoricalHead,
-    DoubleRule,
-    FreshReplay,
-    ImplicitHead,
-    MunchausenRule,
-    NoMemory,
-    Plan,
-    PrioritizedSampler,
-    QuantileHead,
-)
+from qfleet.plan.presets.pieces import Settings
+from qfleet.plan.schema import Plan
 
 # The settings that distinguish algorithms; all others are numbers.
 DISTINCTIVE = {
@@ -52,7 +43,7 @@ PRESETS = {
     "double-decoupled-per-n3": ("decqn",),
     "double-decoupled-n3": ("decqn-small",),
 }
-HEADS = {CategoricalHead: "C51", QuantileHead: "QR-DQN", ImplicitHead: "IQN"}
+HEADS = {schema.CategoricalHead: "C51", schema.QuantileHead: "QR-DQN", schema.ImplicitHead: "IQN"}
 
 
 def algorithm_name(plan: Plan, preset: str | None = None) -> str:
@@ -61,14 +52,19 @@ def algorithm_name(plan: Plan, preset: str | None = None) -> str:
     known = PRESETS.get(parts, ())
     if preset in known:
         return preset
-    found = [name for name in known if has_settings_of(plan, name)]
-    return max(found, key=lambda name: len(environments.settings_of(name, plan.env.id))) if found else parts
+    if not known:
+        return parts
+    from qfleet.plan.presets.catalog import settings_of
+
+    settings = {name: settings_of(name, plan.env.id) for name in known}
+    found = [name for name in known if has_settings(plan, settings[name])]
+    return max(found, key=lambda name: len(settings[name])) if found else parts
 
 
 def algorithm_description(plan: Plan) -> str:
     """The algorithm as text: Double DQN, 5-step returns."""
     (_, rule), *rest = algorithm_parts(plan)
-    kind = "PQN" if isinstance(plan.replay, FreshReplay) else HEADS.get(type(plan.net.head), "DQN")
+    kind = "PQN" if isinstance(plan.replay, schema.FreshReplay) else HEADS.get(type(plan.net.head), "DQN")
     return ", ".join([f"{rule} {kind}".strip(), *(text for _, text in rest if text)])
 
 
@@ -77,11 +73,11 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     net = plan.net
     replay = plan.replay
     steps = plan.algo.n_step
-    rule = {DoubleRule: ("double", "Double"), MunchausenRule: ("munchausen", "Munchausen")}
+    rule = {schema.DoubleRule: ("double", "Double"), schema.MunchausenRule: ("munchausen", "Munchausen")}
     head = HEADS.get(type(net.head), "").lower().replace("-", "")
-    memory = "" if isinstance(net.memory, NoMemory) else str(net.memory.__struct_config__.tag)
-    fresh = isinstance(replay, FreshReplay)
-    per = not isinstance(replay, FreshReplay) and isinstance(replay.sampler, PrioritizedSampler)
+    memory = "" if isinstance(net.memory, schema.NoMemory) else str(net.memory.__struct_config__.tag)
+    fresh = isinstance(replay, schema.FreshReplay)
+    per = isinstance(replay, schema.BufferReplay) and isinstance(replay.sampler, schema.PrioritizedSampler)
     return [
         rule.get(type(plan.algo.rule), ("", "")),
         *([("pqn", "")] if fresh else []),
@@ -95,8 +91,7 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def has_settings_of(plan: Plan, preset: str) -> bool:
-    """Does the plan have every setting of the preset, which sets numbers too and not only the algorithm?"""
+def has_settings(plan: Plan, settings: Settings) -> bool:
+    """Does the plan have every setting of a preset, which sets numbers too and not only the algorithm?"""
     flat = flatten(plan)
-    settings = environments.settings_of(preset, plan.env.id)
     return not settings.keys() <= DISTINCTIVE and all(flat.get(path) == value for path, value in settings.items())

@@ -1,8 +1,6 @@
-"""Every setting of a plan by its dotted path: the variant that has it, its accepted values, parsing text."""
+"""Every setting of a plan by its dotted path: the variant that has it, and its value from text."""
 
-import difflib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
@@ -16,30 +14,6 @@ from qfleet.plan.schema import Env, Plan
 
 NONE = "none"
 LARGEST_INT = 2**63 - 1  # TOML and NumPy both stop here
-
-# Names of settings in other libraries.
-OTHER_LIBRARIES = {
-    "lr": "optim.learning_rate",
-    "gamma": "algo.discount",
-    "tau": "algo.target.tau",
-    "epsilon": "algo.explore.start",
-    "buffer_size": "replay.capacity",
-    "memory_size": "replay.capacity",
-    "learning_starts": "algo.learn_start_steps",
-    "target_update_interval": "algo.target.every_updates",
-    "train_freq": "replay.samples_per_insert",
-    "total_timesteps": "until.steps",
-    "num_envs": "env.num",
-    "n_envs": "env.num",
-    "env": "env.id",
-    "device": "runtime.device",
-    "hidden_sizes": "net.torso.sizes",
-    "net_arch": "net.torso.sizes",
-    "optimizer": "optim.type",
-    "max_grad_norm": "optim.clip_norm",
-    "alpha": "replay.sampler.alpha",
-    "double": "algo.rule.type",
-}
 
 
 class OutOfRange(ValueError):
@@ -163,60 +137,16 @@ def unflatten(flat: dict[str, Any]) -> Plan:
     """The plan with these values."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
-        if _is_absent(path, value):
-            path = path.removesuffix(".type")
+        section = path.removesuffix(".type")
+        if section != path and value == NONE and section in index().choices and index().choices[section].optional:
+            path = section
             value = None
-        *sections, name = path.split(".")
+        *outer, name = path.split(".")
         inside = tree
-        for section in sections:
-            inside = inside.setdefault(section, {})
+        for table in outer:
+            inside = inside.setdefault(table, {})
         inside[name] = value
     return msgspec.convert(tree, Plan)
-
-
-def _is_absent(path: str, value: object) -> bool:
-    section = path.removesuffix(".type")
-    return path.endswith(".type") and section in index().choices and index().choices[section].optional and value == NONE
-
-
-# --- accepted values as text ---
-
-
-def accepted_values(hint: Any) -> str:
-    """The values that a setting accepts, as text that fits after "must be"."""
-    return _describe_type(kinds.type_info(hint))
-
-
-def _describe_type(kind: kinds.Type) -> str:
-    match kind:
-        case kinds.UnionType(types=types):
-            return " or ".join(
-                _describe_type(each) for each in sorted(types, key=lambda each: isinstance(each, kinds.NoneType))
-            )
-        case kinds.IntType() | kinds.FloatType():
-            return ("an integer" if isinstance(kind, kinds.IntType) else "a number") + _range(kind)
-        case kinds.LiteralType(values=values):
-            return "one of " + ", ".join(map(str, values))
-        case kinds.VarTupleType(item_type=item):
-            return f"a list ({_describe_type(item)} each), such as [128, 128]"
-        case kinds.BoolType():
-            return "true or false"
-        case kinds.NoneType():
-            return NONE
-        case kinds.DictType():
-            return "a table of numbers, texts, true or false"
-    return "text"
-
-
-def _range(kind: kinds.IntType | kinds.FloatType) -> str:
-    if kind.ge is not None and kind.le is not None:
-        return f" from {_bound(kind.ge)} to {_bound(kind.le)}"
-    limits = ((" of at least", kind.ge), (" above", kind.gt), (" at most", kind.le), (" below", kind.lt))
-    return " and".join(f"{relation} {limit:g}" for relation, limit in limits if limit is not None)
-
-
-def _bound(limit: float) -> str:
-    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 # --- text and values ---
@@ -230,7 +160,8 @@ def convert(value: object, hint: Any) -> Any:
         raise OutOfRange(", and finite")
     if isinstance(value, float) and value.is_integer() and isinstance(kinds.type_info(hint), kinds.IntType):
         value = int(value)
-    if any(isinstance(number, int) and abs(number) > LARGEST_INT for number in _numbers(value)):
+    numbers = value if isinstance(value, list | tuple) else [value]
+    if any(isinstance(number, int) and abs(number) > LARGEST_INT for number in numbers):
         raise OutOfRange(", and at most 2^63 - 1")
     return msgspec.convert(value, hint)
 
@@ -257,10 +188,6 @@ def parse_scalar(text: str) -> Scalar:
 def _takes_none(hint: Any) -> bool:
     kind = kinds.type_info(hint)
     return isinstance(kind, kinds.UnionType) and kind.includes_none
-
-
-def _numbers(value: object) -> Iterator[object]:
-    yield from value if isinstance(value, list | tuple) else [value]
 
 
 def _read(text: str, kind: kinds.Type) -> Any:
@@ -293,35 +220,3 @@ def _read_int(text: str) -> int:
         if not number.is_integer():  # also false for nan and inf
             raise
         return int(number)
-
-
-# --- the nearest valid name ---
-
-
-def nearest(name: str, names: list[str], cutoff: float = 0.6) -> str | None:
-    """The name the user most likely meant."""
-    found = difflib.get_close_matches(name.lower(), names, n=1, cutoff=cutoff)
-    return found[0] if found else None
-
-
-def _depth(path: str) -> int:
-    return path.count(".")
-
-
-def nearest_path(path: str) -> str | None:
-    """The plan path the user most likely meant: by its last name, by another library's name, or by spelling."""
-    paths = index().paths()
-    last = path.rsplit(".", 1)[-1].lower()
-    ending = [each for each in paths if each.rsplit(".", 1)[-1] == last]
-    # algo.discount rather than algo.anneal.discount.
-    same = [each for each in ending if _depth(each) == min(map(_depth, ending))]
-    if len(same) == 1 or (same and "." not in path and last != "type"):
-        return same[0]
-    if last in OTHER_LIBRARIES:
-        return OTHER_LIBRARIES[last]
-    if near := nearest(path, paths):
-        return near
-    ends = {each.rsplit(".", 1)[-1]: each for each in reversed(paths) if not each.endswith(".type")}
-    # Last names are short and many: a low cutoff would find a match for any input.
-    end = nearest(last, list(ends), cutoff=0.76)
-    return ends[end] if end else None

@@ -135,7 +135,7 @@ def write_plan(plan: Plan, file: Path, mode: int = 0o666) -> None:
         ) from error
 
 
-def schema() -> dict[str, Any]:
+def json_schema() -> dict[str, Any]:
     """JSON Schema of a plan file, for editors."""
     made = msgspec.json.schema(Plan)
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"

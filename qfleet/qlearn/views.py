@@ -60,7 +60,7 @@ class StepView:
     def forward(
         self, net: Network, batch: Tensors, *, current: bool, bootstrap: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Outputs of the observations acted on, and of those n steps later."""
+        """Outputs [M, *out] of the observations acted on, and of those n steps later (without gradient)."""
         out = net(batch.obs) if current else None
         if not bootstrap:
             return out, None
@@ -70,21 +70,21 @@ class StepView:
             return out, net(batch.next_obs)
 
     def actions(self, batch: Tensors) -> Tensor:
-        """The actions taken."""
+        """The actions taken [M]."""
         return batch.action
 
     def rewards_and_discounts(self, batch: Tensors) -> tuple[Tensor, Tensor]:
-        """The batch's own rewards and discounts."""
+        """The batch's own n-step rewards and discounts [M]."""
         return batch.reward, batch.discount
 
     def add_masks(self, values: NextValues, batch: Tensors) -> NextValues:
-        """The batch's own masks."""
+        """Add which actions were allowed in the current and in the next observations: the batch's own masks."""
         values.mask = batch.mask
         values.next_mask = batch.next_mask
         return values
 
     def reduce(self, loss: Tensor, priority: Tensor, batch: Tensors) -> tuple[Tensor, Tensor]:
-        """The importance-weighted mean."""
+        """From losses and priorities per row [M] to one loss [], the importance-weighted mean, and priorities [N]."""
         return (loss * batch.weight).mean(), priority
 
 

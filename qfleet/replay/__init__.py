@@ -6,7 +6,7 @@ from qfleet.data import Spec
 from qfleet.plan import largest_n_step
 from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
 from qfleet.plan.schema import BufferReplay as Buffer
-from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
+from qfleet.replay.cuts import Cut, NStepReturn, SequenceCut, StepCut
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import CompressionSavings
@@ -27,18 +27,11 @@ def make_cut(algo: Algo) -> Cut:
 
 def make_sampler(buffer: Buffer, items: int) -> Sampler:
     """The sampler that the plan names, for at most `items` items."""
-    match buffer.sampler:
-        case PrioritizedSampler() as sampler:
-            return Prioritized(
-                items,
-                alpha=sampler.alpha,
-                beta_start=sampler.beta_start,
-                beta_end=sampler.beta_end,
-                beta_updates=sampler.beta_updates,
-                eps=sampler.eps,
-            )
-        case _:
-            return Uniform()
+    sampler = buffer.sampler
+    if not isinstance(sampler, PrioritizedSampler):
+        return Uniform()
+    names = ("alpha", "beta_start", "beta_end", "beta_updates", "eps")
+    return Prioritized(items, **{name: getattr(sampler, name) for name in names})
 
 
 def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) -> Replay:
@@ -47,8 +40,8 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
     clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
     if isinstance(plan.replay, FreshReplay):
         cut: Cut = SequenceCut(1, 0, plan.replay.rows, plan.replay.rows)
-        fold = Fold(1, plan.algo.discount, clip)
-        return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, fold=fold, values=True)
+        n_step = NStepReturn(1, plan.algo.discount, clip)
+        return Replay(spec, lanes, plan.replay.rows * lanes, Uniform(), rng, cut=cut, n_step=n_step, values=True)
     cut = make_cut(plan.algo)
     sampler = plan.replay.sampler
     chosen = plan.replay.filter
@@ -60,7 +53,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         make_sampler(plan.replay, cut.items_in(plan.replay.capacity)),
         rng,
         cut=cut,
-        fold=Fold(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
+        n_step=NStepReturn(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
         actor_priority=isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor",
         filter=filter,
         gains=bool(spec.state) and not isinstance(plan.algo.bonus, NoBonus),
@@ -72,8 +65,8 @@ __all__ = [
     "ALL",
     "CompressionSavings",
     "Cut",
-    "Fold",
     "Mirror",
+    "NStepReturn",
     "Prioritized",
     "Replay",
     "SamplerTotals",

@@ -5,7 +5,7 @@ Shapes: N items, L lanes, W rows of a window, D integers of a stored observation
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,7 @@ WINDOWS_PER_CALL = 4
 
 
 @dataclass(frozen=True)
-class Fold:
+class NStepReturn:
     """How the rewards of n steps are summed: R = sum_i gamma^i r_i. n and gamma may change during a run."""
 
     n: int
@@ -29,36 +29,9 @@ class Fold:
     rescale: bool = False  # measure errors on the scale of rescaled values
 
     @property
-    def n_step(self) -> NStep:
+    def numbers(self) -> NStep:
         """The numbers as the compiled loops take them."""
         return self.n, self.gamma, self.clip
-
-
-class Cut(Protocol):
-    """When items are complete, and how they are cut into batches."""
-
-    @property
-    def window(self) -> int:
-        """Rows that an item needs after its first."""
-
-    @property
-    def stride(self) -> int:
-        """Rows between the beginnings of consecutive items of a lane."""
-
-    @property
-    def ends(self) -> bool:
-        """Does an item end with its episode, shorter and complete at once? Then no item begins in a final row."""
-
-    def items_in(self, steps: int) -> int:
-        """The number of items in `steps` steps."""
-
-    def cut(
-        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Any = None
-    ) -> Batch | Sequences:
-        """The items as a batch; `out` is an earlier batch of as many items, whose memory is reused."""
-
-    def priority(self, store: Store, items: Array, fold: Fold) -> Array:
-        """The actor's TD error of each item [N], from the values that it computed itself (Horgan et al. 2018)."""
 
 
 @dataclass(frozen=True)
@@ -66,20 +39,23 @@ class StepCut:
     """Single steps with up to n rewards; `n` is the largest n that the plan can reach."""
 
     n: int
-    stride = 1  # every step is an item
-    ends = True  # a step has fewer rewards at the end of its episode
+    stride = 1  # rows between the beginnings of consecutive items of a lane: every step is an item
+    # An item ends with its episode, with fewer rewards, and is then complete; so none begins in a final row.
+    ends = True
 
     @property
     def window(self) -> int:
-        """n rows."""
+        """Rows that an item needs after its first: n."""
         return self.n
 
     def items_in(self, steps: int) -> int:
-        """As many as steps."""
+        """The number of items in `steps` steps: as many."""
         return steps
 
-    def cut(self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Batch | None = None) -> Batch:
-        """A batch of steps."""
+    def cut(
+        self, store: Store, items: Array, n_step: NStepReturn, weight: Array, ids: Array, out: Batch | None = None
+    ) -> Batch:
+        """The items as a batch; `out` is an earlier batch of as many items, whose memory is reused."""
         batch = out or empty_batch(store.spec, len(items))
         next_rows = np.empty(len(items), np.int64)
         shape = (len(items), store.spec.stack, math.prod(store.spec.obs))
@@ -88,16 +64,16 @@ class StepCut:
         next_obs = batch.next_obs.reshape(shape).view(dtype)
         cut = (obs, batch.action, batch.reward, batch.discount, next_obs, next_rows)
         for begin, end in chunks(store, len(items), STEPS_PER_CALL):
-            unpack_steps(store, items[begin:end], fold)
-            cut_steps(store.frames, store.kernel_columns, items, begin, end, fold.n_step, cut)
+            unpack_steps(store, items[begin:end], n_step)
+            cut_steps(store.frames, store.kernel_columns, items, begin, end, n_step.numbers, cut)
         batch.weight = weight
         batch.ids = ids
         batch.next_mask, batch.mask = masks_of(store, items, next_rows)
         return batch
 
-    def priority(self, store: Store, items: Array, fold: Fold) -> Array:
-        """The n-step TD error."""
-        return actor_error(store, items, fold)
+    def priority(self, store: Store, items: Array, n_step: NStepReturn) -> Array:
+        """The n-step TD error of each item [N], from the values that the actor computed (Horgan et al. 2018)."""
+        return actor_error(store, items, n_step)
 
 
 @dataclass(frozen=True)
@@ -121,24 +97,24 @@ class SequenceCut:
 
     @property
     def window(self) -> int:
-        """All rows but the first."""
+        """Rows that an item needs after its first."""
         return self.rows - 1
 
     def items_in(self, steps: int) -> int:
-        """One per stride."""
+        """The number of items in `steps` steps: one per stride."""
         return -(-steps // self.stride)
 
     def cut(
-        self, store: Store, items: Array, fold: Fold, weight: Array, ids: Array, out: Sequences | None = None
+        self, store: Store, items: Array, n_step: NStepReturn, weight: Array, ids: Array, out: Sequences | None = None
     ) -> Sequences:
-        """A batch of windows."""
+        """The windows as a batch; `out` is an earlier batch of as many, whose memory is reused."""
         batch = out or empty_sequences(store.spec, self.rows, self.length, len(items))
         shape = (self.rows, len(items), store.spec.stack, math.prod(store.spec.obs))
         obs = batch.obs.reshape(shape).view(store.frames.dtype)
         cut = (obs, batch.action, batch.gain, batch.last, batch.reward, batch.discount, batch.ahead)
         for begin, end in chunks(store, len(items), WINDOWS_PER_CALL):
             unpack_windows(store, items[begin:end], self.rows)
-            cut_sequences(store.frames, store.kernel_columns, items, begin, end, self.burn_in, fold.n_step, cut)
+            cut_sequences(store.frames, store.kernel_columns, items, begin, end, self.burn_in, n_step.numbers, cut)
         first = items // store.lanes
         lanes = items % store.lanes
         slots = (first + np.arange(self.rows)[:, None]) % store.rows
@@ -152,14 +128,17 @@ class SequenceCut:
         batch.ids = ids
         return batch
 
-    def priority(self, store: Store, items: Array, fold: Fold) -> Array:
+    def priority(self, store: Store, items: Array, n_step: NStepReturn) -> Array:
         """eta max |delta| + (1 - eta) mean |delta| over the rows learned from."""
         rows = np.arange(self.burn_in, self.burn_in + self.length)[:, None] * store.lanes
         steps = items[None, :] + rows  # [L, N]
         used = ~store.last[steps // store.lanes % store.rows, steps % store.lanes]
-        errors = actor_error(store, steps.ravel(), fold).reshape(steps.shape) * used
+        errors = actor_error(store, steps.ravel(), n_step).reshape(steps.shape) * used
         mixed: Array = self.eta * errors.max(0) + (1.0 - self.eta) * errors.sum(0) / np.maximum(used.sum(0), 1)
         return mixed
+
+
+Cut: TypeAlias = StepCut | SequenceCut  # when items are complete, and how they are cut into batches
 
 
 def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None, Array | None]:
@@ -170,11 +149,11 @@ def masks_of(store: Store, items: Array, next_rows: Array) -> tuple[Array | None
     return store.mask[next_rows % store.rows, lanes], store.mask[items // store.lanes % store.rows, lanes]
 
 
-def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Array) -> Batch:
+def cut_indices(store: Store, items: Array, n_step: NStepReturn, weight: Array, ids: Array) -> Batch:
     """The batch that `StepCut` cuts, with frame indices [N, stack] instead of observations."""
     rows = items // store.lanes
     lanes = items % store.lanes
-    reward, discount, ahead = sum_rewards(store, items, fold)
+    reward, discount, ahead = sum_rewards(store, items, n_step)
     obs, next_obs = np.empty((2, len(items), store.spec.stack), np.int64)
     stack_indices(store.last, store.heads, rows, lanes, obs)
     stack_indices(store.last, store.heads, ahead, lanes, next_obs)
@@ -182,11 +161,11 @@ def cut_indices(store: Store, items: Array, fold: Fold, weight: Array, ids: Arra
     return Batch(obs, action, reward, discount, next_obs, weight, ids, *masks_of(store, items, ahead))
 
 
-def sum_rewards(store: Store, items: Array, fold: Fold) -> tuple[Array, Array, Array]:
+def sum_rewards(store: Store, items: Array, n_step: NStepReturn) -> tuple[Array, Array, Array]:
     """n-step reward [N] and discount [N] of these items, and the row [N] that each bootstraps from."""
     reward, discount = np.empty((2, len(items)), np.float32)
     next_rows = np.empty(len(items), np.int64)
-    n_step_sums(store.kernel_columns, items, fold.n_step, (reward, discount, next_rows))
+    n_step_sums(store.kernel_columns, items, n_step.numbers, (reward, discount, next_rows))
     return reward, discount, next_rows
 
 
@@ -197,11 +176,11 @@ def chunks(store: Store, num: int, size: int) -> list[tuple[int, int]]:
     return [(begin, min(begin + size, num)) for begin in range(0, num, size)]
 
 
-def unpack_steps(store: Store, items: Array, fold: Fold) -> None:
+def unpack_steps(store: Store, items: Array, n_step: NStepReturn) -> None:
     """Unpack the frames of these steps' observations and next observations, if frames are compressed."""
     if store.packed is None:
         return
-    rows = np.concatenate([items // store.lanes, sum_rewards(store, items, fold)[2]])
+    rows = np.concatenate([items // store.lanes, sum_rewards(store, items, n_step)[2]])
     back = np.arange(store.spec.stack)[:, None]
     store.packed.unpack_rows(rows - back, np.tile(items % store.lanes, 2), store.heads)
 
@@ -237,7 +216,7 @@ def empty_sequences(spec: Spec, rows: int, length: int, num: int) -> Sequences:
     )
 
 
-def actor_error(store: Store, items: Array, fold: Fold) -> Array:
+def actor_error(store: Store, items: Array, n_step: NStepReturn) -> Array:
     """|R + discount * max value of the bootstrap row - value of the action taken| [N], all by the actor's own network.
 
     Values and rewards are returns; a learner of rescaled values measures its errors on their scale, so this does too.
@@ -245,8 +224,8 @@ def actor_error(store: Store, items: Array, fold: Fold) -> Array:
     if store.value is None:
         raise ValueError("this store keeps no values")
     lanes = items % store.lanes
-    reward, discount, ahead = sum_rewards(store, items, fold)
+    reward, discount, ahead = sum_rewards(store, items, n_step)
     target = reward + discount * store.value[ahead % store.rows, lanes, 1]
     value = store.value[items // store.lanes % store.rows, lanes, 0]
-    error: Array = np.abs(signed_hyperbolic(target) - signed_hyperbolic(value) if fold.rescale else target - value)
+    error: Array = np.abs(signed_hyperbolic(target) - signed_hyperbolic(value) if n_step.rescale else target - value)
     return error

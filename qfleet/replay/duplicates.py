@@ -13,7 +13,7 @@ from numba import njit
 
 from qfleet.data import Array, State
 from qfleet.data.state_reader import saved_count, saved_numbers
-from qfleet.replay.cuts import Fold, unpack_steps
+from qfleet.replay.cuts import NStepReturn, unpack_steps
 from qfleet.replay.kernels import Columns, NStep, frame_at, n_step_sum
 from qfleet.replay.store import Store
 
@@ -87,11 +87,11 @@ class DuplicateFilter:
         """The share of all items that were rejected."""
         return self.kept_out / self.offered if self.offered else 0.0
 
-    def reject_copies(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
+    def reject_copies(self, store: Store, n_step: NStepReturn, items: Array, begin: int, end: int) -> int:
         """Compact the new items [begin, end) of the ring `items` to those that are accepted; returns their end."""
         slots = len(items)
         new = items[np.arange(begin, end) % slots]
-        keys, still = self.hash_items(store, fold, new)
+        keys, still = self.hash_items(store, n_step, new)
         accepted = begin
         for item, key, idle in zip(new.tolist(), keys.tolist(), still.tolist(), strict=True):
             if (idle and self.still) or (count := self.copies_of.get(key, 0)) >= self.copies:
@@ -104,13 +104,13 @@ class DuplicateFilter:
         self.kept_out += end - accepted
         return accepted
 
-    def hash_items(self, store: Store, fold: Fold, items: Array) -> tuple[Array, Array]:  # [N] keys, [N] bool
+    def hash_items(self, store: Store, n_step: NStepReturn, items: Array) -> tuple[Array, Array]:  # [N] keys, [N] bool
         """The items' hashes, and whether each step changed nothing."""
         keys = np.empty(len(items), np.int64)
         still = np.empty(len(items), np.bool_)
         mask = np.zeros((store.rows, store.lanes, 0), np.bool_) if store.mask is None else store.mask
-        unpack_steps(store, items, fold)
-        hash_steps(store.frames, store.kernel_columns, store.spec.stack, mask, items, fold.n_step, keys, still)
+        unpack_steps(store, items, n_step)
+        hash_steps(store.frames, store.kernel_columns, store.spec.stack, mask, items, n_step.numbers, keys, still)
         return keys, still
 
     def remove_oldest(self, num: int) -> None:

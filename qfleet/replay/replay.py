@@ -9,6 +9,7 @@ The lanes of one actor form a group, which is written, sealed and saved independ
 """
 
 from collections import deque
+from dataclasses import KW_ONLY, InitVar, dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State
 from qfleet.data.state_reader import restore_generator, saved_count, saved_numbers, saved_value
-from qfleet.replay.cuts import Cut, Fold, cut_indices
+from qfleet.replay.cuts import Cut, NStepReturn, cut_indices
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.intake import gather_items, queue_completed, record_serials, seal
 from qfleet.replay.samplers import Sampler, SamplerTotals
@@ -31,45 +32,39 @@ def queue_length(capacity: int, lanes: int, window: int) -> int:
     return capacity + lanes * (window + ROWS_PER_WRITE)
 
 
+@dataclass(eq=False)
 class Replay:
     """Stores rollouts and samples batches from them."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        lanes: int,
-        capacity: int,
-        sampler: Sampler,
-        rng: np.random.Generator,
-        *,
-        cut: Cut,
-        fold: Fold,
-        values: bool = False,
-        actor_priority: bool = False,
-        filter: DuplicateFilter | None = None,
-        gains: bool = False,
-        compress: bool = False,
-    ) -> None:
-        self.spec = spec
-        self.lanes = lanes
-        self.capacity = cut.items_in(capacity)
-        self.sampler = sampler
-        self.rng = rng
-        self.cut = cut
-        self.fold = fold
-        rows = ring_rows(capacity, spec, lanes, cut.window)
-        self.store = Store(spec, lanes, rows, values=values or actor_priority, gains=gains, pack=compress)
+    spec: Spec
+    lanes: int
+    capacity: int  # given in steps, kept in items
+    sampler: Sampler
+    rng: np.random.Generator
+    _: KW_ONLY
+    cut: Cut
+    n_step: NStepReturn
+    values: InitVar[bool] = False
+    actor_priority: bool = False
+    filter: DuplicateFilter | None = None
+    gains: InitVar[bool] = False
+    compress: InitVar[bool] = False
+
+    def __post_init__(self, values: bool, gains: bool, compress: bool) -> None:
+        lanes = self.lanes
+        window = self.cut.window
+        rows = ring_rows(self.capacity, self.spec, lanes, window)
+        self.capacity = self.cut.items_in(self.capacity)
+        self.store = Store(self.spec, lanes, rows, values=values or self.actor_priority, gains=gains, pack=compress)
         # Rows of complete items must not be overwritten before these are queued.
-        self.max_write_rows = 1 if filter is not None else min(ROWS_PER_WRITE, rows - cut.window - spec.stack)
-        self.items = np.zeros(queue_length(self.capacity, lanes, cut.window), np.int64)
+        self.max_write_rows = 1 if self.filter is not None else min(ROWS_PER_WRITE, rows - window - self.spec.stack)
+        self.items = np.zeros(queue_length(self.capacity, lanes, window), np.int64)
         self.serials = np.full((rows, lanes), -1, np.int64)  # of the item that begins in each row
         self.first = np.zeros(lanes, np.int64)  # row where each lane's next item begins
         self.group_bounds = {0, lanes}  # first lanes of all groups, and the number of lanes
         self.tail = self.head = 0
         self.recent: deque[Any] = deque()  # the last two batches sampled, whose memory is reused
         self.mirrored = False  # batches hold frame indices of a `Mirror` instead of observations
-        self.filter = filter
-        self.actor_priority = actor_priority
         self.items_added = 0  # since the replay was last empty, rejected copies included
 
     def __len__(self) -> int:
@@ -114,12 +109,12 @@ class Replay:
         """Register the items queued from serial number `before` on; remove old ones, and all up to `overwritten`."""
         self.items_added += self.head - before
         if self.filter is not None and self.head > before:
-            self.head = self.filter.reject_copies(self.store, self.fold, self.items, before, self.head)
+            self.head = self.filter.reject_copies(self.store, self.n_step, self.items, before, self.head)
         record_serials(self.items, self.serials, before, self.head)
         self.remove_before(max(self.tail, self.head - self.capacity, overwritten + 1))
         if self.actor_priority:
             new = np.arange(max(before, self.tail), self.head)
-            self.sampler.update(new, self.cut.priority(self.store, self.items_at(new), self.fold))
+            self.sampler.update(new, self.cut.priority(self.store, self.items_at(new), self.n_step))
 
     def seal(self, lanes: slice = ALL) -> int:
         """End the episodes of these lanes, whose actor is lost: their newest rows become final, no item spans the gap.
@@ -158,15 +153,15 @@ class Replay:
         if len(self.recent) > 1 and len(self.recent[0].ids) != size:
             self.recent.clear()
         if self.mirrored:
-            return cut_indices(self.store, self.items_at(serials), self.fold, weight, serials)
+            return cut_indices(self.store, self.items_at(serials), self.n_step, weight, serials)
         out = self.recent.popleft() if len(self.recent) > 1 else None
-        batch = self.cut.cut(self.store, self.items_at(serials), self.fold, weight, serials, out)
+        batch = self.cut.cut(self.store, self.items_at(serials), self.n_step, weight, serials, out)
         self.recent.append(batch)
         return batch
 
     def read_batch(self, serials: Array, weight: Array) -> Batch | Sequences:
         """The items with these serial numbers as a batch in memory of its own."""
-        return self.cut.cut(self.store, self.items_at(serials), self.fold, weight, serials)
+        return self.cut.cut(self.store, self.items_at(serials), self.n_step, weight, serials)
 
     def update(self, ids: Array, priority: Array) -> None:
         """Set priorities; those of items that were removed are ignored."""

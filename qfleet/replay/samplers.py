@@ -57,14 +57,14 @@ class Uniform:
         self.head = head
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Serial numbers with replacement; all weights are one."""
+        """Serial numbers [N] with replacement, and their weights [N], which are all one."""
         return rng.integers(self.tail, self.head, num), np.ones(num, np.float32)
 
     def update(self, serials: Array, priority: Array) -> None:
-        """Ignored."""
+        """Ignored: there are no priorities."""
 
     def totals(self) -> SamplerTotals:
-        """Every item has mass 1."""
+        """The population of the last draw, before any change; every item has mass 1."""
         return SamplerTotals(self.head - self.tail, float(self.head - self.tail))
 
     def state_dict(self) -> State:
@@ -123,7 +123,7 @@ class Prioritized:
         self.head = head
 
     def draw(self, num: int, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Serial numbers by priority, and their importance weights."""
+        """Serial numbers [N] by priority, and their importance weights [N]."""
         serials = np.empty(num, np.int64)
         weight = np.empty(num, np.float32)
         live = (self.tail, self.head, self.capacity)
@@ -141,7 +141,7 @@ class Prioritized:
         self.largest = max(self.largest, tree_set(*where, self.eps, self.alpha))
 
     def totals(self) -> SamplerTotals:
-        """The largest weight belongs to the least likely item drawn."""
+        """The population of the last draw, before any change; its least likely item has the largest weight."""
         items = self.head - self.tail
         mass = float(self.tree[-1])
         beta = self.drawn_beta
@@ -156,7 +156,7 @@ class Prioritized:
         return {"leaves": self.leaves[live], "largest": self.largest, "draws": self.draws}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore the leaves and recompute the sums, which are bit-equal."""
+        """Restore the leaves of [tail, head), which `set_live` has set, and recompute the sums, which are bit-equal."""
         live = np.arange(self.tail, self.head) % self.capacity
         leaves = saved_array(state, "leaves", FLOATS, (len(live),))
         if len(leaves) and leaves.min() < 0.0:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.replay.cuts import Cut, Fold, SequenceCut, StepCut
+from qfleet.replay.cuts import Cut, NStepReturn, SequenceCut, StepCut
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.intake import write_column
 from qfleet.replay.replay import Replay
@@ -24,9 +24,9 @@ def warm(spec: Spec) -> None:
 def warm_cut(spec: Spec, cut: Cut) -> None:
     """Call every compiled loop that this cut needs."""
     rng = np.random.default_rng(0)
-    fold = Fold(1, 0.99)
+    n_step = NStepReturn(1, 0.99)
     filter = DuplicateFilter(copies=8)  # the rows are all alike
-    replay = Replay(spec, 1, 8, Prioritized(8), rng, cut=cut, fold=fold, actor_priority=True, filter=filter)
+    replay = Replay(spec, 1, 8, Prioritized(8), rng, cut=cut, n_step=n_step, actor_priority=True, filter=filter)
     for row in range(3):
         zero = np.zeros((1, 1), np.float32)
         last = np.zeros((1, 1), np.bool_)

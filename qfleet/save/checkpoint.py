@@ -14,16 +14,9 @@ from qfleet.errors import NoCheckpointError, QfleetError, StorageError
 from qfleet.files import is_folder
 from qfleet.save.commit import Blob, Link, delete_checkpoint, discard, fill, make_root, publish, recover, temporary_name
 from qfleet.save.damage import Damaged, NewerFormat
-from qfleet.save.files import FileLayer, RealFiles
+from qfleet.save.files import RealFiles
 from qfleet.save.manifest import FileEntry, Manifest, parse_manifest, step_name, write_manifest
-from qfleet.save.verify import (
-    hash_problem,
-    open_saved,
-    read_manifest,
-    require_folder,
-    step_folders,
-    tree_problems,
-)
+from qfleet.save.verify import hash_problem, open_saved, read_manifest, require_folder, step_folders, tree_problems
 
 __all__ = ["Checkpoint", "CheckpointWarning", "Checkpoints", "Link"]
 
@@ -92,7 +85,7 @@ class Checkpoints:
         keep: int = 2,
         log_event: Callable[..., object] | None = None,
         warn: Callable[[str], object] | None = None,
-        files: FileLayer | None = None,
+        files: RealFiles | None = None,
         writer: bool = True,
     ) -> None:
         if keep < 2:
@@ -154,7 +147,7 @@ class Checkpoints:
         Readers that are too old for this format recommend to install the version `meta["versions"]["qfleet"]`.
         """
         path = self.root / step_name(step)
-        blank = _empty_manifest(step, meta)
+        blank = parse_manifest(write_manifest(Manifest(step, {}, meta)))  # raises now if `meta` cannot be written
         earlier = self.steps()[-1:]
         self.require_space()
         temporary = temporary_name(self.root)
@@ -265,11 +258,6 @@ class Checkpoints:
 
 def _warn(text: str) -> None:
     warnings.warn(text, CheckpointWarning, stacklevel=4)
-
-
-def _empty_manifest(step: int, meta: dict[str, Any]) -> Manifest:
-    """A manifest without files; raises if `meta` cannot be written, before any file is."""
-    return parse_manifest(write_manifest(Manifest(step, {}, meta)))
 
 
 def _total_bytes(manifest: Manifest) -> int:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from qfleet.errors import StorageError
 from qfleet.files import is_folder, list_inside, read_inside
-from qfleet.save.files import Data, FileLayer
+from qfleet.save.files import Data, RealFiles
 from qfleet.save.manifest import MANIFEST_NAME, FileEntry, Manifest, valid_name, write_manifest
 
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -39,14 +39,14 @@ def temporary_name(root: Path) -> Path:
     return root / f".tmp-{uuid.uuid4().hex}"
 
 
-def make_root(files: FileLayer, root: Path) -> None:
+def make_root(files: RealFiles, root: Path) -> None:
     """Make the directory of a run's checkpoints, but not the run's own: if that is missing, it was moved."""
     if not is_folder(root.parent, root.name):
         files.make_dir(root)
         files.fsync_dir(root.parent)
 
 
-def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blank: Manifest) -> tuple[Manifest, int]:
+def fill(files: RealFiles, folder: Path, blobs: Iterable[tuple[str, Blob]], blank: Manifest) -> tuple[Manifest, int]:
     """Write all files into a new directory, the manifest last; returns the manifest and the bytes written."""
     files.make_dir(folder)
     made = {folder}
@@ -66,7 +66,7 @@ def fill(files: FileLayer, folder: Path, blobs: Iterable[tuple[str, Blob]], blan
     return manifest, written + len(raw)
 
 
-def publish(files: FileLayer, temporary: Path, path: Path) -> None:
+def publish(files: RealFiles, temporary: Path, path: Path) -> None:
     """Give a finished directory its name; from now on the checkpoint exists."""
     old = path.with_name(f".old-{path.name}")
     replaces = is_folder(path.parent, path.name)
@@ -85,7 +85,7 @@ def publish(files: FileLayer, temporary: Path, path: Path) -> None:
         discard(files, old)
 
 
-def delete_checkpoint(files: FileLayer, path: Path) -> None:
+def delete_checkpoint(files: RealFiles, path: Path) -> None:
     """Delete a checkpoint so that a crash leaves no part of it behind as a checkpoint."""
     doomed = temporary_name(path.parent)
     files.rename(path, doomed)
@@ -93,13 +93,13 @@ def delete_checkpoint(files: FileLayer, path: Path) -> None:
     discard(files, doomed)
 
 
-def discard(files: FileLayer, folder: Path) -> None:
+def discard(files: RealFiles, folder: Path) -> None:
     """Delete a directory; if that fails, the next start deletes it."""
     with suppress(OSError):
         files.remove(folder)
 
 
-def recover(files: FileLayer, root: Path) -> int:
+def recover(files: RealFiles, root: Path) -> int:
     """Clean up after a crashed writer, interrupted replacements first; returns the number of directories removed."""
     names = list_inside(root.parent, root.name)
     for old in (root / name for name in names if name.startswith(".old-step_") and is_folder(root, name)):
@@ -116,7 +116,7 @@ def recover(files: FileLayer, root: Path) -> int:
     return len(leftovers)
 
 
-def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[FileEntry, int]:
+def _put(files: RealFiles, path: Path, blob: Blob) -> tuple[FileEntry, int]:
     if isinstance(blob, Link):
         return FileEntry(blob.bytes, blob.sha256), _link(files, path, blob)
     _store(files, path, blob)
@@ -124,7 +124,7 @@ def _put(files: FileLayer, path: Path, blob: Blob) -> tuple[FileEntry, int]:
     return FileEntry(size, hashlib.sha256(blob).hexdigest()), size
 
 
-def _link(files: FileLayer, path: Path, link: Link) -> int:
+def _link(files: RealFiles, path: Path, link: Link) -> int:
     """Hard-link the file, or copy it where the filesystem has no links; returns the bytes written."""
     try:
         files.link(link.path, path)
@@ -146,12 +146,12 @@ def _link(files: FileLayer, path: Path, link: Link) -> int:
     return written
 
 
-def _store(files: FileLayer, path: Path, data: Data) -> None:
+def _store(files: RealFiles, path: Path, data: Data) -> None:
     files.write(path, data)
     files.fsync(path)
 
 
-def _make_parents(files: FileLayer, folder: Path, name: str, made: set[Path]) -> None:
+def _make_parents(files: RealFiles, folder: Path, name: str, made: set[Path]) -> None:
     parents = [place for place in (folder / name).parents if place.is_relative_to(folder) and place not in made]
     for place in reversed(parents):
         files.make_dir(place)

@@ -5,9 +5,10 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,25 +28,22 @@ class Owner(NamedTuple):
     since: str
 
 
-class HeldRun:
-    """A run directory that this process alone writes."""
-
-    def __init__(self, identity: FolderIdentity) -> None:
-        self._identity = identity
-
-    def require_in_place(self) -> None:
-        """Refuse to go on once the directory was renamed or removed: nothing written now would be found there."""
-        if not self._identity.unchanged():
-            raise StorageError(
-                f"The run directory {self._identity.folder} was renamed or removed while the run was writing to it.",
-                "What is written from here on would be lost, or would make a second directory of the same name.",
-                "If it was renamed, go on with: qfleet resume NEW_PATH. If it was removed, start a new run.",
-            )
+def require_in_place(run_dir: FolderIdentity) -> None:
+    """Refuse to go on once the directory was renamed or removed: nothing written now would be found there."""
+    if not run_dir.unchanged():
+        raise StorageError(
+            f"The run directory {run_dir.folder} was renamed or removed while the run was writing to it.",
+            "What is written from here on would be lost, or would make a second directory of the same name.",
+            "If it was renamed, go on with: qfleet resume NEW_PATH. If it was removed, start a new run.",
+        )
 
 
 @contextmanager
-def hold_run(run_dir: Path) -> Iterator[HeldRun]:
-    """Lock a run directory for this process, or raise an error that names the owner; removes the lock file after."""
+def hold_run(run_dir: Path) -> Iterator[Callable[[], None]]:
+    """Lock a run directory for this process, or raise an error that names the owner; removes the lock file after.
+
+    Gives the function that raises once the directory is no longer in its place.
+    """
     path = Path(run_dir) / LOCK_NAME
     with ExitStack() as opened:
         try:
@@ -60,7 +58,7 @@ def hold_run(run_dir: Path) -> Iterator[HeldRun]:
         opened.callback(_release, path, file)
         with suppress(OSError):
             remove_drafts(path.parent)
-        yield HeldRun(identity)
+        yield partial(require_in_place, identity)
 
 
 def _release(path: Path, file: int) -> None:
@@ -125,11 +123,10 @@ def _alive(owner: Owner) -> bool:
     if owner.host != socket.gethostname():
         return True
     try:
-        os.kill(owner.pid, 0)
+        with suppress(PermissionError):  # it is another user's
+            os.kill(owner.pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
-        return True
     return True
 
 

@@ -1,5 +1,1 @@
-"""Several runs of one plan side by side."""
-
-from qfleet.sweep.sweep import Group, resume_group, train_group
-
-__all__ = ["Group", "resume_group", "train_group"]
+"""Several runs of one plan side by side. The process of a member begins in this package, so it imports nothing."""

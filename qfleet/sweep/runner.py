@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,15 @@ from qfleet.plan.secrets import write_run_plan
 from qfleet.plan.toml import LARGEST_FILE_BYTES
 from qfleet.sweep.capacity import Capacity
 from qfleet.sweep.member_main import PLAN_FILE
-from qfleet.sweep.process_pool import Job, ProcessPool, outcome
+from qfleet.sweep.member_process import MemberMessage, MemberRow, MemberSetup, MemberWarning
+from qfleet.sweep.process_pool import ProcessPool, outcome
+from qfleet.system.worker_errors import FinalError
 from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.watch import read_json, write_file
 from qfleet.watch.console import auto_mode
-from qfleet.watch.run_directory import GROUP_FILE, resume_command
+from qfleet.watch.provenance import resume_command
+from qfleet.watch.run_directory import GROUP_FILE
 from qfleet.watch.run_files import unwritable_error
 from qfleet.watch.sweep_console import GroupWatcher, make_group_watcher
 
@@ -44,7 +46,7 @@ class Member:
     reason: str = ""
     steps: int | None = None  # another end than the one in its own folder
     shown: dict[str, Any] = field(default_factory=dict)
-    error: dict[str, Any] = field(default_factory=dict)
+    error: FinalError | None = None
 
     def entry(self) -> dict[str, Any]:
         """Its entry in group.json."""
@@ -82,7 +84,7 @@ class SweepRunner:
         self.origin = origin  # where the sweep comes from: fields of group.json
         self.members = {member.name: member for member in members}
         self.watcher = watcher if watcher is not None else interactive_watcher()
-        self.options: list[str] = []  # of every member's command
+        self.options: dict[str, bool] = {}  # fields of every member's setup
         self.began_at = time.monotonic()
 
     def run(self, todo: list[Member]) -> None:
@@ -113,37 +115,36 @@ class SweepRunner:
             require_regular_files(self.folder, "logs")
         except OSError as error:
             raise unwritable_error(self.folder / "logs", error) from error
-        jobs = [Job(each.name, self._arguments(each), self.folder / "logs" / f"{each.name}.log") for each in todo]
         return ProcessPool(
-            jobs,
+            [self._setup(member) for member in todo],
             self.capacity.jobs,
             self.capacity.threads,
             stop_request,
             on_start=self._started,
-            on_row=self._row,
+            on_message=self._receive,
             on_end=self._ended,
             on_poll=lambda: self._notify("live", [shown(member, stop_request) for member in self.members.values()]),
         )
 
-    def _arguments(self, member: Member) -> tuple[str, ...]:
-        arguments = ["--group", str(self.folder), "--name", member.name, "--seed", str(member.seed)]
-        arguments += ["--parent", str(os.getpid()), *self.options]
-        arguments += ["--steps", str(member.steps)] if member.steps is not None else []
-        arguments += ["--weights-from", str(source)] if (source := self.origin.get("weights_from")) else []
-        return tuple(arguments)
+    def _setup(self, member: Member) -> MemberSetup:
+        source = self.origin.get("weights_from")
+        log = self.folder / "logs" / f"{member.name}.log"
+        weights_from = Path(source) if source else None
+        return MemberSetup(self.folder, member.name, log, member.seed, member.steps, weights_from, **self.options)
 
     def _started(self, name: str) -> None:
         self.members[name].state = "running"
         self._write("running", None, "")
 
-    def _row(self, name: str, row: dict[str, Any]) -> None:
-        if row["kind"] == "error":
-            self.members[name].error = row
-        elif row["kind"] == "warning":
-            self._notify("warn", name, str(row.get("text")))
-        else:
-            self.members[name].add_row(row)
-            self._notify("row", name, row)
+    def _receive(self, name: str, message: MemberMessage) -> None:
+        match message:
+            case FinalError():
+                self.members[name].error = message
+            case MemberWarning(text=text):
+                self._notify("warn", name, text)
+            case MemberRow(row=row):
+                self.members[name].add_row(row)
+                self._notify("row", name, row)
 
     def _ended(self, name: str, code: int) -> None:
         member = self.members[name]

@@ -26,11 +26,12 @@ from qfleet.sweep.capacity import Capacity, find_capacity
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.runner import FORMAT, Member, SweepRunner, file_hash
 from qfleet.training.env_trust import require_places, require_trust, sign
-from qfleet.watch import find_run, new_run_dir, read_json, remove_run
+from qfleet.watch import find_run, new_run_dir, read_json
 from qfleet.watch.compare import Comparison, compare
-from qfleet.watch.run_directory import GROUP_FILE, check_name, find_run_or_group, is_run, member_dirs, next_name
-from qfleet.watch.run_files import last_rows
-from qfleet.watch.run_listing import read_tables
+from qfleet.watch.new_run_dir import check_name, next_name
+from qfleet.watch.read_files import last_rows
+from qfleet.watch.run_directory import GROUP_FILE, find_run_or_group, is_run, member_dirs
+from qfleet.watch.run_listing import read_tables, remove_run
 from qfleet.watch.sweep_console import GroupWatcher
 
 
@@ -121,8 +122,7 @@ def resume_group(
         todo = [member for member in members if member.steps is not None or member.exit_code != 0]
         capacity = find_capacity(plan, len(todo), jobs) if todo else Capacity(1, 1, ())
         runner = SweepRunner(folder, plan, members, capacity, origin, watcher)
-        flags = {"--trust-env": trust_env, "--trust-run": trust_run, "--strict": strict}
-        runner.options = [flag for flag, given in flags.items() if given]
+        runner.options = {"trust_env": trust_env, "trust_run": trust_run, "strict": strict}
         runner.run(todo)
     return Group(folder)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qfleet.sync.comm import Comm
+from qfleet.sync.comm import OverlappingComm
 
 
 class Buckets:
     """Sums the gradients of one update after the other; gradients are known by their parameter's index."""
 
-    def __init__(self, comm: Comm, weights: Sequence[Tensor], bucket_bytes: int) -> None:
+    def __init__(self, comm: OverlappingComm, weights: Sequence[Tensor], bucket_bytes: int) -> None:
         self.comm = comm
         self.buckets = group_by_bytes([weight.nbytes for weight in weights], bucket_bytes)
         self.reset()

@@ -4,15 +4,16 @@ All ranks call the same operations in the same order. If a rank is lost or does 
 `CommLost`; the values given may then be damaged: the caller starts again from weights that all agree on.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from qfleet.system.worker_errors import WorkerLost
 
-class CommLost(Exception):
-    """A rank is lost, or did not answer in time."""
+
+class CommLost(WorkerLost):
+    """Some rank or shard of a group is lost, or did not answer in time; which one is found by asking each."""
 
 
 class Comm(Protocol):
@@ -21,10 +22,6 @@ class Comm(Protocol):
     rank: int
     world_size: int
     sent_bytes: int  # by this rank so far, without the overhead of the transport
-    overlaps: bool  # does a sum that was begun proceed while this rank computes?
-
-    def begin_sum(self, values: Tensor) -> Callable[[], None]:
-        """Begin an all-reduce; returns a function that waits for it. All ranks begin theirs in the same order."""
 
     def sum(self, values: Tensor) -> None:  # [...]
         """All-reduce in place: the sum over all ranks, the same bits everywhere."""
@@ -42,22 +39,15 @@ class Comm(Protocol):
         """Leave; operations of the other ranks fail from now on."""
 
 
-class BlockingComm(ABC):
-    """A transport whose sums block."""
-
-    overlaps = False
-
-    @abstractmethod
-    def sum(self, values: Tensor) -> None:
-        """All-reduce in place."""
+@runtime_checkable
+class OverlappingComm(Protocol):
+    """A transport whose sums proceed while this rank computes."""
 
     def begin_sum(self, values: Tensor) -> Callable[[], None]:
-        """Sum at once; there is nothing to wait for."""
-        self.sum(values)
-        return lambda: None
+        """Begin an all-reduce; returns a function that waits for it. All ranks begin theirs in the same order."""
 
 
-class NoComm(BlockingComm):
+class NoComm:
     """A single rank."""
 
     rank = 0

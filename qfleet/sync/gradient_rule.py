@@ -66,7 +66,7 @@ class Shard:
         if not self.waiting:
             self.since = now
         self.waiting.append(push)
-        return "applied" if self.poll(now) else "waiting"
+        return "applied" if self.step_if_due(now) else "waiting"
 
     def refuse(self, verdict: Verdict) -> Verdict:
         """Count a refusal."""
@@ -87,7 +87,7 @@ class Shard:
         """Is a step made of several gradients whose workers do not wait for it?"""
         return self.max_staleness != 0 and self.needed > 1
 
-    def poll(self, now: float) -> bool:
+    def step_if_due(self, now: float) -> bool:
         """Make a step if enough gradients are here, or have waited long enough; returns whether one was made."""
         late = now - self.since >= self.window_seconds and self.max_staleness != 0
         if not self.waiting or not (len(self.waiting) >= self.needed or late):
@@ -134,7 +134,7 @@ class Shard:
         self.workers -= 1
         if self.max_staleness == 0:  # else its gradients were accepted already
             self.withdraw(worker)
-        self.poll(now)
+        self.step_if_due(now)
 
     def withdraw(self, worker: int) -> None:
         """Remove a worker's waiting gradients."""

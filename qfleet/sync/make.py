@@ -10,7 +10,7 @@ from qfleet.plan import sync_schema as plans
 from qfleet.sync.average import CodedMean, LogEvent
 from qfleet.sync.buckets import Buckets
 from qfleet.sync.codecs import Codec, Exact, Half, Int8, PowerSgd, Sign, Ternary, TopK, sampled_indices
-from qfleet.sync.comm import Comm
+from qfleet.sync.comm import Comm, OverlappingComm
 from qfleet.sync.gradient_rule import Shard, ShardStep
 from qfleet.sync.packed import RecordingComm
 from qfleet.sync.served import Clip, ServerClient, ShardConnection
@@ -37,8 +37,9 @@ def make_sync(
         case plans.AllreduceSync() if plans.sends_steps(plan):
             return StepAveraging(step, average, weights)
         case plans.AllreduceSync(reduce=reduce, bucket_bytes=bucket_bytes):
-            overlaps = comm.overlaps and isinstance(plan.codec, plans.NoCodec)
-            buckets = Buckets(comm, weights, bucket_bytes) if overlaps else None
+            buckets = None
+            if isinstance(comm, OverlappingComm) and isinstance(plan.codec, plans.NoCodec):
+                buckets = Buckets(comm, weights, bucket_bytes)
             return Allreduce(step, average, total=reduce == "sum", buckets=buckets)
         case plans.LocalSync(every_updates=every, outer_rate=rate, outer_momentum=momentum):
             averaged = () if plans.is_coarse(plan.codec) else moments

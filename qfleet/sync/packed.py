@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.data.wire_format import Facts, to_bytes, unpack
+from qfleet.data.wire_format import Arrays, Count, Message
 from qfleet.sync.codecs import Codec, DecodableCodec
 from qfleet.sync.comm import NoComm
 
@@ -44,24 +44,37 @@ class PackedGradient:
         return sum(part.nbytes for part in self.parts)
 
 
-def pack_push(gradient: Tensor, packed: PackedGradient | None) -> bytes:  # [n]
-    """The message of a push: the gradient as it is, or the compressed whole vector, if that has fewer bytes."""
+class WholeGradient(Message):
+    """A shard's part of a gradient, as it is."""
+
+
+class EncodedGradient(Message):
+    """A whole gradient of `num` numbers as its codec sends it; the shard's part begins at `begin`."""
+
+    parts: Count
+    num: Count
+    begin: Count
+
+
+GradientForm = WholeGradient | EncodedGradient
+
+
+def pack_push(gradient: Tensor, packed: PackedGradient | None) -> tuple[GradientForm, Arrays]:  # [n]
+    """What is pushed: the gradient as it is, or the compressed whole vector, if that has fewer bytes."""
     if packed is None or packed.nbytes >= gradient.nbytes:
-        return to_bytes({}, {"whole": np.ascontiguousarray(gradient.numpy())})
+        return WholeGradient(), {"whole": np.ascontiguousarray(gradient.numpy())}
     # NumPy has no bfloat16: send its bits.
     parts = [part.view(torch.int16) if part.dtype == torch.bfloat16 else part for part in packed.parts]
-    facts: Facts = {"parts": len(parts), "num": packed.num, "begin": packed.begin}
-    return to_bytes(facts, {str(index): np.ascontiguousarray(part.numpy()) for index, part in enumerate(parts)})
+    arrays = {str(index): np.ascontiguousarray(part.numpy()) for index, part in enumerate(parts)}
+    return EncodedGradient(len(parts), packed.num, packed.begin), arrays
 
 
-def unpack_push(message: bytes, codec: Codec, num: int, limit_bytes: int) -> Tensor:  # [n]
+def unpack_push(form: GradientForm, arrays: Arrays, codec: Codec, num: int) -> Tensor:  # [n]
     """The gradient of a shard with `num` numbers."""
-    facts, arrays = unpack(message, limit_bytes=limit_bytes)
-    if "whole" in arrays:
+    if isinstance(form, WholeGradient):
         return torch.from_numpy(arrays["whole"])
     if not isinstance(codec, DecodableCodec):
         raise ValueError("a compressed gradient, but no codec that can decode it")
-    parts = [torch.from_numpy(arrays[str(index)]) for index in range(int(facts["parts"]))]  # type: ignore[arg-type]
-    whole = codec.decode(parts, int(facts["num"]))  # type: ignore[arg-type]
-    begin = int(facts["begin"])  # type: ignore[arg-type]
-    return whole[begin : begin + num].contiguous()
+    parts = [torch.from_numpy(arrays[str(index)]) for index in range(form.parts)]
+    whole = codec.decode(parts, form.num)
+    return whole[form.begin : form.begin + num].contiguous()

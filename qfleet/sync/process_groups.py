@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from qfleet.errors import UsageError
-from qfleet.sync.comm import BlockingComm, CommLost
+from qfleet.sync.comm import CommLost
 
 STORE_SECONDS = 60.0
 BACKLOG = 128
@@ -26,8 +26,6 @@ POLL_SECONDS = 5e-5
 
 class ProcessGroupComm:
     """One of torch's process groups, with a timeout for every operation."""
-
-    overlaps = True
 
     def __init__(self, group: Any, rank: int, world_size: int, timeout_seconds: float) -> None:
         self.group = group
@@ -133,7 +131,7 @@ def make_nccl(
     return ProcessGroupComm(group, rank, world_size, timeout_seconds)
 
 
-class MpiComm(BlockingComm):
+class MpiComm:
     """MPI by mpi4py, for clusters that have it. A rank that is lost, or does not answer in time, ends the job."""
 
     def __init__(self, mpi_comm: Any, timeout_seconds: float) -> None:

@@ -8,41 +8,37 @@ result may still be read until the first barrier of the next operation.
 
 import socket
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from qfleet.sync.comm import BlockingComm, CommLost
-from qfleet.system.shared_memory import SharedMemory
+from qfleet.sync.comm import CommLost
+from qfleet.system.shared_memory import SharedMemory, round_to_cache_lines
 
 SIGNAL = b"."
-ALIGN = 64
 
 
-class SharedComm(BlockingComm):
+@dataclass(eq=False)
+class SharedComm:
     """One rank's end. Rank 0 has a socket to every other rank, in their order; each of those has one to rank 0."""
 
-    def __init__(
-        self,
-        region: SharedMemory,
-        sockets: list[socket.socket],
-        rank: int,
-        world_size: int,
-        *,
-        slot_bytes: int,
-        timeout_seconds: float,
-    ) -> None:
-        self.region = region
-        self.sockets = sockets
-        self.rank = rank
-        self.world_size = world_size
-        self.sent_bytes = 0
-        whole = torch.from_numpy(np.frombuffer(region.view, np.uint8, region_bytes(world_size, slot_bytes)))
-        *self.slots, self.result = whole.view(world_size + 1, slot_bytes)
-        self.slot_bytes = slot_bytes
-        for sock in sockets:
-            sock.settimeout(timeout_seconds)
+    region: SharedMemory
+    sockets: list[socket.socket]
+    rank: int
+    world_size: int
+    _: KW_ONLY
+    slot_bytes: int
+    timeout_seconds: float
+    sent_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        size = region_bytes(self.world_size, self.slot_bytes)
+        whole = torch.from_numpy(np.frombuffer(self.region.view, np.uint8, size))
+        *self.slots, self.result = whole.view(self.world_size + 1, self.slot_bytes)
+        for sock in self.sockets:
+            sock.settimeout(self.timeout_seconds)
 
     def barrier(self) -> None:
         """Return when all ranks are here."""
@@ -90,11 +86,11 @@ class SharedComm(BlockingComm):
         """All-gather."""
         own = values.contiguous()
         found = [torch.empty_like(own) for _ in range(self.world_size)]
-        for chunk, *into in zip(self.chunks(own), *(self.chunks(each) for each in found), strict=True):
+        for chunk, *found_chunks in zip(self.chunks(own), *(self.chunks(each) for each in found), strict=True):
             self.sent_bytes += chunk.nbytes
             view_like(self.slots[self.rank], chunk).copy_(chunk)
             self.barrier()
-            for slot, part in zip(self.slots, into, strict=True):
+            for slot, part in zip(self.slots, found_chunks, strict=True):
                 part.copy_(view_like(slot, part))
             self.barrier()  # no rank overwrites its slot before all have read it
         return found
@@ -135,4 +131,4 @@ def region_bytes(world_size: int, slot_bytes: int) -> int:
 
 def slot_bytes_for(num_bytes: int, max_bytes: int = 1 << 24) -> int:
     """The slot for vectors of `num_bytes`; longer ones are sent in chunks."""
-    return min(max_bytes, max(1 << 12, -(-num_bytes // ALIGN) * ALIGN))
+    return min(max_bytes, max(1 << 12, round_to_cache_lines(num_bytes)))

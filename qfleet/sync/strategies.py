@@ -280,7 +280,7 @@ def match_strides(values: Tensor, like: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def copy_into(values: Tensor, into: Sequence[Tensor]) -> None:
+def copy_into(values: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy a vector into tensors."""
-    for tensor, part in zip(into, unflatten_tensors(values, into), strict=True):
+    for tensor, part in zip(tensors, unflatten_tensors(values, tensors), strict=True):
         tensor.copy_(part)

@@ -1,29 +1,24 @@
-"""Child processes that end with their parent, do not run its script again, and do not fill its disk.
+"""Child processes that do not run their parent's script again, and do not fill its screen or its disk.
 
 They do not import from the current folder either, which may hold untrusted files: Python puts it first in `sys.path`
 for `-c` and `-m`, and every child is started in one of these ways. A child gets its parent's `sys.path` instead.
 """
 
-import ctypes
 import json
 import multiprocessing
 import os
-import signal
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
-PR_SET_PDEATHSIG = 1
-EXIT_SECONDS = 2.0  # for a killed process to end
+from qfleet.files import open_log
+
 LOG_BYTES = 1_000_000
-PRELOADED: list[str] = []  # modules that the fork server imports
+PRELOADED = ["qfleet.system.worker_process"]  # modules that the fork server imports: every worker begins in this one
 # Any value switches Python's safe path on. This value marks it as set by us, for the start of a child only: programs
 # that an environment starts later find their modules as usual.
 SAFE_PATH = "PYTHONSAFEPATH"
@@ -86,37 +81,17 @@ def fork_server(*modules: str) -> ForkServerContext:
     return context
 
 
-def die_with_parent(death_signal: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Have the kernel send `death_signal` when the parent ends; `parent` is its process id, if known.
-
-    A child of multiprocessing's fork server ends with the server, and the server with the process that started it.
-    """
-    close_fork_server_pipe()
-    parent = os.getppid() if parent is None else parent
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-    if os.getppid() != parent:  # the parent ended before the call
-        os.kill(os.getpid(), death_signal)
-
-
-def close_fork_server_pipe() -> None:
-    """Close this child's copy of the fork server's pipe: the server ends when all copies are closed."""
-    server: Any = forkserver._forkserver
-    if getattr(server, "_forkserver_alive_fd", None) is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-
-
-def kill_process_group(process: BaseProcess) -> None:
-    """Kill a process and all processes in its group."""
-    if process.exitcode is None:
-        process.kill()
-    if process.pid:  # group 0 would be our own
-        with suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-    process.join(timeout=EXIT_SECONDS)
-    with suppress(ValueError):
-        process.close()
+def redirect_output(file: str | None) -> None:
+    """Send standard output and error to a file, or nowhere: never over the user's screen. Standard input is empty."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # it may be None, broken or closed
+            stream.flush()
+    null = os.open(os.devnull, os.O_RDWR)
+    target = null if file is None else open_log(file)
+    for source, fd in ((null, 0), (target, 1), (target, 2)):
+        os.dup2(source, fd)
+    for opened in {null, target} - {0, 1, 2}:
+        os.close(opened)
 
 
 def limit_log() -> None:
@@ -125,7 +100,4 @@ def limit_log() -> None:
     if stat.S_ISREG(log.st_mode) and log.st_size >= LOG_BYTES:
         sys.stdout.flush()
         os.ftruncate(1, LOG_BYTES)
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        os.close(null)
+        redirect_output(None)

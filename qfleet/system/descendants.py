@@ -1,4 +1,4 @@
-"""The processes below this one: finding them, adopting them when their parent ends, and ending them."""
+"""Processes related to this one: ending with the parent; finding, adopting and ending those below."""
 
 import ctypes
 import os
@@ -8,9 +8,26 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 END_SECONDS = 2.0
 GRACE_SECONDS = 0.3  # some of them are just ending by themselves
+
+
+def die_with_parent(death_signal: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
+    """Have the kernel send `death_signal` when the parent ends; `parent` is its process id, if known."""
+    parent = os.getppid() if parent is None else parent
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != parent:  # the parent ended before the call
+        os.kill(os.getpid(), death_signal)
+
+
+def kill_group(pid: int) -> None:
+    """Kill all processes of the process group that this process leads or led."""
+    if pid > 0:  # group 0 would be our own
+        with suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
 
 
 def send_all(pids: Iterable[int], number: int) -> None:

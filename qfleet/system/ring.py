@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from qfleet.data import Rollout, Spec
-from qfleet.data.array_messages import CompressionStats, as_rollout, rollout_bytes, rollout_parts
-from qfleet.data.wire_format import NUMBER_INDEX, Arrays, Facts, MessageNotWhole, MessageTooLarge, Parts, pack, unpack
+from qfleet.data.array_messages import CompressionStats, RolloutHeader, as_rollout, rollout_bytes, rollout_parts
+from qfleet.data.wire_format import NUMBER_INDEX, Arrays, Message, MessageNotWhole, MessageTooLarge, Parts, pack, unpack
 from qfleet.system.shared_memory import CACHE_LINE_BYTES, SharedMemory, round_to_cache_lines
 
 INVERT = 2**64 - 1
@@ -53,14 +53,22 @@ class Counter:
 
 
 class Ring:
-    """A first-in first-out queue of at most `slots` array messages, from one process to another.
+    """A first-in first-out queue of at most `slots` messages, from one process to another.
 
-    `slot_bytes` is the largest size of a message, before compression.
+    `kind` is the class of its messages, or a union of classes; `slot_bytes` is the largest size of a message, before
+    compression.
     """
 
     def __init__(
-        self, slots: int, slot_bytes: int, *, compress: Collection[str] = (), region: SharedMemory | None = None
+        self,
+        kind: Any,
+        slots: int,
+        slot_bytes: int,
+        *,
+        compress: Collection[str] = (),
+        region: SharedMemory | None = None,
     ) -> None:
+        self.kind = kind
         self.slots = slots
         self.slot_bytes = slot_bytes
         self.compress = compress
@@ -76,7 +84,7 @@ class Ring:
         self.written.read()
         self.taken.read()
 
-    def put(self, meta: Facts, arrays: Arrays) -> bool:
+    def put(self, message: Message, arrays: Arrays) -> bool:
         """Append a message; False if the ring is full."""
         written = self.written.last_value
         if written - self.taken.read() >= self.slots:
@@ -85,7 +93,7 @@ class Ring:
             raise MessageTooLarge(f"the arrays have more than {self.slot_bytes} bytes")
         started_ns = time.perf_counter_ns()
         number = written + 1
-        length = pack(meta, arrays, self.memory[written % self.slots], compress=self.compress, number=number)
+        length = pack(message, arrays, self.memory[written % self.slots], compress=self.compress, number=number)
         if self.compress:
             self.compression_stats.add(arrays, length, started_ns)
         self.written.write(number)
@@ -98,7 +106,7 @@ class Ring:
         if self.numbers[slot][NUMBER_INDEX] != number:
             return None
         try:
-            parts = unpack(self.memory[slot], limit_bytes=self.slot_bytes, number=number)
+            parts = unpack(self.memory[slot], self.kind, limit_bytes=self.slot_bytes, number=number)
         except MessageNotWhole:
             return None
         except ValueError:
@@ -111,7 +119,8 @@ class Ring:
         return max(0, self.written.read() - self.taken.read())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Ring, compress=tuple(self.compress), region=self.region), (self.slots, self.slot_bytes)
+        again = partial(Ring, compress=tuple(self.compress), region=self.region)
+        return again, (self.kind, self.slots, self.slot_bytes)
 
     def close(self) -> None:
         """Release the memory."""
@@ -128,7 +137,7 @@ class RolloutRing:
     def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = ()) -> None:
         self.spec = spec
         self.lanes = lanes
-        self.ring = Ring(slots, rollout_bytes(spec, lanes, rows), compress=compress)
+        self.ring = Ring(RolloutHeader, slots, rollout_bytes(spec, lanes, rows), compress=compress)
 
     def put(self, rollout: Rollout) -> bool:
         """Append a rollout; False if the ring is full."""
@@ -137,7 +146,7 @@ class RolloutRing:
     def get(self) -> Rollout | None:
         """Remove and return the oldest rollout, if any."""
         parts = self.ring.get()
-        return None if parts is None else as_rollout(parts, self.spec, self.lanes)
+        return None if parts is None else as_rollout(*parts, self.spec, self.lanes)
 
     @property
     def compression_stats(self) -> CompressionStats:

@@ -1,17 +1,18 @@
 """Channels inside one process: a bounded queue of rollouts and the latest weights."""
 
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
 
 from qfleet.data import Rollout
 
 
+@dataclass(eq=False)
 class RolloutQueue:
     """A Channel of a few slots."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self.waiting: deque[Rollout] = deque()
+    slots: int
+    waiting: deque[Rollout] = field(default_factory=deque)
 
     def put(self, rollout: Rollout) -> bool:
         """Append a rollout; False if the queue is full."""
@@ -25,12 +26,12 @@ class RolloutQueue:
         return self.waiting.popleft() if self.waiting else None
 
 
+@dataclass(eq=False)
 class LatestWeights:
     """A weights board that passes weights by reference: reader and writer share them."""
 
-    def __init__(self) -> None:
-        self.version = 0
-        self.weights = None
+    version: int = 0
+    weights: Any = None
 
     def publish(self, version: int, weights: Any) -> None:
         """Replace the weights."""

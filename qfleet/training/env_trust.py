@@ -17,8 +17,8 @@ from qfleet.envs import absolute_id, module_file
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
 from qfleet.plan import names_code, needs_trust, trusted_settings
-from qfleet.plan.draft import format_value
 from qfleet.plan.schema import Env, Plan
+from qfleet.plan.setting_text import format_value
 from qfleet.watch import read_json, write_json
 from qfleet.watch.run_files import open_plain
 

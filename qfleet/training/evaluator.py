@@ -1,6 +1,7 @@
 """Evaluation of the greedy policy in worlds of its own: validation seeds choose the best, test seeds only report."""
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
@@ -15,11 +16,10 @@ from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
 from qfleet.training.checkpoints.checkpointer import MALFORMED
 from qfleet.training.checkpoints.migrations import max_file_bytes, read_arrays
-from qfleet.training.log.fault_log import ENV_FAULT
 from qfleet.training.log.run_log import RunLog
-from qfleet.training.log.run_status import Row, without_returns
+from qfleet.training.log.run_status import ENV_FAULT, Row, without_returns
 from qfleet.training.train_state import TrainState
-from qfleet.watch import summarize
+from qfleet.watch.statistics import summarize
 
 Stop = Callable[[], bool]  # asked between the steps of an evaluation: shall it be interrupted?
 
@@ -53,11 +53,8 @@ class Evaluator:
     def test(self, policy: Policy, episodes: int | None = None, stop: Stop = lambda: False) -> Row | None:
         """Play episodes that nothing else in the run has seen; None if `stop` interrupted it."""
         episodes = episodes or self.plan.eval.test_episodes
-        world = self.world(TEST, episodes)
-        try:
+        with closing(self.world(TEST, episodes)) as world:
             played = evaluate_policy(policy, world, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
-        finally:
-            world.close()
         return None if stop() else evaluation("test", played)
 
     def close(self) -> None:
@@ -89,7 +86,7 @@ class RunEvaluation:
     def validate(self, stop: Stop, *, all_members: bool = True) -> bool:
         """Evaluate on validation seeds; is the policy the best so far? An interrupted evaluation stays due."""
         with self.run_log.stopwatch.eval:
-            row = self.validate_members(stop) if all_members else self.validate_leader(stop)
+            row = self.play(stop, all_members=all_members)
         if row is None:
             return False
         steps = self.components.steps
@@ -97,15 +94,11 @@ class RunEvaluation:
         self.log_evaluation(row)
         return self.train_state.add_evaluation({"env_steps": steps, **without_returns(row)})
 
-    def validate_leader(self, stop: Stop) -> Row | None:
-        """Evaluate the policy that the run is making."""
-        return self.evaluator.validate(self.components.policy, stop=stop)
-
-    def validate_members(self, stop: Stop) -> Row | None:
-        """Evaluate every member of a population, and let the best one lead it; without a population, the policy."""
+    def play(self, stop: Stop, *, all_members: bool) -> Row | None:
+        """Evaluate the run's policy, or every member of a population, the best of which leads it from then on."""
         learner = self.components.learner
-        if not isinstance(learner, PopulationLearner):
-            return self.validate_leader(stop)
+        if not all_members or not isinstance(learner, PopulationLearner):
+            return self.evaluator.validate(self.components.policy, stop=stop)
         results = [self.evaluator.validate(policy, stop=stop) for policy in self.components.policies]
         rows = [row for row in results if row is not None]
         if len(rows) < len(results):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qfleet.build.components import Components
 from qfleet.learn import ReplaySource
-from qfleet.plan.schema import GrowingBatch, PlateauRate, Steer
+from qfleet.plan.schema import GrowingBatch, PlateauRate
 from qfleet.training.train_state import TrainState
 
 
@@ -40,11 +40,6 @@ class PlateauControl:
     components: Components
     train_state: TrainState
 
-    @property
-    def plan(self) -> Steer:
-        """The plan's steering."""
-        return self.components.plan.steer
-
     def adjust(self, score: float) -> list[Adjustment]:
         """Adjust settings to the mean of a validation; only a strictly better one counts as progress."""
         train_state = self.train_state
@@ -63,7 +58,7 @@ class PlateauControl:
 
     def lower_rate(self) -> Adjustment | None:
         """A lower learning rate, if patience has run out and the floor is not reached."""
-        plan = self.plan.learning_rate
+        plan = self.components.plan.steer.learning_rate
         learner = self.components.learner
         if not isinstance(plan, PlateauRate) or self.train_state.rate_waited < plan.patience:
             return None
@@ -76,7 +71,7 @@ class PlateauControl:
 
     def grow_batch(self) -> Adjustment | None:
         """A larger batch, if patience has run out; the limiter counts updates, so their number stays."""
-        plan = self.plan.batch
+        plan = self.components.plan.steer.batch
         batch_source = self.components.batch_source
         if not (isinstance(plan, GrowingBatch) and isinstance(batch_source, ReplaySource)):
             return None
@@ -91,4 +86,9 @@ class PlateauControl:
 
     def gave_up(self) -> bool:
         """Has the score been stale for longer than the plan allows?"""
-        return self.plan.stop_patience is not None and self.train_state.stale >= self.plan.stop_patience
+        patience = self.components.plan.steer.stop_patience
+        return patience is not None and self.train_state.stale >= patience
+
+    def farewell(self) -> str:
+        """Why the run gives up, in one line."""
+        return f"stopping: no score above {self.train_state.peak:g} in {evaluations(self.train_state.stale)}"

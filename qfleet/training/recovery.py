@@ -4,15 +4,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from qfleet.build.components import Components, ReplayLost
+from qfleet.build.components import Components
 from qfleet.build.seeds import SAMPLE, stream
 from qfleet.data import Array, Batch, Sequences
 from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError
 from qfleet.files import make_folder
 from qfleet.learn import Diverging
-from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoint, pack_tensors
+from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.checkpointing import Saver
 from qfleet.training.checkpoints.checkpointer import MALFORMED, Checkpointer, malformed
 from qfleet.training.log.run_log import RunLog
@@ -33,12 +33,7 @@ class Recovery:
     checkpointer: Checkpointer
     run_log: RunLog
     saver: Saver
-    sync_control: SyncControl
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the run."""
-        return self.components.plan
+    sync_control: SyncControl | None  # where several learners are synchronised
 
     @property
     def train_state(self) -> TrainState:
@@ -47,7 +42,7 @@ class Recovery:
 
     def recover(self, cause: Exception) -> None:
         """Go back to the last commit."""
-        if isinstance(cause, ReplayLost):
+        if isinstance(cause, WorkerLost):
             self.replace_replay(cause)
         else:
             self.roll_back(cause)
@@ -57,7 +52,7 @@ class Recovery:
         while True:
             try:
                 return self.load(**options)
-            except ReplayLost as cause:
+            except WorkerLost as cause:
                 self.restart_replay(cause)
 
     def load(self, **options: Any) -> int:
@@ -75,7 +70,8 @@ class Recovery:
         if missing := self.run_log.rows.cut(int(meta["rows"])):
             self.run_log.warn(f"metrics.jsonl lacks {missing} bytes that the checkpoint counts on")
         self.run_log.continue_clock(float(meta["seconds"]))
-        self.sync_control.restart()
+        if self.sync_control is not None:
+            self.sync_control.restart()
         self.saver.restart()
         num_lost = int(lost.sum())
         self.run_log.mark_inexact(self.changes_since_checkpoint(num_lost))
@@ -106,7 +102,7 @@ class Recovery:
         reasons = [*checkpointer.changed_conditions(), *inexact_reasons(self.components)]
         reasons += [] if peers is None else peers.inexact_resume_reasons()
         if num_lost:
-            num = self.plan.env.num
+            num = self.components.plan.env.num
             reasons.append(f"{num_lost} of {num} environments could not be re-driven and began new episodes")
         if checkpointer.last is not None and checkpointer.last.meta["replay"] == "none":
             reasons.append("the replay was not saved")
@@ -126,7 +122,7 @@ class Recovery:
                 f"training diverged at step {steps}: {cause}",
                 f"Going back to the last checkpoint {MAX_ROLLBACKS} times did not help; usual causes are rewards or "
                 "observations of very different sizes, or too high a learning rate.",
-                f"Lower optim.learning_rate={self.plan.optim.learning_rate:g}, set optim.clip_norm, or try "
+                f"Lower optim.learning_rate={self.components.plan.optim.learning_rate:g}, set optim.clip_norm, or try "
                 "env.normalize=both; the batch is in debug/.",
             ) from cause
         self.load()
@@ -138,7 +134,7 @@ class Recovery:
         self.train_state.skipped_in_a_row = 0
         self.train_state.rollbacks = rollbacks
         self.train_state.mark_inexact(ROLLED_BACK)
-        self.components.batch_source.replay.reseed(stream(self.plan.seed, SAMPLE, rollbacks))
+        self.components.batch_source.replay.reseed(stream(self.components.plan.seed, SAMPLE, rollbacks))
         if self.components.peers is not None:
             self.components.peers.reseed(rollbacks)
 
@@ -149,18 +145,20 @@ class Recovery:
         arrays = {name: value for name in batch.__slots__ if (value := getattr(batch, name)) is not None}
         write_file(folder / "debug" / f"batch_{self.components.steps:012d}.safetensors", pack_tensors(arrays))
 
-    def restart_replay(self, cause: ReplayLost) -> None:
+    def restart_replay(self, cause: WorkerLost) -> None:
         """Start another process for the replay, as often as the restart budget allows."""
         remote = self.components.remote
-        if remote is None or not remote.budget.charge(time.monotonic()):
+        if remote is None:  # it was another worker
+            raise cause
+        if not remote.budget.charge(time.monotonic()):
             raise EnvError(
                 "the replay's process has failed more often than runtime.restarts allows",
-                f"{cause}.",
+                f"the replay is lost: {cause}.",
                 "Is there enough memory? runtime.replay_process=false keeps the replay beside the learner.",
             ) from cause
         remote.start()
 
-    def replace_replay(self, cause: ReplayLost) -> None:
+    def replace_replay(self, cause: WorkerLost) -> None:
         """Go on from the last commit with another process for the replay."""
         steps = self.components.steps
         rollbacks = self.train_state.rollbacks
@@ -169,4 +167,6 @@ class Recovery:
         if rollbacks > self.train_state.rollbacks:  # the commit is from before them
             self.draw_other_batches(rollbacks)
         now = self.components.steps
-        self.run_log.events.event("replay_lost", cause=str(cause), steps_lost=steps - now, env_steps=now)
+        self.run_log.events.event(
+            "replay_lost", cause=f"the replay is lost: {cause}", steps_lost=steps - now, env_steps=now
+        )

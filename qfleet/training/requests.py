@@ -19,7 +19,8 @@ from qfleet.plan import SyncSwitch
 from qfleet.plan.part import Positive
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Sync
-from qfleet.watch.run_files import read_json, write_json
+from qfleet.watch.read_files import read_json
+from qfleet.watch.run_files import write_json
 
 if TYPE_CHECKING:
     from qfleet.build.components import Components

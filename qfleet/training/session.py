@@ -22,13 +22,12 @@ from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.training.checkpoints.checkpointer import Checkpointer
-from qfleet.training.evaluator import Evaluator
 from qfleet.training.log.run_log import Callback, RunLog
-from qfleet.training.log.run_status import Ending, Row
+from qfleet.training.log.run_status import CLOCK_ENDS, Ending, Row
 from qfleet.training.process.hang_warnings import watching
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.trainer import Trainer
-from qfleet.watch import TensorBoardWriter, Watcher, auto_mode, collect_provenance, make_watcher, write_card
+from qfleet.watch import Watcher, auto_mode, collect_provenance, make_watcher
 from qfleet.watch.run_files import unwritable_error
 
 LOG_FILE = "run-0.log"
@@ -54,16 +53,17 @@ def run_session(
     with (
         torch_threads(plan.runtime.threads),
         run_torch_rng(plan),
-        hold_run(folder) as held,
+        hold_run(folder) as require_folder,
         listening(watcher, stop_request) as stop_request,
         error_log(folder) as log,
     ):
-        run_log = RunLog(components, folder, watcher, callbacks, require_folder=held.require_in_place)
+        run_log = RunLog(components, folder, watcher, callbacks, require_folder=require_folder)
         trainer = make_trainer(components, run_log, env, stop_request)
         status: Row = {}
         try:
             notes = begin(trainer)
-            run_log.warn_if_clock_ends()
+            if plan.until.seconds is not None:
+                run_log.warn(f"not exact: {CLOCK_ENDS}")
             run_log.start_timing()
             run_log.write_status()
             if watcher is not None:
@@ -79,10 +79,17 @@ def run_session(
             if watcher is not None:
                 watcher.stop(status)
             trainer.close()
-        try:
-            write_card(folder)
-        except (QfleetError, OSError) as cause:
-            run_log.warn(f"card.md could not be written: {cause}")  # the run itself is done
+        try_write_card(folder, run_log)
+
+
+def try_write_card(folder: Path, run_log: RunLog) -> None:
+    """Write card.md; if that fails, the run itself is done."""
+    from qfleet.watch.card import write_card
+
+    try:
+        write_card(folder)
+    except (QfleetError, OSError) as cause:
+        run_log.warn(f"card.md could not be written: {cause}")
 
 
 def write_error(error: BaseException, trainer: Trainer, log: logging.Logger) -> Row:
@@ -121,11 +128,15 @@ def progress_note(watcher: Watcher | None) -> Callable[[str], object]:
 
 def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
     """Callbacks that write rows besides metrics.jsonl."""
-    return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)] if plan.log.tensorboard else []
+    if not plan.log.tensorboard:
+        return []
+    from qfleet.training.log.tensorboard import TensorBoardWriter
+
+    return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)]
 
 
 def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, stop_request: StopRequest) -> Trainer:
-    """The trainer of these components, with its evaluator and checkpointer."""
+    """The trainer of these components, with its checkpointer."""
     keep = components.plan.save.keep
     events = run_log.events.event
     checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, log_event=events, warn=warner(run_log))
@@ -136,7 +147,7 @@ def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, 
         components.remote.use_run_folder(run_log.folder)
     if components.peers is not None:
         components.peers.use_run_folder(run_log.folder)
-    return Trainer(components, Evaluator(components.plan, env), checkpointer, run_log, stop_request)
+    return Trainer(components, env, checkpointer, run_log, stop_request)
 
 
 def warner(run_log: RunLog) -> Callable[[str], None]:

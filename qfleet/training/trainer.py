@@ -1,66 +1,83 @@
 """The training loop: act and learn; evaluate, save and adjust when due; recover from faults; report at the end."""
 
-from collections.abc import Iterator
-from typing import Protocol
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from qfleet.act.policy import NonFiniteValues
-from qfleet.build.components import Components, ReplayLost
+from qfleet.build.components import Components
+from qfleet.build.worlds import EnvMaker
 from qfleet.data import Tick
 from qfleet.learn import Diverging
 from qfleet.plan import sync_switches
+from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.checkpointing import Saver, is_due
 from qfleet.training.checkpoints.checkpointer import Checkpointer
-from qfleet.training.evaluator import Evaluator, RunEvaluation
 from qfleet.training.inline import InlineLoop
-from qfleet.training.log.fault_log import ENV_FAULT
 from qfleet.training.log.run_log import RunLog
-from qfleet.training.log.run_status import Ending, Row, inexact_reasons, without_returns
-from qfleet.training.plateau_control import PlateauControl, evaluations
+from qfleet.training.log.run_status import ENV_FAULT, Ending, Row, inexact_reasons, without_returns
 from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.signals import StopRequest
-from qfleet.training.recovery import Recovery
-from qfleet.training.requests import SyncControl
+
+if TYPE_CHECKING:
+    from qfleet.training.async_loop import AsyncLoop
+    from qfleet.training.evaluator import RunEvaluation
+    from qfleet.training.plateau_control import PlateauControl
+    from qfleet.training.recovery import Recovery
+    from qfleet.training.requests import SyncControl
 
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
 GAVE_UP = "no better validation score within steer.stop_patience"
 
 
-class TrainingLoop(Protocol):
-    """Acts and learns: everything in one thread, or a learner beside actors in other processes."""
-
-    def turn(self) -> Iterator[Tick]:
-        """Some steps and the updates that go with them; then nothing is under way."""
-
-    def poll(self) -> None:
-        """Watch over actors in other processes while no turn is made."""
-
-
+@dataclass(eq=False)
 class Trainer:
     """One run from its present state to its end."""
 
-    def __init__(
-        self,
-        components: Components,
-        evaluator: Evaluator,
-        checkpointer: Checkpointer,
-        run_log: RunLog,
-        stop_request: StopRequest,
-    ) -> None:
-        self.components = components
-        self.evaluator = evaluator
-        self.checkpointer = checkpointer
-        self.run_log = run_log
-        self.stop_request = stop_request
-        self.plan = components.plan
-        self.train_state = run_log.train_state
-        self.loop: TrainingLoop | None = None  # made when training starts, and again after a recovery
-        self.evaluation = RunEvaluation(components, evaluator, checkpointer.checkpoints, run_log)
-        self.plateau_control = PlateauControl(components, self.train_state)
+    components: Components
+    env: EnvMaker | None  # of the user's own
+    checkpointer: Checkpointer
+    run_log: RunLog
+    stop_request: StopRequest
+
+    def __post_init__(self) -> None:
+        self.plan = self.components.plan
+        self.train_state = self.run_log.train_state
+        self.loop: InlineLoop | AsyncLoop | None = None  # made when training starts, and again after a recovery
+        self.sync_control = None if self.components.peers is None else self.make_sync_control()
+        self.saver = Saver(self.components, self.checkpointer, self.run_log)
+
+    # Parts that a run may not need, imported and made when it does
+
+    def make_sync_control(self) -> "SyncControl":
+        """Switches how several learners are synchronised."""
+        from qfleet.training.requests import SyncControl
+
         switches = sync_switches(self.plan) if self.plan.learners.schedule else []
-        self.sync_control = SyncControl(components, run_log, switches, components.learner.updates)
-        self.saver = Saver(components, checkpointer, run_log)
-        self.recovery = Recovery(components, checkpointer, run_log, self.saver, self.sync_control)
+        return SyncControl(self.components, self.run_log, switches, self.components.learner.updates)
+
+    @cached_property
+    def evaluation(self) -> "RunEvaluation":
+        """Evaluates the policy."""
+        from qfleet.training.evaluator import Evaluator, RunEvaluation
+
+        evaluator = Evaluator(self.plan, self.env)
+        return RunEvaluation(self.components, evaluator, self.checkpointer.checkpoints, self.run_log)
+
+    @cached_property
+    def plateau_control(self) -> "PlateauControl":
+        """Adjusts settings when scores stop improving."""
+        from qfleet.training.plateau_control import PlateauControl
+
+        return PlateauControl(self.components, self.train_state)
+
+    @cached_property
+    def recovery(self) -> "Recovery":
+        """Goes back to a checkpoint."""
+        from qfleet.training.recovery import Recovery
+
+        return Recovery(self.components, self.checkpointer, self.run_log, self.saver, self.sync_control)
 
     @property
     def steps(self) -> int:
@@ -79,7 +96,7 @@ class Trainer:
             try:
                 self.components.actor.start()
                 return self.saver.save()
-            except ReplayLost as cause:
+            except WorkerLost as cause:
                 self.recovery.restart_replay(cause)
 
     def resume(self, *, strict: bool) -> int:
@@ -96,7 +113,7 @@ class Trainer:
                 if fault is not None:
                     self.recovery.recover(fault)
                 return self.finish(self.run())
-            except (Diverging, NonFiniteValues, ReplayLost) as cause:
+            except (Diverging, NonFiniteValues, WorkerLost) as cause:
                 fault = cause
 
     def run(self) -> Ending:
@@ -111,7 +128,7 @@ class Trainer:
             self.do_due()
         return ending
 
-    def make_loop(self) -> TrainingLoop:
+    def make_loop(self) -> "InlineLoop | AsyncLoop":
         """The loop for the run's components, after the last updates if these were not finite."""
         actors = self.components.remote_actors
         skipped = self.train_state.skipped_in_a_row
@@ -133,7 +150,7 @@ class Trainer:
 
     def do_due(self) -> None:
         """Log, evaluate, save and apply requests, each when it is due."""
-        if self.components.peers is not None:
+        if self.sync_control is not None:
             self.sync_control.follow_schedule()  # first, so that a save now includes it
         if is_due(self.steps, self.plan.log.every_steps, self.train_state.logged_steps):
             self.run_log.log_progress()
@@ -142,7 +159,7 @@ class Trainer:
         if self.saver.due():
             self.saver.try_save()
         self.run_log.drain_learner_events()
-        if self.components.peers is not None:
+        if self.sync_control is not None:
             self.sync_control.poll(self.saver.try_save)
         self.run_log.refresh()
 
@@ -166,9 +183,7 @@ class Trainer:
             fields = {"setting": change.setting, "before": change.before, "after": change.after}
             self.run_log.log_change("steer", change.text, **fields)
         if self.plateau_control.gave_up():
-            stale = evaluations(self.train_state.stale)
-            text = f"stopping: no score above {self.train_state.peak:g} in {stale}"
-            self.run_log.log_change("steer", text, setting="steer.stop_patience")
+            self.run_log.log_change("steer", self.plateau_control.farewell(), setting="steer.stop_patience")
 
     def interrupted(self) -> bool:
         """Called between the steps of an evaluation: was the run asked to stop? Watches over actors meanwhile."""
@@ -229,4 +244,5 @@ class Trainer:
     def close(self) -> None:
         """Close files and the evaluation's worlds; the components are closed where they were made."""
         self.run_log.close()
-        self.evaluator.close()
+        if "evaluation" in vars(self):
+            self.evaluation.evaluator.close()

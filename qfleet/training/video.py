@@ -31,12 +31,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def record(
-    plan: Plan,
-    policy: Policy,
-    file: Path,
-    episodes: int,
-    make: EnvMaker | None = None,
-    run: Path | None = None,
+    plan: Plan, policy: Policy, file: Path, episodes: int, make: EnvMaker | None = None, run: Path | None = None
 ) -> Path:
     """Play greedily and write a video, frame by frame; the file's ending chooses the format.
 
@@ -160,7 +155,5 @@ def _append(writer: Any, frame: Array) -> None:
 
 def _no_ffmpeg(error: Exception) -> UsageError:
     return UsageError(
-        "recording needs imageio and ffmpeg",
-        f"They cannot be used: {error}.",
-        'Run: pip install "qfleet[video]"',
+        "recording needs imageio and ffmpeg", f"They cannot be used: {error}.", 'Run: pip install "qfleet[video]"'
     )

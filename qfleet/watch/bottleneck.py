@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, PrioritizedSampler
 from qfleet.plan.validate.placement import num_senders
 from qfleet.system.timers import STAGES
-from qfleet.watch.text import compression_lines, number
 
 # The stages of each possible bottleneck. `actor`: the learner waits for them.
 CAUSES = {
@@ -100,33 +99,21 @@ def _replay(plan: Plan, actors: Shares, cores: int) -> str:
 
 
 def _world(plan: Plan, actors: Shares, cores: int) -> str:
-    return "stepping the environments takes {share} of the time; at most {ceiling} as fast without it" + _elsewhere(
-        plan, cores
-    )
-
-
-def _elsewhere(plan: Plan, cores: int) -> str:
-    """Settings that would step environments in parallel."""
+    found = "stepping the environments takes {share} of the time; at most {ceiling} as fast without it"
     envs = plan.env.num
-    tries = []
-    if steps_natively(plan.env.id):
+    tries = []  # settings that would step environments in parallel
+    if plan.env.id.startswith("ALE/") or "NoFrameskip" in plan.env.id:  # native code steps all copies in threads
         if (plan.runtime.threads or 1) < cores:
             tries.append(f"runtime.threads={cores}")
     elif envs > 1 and not plan.env.id.startswith("CartPole-v") and plan.env.workers < min(cores, envs):
         tries.append(f"env.workers={min(cores, envs)}")
-    actors = next((num for num in range(min(cores, envs), 1, -1) if envs % num == 0), 1)
-    if isinstance(plan.runtime, InlineRuntime) and actors > 1:
-        tries.append(f"runtime.type=processes actors.num={actors}")
+    num_actors = next((num for num in range(min(cores, envs), 1, -1) if envs % num == 0), 1)
+    if isinstance(plan.runtime, InlineRuntime) and num_actors > 1:
+        tries.append(f"runtime.type=processes actors.num={num_actors}")
     if tries:
-        return f": try {' or '.join(tries)}"
-    return (
-        f": there is one environment, and a second could run beside it (env.num={cores})" if envs == 1 < cores else ""
-    )
-
-
-def steps_natively(env_id: str) -> bool:
-    """Does native code step all copies of the environment in threads?"""
-    return env_id.startswith("ALE/") or "NoFrameskip" in env_id
+        return f"{found}: try {' or '.join(tries)}"
+    alone = f": there is one environment, and a second could run beside it (env.num={cores})"
+    return found + (alone if envs == 1 < cores else "")
 
 
 def _policy(plan: Plan, actors: Shares, cores: int) -> str:
@@ -230,43 +217,3 @@ def parallel_speed(times: Times, actors: Times, processes: int) -> dict[str, flo
 def rounded(shares: Shares) -> dict[str, float]:
     """Shares rounded to three digits."""
     return {stage: round(share, 3) for stage, share in shares.items()}
-
-
-def profile_lines(profile: Mapping[str, Any]) -> list[str]:
-    """The table of stages as lines: seconds, share of the time, cost per step and per update."""
-    steps = profile["env_steps"]
-    updates = profile["updates"]
-    lines = [f"{'stage':<8}{'seconds':>10}{'share':>8}{'per step':>12}{'per update':>12}"]
-    for stage, seconds in [*profile["seconds"].items(), ("wall", profile["wall_seconds"])]:
-        share = seconds / max(profile["wall_seconds"], 1e-9)
-        lines.append(f"{stage:<8}{seconds:>10.2f}{share:>8.1%}{_each(seconds, steps):>12}{_each(seconds, updates):>12}")
-    if "actors" in profile:
-        parts = ", ".join(f"{stage} {share:.0%}" for stage, share in profile["actor_shares"].items())
-        lines += [f"actors: {parts}", parallel_line(profile)]
-    lines += [f"compressed {text}" for text in compression_lines(profile)]
-    return [*lines, energy_line(profile), f"{profile['bottleneck']}-bound: {profile['advice']}"]
-
-
-def parallel_line(profile: Mapping[str, Any]) -> str:
-    """The speed-up from running learner and actors in parallel."""
-    work = profile["work_seconds"]
-    wall = profile["wall_seconds"]
-    return (
-        f"speed-up {profile['speed_up']:.2f}x: {work:.2f} s of sequential work in {wall:.2f} s; "
-        f"parallel efficiency {profile['parallel_efficiency']:.0%}, with {profile['processes']} processes"
-    )
-
-
-def energy_line(profile: Mapping[str, Any]) -> str:
-    """Energy of the processors, all programs of the machine included."""
-    if "joules" not in profile:
-        return "no energy counters"
-    per_million = number(profile["joules_per_million_steps"])
-    return f"energy {number(profile['joules'])} J, {per_million} J per million steps, the whole machine's"
-
-
-def _each(seconds: float, count: int) -> str:
-    if not count:
-        return "-"
-    micro = seconds / count * 1e6
-    return f"{micro:.1f} us" if micro < 1000 else f"{micro / 1000:.2f} ms"

@@ -15,8 +15,8 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.plan import read_toml
+from qfleet.watch.read_files import read_json
 from qfleet.watch.run_directory import GROUP_FILE, find_run_or_group, is_group, is_run, run_label, runs_in
-from qfleet.watch.run_files import read_json
 from qfleet.watch.run_listing import read_tables
 from qfleet.watch.statistics import (
     Estimate,

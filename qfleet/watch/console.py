@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import IO, Any, Literal, Protocol
 
@@ -21,25 +22,19 @@ _ASCII = str.maketrans({"·": "|", "…": "...", "–": "-", "█": "#", "░": 
 
 
 class Watcher(Protocol):
-    """Shows a run. `live` should be called every `every_seconds`; more often does no harm."""
-
-    every_seconds: float
+    """Shows a run; `live` may be called as often as the caller likes."""
 
     def start(self, info: Mapping[str, Any]) -> None:
         """The run begins; `info` has run, env, algorithm, device, threads, notes."""
-        ...
 
     def row(self, row: Mapping[str, Any]) -> None:
         """A row of metrics.jsonl was written."""
-        ...
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """The current state of the run."""
-        ...
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """The run has ended; `status` is the contents of status.json."""
-        ...
 
 
 def to_ascii(text: str) -> str:
@@ -96,6 +91,11 @@ class SafeStream:
         self.write(text + "\n")
         self.flush()
 
+    def write_escaped(self, text: str) -> None:
+        """Write one line of text, without control characters and in the stream's encoding."""
+        text = escaped(text)
+        self.write_line(to_ascii(text) if self.ascii_only else text)
+
     def isatty(self) -> bool:
         """Is the stream a terminal?"""
         try:
@@ -108,31 +108,13 @@ class SafeStream:
         return self._file.fileno()
 
     def _mark_broken(self) -> None:
+        """A standard stream is redirected to nowhere: else Python's flush at exit prints an error."""
         self.broken = True
-        try:
+        with suppress(OSError, ValueError, AttributeError):
             if self._file.fileno() in STANDARD_DESCRIPTORS:
-                _redirect_to_devnull(self._file.fileno())
-        except (OSError, ValueError, AttributeError):
-            return
-
-
-def _redirect_to_devnull(descriptor: int) -> None:
-    """Redirect a broken standard stream: else Python's flush at exit prints an error."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nothing, descriptor)
-    os.close(nothing)
-
-
-class LineWriter:
-    """Writes lines of text to a stream, without control characters and in its encoding."""
-
-    def __init__(self, stream: SafeStream) -> None:
-        self._stream = stream
-
-    def write_line(self, text: str) -> None:
-        """Write one line."""
-        text = escaped(text)
-        self._stream.write_line(to_ascii(text) if self._stream.ascii_only else text)
+                nothing = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nothing, self._file.fileno())
+                os.close(nothing)
 
 
 class NewWarnings:
@@ -152,71 +134,71 @@ class NewWarnings:
 
 def warn_on_stderr(warning: str) -> None:
     """Write a warning to standard error, so that it does not mix with rows for a program."""
-    LineWriter(SafeStream(sys.stderr)).write_line(f"warning: {warning}")
+    SafeStream(sys.stderr).write_escaped(f"warning: {warning}")
 
 
 class PlainWatcher:
     """One line every 30 seconds, and one for each evaluation, change of settings and new warning."""
 
     def __init__(self, stream: SafeStream, clock: Clock = time.monotonic) -> None:
-        self.every_seconds = PLAIN_EVERY_SECONDS
-        self._lines = LineWriter(stream)
+        self._stream = stream
         self._clock = clock
-        self._next = clock() + self.every_seconds
-        self._warnings = NewWarnings(lambda warning: self._lines.write_line(f"warning: {warning}"))
+        self._next = clock() + PLAIN_EVERY_SECONDS
+        self._warnings = NewWarnings(lambda warning: self._stream.write_escaped(f"warning: {warning}"))
 
     def note(self, text: str) -> None:
         """Print what takes a while before a run begins."""
-        self._lines.write_line(text)
+        self._stream.write_escaped(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Print the environment, the algorithm, the device and the run."""
         parts = (info.get("env"), info.get("algorithm"), device_text(info), info.get("run"))
-        self._lines.write_line(" · ".join(str(part) for part in parts if part))
+        self._stream.write_escaped(" · ".join(str(part) for part in parts if part))
         for note in info.get("notes") or ():
-            self._lines.write_line(f"note: {note}")
-        self._next = self._clock() + self.every_seconds
+            self._stream.write_escaped(f"note: {note}")
+        self._next = self._clock() + PLAIN_EVERY_SECONDS
 
     def row(self, row: Mapping[str, Any]) -> None:
         """Print evaluations and rows with a text; `live` shows the others."""
         if row.get("kind") == "eval":
-            self._lines.write_line(evaluation_line(row))
+            self._stream.write_escaped(evaluation_line(row))
         elif row.get("text"):
-            self._lines.write_line(remark_line(row))
+            self._stream.write_escaped(remark_line(row))
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """Print new warnings, and a progress line if the last one is 30 seconds old."""
         self._warnings.forward(snapshot)
         if self._clock() >= self._next:
-            self._next = self._clock() + self.every_seconds
-            self._lines.write_line(progress_line(snapshot))
+            self._next = self._clock() + PLAIN_EVERY_SECONDS
+            self._stream.write_escaped(progress_line(snapshot))
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """Print how the run ended and where the time went."""
         for line in end_lines(status):
-            self._lines.write_line(line)
+            self._stream.write_escaped(line)
         if status.get("profile"):
-            self._lines.write_line(f"time: {time_line(status['profile'])}")
+            self._stream.write_escaped(f"time: {time_line(status['profile'])}")
 
 
-class JsonWatcher:
-    """Every row as a line of JSON, and nothing else; warnings go to `warn`."""
+class RowWatcher:
+    """Every row to `write_row`, for a program, and nothing else; warnings go to `warn`."""
 
-    def __init__(self, stream: SafeStream, warn: Callable[[str], None] = warn_on_stderr) -> None:
-        self.every_seconds = float("inf")
-        self._stream = stream
+    def __init__(
+        self, write_row: Callable[[Mapping[str, Any]], None], warn: Callable[[str], None] = warn_on_stderr
+    ) -> None:
+        self._write_row = write_row
         self._warnings = NewWarnings(warn)
 
     def note(self, text: str) -> None:
         """Print what takes a while before a run begins, on standard error."""
-        LineWriter(SafeStream(sys.stderr)).write_line(text)
+        SafeStream(sys.stderr).write_escaped(text)
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Nothing."""
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Print the row as in metrics.jsonl."""
-        self._stream.write_line(json_line(row))
+        """Write the row, with the fields that it has in metrics.jsonl."""
+        self._write_row(row)
 
     def live(self, snapshot: Mapping[str, Any]) -> None:
         """Forward new warnings."""
@@ -230,8 +212,7 @@ class QuietWatcher:
     """Only how the run ended; warnings go to `warn`."""
 
     def __init__(self, stream: SafeStream, warn: Callable[[str], None] = warn_on_stderr) -> None:
-        self.every_seconds = float("inf")
-        self._lines = LineWriter(stream)
+        self._stream = stream
         self._warnings = NewWarnings(warn)
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -246,7 +227,7 @@ class QuietWatcher:
 
     def stop(self, status: Mapping[str, Any]) -> None:
         """Print how the run ended, in one line."""
-        self._lines.write_line(" · ".join(end_lines(status)))
+        self._stream.write_escaped(" · ".join(end_lines(status)))
 
 
 def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = time.monotonic) -> Watcher:
@@ -255,7 +236,7 @@ def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = ti
     if mode == "plain":
         return PlainWatcher(out, clock)
     if mode == "json":
-        return JsonWatcher(out)
+        return RowWatcher(lambda row: out.write_line(json_line(row)))
     if mode == "quiet":
         return QuietWatcher(out)
     if mode == "live":

@@ -90,7 +90,8 @@ class Screen:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = min(options.max_width, WIDEST)
         roomy = (options.height or console.height) >= 22
-        body = Group(*_spaced(self._blocks(width - 6, roomy, options.ascii_only), roomy))
+        blocks = self._blocks(width - 6, roomy, options.ascii_only)
+        body = Group(*([piece for block in blocks for piece in (block, Text(""))][:-1] if roomy else blocks))
         yield Panel(
             Padding(body, (1 if roomy else 0, 2)),
             title=self._title(options.ascii_only, width),
@@ -149,8 +150,9 @@ class Screen:
         else:
             grid.add_row("evaluation", _text("–", ascii_only), _text("none yet", ascii_only, QUIET))
         if snapshot.get("best") is not None:
-            scores = Text(sparkline(self.scores.values, room, ramp), style="green")
-            grid.add_row("best", _text(number(_score(snapshot["best"])), ascii_only, "bold green"), scores)
+            best = snapshot["best"]
+            mean = _text(number(best.get("mean") if isinstance(best, Mapping) else best), ascii_only, "bold green")
+            grid.add_row("best", mean, Text(sparkline(self.scores.values, room, ramp), style="green"))
         return grid
 
     def _machine(self, width: int, roomy: bool, ascii_only: bool) -> Table:
@@ -171,14 +173,15 @@ class Screen:
     def _state(self) -> list[tuple[str, str]]:
         """Speed, time and state as names and values, filling two columns row by row."""
         snapshot = self.snapshot
-        room = self.snapshot.get("replay_capacity")
+        room = snapshot.get("replay_capacity")
+        age = snapshot.get("checkpoint_age_seconds")
         return [
             ("speed", f"{_integer(snapshot.get('steps_per_second'))} steps/s"),
             ("epsilon", number(snapshot.get("epsilon"))),
             ("", f"{_integer(snapshot.get('updates_per_second'))} updates/s"),
             ("replay", f"{share(snapshot.get('replay_size'), room):.0%} of {number(room)}"),
             ("elapsed", duration(snapshot.get("seconds"))),
-            ("checkpoint", _ago(snapshot.get("checkpoint_age_seconds"))),
+            ("checkpoint", "none yet" if age is None else f"{duration(age)} ago"),
             ("left", f"about {duration(seconds_left(snapshot))}"),
             ("device", device_text(self.info)),
             ("learner", _learner_text(snapshot)),
@@ -202,16 +205,8 @@ def _evaluation_text(row: Mapping[str, Any], room: int, ascii_only: bool) -> Tex
     return _text(fitting[0] if fitting else between, ascii_only)
 
 
-def _score(best: Any) -> Any:
-    return best.get("mean") if isinstance(best, Mapping) else best
-
-
 def _integer(value: float | None) -> str:
     return number(value if value is None else round(value))
-
-
-def _ago(seconds: float | None) -> str:
-    return "none yet" if seconds is None else f"{duration(seconds)} ago"
 
 
 def _learner_text(snapshot: Mapping[str, Any]) -> str:
@@ -230,12 +225,6 @@ def _text(text: str, ascii_only: bool, style: str = "") -> Text:
     return Text(to_ascii(text) if ascii_only else text, style=style, overflow="ellipsis", no_wrap=True)
 
 
-def _spaced(blocks: list[RenderableType], roomy: bool) -> list[RenderableType]:
-    if not roomy:
-        return blocks
-    return [piece for block in blocks for piece in (block, Text(""))][:-1]
-
-
 class LiveWatcher:
     """Redraws the screen in place; the last one stays."""
 
@@ -244,7 +233,6 @@ class LiveWatcher:
     def __init__(
         self, stream: SafeStream, clock: Callable[[], float] = time.monotonic, console: Console | None = None
     ) -> None:
-        self.every_seconds = REDRAW_EVERY_SECONDS
         self.screen = Screen()
         self._clock = clock
         self._next = 0.0
@@ -279,7 +267,7 @@ class LiveWatcher:
         now = self._clock()
         if self._live is None or (now < self._next and not snapshot.get("leaving")):
             return
-        self._next = now + self.every_seconds
+        self._next = now + REDRAW_EVERY_SECONDS
         # The panel shows the newest warnings; older ones are printed above it.
         self._scrolled_warnings.forward({"warnings": list(snapshot.get("warnings") or ())[:-MOST_WARNINGS]})
         self.screen.snapshot = snapshot

@@ -12,7 +12,8 @@ from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
 from qfleet.plan.local_paths import local_path
-from qfleet.watch.run_files import Row, each_row, write_file
+from qfleet.watch.read_files import each_row
+from qfleet.watch.run_files import Row, write_file
 from qfleet.watch.run_listing import read_tables
 from qfleet.watch.statistics import NUM_RESAMPLES, estimate, iqm
 from qfleet.watch.text import number

@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -32,6 +33,11 @@ def program() -> str:
     return os.environ.get("QFLEET_PROGRAM") or "qfleet"
 
 
+def resume_command(path: Path) -> str:
+    """The command that resumes a run or a group."""
+    return f"{program()} resume {shlex.quote(str(path))}"
+
+
 def collect_provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
     """Versions, git commit of the current folder, hardware, platform and the command line."""
     return {
@@ -39,7 +45,7 @@ def collect_provenance(command: Sequence[str] | None = None) -> dict[str, Any]:
         "command": redacted_arguments(command if command is not None else [Path(sys.argv[0]).name, *sys.argv[1:]]),
         "versions": {"python": platform.python_version(), **_versions()},
         "platform": platform.platform(),
-        "hardware": {"cpu": _cpu(), "cores": cores(), "memory_bytes": _memory_bytes()},
+        "hardware": {"cpu": processor(), "cores": cores(), "memory_bytes": _memory_bytes()},
         "git": git_state(Path()),
     }
 
@@ -54,7 +60,8 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _cpu() -> str:
+def processor() -> str:
+    """The name of the processor, where the system has it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -15,17 +15,10 @@ from qfleet.files import is_file, list_inside, remove_file, remove_tree
 from qfleet.plan import read_tables_in
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.secrets import redacted_options
-from qfleet.watch.run_directory import (
-    GROUP_FILE,
-    is_group,
-    is_run,
-    last_active,
-    member_dirs,
-    resume_command,
-    run_dirs,
-    run_label,
-)
-from qfleet.watch.run_files import count_lines, last_rows, open_plain, read_json
+from qfleet.watch.provenance import resume_command
+from qfleet.watch.read_files import count_lines, last_rows, read_json
+from qfleet.watch.run_directory import GROUP_FILE, is_group, is_run, last_active, member_dirs, run_dirs, run_label
+from qfleet.watch.run_files import open_plain
 
 STEP = re.compile(r"step_[0-9]{12}")
 # The files of a group's folder besides its members.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
 from qfleet.escape import escaped
-from qfleet.watch.console import PLAIN_EVERY_SECONDS, LineWriter, Mode, SafeStream, warn_on_stderr
+from qfleet.watch.console import PLAIN_EVERY_SECONDS, Mode, SafeStream, warn_on_stderr
 from qfleet.watch.run_files import json_line
 from qfleet.watch.text import duration, interval, number
 
@@ -19,59 +19,53 @@ class GroupWatcher(Protocol):
 
     def start(self, info: Mapping[str, Any]) -> None:
         """The group begins; `info` has group, env, members, jobs, threads, notes."""
-        ...
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """A member wrote a row."""
-        ...
 
     def warn(self, member: str, text: str) -> None:
         """A member has sent a warning."""
-        ...
 
     def live(self, members: Sequence[Member]) -> None:
         """The current state of all members."""
-        ...
 
     def finished(self, member: Member) -> None:
         """A member has ended."""
-        ...
 
     def stop(self, end: Mapping[str, Any]) -> None:
         """All members have ended; `end` is the group's own last row."""
-        ...
 
 
 class PlainGroup:
     """A line for each member that ends, and every 30 seconds one for all running members."""
 
     def __init__(self, stream: SafeStream, clock: Callable[[], float] = time.monotonic) -> None:
-        self._lines = LineWriter(stream)
+        self._stream = stream
         self._clock = clock
         self._next = clock() + PLAIN_EVERY_SECONDS
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Print the environment, the number of members and the group."""
-        self._lines.write_line(introduction(info))
+        self._stream.write_escaped(introduction(info))
         for note in info.get("notes") or ():
-            self._lines.write_line(f"note: {note}")
+            self._stream.write_escaped(f"note: {note}")
 
     def row(self, member: str, row: Mapping[str, Any]) -> None:
         """Nothing: `live` shows it."""
 
     def warn(self, member: str, text: str) -> None:
         """Print one line."""
-        self._lines.write_line(f"{member} warning: {text}")
+        self._stream.write_escaped(f"{member} warning: {text}")
 
     def live(self, members: Sequence[Member]) -> None:
         """Print one line, if the last one is 30 seconds old."""
         if self._clock() >= self._next:
             self._next = self._clock() + PLAIN_EVERY_SECONDS
-            self._lines.write_line(overview(members))
+            self._stream.write_escaped(overview(members))
 
     def finished(self, member: Member) -> None:
         """Print one line."""
-        self._lines.write_line(ending(member))
+        self._stream.write_escaped(ending(member))
 
     def stop(self, end: Mapping[str, Any]) -> None:
         """Nothing: a table follows."""
@@ -109,7 +103,7 @@ class QuietGroup:
     """Only how the group ended."""
 
     def __init__(self, stream: SafeStream) -> None:
-        self._lines = LineWriter(stream)
+        self._stream = stream
 
     def start(self, info: Mapping[str, Any]) -> None:
         """Nothing."""
@@ -129,7 +123,7 @@ class QuietGroup:
 
     def stop(self, end: Mapping[str, Any]) -> None:
         """Print one line."""
-        self._lines.write_line(f"{end['state']}: {end['reason']} ({end['group']})")
+        self._stream.write_escaped(f"{end['state']}: {end['reason']} ({end['group']})")
 
 
 class LiveGroup:

@@ -12,9 +12,10 @@ from qfleet.api import rehearse
 from qfleet.cli import main
 from qfleet.errors import UsageError
 from qfleet.plan.local_paths import local_path
-from qfleet.sweep import train_group
-from qfleet.watch import list_runs, plot_runs
+from qfleet.sweep.sweep import train_group
 from qfleet.watch.compare import compare
+from qfleet.watch.plot import plot_runs
+from qfleet.watch.run_listing import list_runs
 
 BUCKET = "s3://bucket/runs"
 COMMANDS = [

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from qfleet.audit.checks import check_history, check_records
-from qfleet.audit.history import FLUSH_LINES, OPERATIONS, History, NoHistory, Record, read_history
+from qfleet.audit.history import FLUSH_LINES, OPERATIONS, History, NoHistory, Record
+from qfleet.audit.records import read_history
 
 OPENED = {
     "ratio": "1/2",

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-import qfleet.sweep
+import qfleet.sweep.sweep
 from qfleet.cli import main
 from qfleet.plan import make_plan
-from qfleet.sweep import Group
+from qfleet.sweep.sweep import Group
 from qfleet.watch import RowLog, write_json
 
 Captured = pytest.CaptureFixture[str]
@@ -97,7 +97,7 @@ class Calls(list[tuple[Any, dict[str, Any]]]):
 
 def test_train_with_seeds_makes_a_group(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     calls = Calls(make_group("my group", [10.0, 11.0]))
-    monkeypatch.setattr(qfleet.sweep, "train_group", calls)
+    monkeypatch.setattr(qfleet.sweep.sweep, "train_group", calls)
     command = ["train", "CartPole-v1", "--seeds", "2", "--jobs", "1", "--seed", "7", "--steps", "20_000", "--name", "x"]
     assert main(command) == 0
     (subject, arguments) = calls[0]
@@ -116,7 +116,7 @@ def test_train_with_seeds_makes_a_group(monkeypatch: pytest.MonkeyPatch, capsys:
 
 def test_a_group_that_failed_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     calls = Calls(make_group("g", [None, None], exit_code=4, reason="0 of 2 members are done"))
-    monkeypatch.setattr(qfleet.sweep, "train_group", calls)
+    monkeypatch.setattr(qfleet.sweep.sweep, "train_group", calls)
     assert main(["train", "CartPole-v1", "--seeds", "2"]) == 4
     shown = capsys.readouterr().out.splitlines()
     assert shown[-2:] == ["group  runs/g: 0 of 2 members are done", "next   qfleet resume runs/g"]
@@ -124,7 +124,7 @@ def test_a_group_that_failed_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, 
 
 def test_json_and_quiet_keep_standard_output(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     calls = Calls(make_group("g", [10.0, 11.0]))
-    monkeypatch.setattr(qfleet.sweep, "train_group", calls)
+    monkeypatch.setattr(qfleet.sweep.sweep, "train_group", calls)
     assert main(["train", "CartPole-v1", "--seeds", "2", "--json"]) == 0
     assert capsys.readouterr().out == ""
     assert main(["train", "CartPole-v1", "--seeds", "2", "--quiet"]) == 0
@@ -133,7 +133,7 @@ def test_json_and_quiet_keep_standard_output(monkeypatch: pytest.MonkeyPatch, ca
 
 def test_resume_takes_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(make_group("g", [10.0, 11.0], exit_code=143))
-    monkeypatch.setattr(qfleet.sweep, "resume_group", calls)
+    monkeypatch.setattr(qfleet.sweep.sweep, "resume_group", calls)
     assert main(["resume", "latest", "--steps", "1e5", "--jobs", "2", "--trust-env", "--quiet"]) == 143
     (subject, arguments) = calls[0]
     assert subject == (Path("runs/g"),)
@@ -176,7 +176,7 @@ def test_a_run_on_two_sides_is_noted(capsys: Captured) -> None:
 
 def test_a_preset_names_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Calls(make_group("g", [10.0]))
-    monkeypatch.setattr(qfleet.sweep, "train_group", calls)
+    monkeypatch.setattr(qfleet.sweep.sweep, "train_group", calls)
     assert main(["train", "CartPole-v1", "--seeds", "1", "--preset", "rainbow-small", "--quiet"]) == 0
     assert main(["train", "CartPole-v1", "--seeds", "1", "--quiet"]) == 0
     assert [arguments["name"] for _, arguments in calls] == ["cartpole-rainbow-small-#", "cartpole-double-n5-#"]
@@ -214,7 +214,7 @@ def test_plot_a_group(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None
         drawn.append(paths)
         return file
 
-    monkeypatch.setattr("qfleet.watch.plot_runs", draw)
+    monkeypatch.setattr("qfleet.watch.plot.plot_runs", draw)
     assert main(["plot", "g"]) == 0
     assert drawn == [[group / "seed-0", group / "seed-1"]]
     assert capsys.readouterr().out == "runs/g/plot.png\n"

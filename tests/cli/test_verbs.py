@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import qfleet.api
-from qfleet.cli import entry, main
+from qfleet.cli import main, output
 from qfleet.errors import DivergedError, EnvError, NoCheckpointError, StorageError
 from qfleet.plan import Plan, compose, make_plan, write_plan
 
@@ -298,7 +298,7 @@ def test_other_errors(
         raise error
 
     monkeypatch.setattr(qfleet.api, "train", fail)
-    monkeypatch.setattr(entry.tempfile, "tempdir", str(Path.cwd()))
+    monkeypatch.setattr(output.tempfile, "tempdir", str(Path.cwd()))
     assert main(["train", "CartPole-v1"]) == code
     shown = capsys.readouterr().err
     assert message in shown

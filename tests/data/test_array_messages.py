@@ -13,17 +13,18 @@ from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec
 from qfleet.data.array_messages import (
+    RolloutHeader,
     as_batch,
     as_priorities,
     as_rollout,
-    batch_parts,
+    batch_arrays,
+    batch_form,
     pack_rollout,
-    priority_parts,
     rollout_bytes,
     rollout_parts,
     unpack_rollout,
 )
-from qfleet.data.wire_format import pack, to_bytes, unpack
+from qfleet.data.wire_format import Message, pack, to_bytes, unpack
 
 LIMIT = 1 << 20
 SPECS = st.builds(
@@ -35,6 +36,12 @@ SPECS = st.builds(
     masked=st.booleans(),
     state=st.sampled_from([(), (2,)]),
 )
+
+
+class Note(Message):
+    """A message that only carries arrays."""
+
+
 PLAIN = Spec((3,), "float32", (4,), masked=True, state=(2,))
 
 
@@ -105,7 +112,12 @@ def test_rollouts_are_unpacked_as_packed(spec: Spec, rows: int, lanes: int, valu
 @given(SPECS, st.integers(1, 4), st.integers(1, 3))
 def test_rollout_bytes_is_the_length_of_the_largest_message(spec: Spec, rows: int, lanes: int) -> None:
     finished = ((1e300, 2**60),) * (rows * lanes)
-    largest = {"finished": finished, "ends": (rows - 1,) * len(finished), "source": (2**62,) * 3, "version": 2**62}
+    largest: dict[str, Any] = {
+        "finished": finished,
+        "ends": (rows - 1,) * len(finished),
+        "source": (2**62,) * 3,
+        "version": 2**62,
+    }
     rollout = replace(make_rollout(spec, rows, lanes), **largest)
     room = rollout_bytes(spec, lanes, rows)
     assert pack(*rollout_parts(rollout), memoryview(bytearray(room))) == room
@@ -114,12 +126,15 @@ def test_rollout_bytes_is_the_length_of_the_largest_message(spec: Spec, rows: in
 @given(SPECS, st.booleans())
 def test_batches_are_unpacked_as_packed(spec: Spec, sequences: bool) -> None:
     batch = make_sequences(spec) if sequences else make_batch(spec)
-    assert same(as_batch(unpack(to_bytes(*batch_parts(batch)), limit_bytes=LIMIT), spec), batch)
+    _, arrays = unpack(to_bytes(Note(), batch_arrays(batch)), Note, limit_bytes=LIMIT)
+    assert batch_form(batch) == ("sequences" if sequences else "steps")
+    assert same(as_batch(batch_form(batch), arrays, spec), batch)
 
 
 def test_priorities_are_unpacked_as_packed() -> None:
     ids, priority = np.array([5, 7], np.int64), np.array([0.5, 2.0], np.float32)
-    found = as_priorities(unpack(to_bytes(*priority_parts(ids, priority)), limit_bytes=LIMIT))
+    message = to_bytes(Note(), {"ids": ids, "priority": priority})
+    found = as_priorities(unpack(message, Note, limit_bytes=LIMIT)[1])
     assert [part.tolist() for part in found] == [[5, 7], [0.5, 2.0]]
 
 
@@ -134,9 +149,6 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "masks missing": ("mask", {"mask": None}),
     "memory missing": ("state", {"state": None}),
     "reward missing": ("reward", {"reward": None}),
-    "source": ("description", {"source": (1, 2)}),
-    "negative source": ("description", {"source": (1, -2, 3)}),
-    "version": ("description", {"version": "new"}),
     "episodes": ("episodes", {"finished": ((1.0, 1),) * 7, "ends": (0,) * 7}),
     "an end nowhere": ("ends", {"ends": (0, 3)}),
     "an end missing": ("ends", {"ends": (0,)}),
@@ -146,23 +158,52 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_rollout_that_does_not_fit_is_refused(name: str) -> None:
     match, changes = WRONG[name]
-    as_rollout(rollout_parts(make_rollout(PLAIN)), PLAIN, 2)
+    as_rollout(*rollout_parts(make_rollout(PLAIN)), PLAIN, 2)
     with pytest.raises(ValueError, match=match):
-        as_rollout(rollout_parts(replace(make_rollout(PLAIN), **changes)), PLAIN, 2)
+        as_rollout(*rollout_parts(replace(make_rollout(PLAIN), **changes)), PLAIN, 2)
+
+
+WRONG_HEADERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "source": ("length 3", {"source": (1, 2)}),
+    "negative source": (">= 0", {"source": (1, -2, 3)}),
+    "a source of text": ("Expected `int`, got `str`", {"source": (1, 2, "3")}),
+    "version": ("Expected `int`, got `str`", {"version": "new"}),
+    "a version that is a fraction": ("Expected `int`, got `float`", {"version": 1.5}),
+    "a version that is a truth value": ("Expected `int`, got `bool`", {"version": True}),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_HEADERS)
+def test_a_wrong_description_of_a_rollout_is_refused(name: str) -> None:
+    match, changes = WRONG_HEADERS[name]
+    message = pack_rollout(replace(make_rollout(PLAIN), **changes))
+    with pytest.raises(ValueError, match=match):
+        unpack_rollout(message, PLAIN, 2, limit_bytes=LIMIT)
+
+
+def test_a_message_of_another_kind_is_not_a_rollout() -> None:
+    _, arrays = rollout_parts(make_rollout(PLAIN))
+    unpack_rollout(to_bytes(RolloutHeader((1, 2, 3), 0), arrays), PLAIN, 2, limit_bytes=LIMIT)
+    with pytest.raises(ValueError, match="Invalid value 'Note'"):
+        unpack_rollout(to_bytes(Note(), arrays), PLAIN, 2, limit_bytes=LIMIT)
 
 
 def test_unexpected_arrays_and_kinds_are_refused() -> None:
     bare = replace(PLAIN, masked=False)
     with pytest.raises(ValueError, match=r"\['mask'\] not expected"):
-        as_rollout(rollout_parts(make_rollout(PLAIN)), bare, 2)
+        as_rollout(*rollout_parts(make_rollout(PLAIN)), bare, 2)
     with pytest.raises(ValueError, match="empty"):
-        as_rollout(rollout_parts(replace(make_rollout(PLAIN, rows=0), finished=(), ends=())), PLAIN, 2)
-    with pytest.raises(ValueError, match="description"):
-        as_rollout(({"kind": "Batch", "source": [1, 2, 3], "version": 0}, {}), PLAIN, 2)
-    with pytest.raises(ValueError, match="kind is missing"):
-        as_batch(({}, {}), PLAIN)
-    with pytest.raises(ValueError, match="neither"):
-        as_batch(rollout_parts(make_rollout(PLAIN)), PLAIN)
+        as_rollout(*rollout_parts(replace(make_rollout(PLAIN, rows=0), finished=(), ends=())), PLAIN, 2)
+    with pytest.raises(ValueError, match="missing"):
+        as_batch("steps", {}, PLAIN)
+    with pytest.raises(ValueError, match="missing"):
+        as_batch("steps", batch_arrays(make_sequences(PLAIN)), PLAIN)
+    with pytest.raises(ValueError, match="missing"):
+        as_batch("sequences", batch_arrays(make_batch(PLAIN)), PLAIN)
+    with pytest.raises(ValueError, match="missing"):
+        as_priorities(batch_arrays(make_batch(PLAIN)))
+    with pytest.raises(ValueError, match="missing"):
+        as_batch("steps", rollout_parts(make_rollout(PLAIN))[1], PLAIN)
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:
@@ -173,12 +214,12 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         (make_sequences(PLAIN), {"ahead": np.full((4, 5), 6)}, "ahead"),
         (make_sequences(PLAIN), {"discount": np.zeros((3, 5), np.float32)}, "discount"),
     ):
-        as_batch(batch_parts(batch), PLAIN)
+        as_batch(batch_form(batch), batch_arrays(batch), PLAIN)
         with pytest.raises(ValueError, match=match):
-            as_batch(batch_parts(replace(batch, **changes)), PLAIN)  # type: ignore[type-var]
+            as_batch(batch_form(batch), batch_arrays(batch) | changes, PLAIN)
 
 
 @pytest.mark.parametrize("priority", [np.nan, np.inf, -1.0])
 def test_priorities_must_be_finite_and_not_negative(priority: float) -> None:
     with pytest.raises(ValueError, match="priority"):
-        as_priorities(priority_parts(np.zeros(2, np.int64), np.array([1.0, priority], np.float32)))
+        as_priorities({"ids": np.zeros(2, np.int64), "priority": np.array([1.0, priority], np.float32)})

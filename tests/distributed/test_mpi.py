@@ -103,7 +103,7 @@ def test_a_rank_that_is_refused_prints_why(monkeypatch: pytest.MonkeyPatch, caps
     world = OneRank()
     monkeypatch.setattr("qfleet.distributed.mpi.mpi", lambda: SimpleNamespace(COMM_WORLD=world))
     monkeypatch.setattr("qfleet.distributed.mpi.serve_rank", refused)
-    rank_main(None, None, None)
+    rank_main((None, None, None))
     assert capsys.readouterr().err == "rank 0: it fails\nIt is broken.\nMend it.\n"
     assert world.code == EnvError.exit_code
 
@@ -144,12 +144,12 @@ def run_script(mpirun: list[str], tmp_path: Path, script: str) -> subprocess.Com
 STOPPED = """
 import os, signal
 from qfleet.plan import make_plan
-from qfleet.distributed.mpi import joined, mpi
+from qfleet.distributed.mpi import create_group, mpi
 
 world = mpi().COMM_WORLD
 if world.Get_rank() == 2:
     os.kill(os.getpid(), signal.SIGSTOP)
-joined(world, [0, 1, 2], make_plan("CartPole-v1", overrides={"learners.num": 3, "learners.timeout_seconds": 3.0}))
+create_group(world, [0, 1, 2], make_plan("CartPole-v1", overrides={"learners.num": 3, "learners.timeout_seconds": 3.0}))
 """
 
 
@@ -163,12 +163,12 @@ def test_a_rank_that_is_stopped_while_a_group_forms_aborts_all(mpirun: list[str]
 CODED = """
 import torch
 from qfleet.plan import make_plan
-from qfleet.distributed.mpi import joined, mpi
+from qfleet.distributed.mpi import create_group, mpi
 from qfleet.sync.codecs import Half
 
 world, plan = mpi().COMM_WORLD, make_plan("CartPole-v1")
 for _ in range(100):
-    comm = joined(world, [2, 0, 1], plan)
+    comm = create_group(world, [2, 0, 1], plan)
     values = torch.arange(5.0) / 3 + comm.rank
     mean = Half(torch.bfloat16).mean(values, comm)[1]
     assert torch.allclose(mean, torch.arange(5.0) / 3 + 1.0, rtol=1e-2), mean

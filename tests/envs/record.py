@@ -21,7 +21,6 @@ from qfleet.testing.toys import Traced
 
 SEED = 11
 NUM = 4
-KEYS = ("obs", "reward", "terminated", "truncated", "mask", "lost")
 
 
 @contextmanager
@@ -35,11 +34,6 @@ def world_of(toy: str, num: int = NUM, workers: int = 2, **settings: Any) -> Ite
         yield world
     finally:
         world.close()
-
-
-def assert_same(a: Step, b: Step) -> None:
-    for key in KEYS:
-        np.testing.assert_array_equal(getattr(a, key), getattr(b, key), err_msg=key)
 
 
 def choose(step: Step, rng: np.random.Generator, actions: int) -> Array:

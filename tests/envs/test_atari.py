@@ -6,12 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from qfleet.data import Array, Step
 from qfleet.envs import TEST, TRAIN, make_world
 from qfleet.envs.atari import OPTIONS, Atari
 from qfleet.envs.episodes import episode_seed
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
+from tests.envs.steps import assert_same, drive
 
 pytest.importorskip("ale_py")
 pytestmark = pytest.mark.atari
@@ -19,19 +19,6 @@ pytestmark = pytest.mark.atari
 SHORT: dict[str, Any] = {
     "max_num_frames_per_episode": 200
 }  # truncated after 50 steps, so that a test sees many episodes
-
-
-def drive(world: Any, actions: Array) -> list[Step]:
-    seen = []
-    for action in actions:
-        world.send(action)
-        seen.append(world.receive())
-    return seen
-
-
-def assert_same(a: Step, b: Step) -> None:
-    for key in ("obs", "reward", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(a, key), getattr(b, key), err_msg=key)
 
 
 def reference(game: str, sticky: float, seed: int, limit: int) -> Any:

@@ -6,25 +6,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from qfleet.data import Array, Step
+from qfleet.data import Step
 from qfleet.envs import TEST, TRAIN, VALIDATION, make_world
 from qfleet.envs.cartpole import CartPole
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
-
-
-def drive(world: Any, actions: Array) -> list[Step]:
-    seen = []
-    for action in actions:
-        world.send(action)
-        seen.append(world.receive())
-    return seen
-
-
-def assert_same(a: Step, b: Step) -> None:
-    for key in ("obs", "reward", "terminated", "truncated"):
-        np.testing.assert_array_equal(getattr(a, key), getattr(b, key), err_msg=key)
+from tests.envs.steps import assert_same, drive
 
 
 def test_steps_equal_those_of_single_environments() -> None:

@@ -7,7 +7,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from qfleet.data import Array, Step
 from qfleet.envs import TEST, TRAIN, VALIDATION, make_world
 from qfleet.envs.episodes import episode_seed
 from qfleet.envs.minatar import MinAtar
@@ -16,6 +15,7 @@ from qfleet.errors import EnvError, UsageError
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import StopRequested
 from qfleet.testing import toys
+from tests.envs.steps import assert_same, drive
 
 LENGTHS = (3, 5, 1, 4)
 
@@ -27,19 +27,6 @@ def _first_copy_is_zero() -> None:
 
 def lanes(make: Any, num: int = 2, **settings: Any) -> SyncVectorEnv:
     return SyncVectorEnv(make, num, seed=11, stream=TRAIN, name="toy", **settings)
-
-
-def drive(world: Any, actions: Array) -> list[Step]:
-    seen = []
-    for action in actions:
-        world.send(action)
-        seen.append(world.receive())
-    return seen
-
-
-def assert_same(a: Step, b: Step) -> None:
-    for key in ("obs", "reward", "terminated", "truncated", "mask"):
-        np.testing.assert_array_equal(getattr(a, key), getattr(b, key), err_msg=key)
 
 
 def expected_rows(lane: int) -> Any:

@@ -38,42 +38,44 @@ SETTLING = [[[1.0, 1.0], [-1.0, 1.0]], [[1.0, -1.0], [-1.0, -1.0]]]
 
 def ready_counts(**more: Any) -> VisitCounts:
     bonus = counts(**more)
-    bonus.add(rows(SETTLING))
+    bonus.with_bonus(rows(SETTLING))
     return bonus
 
 
 def test_the_bonus_is_scale_over_the_root_of_visits() -> None:
     bonus = ready_counts()
-    visits = [bonus.add(rows([[[0.5, 0.5]]])).reward[0, 0] for _ in range(9)]
+    visits = [bonus.with_bonus(rows([[[0.5, 0.5]]])).reward[0, 0] for _ in range(9)]
     assert visits == pytest.approx([2.0 / np.sqrt(n) for n in range(1, 10)])
-    assert bonus.add(rows([[[0.9, 0.1]]])).reward[0, 0] == pytest.approx(2.0 / np.sqrt(10))  # the same cell
-    assert bonus.add(rows([[[1.1, 0.1]]])).reward[0, 0] == pytest.approx(2.0)  # the next one
+    assert bonus.with_bonus(rows([[[0.9, 0.1]]])).reward[0, 0] == pytest.approx(2.0 / np.sqrt(10))  # the same cell
+    assert bonus.with_bonus(rows([[[1.1, 0.1]]])).reward[0, 0] == pytest.approx(2.0)  # the next one
 
 
 def test_lanes_with_the_same_observation_share_its_count() -> None:
-    paid = ready_counts().add(rows([[[0.5, 0.5], [0.5, 0.5], [-0.5, 0.5]]])).reward
+    paid = ready_counts().with_bonus(rows([[[0.5, 0.5], [0.5, 0.5], [-0.5, 0.5]]])).reward
     assert paid[0].tolist() == pytest.approx([2 / np.sqrt(2), 2 / np.sqrt(2), 2.0])
 
 
 def test_no_bonus_until_the_statistics_are_complete_and_fixed() -> None:
     bonus = counts()
-    assert bonus.add(rows(SETTLING)).reward.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert bonus.with_bonus(rows(SETTLING)).reward.tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert bonus.visits == {}
-    bonus.add(rows([[[50.0, 50.0], [9.0, -7.0]]]))
+    bonus.with_bonus(rows([[[50.0, 50.0], [9.0, -7.0]]]))
     assert bonus.statistics.standardize(np.array([[3.0, -2.0]])).tolist() == [[3.0, -2.0]]
 
 
 def test_final_observations_have_no_count_and_no_bonus() -> None:
     bonus = ready_counts()
-    paid = bonus.add(rows([[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]], 7.0, [[False, True], [True, True]]))
+    paid = bonus.with_bonus(
+        rows([[[0.5, 0.5], [0.5, 0.5]], [[0.5, 0.5], [0.5, 0.5]]], 7.0, [[False, True], [True, True]])
+    )
     assert paid.reward.tolist() == [[9.0, 7.0], [7.0, 7.0]]
     assert list(bonus.visits.values()) == [1]
 
 
 def test_rewards_are_clipped_before_the_bonus_is_added_to_a_copy() -> None:
     given = rows([[[0.5, 0.5]]], reward=-30.0)
-    assert ready_counts(clip=True).add(given).reward.tolist() == [[1.0]]
-    assert ready_counts(clip=False).add(given).reward.tolist() == [[-28.0]]
+    assert ready_counts(clip=True).with_bonus(given).reward.tolist() == [[1.0]]
+    assert ready_counts(clip=False).with_bonus(given).reward.tolist() == [[-28.0]]
     assert given.reward.tolist() == [[-30.0]]
 
 
@@ -108,8 +110,8 @@ def test_images_are_shrunk_to_the_means_of_blocks() -> None:
 
 def test_a_constant_number_gives_a_finite_bonus() -> None:
     bonus = counts(settle_steps=2)
-    bonus.add(rows([[[3.0, 1.0], [3.0, 2.0]]]))
-    assert np.isfinite(bonus.add(rows([[[3.0, 1.0], [4.0, 2.0]]])).reward).all()
+    bonus.with_bonus(rows([[[3.0, 1.0], [3.0, 2.0]]]))
+    assert np.isfinite(bonus.with_bonus(rows([[[3.0, 1.0], [4.0, 2.0]]])).reward).all()
     assert len(bonus.visits) == 2
 
 
@@ -123,10 +125,10 @@ def stream(seed: int, num: int, lanes: int = 3) -> dict[str, Array]:
 def test_a_restored_bonus_is_the_same(grid: float | None, half: int) -> None:
     whole, bonus, again = (counts(grid=grid, settle_steps=10) for _ in range(3))
     made = stream(1, 60)
-    expected = whole.add(rollout(made)).reward
-    first = bonus.add(rollout(made, 0, half)).reward
+    expected = whole.with_bonus(rollout(made)).reward
+    first = bonus.with_bonus(rollout(made, 0, half)).reward
     again.load_state_dict(bonus.state_dict())
-    paid = np.concatenate([first, again.add(rollout(made, half)).reward])
+    paid = np.concatenate([first, again.with_bonus(rollout(made, half)).reward])
     assert paid.tobytes() == expected.tobytes()
     assert again.visits == whole.visits
     assert again.take_metrics() == whole.take_metrics()
@@ -135,15 +137,15 @@ def test_a_restored_bonus_is_the_same(grid: float | None, half: int) -> None:
 def test_metrics_are_the_mean_since_the_last_call_and_the_count_so_far() -> None:
     bonus = ready_counts()
     assert bonus.take_metrics() == {"bonus_mean": 0.0, "states_seen": 0}
-    bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
-    bonus.add(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
+    bonus.with_bonus(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
+    bonus.with_bonus(rows([[[0.5, 0.5], [-0.5, 0.5]]]))
     assert bonus.take_metrics() == pytest.approx({"bonus_mean": (2 + 2 / np.sqrt(2)) / 2, "states_seen": 2})
     assert bonus.take_metrics() == {"bonus_mean": 0.0, "states_seen": 2}
 
 
 def test_saved_state_of_another_shape_is_refused() -> None:
     bonus = ready_counts()
-    bonus.add(rows([[[0.5, 0.5]]]))
+    bonus.with_bonus(rows([[[0.5, 0.5]]]))
     saved = bonus.state_dict()
     for name, wrong in (("visits", np.zeros(1, np.int64)), ("sum", np.zeros(3)), ("keys", np.zeros(2, np.int64))):
         with pytest.raises(ValueError, match="expected"):

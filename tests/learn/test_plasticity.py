@@ -44,7 +44,7 @@ from qfleet.plan.schema import (
     Sgd,
 )
 from qfleet.plan.schema import BufferReplay as Buffer
-from qfleet.replay import Fold, Replay, SequenceCut, StepCut, make_cut, make_replay
+from qfleet.replay import NStepReturn, Replay, SequenceCut, StepCut, make_cut, make_replay
 from tests.learn.parts import VECTOR, batch, same
 from tests.replay.streams import random_stream, rollout
 
@@ -192,7 +192,7 @@ def test_a_reset_needs_fresh_weights() -> None:
 
 def anneal(every: int | None = None) -> Anneal:
     """BBF's: n from 10 to 3 and gamma from 0.97 to 0.997 over 10,000 updates."""
-    return Anneal(Fold(10, 0.97, True, True), Fold(3, 0.997, True, True), 10_000, every)
+    return Anneal(NStepReturn(10, 0.97, True, True), NStepReturn(3, 0.997, True, True), 10_000, every)
 
 
 @pytest.mark.parametrize(
@@ -207,20 +207,20 @@ def anneal(every: int | None = None) -> Anneal:
     ],
 )
 def test_n_and_gamma_move_exponentially(updates: int, n: int, gamma: float) -> None:
-    found = anneal().fold(updates)
+    found = anneal().n_step(updates)
     assert (found.n, found.clip, found.rescale) == (n, True, True)
     assert found.gamma == pytest.approx(gamma, abs=1e-12)
 
 
 def test_annealing_restarts_after_a_reset() -> None:
     cycle = anneal(every=20_000)
-    assert [cycle.fold(count).n for count in (0, 5_000, 19_999, 20_000, 25_000, 39_999)] == [10, 5, 3, 10, 5, 3]
-    assert anneal().fold(20_000).n == 3
+    assert [cycle.n_step(count).n for count in (0, 5_000, 19_999, 20_000, 25_000, 39_999)] == [10, 5, 3, 10, 5, 3]
+    assert anneal().n_step(20_000).n == 3
 
 
 def test_n_may_rise_too() -> None:
-    rising = Anneal(Fold(1, 0.9), Fold(8, 0.99), 30)
-    assert [rising.fold(count).n for count in (0, 10, 20, 30)] == [1, 2, 4, 8]
+    rising = Anneal(NStepReturn(1, 0.9), NStepReturn(8, 0.99), 30)
+    assert [rising.n_step(count).n for count in (0, 10, 20, 30)] == [1, 2, 4, 8]
 
 
 ANNEALED = Algo(n_step=3, discount=0.99, anneal=ExponentialAnneal(n_step=6, discount=0.9, updates=4))
@@ -235,7 +235,7 @@ def source_of(algo: Algo, updates: int = 0, end: float = 0.0) -> ReplaySource:
         RateLimiter(Fraction(1), 0),
         NormalizationStatistics(small_net(0), 2, 0.99),
         8,
-        make_anneal(algo, replay.fold),
+        make_anneal(algo, replay.n_step),
     )
     batch_source.insert(rollout(random_stream(np.random.default_rng(1), VECTOR, 2, 30, end)))
     for _ in range(updates):
@@ -259,16 +259,16 @@ def test_a_skipped_update_does_not_anneal() -> None:
     batch_source = source_of(ANNEALED)
     batch_source.next_batch(0)
     batch_source.next_batch(0)
-    assert batch_source.replay.fold.n == 6
+    assert batch_source.replay.n_step.n == 6
 
 
 def test_a_restored_source_has_the_annealed_fold() -> None:
     state = source_of(ANNEALED, updates=2).state_dict()
     back = source_of(ANNEALED)
     back.load_state_dict(state)
-    assert back.replay.fold == source_of(ANNEALED, updates=2).replay.fold
-    assert back.replay.fold.n == 4
-    assert back.replay.fold.gamma == pytest.approx(1 - math.sqrt(0.1 * 0.01))
+    assert back.replay.n_step == source_of(ANNEALED, updates=2).replay.n_step
+    assert back.replay.n_step.n == 4
+    assert back.replay.n_step.gamma == pytest.approx(1 - math.sqrt(0.1 * 0.01))
 
 
 def test_items_are_ready_after_the_largest_n() -> None:

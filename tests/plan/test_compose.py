@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qfleet.errors import UsageError
-from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths
+from qfleet.plan import Plan, compose, defaults_for, flatten, make_plan, paths, setting_text
 from qfleet.plan.draft import KEEPS_SETTINGS, MEASURED, Assignment, Draft
 from qfleet.plan.schema import Adam, AverageTarget, CopyTarget, MlpTorso, RayRuntime, Rmsprop, Sgd
 
@@ -230,7 +230,7 @@ def test_python_values_need_no_text() -> None:
     ],
 )
 def test_nearest_path(typed: str, meant: str | None) -> None:
-    assert paths.nearest_path(typed) == meant
+    assert setting_text.nearest_path(typed) == meant
 
 
 @given(st.sampled_from(paths.index().paths()), st.text(max_size=12))

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from qfleet import Plan
-from qfleet.plan import algorithm_presets
 from qfleet.plan.naming import algorithm_description, algorithm_name
+from qfleet.plan.presets.catalog import algorithm_presets
 
 PLAIN = {"algo.rule.type": "max", "algo.n_step": 1}
 

@@ -11,12 +11,12 @@ from qfleet.errors import StorageError, UsageError
 from qfleet.plan import (
     compose,
     diff,
+    json_schema,
     make_plan,
     plan_hash,
     read_plan,
     read_tables_in,
     read_toml,
-    schema,
     to_toml,
     write_plan,
 )
@@ -149,7 +149,7 @@ def test_reading_never_waits_for_a_pipe(tmp_path: Path) -> None:
 
 
 def test_schema_describes_what_files_hold() -> None:
-    made = schema()
+    made = json_schema()
     json.dumps(made)
     net = made["$defs"]["Net"]["properties"]["torso"]
     assert {"const": "none"} in net["anyOf"]

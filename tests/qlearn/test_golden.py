@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qfleet.nets import signed_hyperbolic, signed_parabolic
 from qfleet.qlearn import Scalar, StepView, Tensors, lambda_returns
-from qfleet.qlearn.heads import Categorical, Quantile, categorical_projection, quantile_huber_loss
+from qfleet.qlearn.distributional_heads import Categorical, Quantile, categorical_projection, quantile_huber_loss
 from qfleet.qlearn.rules import Munchausen, NextValues
 from qfleet.qlearn.td import td_target
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from qfleet.data import Array
 from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, td_loss
-from qfleet.qlearn.heads import Categorical, Decoupled, ImplicitQuantiles, Quantile
+from qfleet.qlearn.distributional_heads import Categorical, ImplicitQuantiles, Quantile
+from qfleet.qlearn.heads import Decoupled
 from qfleet.qlearn.rules import Double, Max, Munchausen, NextValues
 from qfleet.qlearn.td import td_target
 from tests.qlearn import plain

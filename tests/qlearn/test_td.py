@@ -11,7 +11,7 @@ from qfleet.data import Rollout, Spec
 from qfleet.qlearn import Rule, Scalar, StepView, Tensors, td_loss
 from qfleet.qlearn.rules import Double, Max, NextValues
 from qfleet.qlearn.td import td_target
-from qfleet.replay import Fold, Replay, StepCut, Uniform
+from qfleet.replay import NStepReturn, Replay, StepCut, Uniform
 from tests.replay.streams import one_lane
 
 SPEC = Spec((1,), "float32", (2,))
@@ -54,7 +54,7 @@ def tensors(
 
 def targets(stream: Rollout, rule: Rule) -> list[float]:
     """The 3-step target of every item of a stream, at gamma 0.9."""
-    replay = Replay(SPEC, 1, 100, Uniform(), np.random.default_rng(0), cut=StepCut(3), fold=Fold(3, 0.9))
+    replay = Replay(SPEC, 1, 100, Uniform(), np.random.default_rng(0), cut=StepCut(3), n_step=NStepReturn(3, 0.9))
     replay.add(stream)
     batch = replay.read_batch(np.arange(len(replay)), np.ones(len(replay), np.float32))
     names = ("obs", "action", "reward", "discount", "next_obs", "weight")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Rollout, Spec
-from qfleet.replay import Fold, Prioritized, Replay, StepCut, Uniform
+from qfleet.replay import NStepReturn, Prioritized, Replay, StepCut, Uniform
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.samplers import Sampler
 from tests.replay.streams import FIELDS, PlainReplay, one_lane, read_rows, restore_rows, rollout
@@ -76,10 +76,10 @@ def repetitive_stream(case: Case) -> dict[str, Array]:
 
 def make(case: Case) -> Replay:
     sampler: Sampler = Prioritized(case.capacity) if case.prioritized else Uniform()
-    rng, fold = np.random.default_rng(case.seed), Fold(case.n_step, GAMMA)
+    rng, n_step = np.random.default_rng(case.seed), NStepReturn(case.n_step, GAMMA)
     filter = DuplicateFilter(case.copies, still=case.still)
     return Replay(
-        case.spec, case.lanes, case.capacity, sampler, rng, cut=StepCut(case.n_step), fold=fold, filter=filter
+        case.spec, case.lanes, case.capacity, sampler, rng, cut=StepCut(case.n_step), n_step=n_step, filter=filter
     )
 
 
@@ -171,7 +171,7 @@ def assert_same(one: object, other: object) -> None:
 
 def single(filter: DuplicateFilter | None, capacity: int = 100, n: int = 1) -> Replay:
     spec, rng = Spec((1,), "float32", (2,)), np.random.default_rng(0)
-    return Replay(spec, 1, capacity, Uniform(), rng, cut=StepCut(n), fold=Fold(n, GAMMA), filter=filter)
+    return Replay(spec, 1, capacity, Uniform(), rng, cut=StepCut(n), n_step=NStepReturn(n, GAMMA), filter=filter)
 
 
 def circle(num: int, around: int = 4, reward: float = 1.0) -> Rollout:
@@ -238,7 +238,7 @@ def test_steps_with_different_next_observations_are_no_copies() -> None:
 
 def test_steps_with_different_older_frames_are_no_copies() -> None:
     spec, rng = Spec((1,), "uint8", (2,), stack=2), np.random.default_rng(0)
-    replay = Replay(spec, 1, 50, Uniform(), rng, cut=StepCut(1), fold=Fold(1, GAMMA), filter=DuplicateFilter())
+    replay = Replay(spec, 1, 50, Uniform(), rng, cut=StepCut(1), n_step=NStepReturn(1, GAMMA), filter=DuplicateFilter())
     for frames in ([5, 1, 2], [6, 1, 2], [5, 1, 2]):
         rows = one_lane([float(frame) for frame in frames], [0.0] * 3, [1.0] * 3, [False, False, True])
         rows.obs = rows.obs.astype(np.uint8)

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Sequences, Spec, State
-from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, Store, Uniform
+from qfleet.replay import NStepReturn, Prioritized, Replay, SequenceCut, StepCut, Store, Uniform
 from qfleet.replay.samplers import Sampler
 from tests.replay.streams import Episode, PlainReplay, random_stream, read_rows, restore_rows, rollout
 
@@ -28,7 +28,7 @@ LARGE = Spec((1100,), "uint8", (4,), stack=3)
 class EveryThird:
     """A filter that rejects every third item."""
 
-    def reject_copies(self, store: Store, fold: Fold, items: Array, begin: int, end: int) -> int:
+    def reject_copies(self, store: Store, n_step: NStepReturn, items: Array, begin: int, end: int) -> int:
         kept = [item for item in items[np.arange(begin, end) % len(items)].tolist() if item % 3]
         items[np.arange(begin, begin + len(kept)) % len(items)] = kept
         return begin + len(kept)
@@ -101,7 +101,7 @@ class Case:
         items = cut.items_in(self.capacity)
         sampler: Sampler = Prioritized(items) if self.prioritized else Uniform()
         filter = EveryThird() if self.filtered and isinstance(cut, StepCut) else None
-        rng, fold = np.random.default_rng(self.seed), Fold(self.n_step, GAMMA)
+        rng, n_step = np.random.default_rng(self.seed), NStepReturn(self.n_step, GAMMA)
         return Replay(
             self.spec,
             self.lanes,
@@ -109,7 +109,7 @@ class Case:
             sampler,
             rng,
             cut=cut,
-            fold=fold,
+            n_step=n_step,
             filter=filter,  # type: ignore[arg-type]
             compress=self.packed,
         )

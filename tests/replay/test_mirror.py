@@ -10,7 +10,7 @@ import torch
 from qfleet import train
 from qfleet.data import Batch, Rollout, Spec
 from qfleet.plan import make_plan
-from qfleet.replay import Fold, Mirror, Replay, StepCut, Uniform
+from qfleet.replay import Mirror, NStepReturn, Replay, StepCut, Uniform
 from qfleet.watch import read_rows as read_rows_of
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 from tests.support.runs import SMALL
@@ -21,7 +21,7 @@ LANES = 3
 
 
 def make(spec: Spec, seed: int = 1) -> Replay:
-    how: Any = {"cut": StepCut(3), "fold": Fold(3, 0.9)}
+    how: Any = {"cut": StepCut(3), "n_step": NStepReturn(3, 0.9)}
     return Replay(spec, LANES, 60, Uniform(), np.random.default_rng(seed), **how)
 
 

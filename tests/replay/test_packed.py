@@ -7,7 +7,7 @@ import pytest
 
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
-from qfleet.replay import Cut, Fold, Prioritized, Replay, SequenceCut, StepCut
+from qfleet.replay import Cut, NStepReturn, Prioritized, Replay, SequenceCut, StepCut
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.kernels import BLOCK
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
@@ -23,7 +23,7 @@ CUTS: list[Cut] = [StepCut(1), StepCut(5), SequenceCut(2, 3, 30, 9)]
 def make(spec: Spec, cut: Cut, *, compress: bool, lanes: int = 3, capacity: int = 250, **more: Any) -> Replay:
     sampler = Prioritized(cut.items_in(capacity))
     rng = np.random.default_rng(0)
-    return Replay(spec, lanes, capacity, sampler, rng, cut=cut, fold=Fold(1, 0.97), compress=compress, **more)
+    return Replay(spec, lanes, capacity, sampler, rng, cut=cut, n_step=NStepReturn(1, 0.97), compress=compress, **more)
 
 
 def add_and_sample(replay: Replay, rows: dict[str, Array], begin: int, end: int, at_once: int = 7) -> list[bytes]:

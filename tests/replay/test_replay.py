@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Batch, Rollout, Spec
-from qfleet.replay import Fold, Prioritized, Replay, StepCut, Store, Uniform, ring_rows
+from qfleet.replay import NStepReturn, Prioritized, Replay, StepCut, Store, Uniform, ring_rows
 from qfleet.replay.samplers import Sampler
 from qfleet.replay.store import row_bytes
 from tests.replay.streams import PlainReplay, one_lane, random_stream, read_rows, restore_rows, rollout
@@ -77,7 +77,7 @@ def steps(
 ) -> Replay:
     """A replay of single steps."""
     rng = np.random.default_rng(seed)
-    return Replay(spec, lanes, capacity, sampler, rng, cut=StepCut(n), fold=Fold(n, gamma, clip))
+    return Replay(spec, lanes, capacity, sampler, rng, cut=StepCut(n), n_step=NStepReturn(n, gamma, clip))
 
 
 def check_queue(replay: Replay, plain: PlainReplay, case: Case) -> None:
@@ -97,7 +97,7 @@ def test_batches_equal_a_plain_replay_byte_for_byte(case: Case) -> None:
 
 def check_stream(case: Case, rows: dict[str, Array]) -> None:
     replay = make(case)
-    plain = PlainReplay(case.spec, case.lanes, case.n_step, replay.fold.gamma, case.clip)
+    plain = PlainReplay(case.spec, case.lanes, case.n_step, replay.n_step.gamma, case.clip)
     for begin in range(0, case.num, case.rows_per_add):
         end = min(begin + case.rows_per_add, case.num)
         assert replay.add(rollout(rows, begin, end)) == np.count_nonzero(~rows["last"][begin:end])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qfleet.data import Array, Sequences, Spec
-from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, Uniform
+from qfleet.replay import NStepReturn, Prioritized, Replay, SequenceCut, StepCut, Uniform
 from qfleet.replay.samplers import Sampler
 from qfleet.replay.store import row_bytes
 from tests.replay.streams import one_lane, random_stream, read_rows, restore_rows, rollout
@@ -40,15 +40,15 @@ class Case:
     prioritized: bool
     clip: bool
     seed: int
-    n: int  # of the fold: it may be smaller than the cut's
+    n: int  # of the n-step return: it may be smaller than the cut's
     values: bool = False
 
     def replay(self) -> Replay:
         items = self.cut.items_in(self.capacity)
         sampler: Sampler = Prioritized(items) if self.prioritized else Uniform()
-        rng, fold = np.random.default_rng(self.seed), Fold(self.n, 0.97, self.clip)
+        rng, n_step = np.random.default_rng(self.seed), NStepReturn(self.n, 0.97, self.clip)
         return Replay(
-            self.spec, self.lanes, self.capacity, sampler, rng, cut=self.cut, fold=fold, actor_priority=self.values
+            self.spec, self.lanes, self.capacity, sampler, rng, cut=self.cut, n_step=n_step, actor_priority=self.values
         )
 
 
@@ -192,7 +192,7 @@ def check_queue(case: Case, replay: Replay, num: int) -> None:
 def test_a_window_by_hand() -> None:
     spec = Spec((1,), "float32", (2,), state=(1,))
     cut = SequenceCut(n=2, burn_in=1, length=3, stride=3)
-    replay = Replay(spec, 1, 12, Uniform(), np.random.default_rng(0), cut=cut, fold=Fold(2, 0.5))
+    replay = Replay(spec, 1, 12, Uniform(), np.random.default_rng(0), cut=cut, n_step=NStepReturn(2, 0.5))
     # An episode of three steps that ends by death, its final observation, and the beginning of the next.
     stream = one_lane(
         [0, 1, 2, 3, 4, 5], [1, 2, 4, 99, 8, 16], [1, 1, 0, 1, 1, 1], [False, False, False, True, False, False]
@@ -213,7 +213,7 @@ def test_a_window_by_hand() -> None:
 
 def test_windows_begin_every_stride_in_every_lane_and_wait_for_their_last_row() -> None:
     cut = SequenceCut(n=2, burn_in=1, length=3, stride=4)
-    replay = Replay(VECTOR, 2, 100, Uniform(), np.random.default_rng(0), cut=cut, fold=Fold(2, 0.9))
+    replay = Replay(VECTOR, 2, 100, Uniform(), np.random.default_rng(0), cut=cut, n_step=NStepReturn(2, 0.9))
     rows = random_stream(np.random.default_rng(1), VECTOR, 2, 15, end=0.3)
     counts = []
     for row in range(15):
@@ -244,7 +244,7 @@ def test_a_cleared_replay_starts_windows_over() -> None:
 
 
 def expected_error(case: Case, rows: Rows, row: int, lane: int) -> float:
-    """|R + discount * best value ahead - value of the action taken|, with value rescaling if the fold says so."""
+    """|R + discount * best value ahead - value of the action taken|, with value rescaling if the replay says so."""
     total, keep, at = returns(case, rows, row, lane)
     taken, best = float(rows["value"][row, lane, 0]), float(rows["value"][at, lane, 1])
     return abs(total + keep * best - taken)
@@ -257,7 +257,14 @@ def test_steps_get_the_td_error_of_their_actor(n: int, clip: bool) -> None:
     rows = random_stream(np.random.default_rng(5), VECTOR, 2, 40, end=0.3, values=True)
     sampler = Prioritized(60)
     replay = Replay(
-        VECTOR, 2, 60, sampler, np.random.default_rng(0), cut=StepCut(n), fold=Fold(n, 0.97, clip), actor_priority=True
+        VECTOR,
+        2,
+        60,
+        sampler,
+        np.random.default_rng(0),
+        cut=StepCut(n),
+        n_step=NStepReturn(n, 0.97, clip),
+        actor_priority=True,
     )
     replay.add(rollout(rows))
     assert len(replay) > 40
@@ -292,8 +299,8 @@ def test_windows_get_the_mixed_td_error_of_their_actor(case: Case, eta: float) -
 
 def test_errors_of_rescaled_values_are_measured_on_their_scale() -> None:
     spec = Spec((1,), "float32", (2,))
-    sampler, fold = Prioritized(4, alpha=1.0, eps=1e-12), Fold(1, 0.5, rescale=True)
-    replay = Replay(spec, 1, 4, sampler, np.random.default_rng(0), cut=StepCut(1), fold=fold, actor_priority=True)
+    sampler, n_step = Prioritized(4, alpha=1.0, eps=1e-12), NStepReturn(1, 0.5, rescale=True)
+    replay = Replay(spec, 1, 4, sampler, np.random.default_rng(0), cut=StepCut(1), n_step=n_step, actor_priority=True)
     stream = one_lane([0, 1], [10, 0], [1, 1], [False, False])
     stream.value = np.array([[[3.0, 99.0]], [[99.0, 24.0]]], np.float32)  # returns: of the action, and of the best
     replay.add(stream)
@@ -307,7 +314,7 @@ def test_new_items_with_large_errors_are_drawn_more_often() -> None:
     spec = Spec((1,), "float32", (2,))
     sampler = Prioritized(3, alpha=1.0)
     replay = Replay(
-        spec, 1, 3, sampler, np.random.default_rng(0), cut=StepCut(1), fold=Fold(1, 0.9), actor_priority=True
+        spec, 1, 3, sampler, np.random.default_rng(0), cut=StepCut(1), n_step=NStepReturn(1, 0.9), actor_priority=True
     )
     stream = one_lane([0, 1, 2, 3], [1, 8, 1, 0], [1] * 4, [False] * 4)
     stream.value = np.zeros((4, 1, 2), np.float32)
@@ -357,7 +364,7 @@ import json
 import numpy as np
 from dataclasses import replace
 from qfleet.data import Spec
-from qfleet.replay import Fold, Prioritized, Replay, SequenceCut, StepCut, intake, kernels, tree, warm
+from qfleet.replay import NStepReturn, Prioritized, Replay, SequenceCut, StepCut, intake, kernels, tree, warm
 from tests.replay.streams import random_stream, rollout
 
 found = vars(intake) | vars(kernels) | vars(tree)
@@ -371,7 +378,7 @@ spec = replace(spec, state=(3,), masked=True)
 rows = random_stream(np.random.default_rng(1), spec, 2, 20, end=0.3, values=True)
 for cut in (StepCut(2), SequenceCut(2, 1, 2, 1)):
     rng = np.random.default_rng(0)
-    replay = Replay(spec, 2, 16, Prioritized(16), rng, cut=cut, fold=Fold(2, 0.99), actor_priority=True)
+    replay = Replay(spec, 2, 16, Prioritized(16), rng, cut=cut, n_step=NStepReturn(2, 0.99), actor_priority=True)
     replay.add(rollout(rows))
     batch = replay.sample(4)
     replay.update(batch.ids, np.ones(4, np.float32))

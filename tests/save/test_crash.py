@@ -13,7 +13,7 @@ import pytest
 from qfleet.errors import NoCheckpointError, StorageError
 from qfleet.save.checkpoint import Checkpoint, Checkpoints
 from qfleet.save.commit import Blob
-from qfleet.save.files import FileLayer
+from qfleet.save.files import RealFiles
 from qfleet.save.verify import verify
 from tests.save.disk import FaultyDisk, LossyDisk, NoLinks, PowerCut, SmallDisk
 
@@ -27,7 +27,7 @@ def blobs(tag: str, previous: Checkpoint | None = None) -> Iterator[tuple[str, B
     yield "replay/1.zst", f"rows of {tag}".encode() * 20
 
 
-def save_and_prune(root: Path, files: FileLayer, commits: Commits) -> None:
+def save_and_prune(root: Path, files: RealFiles, commits: Commits) -> None:
     """Commit `SAVES`, one step twice, with pruning; `commits` grows with each commit that returns."""
     checkpoints = Checkpoints(root, files=files)
     last = None

@@ -1,6 +1,6 @@
 """Planted bugs: each breaks one promise; the simulation must find it, and the audit where it leaves traces."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qfleet.data import State
@@ -31,13 +31,6 @@ class AcceptsOldIncarnations(Ledger):
             self.steps[worker] += steps
             return "accept"
         return super().admit(source, steps)
-
-
-class AcceptsTheLost(Ledger):
-    """Accepts rollouts between a fault and the replacement."""
-
-    def mark_lost(self, worker: int) -> None:
-        pass
 
 
 class SkipsGaps(Ledger):
@@ -105,8 +98,10 @@ class NoBudget(Supervisor):
 class Slow(Supervisor):
     """Waits far too long before a restart."""
 
-    def restart_delay(self, faults: int) -> float:
-        return 40.0
+    def record_fault(self, worker: int, now: float, kind: FaultKind) -> WorkerFault:
+        fault = super().record_fault(worker, now, kind)
+        self.records[worker].due_at = now + 40.0
+        return replace(fault, delay_seconds=None if fault.delay_seconds is None else 40.0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +123,7 @@ def flag(name: str) -> dict[str, Any]:
 BUGS = {
     "no de-duplication": Bug("I3", "twice", Parts(ledger=AcceptsTwice)),
     "accepts old incarnations": Bug("I3 I4", "incarnation", Parts(ledger=AcceptsOldIncarnations)),
-    "accepts lost workers": Bug("I4", "incarnation", Parts(ledger=AcceptsTheLost)),
+    "accepts lost workers": Bug("I4", "incarnation", **flag("open channels")),
     "skips gaps": Bug("I4", "gap", Parts(ledger=SkipsGaps)),
     "a restart forgets the ledger": Bug("I3", "", Parts(ledger=ForgetsAtRestart)),
     "no seal": Bug("I4", "seal", **flag("no seal")),

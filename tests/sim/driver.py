@@ -14,7 +14,7 @@ from qfleet.distributed.worker.ledger import Ledger, Verdict
 from qfleet.distributed.worker.supervisor import Supervisor, WorkerFault
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.replay import Replay
-from qfleet.replay.cuts import Fold, StepCut
+from qfleet.replay.cuts import NStepReturn, StepCut
 from qfleet.replay.samplers import Uniform
 from tests.sim.actors import Reply, SimActor
 from tests.sim.parts import GAMMA, Ring, Row, require
@@ -83,9 +83,9 @@ class Driver:
     def blank(self) -> Memory:
         """Before the first step."""
         settings, spec = self.settings, Spec((4,), "float32", (3,))
-        rng, cut, fold = np.random.default_rng(self.sim.seed), StepCut(settings.n), Fold(settings.n, GAMMA)
+        rng, cut, n_step = np.random.default_rng(self.sim.seed), StepCut(settings.n), NStepReturn(settings.n, GAMMA)
         lanes = settings.workers * settings.lanes
-        replay = self.parts.replay(spec, lanes, settings.capacity, Uniform(), rng, cut=cut, fold=fold)
+        replay = self.parts.replay(spec, lanes, settings.capacity, Uniform(), rng, cut=cut, n_step=n_step)
         limiter = self.parts.limiter(settings.ratio, settings.start_steps)
         return Memory(self.parts.ledger(settings.workers), limiter, replay)
 
@@ -153,7 +153,6 @@ class Driver:
         while not self.settings.wire and (rollout := actor.ring.get()) is not None:
             self.admit(rollout, rescued=True)
         self.retired.append(actor.ring)
-        self.memory.ledger.mark_lost(worker)
         self.note("dismissed", worker=worker)
         self.seal(worker)
         self.sim.notes.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
@@ -205,13 +204,15 @@ class Driver:
     def reply(self, sender: SimActor, rollout: Rollout) -> None:
         """On a wire the verdict goes back, or is lost."""
         verdict = None if self.is_behind() else self.admit(rollout)
-        reply = Reply(verdict, self.memory.ledger.is_current(*rollout.source[:2]))
+        current = self.has_open_channel(rollout) and self.memory.ledger.is_current(*rollout.source[:2])
+        reply = Reply(verdict, current)
         self.sim.wire.send(lambda: sender.receive_reply(rollout, reply))
 
     def admit(self, rollout: Rollout, *, rescued: bool = False) -> Verdict:
         """Once, in order, of the newest incarnation."""
         steps = int((~rollout.last).sum())
-        verdict = self.memory.ledger.admit(rollout.source, steps)
+        is_read = rescued or self.has_open_channel(rollout)
+        verdict = self.memory.ledger.admit(rollout.source, steps) if is_read else "refuse"
         if verdict == "accept":
             kept_up = rescued or self.keeps_up()
             self.sim.check_inserted(rollout, self.memory)
@@ -223,6 +224,10 @@ class Driver:
         else:
             self.note("duplicate" if verdict == "duplicate" else "refused", source=rollout.source)
         return verdict
+
+    def has_open_channel(self, rollout: Rollout) -> bool:
+        """Does its worker run? The channel of a lost worker is closed, whatever still arrives."""
+        return rollout.source[0] in self.actors or "open channels" in self.sim.bugs
 
     def keeps_up(self) -> bool:
         """Is what is owed within the band, by a count that is not the gate's (I7)?"""

@@ -227,7 +227,7 @@ class Simulation:
     def check_end(self) -> None:
         """Check that counts are exact (I3, I7) and no failure is unnoticed (I9)."""
         memory, settings = self.driver.memory, self.settings
-        require(memory.steps == len(memory.rows) == memory.ledger.total_steps, "I3 env_steps is not what came in")
+        require(memory.steps == len(memory.rows) == sum(memory.ledger.steps), "I3 env_steps is not what came in")
         for actor, failing in self.failing.items():
             if failing.kind == "dead" or self.now < failing.until:
                 self.require_noticed_in_time(actor, failing)

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from qfleet.data import Array, Rollout, Spec
+from qfleet.distributed.actors.handle import ActorHandle
+from qfleet.distributed.actors.messages import EnvFaultMessage
 from qfleet.distributed.actors.pool import ActorPool
 from qfleet.distributed.worker.ledger import Ledger
 from qfleet.distributed.worker.supervisor import Supervisor, WorkerFault
@@ -18,8 +20,9 @@ from qfleet.errors import EnvError
 from qfleet.learn import ReplaySource
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.replay import Replay
-from qfleet.replay.cuts import Fold, StepCut
+from qfleet.replay.cuts import NStepReturn, StepCut
 from qfleet.replay.samplers import Uniform
+from qfleet.system.worker_errors import WorkerDied, WorkerLost
 from qfleet.training.async_loop import RecordedSource
 from tests.sim.actors import SimActor
 from tests.sim.driver import START_SECONDS, TURN_SECONDS, Parts
@@ -48,13 +51,16 @@ class Watcher:
 
 
 @dataclass
-class SimHandle:
-    """The handle of a simulated actor."""
+class SimProcess:
+    """The process and the channel of a simulated actor."""
 
     actor: SimActor
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         return self.actor.alive
+
+    def loss(self) -> WorkerLost:
+        return WorkerDied("it crashed")
 
     def progress(self) -> int:
         return self.actor.progress
@@ -62,7 +68,7 @@ class SimHandle:
     def get(self) -> Rollout | None:
         return self.actor.ring.get()
 
-    def env_faults(self) -> list[dict[str, Any]]:
+    def env_faults(self) -> list[EnvFaultMessage]:
         return []
 
     def request_stop(self) -> None:
@@ -70,9 +76,6 @@ class SimHandle:
 
     def stop(self) -> None:
         self.actor.alive = False
-
-    def final_error(self) -> str:
-        return ""
 
     def close(self) -> None:
         pass
@@ -85,9 +88,10 @@ class SimLauncher:
     driver: "PoolDriver"
     folder: Path | None = None
 
-    def launch(self, worker: int, incarnation: int) -> SimHandle:
+    def launch(self, worker: int, incarnation: int) -> ActorHandle:
         self.driver.actors[worker] = self.driver.sim.launch(worker, incarnation)
-        return SimHandle(self.driver.actors[worker])
+        process = SimProcess(self.driver.actors[worker])
+        return ActorHandle(process, process, stop_seconds=0.0)
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         self.driver.version = version
@@ -143,7 +147,7 @@ class PoolDriver:
 
     def blank(self) -> ReplaySource:
         settings, rng = self.settings, np.random.default_rng(self.sim.seed)
-        how = {"cut": StepCut(settings.n), "fold": Fold(settings.n, GAMMA)}
+        how = {"cut": StepCut(settings.n), "n_step": NStepReturn(settings.n, GAMMA)}
         replay = Replay(Spec((4,), "float32", (3,)), self.lanes, settings.capacity, Uniform(), rng, **how)  # type: ignore[arg-type]
         watcher: Any = Watcher(self, np.zeros(self.lanes))
         return ReplaySource(
@@ -248,19 +252,19 @@ def test_the_actor_pool_keeps_its_promises_under_faults_many_times() -> None:
 class NeverSeals(ActorPool):
     """Lets windows span the gap of a lost actor."""
 
-    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
+    def remove_lost(self, fault: WorkerFault, loss: WorkerLost) -> None:
         batch_source, self.batch_source = self.batch_source, copy.copy(self.batch_source)
         self.batch_source.seal = lambda worker: 0  # type: ignore[method-assign]
-        super().remove_lost(fault, reason)
+        super().remove_lost(fault, loss)
         batch_source.steps, self.batch_source = self.batch_source.steps, batch_source
 
 
 class CountsRescuedTwice(ActorPool):
     """Inserts the rollouts of a lost actor twice."""
 
-    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
-        left = list(self.handles[fault.worker].actor.ring.waiting)  # type: ignore[attr-defined]
-        super().remove_lost(fault, reason)
+    def remove_lost(self, fault: WorkerFault, loss: WorkerLost) -> None:
+        left = list(self.handles[fault.worker].channel.actor.ring.waiting)  # type: ignore[attr-defined]
+        super().remove_lost(fault, loss)
         for rollout in left:
             self.insert(rollout)
 

@@ -84,7 +84,7 @@ class CommandServer:
 
 def serve() -> None:
     """Answer requests until there are no more."""
-    import qfleet.api  # imports torch before the first fork
+    import qfleet.api
     import qfleet.testing.toys  # noqa: F401  registers toys/...
     from qfleet.data import Spec
     from qfleet.replay.warm import warm

@@ -14,8 +14,9 @@ import pytest
 
 import qfleet.testing.toys  # noqa: F401  registers toys/...
 from qfleet import Plan, Run, resume, train
-from qfleet.distributed.learners.handle import LearnerHandle
-from qfleet.distributed.learners.launcher import LearnerProcess, LocalLearnerLauncher
+from qfleet.distributed.learners.launcher import LocalLearnerLauncher
+from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.local import LocalWorker
 from qfleet.plan import make_plan
 from qfleet.watch import read_json, read_rows, without_clock
 
@@ -71,19 +72,19 @@ PONG: Settings = {
 }
 
 
-def process_of(handle: LearnerHandle) -> BaseProcess:
+def process_of(handle: WorkerHandle) -> BaseProcess:
     """A learner worker's process on this machine."""
-    if not isinstance(handle.control, LearnerProcess):
+    if not isinstance(handle.control, LocalWorker):
         raise TypeError("it runs on another machine")
     return handle.control.process.process
 
 
-def kill_first_learner(monkeypatch: pytest.MonkeyPatch) -> tuple[list[LearnerHandle], Callable[[dict[str, Any]], None]]:
+def kill_first_learner(monkeypatch: pytest.MonkeyPatch) -> tuple[list[WorkerHandle], Callable[[dict[str, Any]], None]]:
     """The handles of all learners that will be launched, and a callback that kills the first of them."""
-    handles: list[LearnerHandle] = []
+    handles: list[WorkerHandle] = []
     launch = LocalLearnerLauncher.launch
 
-    def watched(launcher: LocalLearnerLauncher, number: int, incarnation: int) -> LearnerHandle:
+    def watched(launcher: LocalLearnerLauncher, number: int, incarnation: int) -> WorkerHandle:
         handles.append(launch(launcher, number, incarnation))
         return handles[-1]
 

@@ -1,58 +1,23 @@
 """Processes side by side, with stand-ins that need no torch."""
 
+import json
 import os
 import signal
 import sys
 import time
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from qfleet.sweep import process_pool
-from qfleet.sweep.process_pool import Job, ProcessPool, outcome
+from qfleet.sweep import member_process, process_pool
+from qfleet.sweep.member_process import MemberMessage, MemberRow, MemberSetup
+from qfleet.sweep.process_pool import ProcessPool, outcome
+from qfleet.system.worker_errors import FinalError
 from qfleet.training.process.signals import StopRequest
-
-# A child does what its words say: sleep, tell a row, talk, leave with a code. It notes when it began and ended.
-STAND_IN = r"""
-import json, os, signal, subprocess, sys, time
-name, notes, *acts = sys.argv[1:]
-def note(what):
-    with open(notes, "a") as file:
-        file.write(f"{time.monotonic()} {what} {name} {os.getpid()}\n")
-heard = []
-def hear(number, frame):
-    heard.append(number)
-    note(signal.Signals(number).name)
-    if "stubborn" not in acts:
-        sys.exit(128 + number)
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, hear)
-note("begin")
-for act in acts:
-    what, _, value = act.partition("=")
-    if what == "sleep":
-        until = time.monotonic() + float(value)
-        while time.monotonic() < until:
-            time.sleep(0.01)
-    elif what == "row":
-        print(json.dumps({"kind": "progress", "env_steps": int(value)}), flush=True)
-    elif what == "say":
-        print(value, flush=True)
-    elif what == "threads":
-        print(json.dumps({"kind": "threads", "threads": os.environ["OMP_NUM_THREADS"]}), flush=True)
-    elif what == "leads":
-        print(json.dumps({"kind": "leads", "leads": os.getpgrp() == os.getpid()}), flush=True)
-    elif what == "start":
-        subprocess.Popen(["sleep", value], start_new_session=True)
-    elif what == "exit":
-        note("end")
-        sys.exit(int(value))
-    elif what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-note("end")
-"""
+from tests.sweep import stand_ins
 
 
 class Watch:
@@ -67,20 +32,21 @@ class Watch:
         self.polls = 0
 
     def pool(self, at_once: int, **acts: list[str]) -> ProcessPool:
-        jobs = [
-            Job(name, (name, str(self.folder / "notes"), *words), self.folder / f"{name}.log")
-            for name, words in acts.items()
-        ]
+        (self.folder / "acts.json").write_text(json.dumps(acts))
         return ProcessPool(
-            jobs,
+            [MemberSetup(self.folder, name, self.folder / f"{name}.log", seed=0) for name in acts],
             at_once,
             3,
             self.stop_request,
             on_start=self.started.append,
-            on_row=lambda name, row: self.rows.append((name, row)),
+            on_message=self.receive,
             on_end=self.codes.__setitem__,
             on_poll=self.poll,
         )
+
+    def receive(self, name: str, message: MemberMessage) -> None:
+        assert isinstance(message, MemberRow)
+        self.rows.append((name, message.row))
 
     def poll(self) -> None:
         self.polls += 1
@@ -95,7 +61,7 @@ class Watch:
 
 @pytest.fixture
 def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
-    monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
+    monkeypatch.setattr(member_process, "run_member", stand_ins.act)
     monkeypatch.setattr(process_pool, "POLL_SECONDS", 0.02)
     return Watch(tmp_path)
 
@@ -117,7 +83,7 @@ def test_rows_are_read_and_other_output_goes_to_the_log(watch: Watch, monkeypatc
     assert watch.rows == [
         ("a", {"kind": "progress", "env_steps": 1}),
         ("a", {"kind": "progress", "env_steps": 2}),
-        ("a", {"kind": "threads", "threads": "3"}),
+        ("a", {"kind": "threads", "threads": "3", "light": True}),
     ]
     assert (watch.folder / "a.log").read_text() == 'hello {\n["kind"]\n'
 
@@ -125,6 +91,11 @@ def test_rows_are_read_and_other_output_goes_to_the_log(watch: Watch, monkeypatc
 def test_the_last_rows_of_a_short_life_are_not_lost(watch: Watch) -> None:
     watch.pool(1, a=[f"row={number}" for number in range(2_000)]).run()
     assert [row["env_steps"] for _, row in watch.rows] == list(range(2_000))
+
+
+def test_a_row_may_be_longer_than_the_buffers_between_processes(watch: Watch) -> None:
+    watch.pool(1, a=["row=1", "long=500000", "row=2"]).run()
+    assert [len(row.get("returns", ())) for _, row in watch.rows] == [0, 500_000, 0]
 
 
 def test_one_that_fails_does_not_stop_the_others(watch: Watch) -> None:
@@ -204,9 +175,12 @@ def test_an_error_in_the_parent_leaves_no_process(watch: Watch) -> None:
 def test_a_child_finds_modules_where_its_parent_does(
     watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "only_here.py").write_text('print(\'{"kind": "found"}\')\n')
-    monkeypatch.setattr(process_pool, "BOOT", "import only_here")
+    (tmp_path / "only_here.py").write_text(
+        "from qfleet.sweep.member_process import MemberRow, send\n"
+        "def main(given):\n    send(given[1], MemberRow({'kind': 'found'}))\n"
+    )
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(member_process, "run_member", import_module("only_here").main)
     watch.pool(1, a=[]).run()
     assert watch.rows == [("a", {"kind": "found"})]
 
@@ -217,21 +191,21 @@ NOT_DONE = "its process left with exit code 0, but its run is not done"
 @pytest.mark.parametrize(
     ("code", "status", "error", "expected"),
     [
-        (0, {"state": "done", "exit_code": 0, "reason": "solved"}, {}, ("done", 0, "solved")),
-        (0, {"state": "running", "exit_code": None}, {}, ("failed", 4, NOT_DONE)),
-        (0, {"state": "failed", "exit_code": 0}, {}, ("failed", 4, NOT_DONE)),
-        (0, {}, {}, ("failed", 4, NOT_DONE)),
-        (3, {"state": "diverged", "exit_code": 3, "reason": "NaN"}, {}, ("diverged", 3, "NaN")),
-        (4, {}, {"what": "no such world"}, ("failed", 4, "no such world")),
-        (4, {"state": "running", "exit_code": None}, {}, ("failed", 4, "it left with exit code 4")),
-        (-9, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
-        (137, {"state": "running", "exit_code": None}, {}, ("killed", 75, "killed by SIGKILL")),
-        (-2, {}, {}, ("interrupted", 130, "killed by SIGINT")),
-        (143, {"state": "running", "exit_code": None}, {}, ("preempted", 143, "left at once, by SIGTERM")),
+        (0, {"state": "done", "exit_code": 0, "reason": "solved"}, None, ("done", 0, "solved")),
+        (0, {"state": "running", "exit_code": None}, None, ("failed", 4, NOT_DONE)),
+        (0, {"state": "failed", "exit_code": 0}, None, ("failed", 4, NOT_DONE)),
+        (0, {}, None, ("failed", 4, NOT_DONE)),
+        (3, {"state": "diverged", "exit_code": 3, "reason": "NaN"}, None, ("diverged", 3, "NaN")),
+        (4, {}, FinalError("no such world"), ("failed", 4, "no such world")),
+        (4, {"state": "running", "exit_code": None}, None, ("failed", 4, "it left with exit code 4")),
+        (-9, {"state": "running", "exit_code": None}, None, ("killed", 75, "killed by SIGKILL")),
+        (137, {"state": "running", "exit_code": None}, None, ("killed", 75, "killed by SIGKILL")),
+        (-2, {}, None, ("interrupted", 130, "killed by SIGINT")),
+        (143, {"state": "running", "exit_code": None}, None, ("preempted", 143, "left at once, by SIGTERM")),
     ],
 )
 def test_how_a_process_ended(
-    code: int, status: dict[str, Any], error: dict[str, Any], expected: tuple[str, int, str]
+    code: int, status: dict[str, Any], error: FinalError | None, expected: tuple[str, int, str]
 ) -> None:
     assert outcome(code, status, error) == expected
 

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -16,39 +15,17 @@ import qfleet
 from qfleet import Plan, load, resume_group, train_group
 from qfleet.errors import StorageError, UsageError
 from qfleet.save import hold_run, verify_run
-from qfleet.sweep import capacity, process_pool, runner
+from qfleet.sweep import capacity, member_process, process_pool, runner
 from qfleet.sweep.capacity import cores, find_capacity
-from qfleet.watch import find_run, list_runs, read_json, remove_run, write_json
+from qfleet.watch import find_run, read_json, write_json
 from qfleet.watch.console import SafeStream
+from qfleet.watch.run_listing import list_runs, remove_run
 from qfleet.watch.sweep_console import JsonGroup, PlainGroup, QuietGroup
 from tests.support.command_server import CommandProcess, CommandServer
 from tests.support.runs import JUDGED, Settings, checkpoints, same, small, status, train_arguments, trained
+from tests.sweep import stand_ins
 
 LONG: Settings = {"until.steps": 1_000_000, "save.every_steps": 200, "log.every_steps": 200}
-
-# Plays a member: makes its run folder and ends as `plays` in the group's folder says, by name: "CODE STATE [MEAN]".
-STAND_IN = r"""
-import json, os, sys, time
-from pathlib import Path
-words = sys.argv[1:]
-of = lambda name: words[words.index(name) + 1] if name in words else None
-group, name = Path(of("--group")), of("--name")
-code, state, *mean = json.loads(Path(os.environ["PLAYS"]).read_text())[name].split()
-with open(os.environ["PLAYS"] + ".said", "a") as file:
-    file.write(" ".join([name, "resume" if (group / name / "run.toml").exists() else "train", *words[6:]]) + "\n")
-if state == "refused":
-    print(json.dumps({"kind": "error", "what": "the world is flat"}), flush=True)
-    sys.exit(int(code))
-folder = group / name
-(folder / "checkpoints" / "step_000000000100").mkdir(parents=True, exist_ok=True)
-(folder / "run.toml").write_text((group / "plan.toml").read_text().replace("seed = 0", "seed = " + of("--seed")))
-score = {"mean": float(mean[0]), "low": 0.0, "high": 1.0} if mean else None
-row = {"kind": "end", "seconds": 1.0, "env_steps": 100, "updates": 10, "score": score}
-print(json.dumps(row), flush=True)
-told = {"state": state, "exit_code": int(code), "reason": "as played", "score": score, "env_steps": 100}
-(folder / "status.json").write_text(json.dumps(told))
-sys.exit(int(code))
-"""
 
 
 class Plays:
@@ -64,12 +41,12 @@ class Plays:
         log = Path(f"{self.file}.said")
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)
-        return sorted(re.sub(r" --parent \d+", "", line) for line in lines)
+        return sorted(lines)
 
 
 @pytest.fixture
 def plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plays:
-    monkeypatch.setattr(process_pool, "BOOT", STAND_IN)
+    monkeypatch.setattr(member_process, "run_member", stand_ins.play)
     monkeypatch.setattr(process_pool, "POLL_SECONDS", 0.02)
     monkeypatch.setenv("PLAYS", str(tmp_path / "plays.json"))
     return Plays(tmp_path / "plays.json")
@@ -208,8 +185,7 @@ def test_a_kill_while_the_end_is_moved_leaves_a_group_that_goes_on(
 
 
 def test_a_warning_of_a_member_is_shown(plays: Plays, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = r'print(json.dumps({"kind": "warning", "text": "step_1 is damaged"}), flush=True)' + "\nif state =="
-    monkeypatch.setattr(process_pool, "BOOT", STAND_IN.replace("if state ==", said))
+    monkeypatch.setattr(member_process, "run_member", stand_ins.warn_and_play)
     plays.set(seed_0="0 done 5")
     out = io.StringIO()
     train_group(small(), 1, out=tmp_path / "runs", watcher=PlainGroup(SafeStream(out)))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from qfleet.sync.comm import BlockingComm, CommLost
+from qfleet.sync.comm import CommLost
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class ThreadExchange:
         return found
 
 
-class ThreadComm(BlockingComm):
+class ThreadComm:
     """Ranks as threads of one process: the reference for every other transport."""
 
     def __init__(self, exchange: ThreadExchange, rank: int) -> None:

@@ -36,7 +36,7 @@ def test_sums_do_not_depend_on_the_order_of_gradients(order: list[int]) -> None:
     weights = [torch.zeros(shape) for shape in ((3, 4), (4,), (2, 4), (2,))]
 
     def act(comm: ThreadComm) -> list[list[Tensor]]:
-        buckets, found = Buckets(comm, weights, 40), []
+        buckets, found = Buckets(BegunAtOnce(comm), weights, 40), []
         for number in range(2):
             gradients = [torch.full(weight.shape, float(10 * number + comm.rank)) for weight in weights]
             # Each rank in another order.
@@ -49,6 +49,17 @@ def test_sums_do_not_depend_on_the_order_of_gradients(order: list[int]) -> None:
         for number, parts in enumerate(sums):
             assert [part.numel() for part in parts] == [12, 4, 8, 2]
             assert all(bool((part == 30.0 * number + 3.0).all()) for part in parts)
+
+
+class BegunAtOnce:
+    """Sums when it begins; there is nothing to wait for."""
+
+    def __init__(self, comm: ThreadComm) -> None:
+        self.comm = comm
+
+    def begin_sum(self, values: Tensor) -> Callable[[], None]:
+        self.comm.sum(values)
+        return lambda: None
 
 
 class EventComm(NoComm):

@@ -77,8 +77,8 @@ def test_a_window_applies_what_arrived() -> None:
     shard, weights = make(workers=4, max_staleness=None, window=3, window_seconds=5.0)
     for worker in (0, 1):
         assert shard.push(push(worker, 0, 0, float(worker)), 0.0) == "waiting"
-    assert not shard.poll(4.9)
-    assert shard.poll(5.0)
+    assert not shard.step_if_due(4.9)
+    assert shard.step_if_due(5.0)
     assert weights.tolist() == [-0.5] * 3
     assert [shard.push(push(worker, 1, 1), 6.0) for worker in range(3)] == ["waiting", "waiting", "applied"]
 
@@ -104,7 +104,7 @@ def test_a_gradient_that_is_not_finite_does_not_spoil_a_window() -> None:
     assert weights.tolist() == [-2.0] * 3
     assert (shard.version, shard.refused["skipped"], shard.staleness.total()) == (1, 1, 3)
     assert shard.push(push(1, 1, 1, float("inf")), 4.0) == "skipped"
-    assert not shard.poll(100.0)  # no window was opened by it
+    assert not shard.step_if_due(100.0)  # no window was opened by it
 
 
 def test_a_flush_makes_no_synchronous_step_of_some_workers() -> None:
@@ -126,8 +126,8 @@ def test_a_sum_is_not_divided() -> None:
 def test_a_window_without_a_number_takes_all_that_come_in_time() -> None:
     shard, weights = make(workers=2, max_staleness=None, window_seconds=5.0)
     assert [shard.push(push(0, sequence, 0), 0.0) for sequence in range(7)] == ["waiting"] * 7
-    assert not shard.poll(4.9)
-    assert shard.poll(5.0)
+    assert not shard.step_if_due(4.9)
+    assert shard.step_if_due(5.0)
     assert weights.tolist() == [-1.0] * 3
 
 

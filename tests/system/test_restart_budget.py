@@ -1,5 +1,6 @@
 """How often and how soon a failing component is restarted, on a simulated clock."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +55,25 @@ def test_many_consecutive_faults_do_not_overflow() -> None:
     for _ in range(3_000):
         budget.charge(0.0)
     assert budget.retry_at == 10.0
+
+
+def test_jitter_shortens_the_delays_but_not_to_less_than_half() -> None:
+    rng = np.random.default_rng(1)
+    draws = np.random.default_rng(1).random(3)
+    budget = RestartBudget(2, first_delay=1.0, rng=rng)
+    delays = []
+    for _ in range(2):
+        budget.charge(0.0)
+        delays.append(budget.delay_seconds)
+    assert delays == [0.5 + 0.5 * draws[0], 1.0 + draws[1]]
+    assert not budget.charge(0.0)
+    assert rng.random() == draws[2]  # an exhausted budget has no next start
+
+
+def test_a_fault_that_has_expired_does_not_double_the_delay() -> None:
+    budget = RestartBudget(100, 10.0, first_delay=1.0)
+    delays = []
+    for now in (0.0, 1.0, 2.0, 11.5, 100.0):
+        budget.charge(now)
+        delays.append(budget.delay_seconds)
+    assert delays == [1.0, 2.0, 4.0, 2.0, 1.0]

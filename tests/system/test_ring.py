@@ -6,19 +6,32 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 from qfleet.act import run_actor
 from qfleet.data import Array, Rollout, Spec
-from qfleet.data.wire_format import MessageTooLarge
+from qfleet.data.wire_format import Message, MessageTooLarge
 from qfleet.distributed.actors.weights_board import SharedWeightsBoard, layout_of
 from qfleet.system.ring import Counter, Ring, RolloutRing, SharedCounters
 from tests.act.test_actor import counting, make_actor
 
 CONTEXT = multiprocessing.get_context("forkserver")
 TIMEOUT_SECONDS = 90.0
+
+
+class Numbered(Message):
+    """A message of these tests."""
+
+    n: int = 0
+
+
+class Other(Message):
+    """A message that no ring of these tests expects."""
+
+    n: int = 0
 
 
 def message(number: int) -> Array:
@@ -32,7 +45,7 @@ def send(ring: Ring, first: int, last: int) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     for number in range(first, last):
         content = message(number)
-        while not ring.put({"number": number}, {"a": content}):
+        while not ring.put(Numbered(number), {"a": content}):
             time.sleep(0.0002)
             assert time.monotonic() < deadline
 
@@ -40,11 +53,9 @@ def send(ring: Ring, first: int, last: int) -> None:
 def take(ring: Ring) -> Iterator[int]:
     """Receive the waiting messages, check the content of each, and yield its number."""
     while (parts := ring.get()) is not None:
-        meta, arrays = parts
-        number = meta["number"]
-        assert isinstance(number, int)
-        assert np.array_equal(arrays["a"], message(number))
-        yield number
+        note, arrays = parts
+        assert np.array_equal(arrays["a"], message(note.n))
+        yield note.n
 
 
 def waiting_for(process: multiprocessing.process.BaseProcess) -> Iterator[None]:
@@ -58,33 +69,33 @@ def waiting_for(process: multiprocessing.process.BaseProcess) -> Iterator[None]:
 
 
 def test_ring_is_first_in_first_out_and_refuses_when_full() -> None:
-    ring = Ring(3, 1000)
+    ring = Ring(Numbered, 3, 1000)
     assert ring.get() is None
     for turn in range(5):
-        assert [ring.put({"n": n}, {"a": np.full(turn, n)}) for n in range(4)] == [True, True, True, False]
+        assert [ring.put(Numbered(n), {"a": np.full(turn, n)}) for n in range(4)] == [True, True, True, False]
         assert len(ring) == 3
-        assert [ring.get()[0]["n"] for _ in range(3)] == [0, 1, 2]  # type: ignore[index]
+        assert [ring.get()[0].n for _ in range(3)] == [0, 1, 2]  # type: ignore[index]
         assert ring.get() is None
         assert len(ring) == 0
 
 
 def test_a_message_too_large_leaves_the_ring_unchanged() -> None:
-    ring = Ring(2, 400, compress=("zeros",))
+    ring = Ring(Numbered, 2, 400, compress=("zeros",))
     for name in ("a", "zeros"):
         with pytest.raises(MessageTooLarge):
-            ring.put({}, {name: np.zeros(1000)})
+            ring.put(Numbered(), {name: np.zeros(1000)})
     assert ring.get() is None
-    assert ring.put({"n": 1}, {"zeros": np.zeros(20)})
-    meta, arrays = ring.get() or ({}, {})
-    assert meta == {"n": 1}
+    assert ring.put(Numbered(1), {"zeros": np.zeros(20)})
+    note, arrays = ring.get() or (None, {})
+    assert note == Numbered(1)
     assert arrays["zeros"].tolist() == [0.0] * 20
 
 
 def test_received_arrays_survive_reuse_of_their_slot() -> None:
-    ring = Ring(1, 1000)
-    ring.put({}, {"a": np.zeros(50)})
-    _, arrays = ring.get() or ({}, {})
-    ring.put({}, {"a": np.ones(50)})
+    ring = Ring(Numbered, 1, 1000)
+    ring.put(Numbered(), {"a": np.zeros(50)})
+    _, arrays = ring.get() or (None, {})
+    ring.put(Numbered(), {"a": np.ones(50)})
     assert not arrays["a"].any()
 
 
@@ -92,13 +103,13 @@ def test_received_arrays_survive_reuse_of_their_slot() -> None:
 def test_a_partially_written_slot_is_never_accepted(size: int) -> None:
     """A reader may see any mixture of the old and new slot, in units of eight bytes."""
     rng = np.random.default_rng(0)
-    ring = Ring(1, 100_000)
+    ring = Ring(Numbered, 1, 100_000)
     content = np.arange(size)
-    ring.put({"n": 1}, {"a": content})
+    ring.put(Numbered(1), {"a": content})
     assert ring.get() is not None
     slot = np.frombuffer(ring.memory[0], np.uint64, 100_000 // 8)
     before = slot.copy()
-    ring.put({"n": 2}, {"a": np.roll(content, 3)})
+    ring.put(Numbered(2), {"a": np.roll(content, 3)})
     after = slot.copy()
     changed = np.flatnonzero(before != after)
     cuts = changed if size < 100 else rng.choice(changed, 100)
@@ -108,25 +119,25 @@ def test_a_partially_written_slot_is_never_accepted(size: int) -> None:
         slot[:] = np.where(new, after, before)
         assert new[changed].all() or ring.get() is None
     slot[:] = after
-    meta, arrays = ring.get() or ({}, {})
-    assert meta == {"n": 2}
+    note, arrays = ring.get() or (None, {})
+    assert note == Numbered(2)
     assert np.array_equal(arrays["a"], np.roll(content, 3))
 
 
 def test_a_slot_is_not_reused_before_it_was_read() -> None:
-    ring = Ring(2, 500)
-    ring.put({"n": 0}, {})
-    ring.put({"n": 1}, {})
+    ring = Ring(Numbered, 2, 500)
+    ring.put(Numbered(0), {})
+    ring.put(Numbered(1), {})
     before = bytes(ring.region.view)
-    assert not ring.put({"n": 2}, {})
+    assert not ring.put(Numbered(2), {})
     assert bytes(ring.region.view) == before
     cells = ring.taken.cells
     for torn in ((1, 0), (0, 1), (2**40, 2**64 - 1), (1, 2**64 - 1)):  # halves that do not match
         cells[0], cells[1] = torn
-        assert not ring.put({"n": 2}, {})
+        assert not ring.put(Numbered(2), {})
     cells[0], cells[1] = 1, 2**64 - 2
-    assert ring.put({"n": 2}, {})
-    assert not ring.put({"n": 3}, {})
+    assert ring.put(Numbered(2), {})
+    assert not ring.put(Numbered(3), {})
 
 
 def test_a_counter_never_decreases() -> None:
@@ -140,17 +151,38 @@ def test_a_counter_never_decreases() -> None:
     assert reader.read() == 5
 
 
-def test_a_malformed_message_raises_once_and_is_skipped() -> None:
-    ring = Ring(2, 500)
-    ring.put({"n": 0, "nested": [[1]]}, {})  # type: ignore[dict-item]
-    ring.put({"n": 1}, {})
+MALFORMED = {
+    "another class": Other(1),
+    "a wrong type": Numbered("one"),  # type: ignore[arg-type]
+    "an unknown field": {"type": "Numbered", "n": 1, "m": 2},
+}
+
+
+@pytest.mark.parametrize("malformed", MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_message_raises_once_and_is_skipped(malformed: Any) -> None:
+    ring = Ring(Numbered, 2, 500)
+    ring.put(malformed, {})
+    ring.put(Numbered(1), {})
     with pytest.raises(ValueError, match="table"):
         ring.get()
-    assert ring.get() == ({"n": 1}, {})
+    assert ring.get() == (Numbered(1), {})
+
+
+def put_both(ring: Ring) -> None:
+    ring.put(Other(7), {})
+    ring.put(Numbered(8), {})
+
+
+def test_a_ring_carries_every_class_of_its_union_to_another_process() -> None:
+    ring = Ring(Numbered | Other, 3, 500)
+    process = CONTEXT.Process(target=put_both, args=(ring,))
+    process.start()
+    process.join(TIMEOUT_SECONDS)
+    assert [ring.get(), ring.get(), ring.get()] == [(Other(7), {}), (Numbered(8), {}), None]
 
 
 def test_twenty_thousand_messages_between_two_processes() -> None:
-    ring = Ring(7, 140_000)
+    ring = Ring(Numbered, 7, 140_000)
     num = 20_000
     process = CONTEXT.Process(target=send, args=(ring, 0, num))
     process.start()
@@ -181,7 +213,7 @@ def kill_writers(rings: list[Ring], seed: int) -> None:
 
 @pytest.mark.chaos
 def test_a_killed_writer_leaves_only_whole_messages() -> None:
-    rings = [Ring(3, 140_000) for _ in range(40)]
+    rings = [Ring(Numbered, 3, 140_000) for _ in range(40)]
     process = CONTEXT.Process(target=kill_writers, args=(rings, 3))
     process.start()
     found: list[list[int]] = [[] for _ in rings]
@@ -197,8 +229,8 @@ def test_a_killed_writer_leaves_only_whole_messages() -> None:
 
 def test_close_releases_the_memory_of_a_ring() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    ring = Ring(3, 1000)
-    ring.put({}, {"a": np.zeros(3)})
+    ring = Ring(Numbered, 3, 1000)
+    ring.put(Numbered(), {"a": np.zeros(3)})
     assert set(os.listdir("/proc/self/fd")) > before
     ring.close()
     assert set(os.listdir("/proc/self/fd")) == before

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qfleet import resume, train
-from qfleet.watch import list_runs
+from qfleet.watch.run_listing import list_runs
 from tests.support.run_fixtures import Reference
 from tests.support.runs import checkpoints, same, small, status, until
 

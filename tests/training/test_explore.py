@@ -166,7 +166,7 @@ def test_clipped_rewards_get_the_bonus_and_are_not_clipped_again() -> None:
     batch = components.batch_source.replay.sample(500)
     assert isinstance(batch, Batch)
     assert batch.reward.max() > 1.5
-    assert not components.batch_source.replay.fold.clip
+    assert not components.batch_source.replay.n_step.clip
 
 
 def test_a_recurrent_network_learns_from_raw_rewards() -> None:

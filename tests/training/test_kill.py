@@ -13,7 +13,8 @@ from qfleet.api import resume
 from qfleet.errors import StorageError
 from qfleet.plan import compose, total_updates
 from qfleet.save import verify_run
-from qfleet.watch import read_rows, run_state
+from qfleet.watch import read_rows
+from qfleet.watch.run_listing import run_state
 from tests.support.command_server import CommandProcess, CommandServer
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, PONG, Settings, checkpoints, resumed, same, status, train_arguments

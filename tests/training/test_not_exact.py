@@ -9,8 +9,7 @@ import pytest
 
 from qfleet import resume, train
 from qfleet.errors import StorageError
-from qfleet.training.log.fault_log import ENV_FAULT
-from qfleet.training.log.run_status import ASYNCHRONOUS, CLOCK_ENDS
+from qfleet.training.log.run_status import ASYNCHRONOUS, CLOCK_ENDS, ENV_FAULT
 from qfleet.training.train_state import UNKNOWN, TrainState
 from qfleet.watch import RowLog, read_json
 from tests.support.runs import JUDGED, LOCAL, Settings, checkpoints, events, resumed, rows, same, small, trained

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from qfleet.system.descendants import descendants
-from qfleet.watch import run_state
+from qfleet.watch.run_listing import run_state
 from tests.cli.test_env_faults import write_env
 
 ROOT = Path(__file__).parents[2]

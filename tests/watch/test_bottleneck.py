@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from qfleet.cli.profile import FunctionProfiler
+from qfleet.cli.profile import FunctionProfiler, profile_lines
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from qfleet.system.timers import STAGES
-from qfleet.watch.bottleneck import diagnose, profile_lines, profile_of, shares_of, times_between, with_other
-from qfleet.watch.energy import EnergyMeter
+from qfleet.training.log.energy import EnergyMeter
+from qfleet.watch.bottleneck import diagnose, profile_of, shares_of, times_between, with_other
 from qfleet.watch.text import time_line
 
 PROCESSES = {"runtime.type": "processes", "actors.num": 2}

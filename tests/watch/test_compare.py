@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.watch import RowLog, find_run, list_runs, new_run_dir, remove_run, write_json
+from qfleet.watch import RowLog, find_run, new_run_dir, write_json
 from qfleet.watch.compare import compare, read_bounds, read_side
 from qfleet.watch.plot import MOST_POINTS, aligned, plot_sides
 from qfleet.watch.run_directory import find_run_or_group, member_dirs, run_label
+from qfleet.watch.run_listing import list_runs, remove_run
 from qfleet.watch.statistics import iqm, probability_of_improvement, stratified_bootstrap
 
 

@@ -11,9 +11,9 @@ import pytest
 from qfleet.cli import main
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan, write_plan
-from qfleet.watch import list_runs, read_json, read_rows, show_run
+from qfleet.watch import read_json, read_rows
 from qfleet.watch.plot import MOST_ROWS_KEPT, _rows
-from qfleet.watch.run_files import (
+from qfleet.watch.read_files import (
     MOST_LINE_BYTES,
     MOST_ROW_BYTES,
     MOST_ROWS,
@@ -22,6 +22,7 @@ from qfleet.watch.run_files import (
     each_row,
     last_rows,
 )
+from qfleet.watch.run_listing import list_runs, show_run
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_a_file_with_too_many_bytes_is_refused_but_its_end_can_be_read(run: Path
 
 def test_a_file_of_too_many_lines_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MOST_ROWS >= 1_000_000
-    monkeypatch.setattr("qfleet.watch.run_files.MOST_ROWS", 1_000)
+    monkeypatch.setattr("qfleet.watch.read_files.MOST_ROWS", 1_000)
     (run / "metrics.jsonl").write_text("{}\n" * 1_001)
     with pytest.raises(UsageError, match="cannot read"):
         read_rows(run / "metrics.jsonl")

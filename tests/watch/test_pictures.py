@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.watch import RowLog, TensorBoardWriter, plot_runs
+from qfleet.training.log.tensorboard import TensorBoardWriter
+from qfleet.watch import RowLog
+from qfleet.watch.plot import plot_runs
 
 
 def make_run(path: Path, *, height: float = 100.0, evaluations: bool = True) -> Path:

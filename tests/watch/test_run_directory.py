@@ -8,19 +8,11 @@ from typing import Any
 import pytest
 
 from qfleet.errors import StorageError, UsageError
-from qfleet.watch import (
-    RowLog,
-    diff_runs,
-    find_run,
-    list_runs,
-    new_run_dir,
-    remove_run,
-    show_run,
-    write_card,
-    write_json,
-)
-from qfleet.watch.run_directory import find_run_or_group, next_name
-from qfleet.watch.run_listing import remove_group
+from qfleet.watch import RowLog, find_run, new_run_dir, write_json
+from qfleet.watch.card import write_card
+from qfleet.watch.new_run_dir import next_name
+from qfleet.watch.run_directory import find_run_or_group
+from qfleet.watch.run_listing import diff_runs, list_runs, remove_group, remove_run, show_run
 
 PLAN = 'seed = 3\n[env]\nid = "CartPole-v1"\n[algo]\nn_step = 3\n[algo.rule]\ntype = "double"\n'
 

@@ -17,7 +17,7 @@ from qfleet.watch import (
     without_clock,
     write_json,
 )
-from qfleet.watch import run_files as metrics_module
+from qfleet.watch.read_files import MOST_JSON_BYTES, MOST_ROW_BYTES
 
 
 def test_rows_come_back_in_order_and_at_once(tmp_path: Path) -> None:
@@ -202,10 +202,10 @@ def test_files_larger_than_any_run_writes_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b'{"a": 1}')
     assert read_json(path) == {"a": 1}
-    os.truncate(path, metrics_module.MOST_JSON_BYTES + 1)
+    os.truncate(path, MOST_JSON_BYTES + 1)
     assert read_json(path) == {}
     assert read_rows(path) == []  # one line that is not JSON
-    os.truncate(path, metrics_module.MOST_ROW_BYTES + 1)
+    os.truncate(path, MOST_ROW_BYTES + 1)
     with pytest.raises(UsageError, match="cannot read") as caught:
         read_rows(path)
     assert "bytes" in caught.value.why
@@ -213,7 +213,7 @@ def test_files_larger_than_any_run_writes_are_not_read(tmp_path: Path) -> None:
 
 def test_a_document_of_the_largest_size_is_read(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    path.write_bytes(b'{"a": 1}'.ljust(metrics_module.MOST_JSON_BYTES))
+    path.write_bytes(b'{"a": 1}'.ljust(MOST_JSON_BYTES))
     assert read_json(path) == {"a": 1}
 
 

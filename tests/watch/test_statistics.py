@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qfleet.watch import summarize
+from qfleet.watch.statistics import summarize
 
 
 def test_numbers_by_hand() -> None:

@@ -1,9 +1,9 @@
-"""The seam between the actor pool and where actors run: handles, launchers, and the counters that actors report."""
+"""The seam between the actor pool and where actors run, and the counters that actors report."""
 
 from pathlib import Path
 from typing import Any, Protocol
 
-from qfleet.data import Rollout
+from qfleet.distributed.actors.handle import ActorHandle
 from qfleet.plan.schema import Plan
 from qfleet.training.log.timing import ACTOR_TIMES
 
@@ -11,34 +11,6 @@ from qfleet.training.log.timing import ACTOR_TIMES
 COMPRESSION_COUNTS = ("raw_bytes", "sent_bytes", "pack_ns")  # of compressed rollouts
 COUNTS = (*ACTOR_TIMES, *COMPRESSION_COUNTS)
 COMPRESSED_COLUMNS = ("obs", "state")  # the columns worth compressing
-
-
-class ActorHandle(Protocol):
-    """One incarnation of an actor, in whatever process it runs."""
-
-    def alive(self) -> bool:
-        """Is the actor running?"""
-
-    def progress(self) -> int:
-        """The actor's own progress counter; it also rises while the actor waits for room."""
-
-    def get(self) -> Rollout | None:
-        """The oldest rollout waiting, if any; also after the actor has ended."""
-
-    def env_faults(self) -> list[dict[str, Any]]:
-        """Environment faults reported since the last call."""
-
-    def request_stop(self) -> None:
-        """Ask the actor to end, without waiting."""
-
-    def stop(self) -> None:
-        """Stop the actor, by force if need be."""
-
-    def final_error(self) -> str:
-        """Why the actor ended, as far as known; raises a UsageError, which a restart cannot fix."""
-
-    def close(self) -> None:
-        """Free the resources of this incarnation."""
 
 
 class ActorLauncher(Protocol):

@@ -8,7 +8,7 @@ decides where actors run and how their rollouts travel.
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,50 +21,43 @@ from qfleet.build.seeds import stream
 from qfleet.data import Array, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, arrays_of
 from qfleet.data.state_reader import saved_value
-from qfleet.distributed.actors.launcher import ActorHandle, ActorLauncher
+from qfleet.distributed.actors.handle import ActorHandle
+from qfleet.distributed.actors.launcher import ActorLauncher
 from qfleet.distributed.worker.ledger import Ledger
-from qfleet.distributed.worker.supervisor import StragglerWatch, Supervisor, WorkerFault
+from qfleet.distributed.worker.supervisor import INVALID_ROLLOUT, StragglerWatch, Supervisor, WorkerFault
 from qfleet.errors import EnvError
 from qfleet.plan.schema import InlineRuntime, Plan
 from qfleet.plan.validate.placement import num_senders
+from qfleet.system.worker_errors import WorkerFailed, WorkerHung, WorkerLost, raise_usage_error
 
 POLL_SECONDS = 0.05
 SUPERVISE = 108  # random stream for the jitter of restart delays
 LARGEST_DELAY_SECONDS = 2.0  # so that a lost actor is back within five seconds
 
 
+@dataclass(eq=False)
 class ActorPool:
     """Workers 0, 1, ..., each with an equal share of the lanes."""
 
     is_remote = True
+    learning: InitVar[LearnerSide]
+    explorer: Explorer
+    launcher: ActorLauncher
+    supervisor: Supervisor
+    _: KW_ONLY
+    workers: int
+    lanes: int
+    until_steps: int = 2**62
+    clock: Callable[[], float] = time.monotonic
+    keeps_history: bool = False
 
-    def __init__(
-        self,
-        learning: LearnerSide,
-        explorer: Explorer,
-        launcher: ActorLauncher,
-        supervisor: Supervisor,
-        *,
-        workers: int,
-        lanes: int,
-        until_steps: int = 2**62,
-        clock: Callable[[], float] = time.monotonic,
-        keeps_history: bool = False,
-    ) -> None:
+    def __post_init__(self, learning: LearnerSide) -> None:
         self.policy: Policy | PopulationPolicy = learning.policy
         self.batch_source = learning.batch_source
-        self.explorer = explorer
-        self.launcher = launcher
-        self.supervisor = supervisor
-        self.workers = workers
-        self.lanes = lanes
-        self.clock = clock
-        self.until_steps = until_steps
         self.history: HistoryLog = NoHistory()
-        self.keeps_history = keeps_history
         self.history_opened = False
         self.log_event: Callable[..., object] = lambda kind, **fields: None
-        self.ledger = Ledger(workers)
+        self.ledger = Ledger(self.workers)
         self.straggler_watch = StragglerWatch()
         self.handles: dict[int, ActorHandle] = {}
         self.next_worker = 0  # polled first for a rollout
@@ -74,7 +67,7 @@ class ActorPool:
         self.rescued_episodes: list[tuple[float, int]] = []  # from rollouts of lost actors
         self.lost_at: dict[int, float] = {}  # of workers that are not back yet
         self.env_faults: list[dict[str, Any]] = []  # for the next tick
-        self.final_error = ""
+        self.last_cause = ""  # of a lost actor
 
     def counts(self) -> dict[str, int]:
         """Nanoseconds by stage and bytes sent, of all actors so far."""
@@ -136,15 +129,18 @@ class ActorPool:
         self.polled_at = now
         for worker, handle in list(self.handles.items()):
             self.env_faults.extend({"actor": worker, **env_fault} for env_fault in handle.env_faults())
-            fault = self.supervisor.check(worker, now, alive=handle.alive(), progress=handle.progress())
+            fault = self.supervisor.check(
+                worker, now, alive=handle.control.is_alive(), progress=handle.channel.progress()
+            )
             if fault is not None:
-                self.remove_lost(fault, hang_reason(fault))
+                hang = WorkerHung(f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)")
+                self.remove_lost(fault, handle.control.loss() if fault.kind == "dead" else hang)
         self.log_stragglers(now)
         self.start()
         if len(self.supervisor.quarantined) == self.workers:
             raise EnvError(
                 f"all {self.workers} actors have failed more often than runtime.restarts allows",
-                f"The last error was: {self.final_error}",
+                f"The last error was: {self.last_cause}",
                 "See logs/actor-*.log in the run's folder.",
             )
 
@@ -157,21 +153,23 @@ class ActorPool:
         for (worker, incarnation), share in self.straggler_watch.check(now, rollouts).items():
             self.log_event("actor_slow", worker=worker, incarnation=incarnation, share=round(share, 3))
 
-    def remove_lost(self, fault: WorkerFault, reason: str = "") -> None:
-        """Remove a lost actor: insert the rollouts it had sent and seal its lanes. `reason` is the cause, if known."""
+    def remove_lost(self, fault: WorkerFault, loss: WorkerLost) -> None:
+        """Remove a lost actor: insert the rollouts it had sent and seal its lanes. A user's mistake ends the run."""
         worker = fault.worker
-        handle = self.handles.pop(fault.worker)
+        handle = self.handles.pop(worker)
         handle.stop()
         steps_before = self.batch_source.steps
         with suppress(ValueError):  # an invalid rollout and all after it are lost with the actor
-            while (rollout := self.accept(handle.get())) is not None:
+            while (rollout := self.accept(handle.channel.get())) is not None:
                 self.insert(rollout)
                 self.rescued_episodes.extend(rollout.finished)
         self.lost_at[worker] = self.clock()
         self.batch_source.seal(worker)
         self.record_bounds("sealed", worker=worker)
-        self.final_error = reason or handle.final_error()  # which would only name the stop above
         handle.close()
+        if isinstance(loss, WorkerFailed):
+            raise_usage_error(loss.report)
+        self.last_cause = str(loss)
         self.history.note("supervisor", fault.kind, worker=worker, incarnation=fault.incarnation)
         if fault.delay_seconds is None:
             self.history.note("supervisor", "quarantined", worker=worker)
@@ -180,7 +178,7 @@ class ActorPool:
             worker=worker,
             incarnation=fault.incarnation,
             cause=fault.kind,
-            words=self.final_error,
+            words=self.last_cause,
             steps_rescued=self.batch_source.steps - steps_before,
             restart_seconds=fault.delay_seconds,
         )
@@ -199,10 +197,10 @@ class ActorPool:
         """The next new rollout, polling workers in turn."""
         for worker in sorted(self.handles, key=lambda worker: (worker - self.next_worker) % self.workers):
             try:
-                rollout = self.accept(self.handles[worker].get())
+                rollout = self.accept(self.handles[worker].channel.get())
             except ValueError as error:
-                reason = f"it sent an invalid rollout: {error}"
-                self.remove_lost(self.supervisor.record_fault(worker, self.clock(), "senseless"), reason)
+                loss = WorkerLost(f"it sent an invalid rollout: {error}")
+                self.remove_lost(self.supervisor.record_fault(worker, self.clock(), INVALID_ROLLOUT), loss)
                 continue
             if rollout is not None:
                 self.next_worker = (worker + 1) % self.workers
@@ -289,11 +287,6 @@ class ActorPool:
         self.stop()
         self.launcher.close()
         self.history.close()
-
-
-def hang_reason(fault: WorkerFault) -> str:
-    """The cause of a hang; empty for other faults, which are reported by the actor."""
-    return f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)" if fault.kind == "hung" else ""
 
 
 def make_actor_pool(

@@ -11,6 +11,7 @@ import struct
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, TypeAlias
 
@@ -133,7 +134,7 @@ class SharedWeightsBoard:
     def __init__(
         self,
         layout: WeightsLayout,
-        names: Sequence[str] = ("env_steps", "stop"),
+        names: Sequence[str] = ("env_steps",),
         *,
         device: torch.device | None = None,
         region: SharedMemory | None = None,
@@ -203,7 +204,7 @@ class SharedWeightsBoard:
         return True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _board, (self.layout, self.names, str(self.device), self.region)
+        return partial(SharedWeightsBoard, device=self.device, region=self.region), (self.layout, self.names)
 
     def close(self) -> None:
         """Release the memory."""
@@ -217,10 +218,6 @@ class SharedWeightsBoard:
 def weights_checksum(version: int, content: Array) -> int:
     """The checksum of flat weights and their version."""
     return checksum(content, zlib.crc32(struct.pack("=Q", version)))
-
-
-def _board(layout: WeightsLayout, names: tuple[str, ...], device: str, region: SharedMemory) -> SharedWeightsBoard:
-    return SharedWeightsBoard(layout, names, device=torch.device(device), region=region)
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:

@@ -2,7 +2,7 @@
 
 Its rate limiter is made for its part of all steps: between requests it acts until the limiter allows the next update,
 so that a request to learn finds a batch ready. The driver reads its state for a checkpoint, and writes it back when a
-run resumes, piece by piece.
+run resumes, file by file.
 """
 
 import secrets
@@ -17,9 +17,9 @@ from qfleet.act import Actor
 from qfleet.build.components import Components, LearnerSide
 from qfleet.build.make import NO_USER_PARTS, UserParts, join_components, make_actor
 from qfleet.build.seeds import ACTOR_LEARNERS, stream
-from qfleet.data import Array, Batch, Sequences, Spec, State
+from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
-from qfleet.data.wire_format import Facts
+from qfleet.distributed.learners.messages import EnvReport, LearnOwn, ReplayTotals
 from qfleet.distributed.learners.shares import BatchTotals, share_of_replay
 from qfleet.envs import TRAIN, make_world
 from qfleet.learn import Learner, ReplaySource
@@ -30,7 +30,6 @@ from qfleet.save import pack_state, unpack_state
 from qfleet.sync.comm import CommLost
 from qfleet.training.checkpoints.replay_segments import pack_rows, restore_rows, segments_of
 
-PIECE_BYTES = 2**20
 # in one report
 MAX_EPISODES = 1000
 MAX_FAULTS = 20
@@ -64,13 +63,12 @@ class ActorLearner:
         self.instance_id = secrets.token_hex(4)  # names its files: after a restart their content is another
         self.late = late  # it was started after the others, and has not caught up with them
         self.total_steps = 0  # of all actor-learners, by rank 0's last request
-        self.last_totals: Facts = {}  # of the replay at the last draw, by which batches count until the next report
+        self.last_totals: ReplayTotals | None = None  # at the last draw, by which batches count until the next report
         self.policy_version: int | None = None  # the update whose weights the policy has
         self.paused = True  # it does not act before it has joined a group and has weights to act with
         self.finished: list[tuple[float, int]] = []
         self.faults: list[Any] = []
-        self.written: dict[str, bytearray] = {}
-        self.open_file: tuple[str, bytes] = (FILE_LIST, b"")
+        self.written: dict[str, bytes] = {}
         self.reading = False  # its state is being read, and must not change meanwhile
         actor.exploration_step = self.exploration_step
         actor.start()
@@ -112,13 +110,11 @@ class ActorLearner:
             self.act()
         return not self.needs_steps
 
-    def on_joined(self, facts: Facts) -> None:
+    def on_joined(self, updates: int, steps: int) -> None:
         """The learner has joined a group and has rank 0's weights, after these updates and steps."""
         self.policy_version = None
         self.paused = False
         self.reading = False
-        updates = int(facts["updates"])  # type: ignore[arg-type]
-        steps = int(facts["steps"])  # type: ignore[arg-type]
         # Not late, yet without updates: the run resumed from a checkpoint without this actor-learner.
         if self.late or (updates and not self.batch_source.limiter.updates):
             self.late = False
@@ -133,24 +129,22 @@ class ActorLearner:
         limiter.forgiven = -updates
         if isinstance(sampler, Prioritized):
             sampler.draws = updates
-        self.batch_source.update_fold()
+        self.batch_source.update_n_step()
         self.total_steps = steps
 
-    def draw_batch(self, facts: Facts) -> tuple[Batch | Sequences, float]:
+    def draw_batch(self, request: LearnOwn) -> tuple[Batch | Sequences, float]:
         """A batch from the own replay, and the weight of its gradient among those of all actor-learners."""
         self.paused = self.reading = False
         kept_pace = self.act_until_ready()
-        self.total_steps = int(facts["steps"])  # type: ignore[arg-type]  # only now, for the same exploration whenever the request came
+        self.total_steps = request.steps  # only now, for the same exploration whenever the request came
         if (batch := self.batch_source.replay.sample(self.batch_source.batch_size)) is None:
             raise CommLost("nothing to learn from")
-        totals = self.batch_source.replay.totals()
-        self.last_totals = {**asdict(totals), "steps": self.batch_source.steps, "behind": not kept_pace}
-        num, items, mass, top = (float(facts[name]) for name in ("num", "items", "mass", "top"))  # type: ignore[arg-type]
-        return batch, share_of_replay(BatchTotals(int(num), int(items), mass, top), totals)
-
-    def after_update(self, batch: Batch | Sequences, priority: Array) -> None:
-        """Write new priorities, and count the update."""
-        self.batch_source.after_update(batch, priority)
+        own = self.batch_source.replay.totals()
+        self.last_totals = ReplayTotals(
+            own.items, own.mass, own.beta, own.top, steps=self.batch_source.steps, behind=not kept_pace
+        )
+        totals = BatchTotals(request.learners, request.items, request.mass, request.top)
+        return batch, share_of_replay(totals, own)
 
     def reseed(self, number: int) -> None:
         """Sample other batches from here on."""
@@ -158,13 +152,16 @@ class ActorLearner:
 
     # Reports
 
-    def env_report(self) -> Facts:
+    def report(self) -> EnvReport:
         """Totals of the replay at the last draw, episodes and faults; the same again until `discard_reported`."""
         self.faults += [{**asdict(fault), "actor": self.number} for fault in self.actor.take_faults()]
-        episodes = self.finished[:MAX_EPISODES]
-        faults = self.faults[:MAX_FAULTS]
-        encoded = {"episodes": msgspec.json.encode(episodes).decode(), "faults": msgspec.json.encode(faults).decode()}
-        return {**self.last_totals, "instance_id": self.instance_id, **encoded}
+        return EnvReport(self.instance_id, self.finished[:MAX_EPISODES], self.faults[:MAX_FAULTS], self.last_totals)
+
+    def take_report(self) -> EnvReport:
+        """The report, whose episodes and faults are not reported again."""
+        report = self.report()
+        self.discard_reported()
+        return report
 
     def discard_reported(self) -> None:
         """Drop the episodes and faults of the report that was sent."""
@@ -173,18 +170,9 @@ class ActorLearner:
 
     # State, as files
 
-    def read(self, name: str, at: int) -> tuple[bytes, bool]:
-        """A piece of a file from byte `at` on, and whether there is more; between first and last it does not act."""
-        self.reading = True
-        if self.open_file[0] != name or at == 0:
-            self.open_file = (name, self.file(name))
-        more = at + PIECE_BYTES < len(self.open_file[1])
-        if name == STATE_FILES[-1] and not more:
-            self.reading = False
-        return self.open_file[1][at : at + PIECE_BYTES], more
-
-    def file(self, name: str) -> bytes:
-        """A whole file."""
+    def read_file(self, name: str) -> bytes:
+        """A whole file; between the first and the last one the state does not change."""
+        self.reading = name != STATE_FILES[-1]
         replay = self.batch_source.replay
         segments = {segment.name: segment for segment in segments_of(replay)}
         if name == FILE_LIST:
@@ -200,22 +188,20 @@ class ActorLearner:
             "start_steps": self.batch_source.limiter.start_steps,
             "finished": [list(episode) for episode in self.finished],
             "all_steps": self.total_steps,
-            "held": self.last_totals,
+            "held": {} if self.last_totals is None else msgspec.structs.asdict(self.last_totals),
             "late": self.late,
         }
 
-    def write(self, name: str, at: int, piece: bytes) -> None:
-        """Take a piece of a saved file; the list of files comes first, and clears what was written before."""
+    def write_file(self, name: str, content: bytes) -> None:
+        """Keep a saved file; the list of files comes first, and clears what was written before."""
         if name == FILE_LIST:
             self.written.clear()
-        elif at == 0:
-            self.written[name] = bytearray(piece)
         else:
-            self.written[name] += piece
+            self.written[name] = content
 
     def load_written(self) -> int:
         """Restore the state that was written, and pause until a group forms; the number of lanes not re-driven."""
-        files = {name: bytes(data) for name, data in self.written.items()}
+        files = self.written
         self.written = {}
         state = unpack_state({name: files.pop(name) for name in STATE_FILES})
         replay = state["line"]["feed"]["replay"]
@@ -224,7 +210,8 @@ class ActorLearner:
         self.batch_source.limiter.start_steps = saved_count(state, "start_steps")
         self.total_steps = saved_count(state, "all_steps")
         self.late = bool(saved_value(state, "late"))
-        self.last_totals = dict(saved_value(state, "held"))
+        held = saved_value(state, "held")
+        self.last_totals = msgspec.convert(held, ReplayTotals) if held else None
         self.finished = [(float(value), int(length)) for value, length in saved_value(state, "finished")]
         self.paused = True
         return int(lost.sum())

@@ -1,4 +1,4 @@
-"""State of actor-learners in a checkpoint, read and written by the driver: files in pieces, by requests and replies.
+"""State of actor-learners in a checkpoint, read and written by the driver: a request and a reply for each file.
 
 They lie in `bundles/NUMBER-INSTANCE/`. The instance is named anew at every start of an actor-learner, so that a file's
 name determines its content for good. The state comes last: a set of files without it is not complete.
@@ -11,10 +11,12 @@ from functools import partial
 import msgspec
 import numpy as np
 
-from qfleet.distributed.learners.actor_learner import FILE_LIST, PIECE_BYTES, STATE_FILES
-from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.distributed.learners.actor_learner import FILE_LIST, STATE_FILES
+from qfleet.distributed.learners.messages import FileContent, FilesLoaded, LoadFiles, ReadFile, Reseed, WriteFile
 from qfleet.distributed.learners.pool import LearnerPool
-from qfleet.sync.comm import CommLost
+from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.messages import Done
+from qfleet.system.worker_errors import WorkerLost
 
 LOAD_SECONDS = 600.0  # episodes are driven again, step by step
 LOAD_TRIES = 2
@@ -44,7 +46,7 @@ class ActorLearnerStates:
                 if handle is None or self.load_one(handle, names, read):
                     break
 
-    def load_one(self, handle: LearnerHandle, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
+    def load_one(self, handle: WorkerHandle, names: Sequence[str], read: Callable[[str], bytes]) -> bool:
         """Restore one actor-learner from its files; False if it is lost."""
         if not (files := complete_files(names, handle.number)):
             self.pool.log_inexact(handle, "the checkpoint holds nothing of its replay")
@@ -57,16 +59,15 @@ class ActorLearnerStates:
         """Let actor-learners sample other batches; one that is still starting has a seed of its own."""
         for handle in self.pool.ready():
             try:
-                handle.send_request({"kind": "reseed", "number": number})
-                handle.receive_reply("reseeded", self.pool.reply_timeout_seconds)
-            except CommLost as cause:
-                self.pool.lose(handle, str(cause))
+                handle.request(Reseed(number), Done, self.pool.reply_timeout_seconds)
+            except WorkerLost as cause:
+                self.pool.lose(handle, cause)
 
 
 class ActorLearnerFiles:
     """The files of one actor-learner. If it is lost meanwhile that is reported once, and there are no more files."""
 
-    def __init__(self, handle: LearnerHandle, pool: LearnerPool) -> None:
+    def __init__(self, handle: WorkerHandle, pool: LearnerPool) -> None:
         self.handle = handle
         self.pool = pool
         self.timeout_seconds = pool.reply_timeout_seconds
@@ -82,17 +83,14 @@ class ActorLearnerFiles:
 
     def read(self, name: str) -> bytes | None:
         """A whole file, unless the actor-learner is lost."""
-        content = bytearray()
-        more = not self.lost
+        if self.lost:
+            return None
         try:
-            while more:
-                self.handle.send_request({"kind": "read", "name": name, "at": len(content)})
-                facts, arrays = self.handle.receive_reply("piece", self.timeout_seconds)
-                content += arrays["bytes"].tobytes()
-                more = bool(facts["more"])
-        except CommLost as cause:
+            _, arrays = self.handle.request(ReadFile(name), FileContent, self.timeout_seconds)
+        except WorkerLost as cause:
             self.lose(cause)
-        return None if self.lost else bytes(content)
+            return None
+        return arrays["bytes"].tobytes()
 
     def write(self, files: dict[str, str], read: Callable[[str], bytes]) -> int:
         """Restore from these files, by their names there and in the checkpoint; the number of lanes not re-driven."""
@@ -100,27 +98,22 @@ class ActorLearnerFiles:
             self.write_file(FILE_LIST, b"")
             for name, path in files.items():
                 self.write_file(name, read(path))
-            self.handle.send_request({"kind": "load"})
-            facts, _ = self.handle.receive_reply("loaded", LOAD_SECONDS)
-        except CommLost as cause:
+            loaded, _ = self.handle.request(LoadFiles(), FilesLoaded, LOAD_SECONDS)
+        except WorkerLost as cause:
             self.lose(cause)
             return 0
-        self.pool.env_reports.restore(facts)
-        return int(facts["lost_lanes"])  # type: ignore[arg-type]
+        self.pool.env_reports.restore(loaded.report)
+        return int(loaded.lost_lanes)
 
-    def write_file(self, name: str, data: bytes) -> None:
-        """Send one file in pieces."""
-        content = np.frombuffer(data, np.uint8)
-        for at in range(0, max(1, len(content)), PIECE_BYTES):
-            piece = content[at : at + PIECE_BYTES]
-            self.handle.send_request({"kind": "write", "name": name, "at": at}, {"bytes": piece})
-            self.handle.receive_reply("written", self.timeout_seconds)
+    def write_file(self, name: str, content: bytes) -> None:
+        """Send one file."""
+        self.handle.request(WriteFile(name), Done, self.timeout_seconds, {"bytes": np.frombuffer(content, np.uint8)})
 
-    def lose(self, cause: CommLost) -> None:
+    def lose(self, cause: WorkerLost) -> None:
         """Report once that the actor-learner is lost."""
         if not self.lost:
             self.lost = True
-            self.pool.lose(self.handle, str(cause))
+            self.pool.lose(self.handle, cause)
 
 
 def complete_files(names: Sequence[str], number: int) -> dict[str, str]:

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import msgspec
-
-from qfleet.data.wire_format import Facts
+from qfleet.distributed.learners.messages import EnvReport
 from qfleet.learn import BatchSource
 
 
@@ -22,25 +20,22 @@ class EnvReports:
         """Environment steps of all actor-learners, rank 0's included."""
         return self.steps + (0 if self.batch_source is None else self.batch_source.steps)
 
-    def add(self, facts: Facts) -> None:
+    def add(self, report: EnvReport) -> None:
         """Count one report; before its first batch an actor-learner reports no steps."""
-        self.finished += msgspec.json.decode(str(facts["episodes"]), type=list[tuple[float, int]])
-        self.faults += msgspec.json.decode(str(facts["faults"]), type=list[dict[str, Any]])
-        if "steps" not in facts:
-            return
-        instance = str(facts["instance_id"])
-        steps = int(facts["steps"])  # type: ignore[arg-type]
-        self.steps += steps - self.counted_steps.get(instance, 0)
-        self.counted_steps[instance] = steps
+        self.finished += report.episodes
+        self.faults += report.faults
+        if report.totals is not None:
+            self.steps += report.totals.steps - self.counted_steps.get(report.instance_id, 0)
+            self.counted_steps[report.instance_id] = report.totals.steps
 
     def discard(self) -> None:
         """The run rolls back: episodes and faults since its checkpoint do not count."""
         self.finished = []
         self.faults = []
 
-    def restore(self, facts: Facts) -> None:
+    def restore(self, report: EnvReport) -> None:
         """An actor-learner resumed from a checkpoint: the steps it had reported by then are counted already."""
-        self.counted_steps[str(facts["instance_id"])] = int(facts.get("steps", 0))  # type: ignore[arg-type]
+        self.counted_steps[report.instance_id] = 0 if report.totals is None else report.totals.steps
 
     def take(self) -> dict[str, Any]:
         """Episodes and faults since the last call, as stats of an update's report."""

@@ -17,6 +17,7 @@ from qfleet.data import Batch, Report, Sequences, State
 from qfleet.distributed.learners.actor_learner_state import ActorLearnerStates
 from qfleet.distributed.learners.env_reports import EnvReports
 from qfleet.distributed.learners.launcher import LearnerLauncher
+from qfleet.distributed.learners.messages import Hashes, ReadHashes
 from qfleet.distributed.learners.process_group import ProcessGroup, is_synchronous, type_name
 from qfleet.distributed.learners.traffic import Traffic
 from qfleet.distributed.learners.update import GroupUpdater
@@ -27,7 +28,7 @@ from qfleet.nets import draws_random_numbers
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Codec, NoCodec, sends_steps
 from qfleet.plan.sync_schema import Sync as SyncPlan
-from qfleet.sync.comm import CommLost
+from qfleet.system.worker_errors import WorkerLost
 
 
 class LearnerGroup:
@@ -61,7 +62,7 @@ class LearnerGroup:
                 group.ensure()
                 self.traffic.begin(group.connections())
                 report = self.updater.update(batch)
-            except CommLost as cause:
+            except WorkerLost as cause:
                 group.fail(cause)
                 continue
             self.traffic.end()
@@ -84,9 +85,10 @@ class LearnerGroup:
         self.quiesce()
         members = self.process_group.members
         for handle in members:
-            handle.send_request({"kind": "hash"})
+            handle.ask(ReadHashes())
         own = state_hash(self.learner, part)
-        return all(handle.receive_reply("hash", self.pool.reply_timeout_seconds)[0][part] == own for handle in members)
+        replies = [handle.reply(Hashes, self.pool.reply_timeout_seconds)[0] for handle in members]
+        return all(getattr(reply, part) == own for reply in replies)
 
     # Requests
 
@@ -154,7 +156,7 @@ class LearnerGroup:
         if self.actor_learners is not None:
             try:
                 self.process_group.ensure()
-            except CommLost as cause:
+            except WorkerLost as cause:
                 self.process_group.fail(cause)
 
     def state_files(self) -> Iterator[tuple[str, Callable[[], bytes | None]]]:

@@ -1,6 +1,7 @@
 """The process group of the driver's learner (rank 0) and all ready learners: how it forms, steps and ends."""
 
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Any
 
@@ -8,15 +9,16 @@ import msgspec
 from torch import Tensor
 
 from qfleet.audit.history import HistoryLog, NoHistory
-from qfleet.data.wire_format import Facts
+from qfleet.data import Array
 from qfleet.distributed.learners.batch_scatter import BatchScatter, SplitScatter, make_scatter
 from qfleet.distributed.learners.env_reports import EnvReports
-from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.distributed.learners.launcher import LearnerLauncher, ShardGroup
+from qfleet.distributed.learners.messages import FormGroup, GroupJoined
 from qfleet.distributed.learners.pool import LearnerPool
 from qfleet.distributed.learners.shares import KnownPriorities
 from qfleet.distributed.learners.traffic import CountsBytes
 from qfleet.distributed.learners.worker import broadcast_state, make_server_client, make_strategy, state_hash
+from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import AllreduceSync, Codec, Coded, NoCodec, ServerSync, Serving, sends_steps
@@ -24,6 +26,7 @@ from qfleet.plan.sync_schema import Sync as SyncPlan
 from qfleet.sync.comm import Comm, CommLost, NoComm
 from qfleet.sync.served import ServerClient
 from qfleet.sync.strategies import Sync
+from qfleet.system.worker_errors import WorkerLost
 
 
 class ProcessGroup:
@@ -37,7 +40,8 @@ class ProcessGroup:
         self.pool = LearnerPool(plan, launcher, env_reports, self.remove)
         self.history: HistoryLog = NoHistory()
         self.number = 0  # of the current group, counted from 1
-        self.members: list[LearnerHandle] = []  # ranks 1, 2, ...
+        self.members: list[WorkerHandle] = []  # ranks 1, 2, ...
+        self.pending_ids: dict[WorkerHandle, deque[Array]] = {}  # of items in each share not reported on, by member
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
         self.server: ShardGroup | None = None
@@ -65,12 +69,12 @@ class ProcessGroup:
 
     def ensure(self) -> None:
         """Form a new group if learners joined or left, or rank 0's weights were replaced."""
-        self.pool.poll()
+        self.pool.check()
         ready = self.pool.ready()
         if ready and (self.must_reform or ready != self.members or self.synced_updates != self.learner.updates):
             self.form(ready)
 
-    def form(self, members: list[LearnerHandle]) -> None:
+    def form(self, members: list[WorkerHandle]) -> None:
         """Form a group of rank 0 and these learners, which all start with rank 0's state."""
         self.disband()
         self.pool.drain(members)
@@ -79,6 +83,7 @@ class ProcessGroup:
         self.number += 1
         size = 1 + len(members)
         self.members = members
+        self.pending_ids = {handle: deque() for handle in members}
         self.sync_plan = self.next_sync_plan
         self.scatter = make_scatter(self.plan, size, self.late_priorities, self.env_reports)
         self.record_formed()
@@ -94,12 +99,11 @@ class ProcessGroup:
         self.requested_at = time.monotonic()
         self.pool.log_event("group_formed", number=self.number, learners=size, sync=type_name(self.sync_plan))
 
-    def form_request(self, size: int) -> Facts:
+    def form_request(self, size: int) -> FormGroup:
         """The request to form the group, as far as it is the same for all ranks."""
-        sync = msgspec.json.encode(self.sync_plan).decode()
-        facts: Facts = {"kind": "form", "number": self.number, "size": size, "sync": sync}
-        facts |= {"updates": self.learner.updates, "steps": self.env_reports.total_steps()}
-        return facts | (self.server.facts if self.server else {})
+        updates = self.learner.updates
+        names = self.server.names if self.server else ()
+        return FormGroup(self.number, size, self.sync_plan, updates, self.env_reports.total_steps(), shards=names)
 
     def open_strategy(self) -> Sync:
         """Rank 0's end of the strategy; all members are connected to a parameter server, if there is one."""
@@ -115,10 +119,10 @@ class ProcessGroup:
         """Raise unless all members start with the same weights, target network and moments."""
         own = state_hash(self.learner)
         for rank, handle in enumerate(self.members, 1):
-            facts, _ = handle.receive_reply("formed", self.pool.reply_timeout_seconds)
-            if facts["hash"] != own:
+            reply, _ = handle.reply(GroupJoined, self.pool.reply_timeout_seconds)
+            if reply.state_hash != own:
                 raise RuntimeError(f"learner {handle.number} did not begin with the same weights")
-            self.scatter.on_joined(rank, facts)
+            self.scatter.on_joined(rank, reply.report)
 
     def record_formed(self) -> None:
         """Write the new group into the history."""
@@ -137,7 +141,7 @@ class ProcessGroup:
         self.push_pending = self.server is not None
         try:
             norm = self.sync.step(gradients)
-        except CommLost as cause:
+        except WorkerLost as cause:
             if not self.step_norms:
                 raise
             self.fail(cause)
@@ -167,7 +171,7 @@ class ProcessGroup:
     def disband(self, *, pull: bool = True) -> None:
         """End the group; pull from its shards first, unless a gradient of ours may be applied there twice."""
         if pull and not self.push_pending:
-            with suppress(CommLost):
+            with suppress(WorkerLost):
                 self.pull()
         self.comm.close()
         if self.server is not None:
@@ -179,12 +183,12 @@ class ProcessGroup:
         self.must_reform = True
         self.push_pending = False
 
-    def remove(self, handle: LearnerHandle) -> None:
+    def remove(self, handle: WorkerHandle) -> None:
         """A learner was stopped or lost: a group with it is over."""
         if handle in self.members:
             self.disband()
 
-    def fail(self, cause: CommLost) -> None:
+    def fail(self, cause: WorkerLost) -> None:
         """Disband after a failed operation, and find the lost learner; if none is lost, charge the group's failure."""
         if not self.members:
             return  # disbanded before, when the lost learner was found
@@ -193,12 +197,12 @@ class ProcessGroup:
         self.disband()
         # Healthy members reply that the group is over, at the latest when their share is computed.
         self.pool.drain(members, str(cause), self.requested_at)
-        self.pool.poll()
+        self.pool.check()
         if self.pool.num_lost > lost_before:
             return
         self.pool.log_event("group_failed", what=str(cause))
         if not self.pool.budget.charge(time.monotonic()):
-            self.pool.give_up(str(cause))
+            self.pool.give_up(cause)
 
     def discard(self) -> None:
         """Rank 0's weights were replaced: disband without pulling, and drop late priorities."""

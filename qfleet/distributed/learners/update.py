@@ -4,13 +4,15 @@ import math
 import time
 
 from qfleet.data import Batch, Report, Sequences
-from qfleet.distributed.learners.handle import LearnerHandle, LearnerLost
 from qfleet.distributed.learners.launcher import SLOTS
+from qfleet.distributed.learners.messages import Learned
 from qfleet.distributed.learners.process_group import ProcessGroup
 from qfleet.distributed.learners.worker import compute_and_step
+from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.plan.sync_schema import ServerSync
 from qfleet.sync.comm import CommLost
 from qfleet.sync.strategies import gradient_callback
+from qfleet.system.worker_errors import WorkerLost
 
 RELEASE_SECONDS = 0.02
 
@@ -64,9 +66,9 @@ class GroupUpdater:
         scatter.complete(report)
         return report
 
-    def has_share(self, handle: LearnerHandle) -> bool:
+    def has_share(self, handle: WorkerHandle) -> bool:
         """Is this learner a member that has not reported on all its shares?"""
-        return bool(handle.pending_ids) and handle in self.group.members
+        return handle in self.group.members and bool(self.group.pending_ids[handle])
 
     def await_free_slots(self) -> None:
         """Wait for reports of members that have no free slot for another share.
@@ -74,43 +76,43 @@ class GroupUpdater:
         No part of this batch has been sent yet. If a member is lost here, the batch is scattered again as a whole.
         """
         for handle in self.group.members.copy():
-            if len(handle.pending_ids) == SLOTS:
+            if len(self.group.pending_ids[handle]) == SLOTS:
                 self.collect_report(handle)
             if handle not in self.group.members:
                 raise CommLost("the group is over")
 
-    def send_share(self, handle: LearnerHandle, rank: int) -> None:
+    def send_share(self, handle: WorkerHandle, rank: int) -> None:
         """Send a member its share of the batch."""
-        facts, arrays, ids = self.group.scatter.share_for(rank)
+        request, arrays, ids = self.group.scatter.share_for(rank, self.learner.updates, self.learner.learning_rate)
         fields = {"update": self.learner.updates + 1, "learner": handle.number, "items": len(ids)}
         self.group.history.note("team", "dealt", group=self.group.number, **fields)
-        handle.pending_ids.append(ids)
+        self.group.pending_ids[handle].append(ids)
         try:
-            handle.send_request({**facts, "updates": self.learner.updates, "rate": self.learner.learning_rate}, arrays)
-        except CommLost:
+            handle.ask(request, arrays)
+        except WorkerLost:
             if self.group.synchronous:
                 raise
             # Others may have pushed their share already: the batch counts, and the loss is found after our own step.
 
-    def collect_report(self, handle: LearnerHandle) -> None:
+    def collect_report(self, handle: WorkerHandle) -> None:
         """Receive a member's priorities; if it failed the group ends, if it alone skipped the step a new one forms."""
         group = self.group
         try:
-            facts, arrays = handle.receive_reply("learned", self.pool.reply_timeout_seconds)
-        except LearnerLost as cause:
-            self.pool.lose(handle, str(cause))
-            return
+            reply, arrays = handle.reply(Learned, self.pool.reply_timeout_seconds)
         except CommLost as cause:
             group.fail(cause)
             return
-        ids = handle.pending_ids.popleft()
+        except WorkerLost as cause:
+            self.pool.lose(handle, cause)
+            return
+        ids = group.pending_ids[handle].popleft()
         group.history.note("team", "learned", group=group.number, learner=handle.number)
-        group.scatter.on_report(1 + group.members.index(handle), ids, (facts, arrays))
-        if facts.get("behind"):
+        group.scatter.on_report(1 + group.members.index(handle), ids, reply, arrays)
+        if reply.report is not None and reply.report.totals is not None and reply.report.totals.behind:
             self.pool.log_inexact(handle, "it acts too slowly to keep pace")
-        if "given_up" in facts:
-            group.on_strategy_event("codec_given_up", learner=handle.number, cosine=facts["given_up"])
-        finite = bool(facts["finite"])
+        if reply.given_up is not None:
+            group.on_strategy_event("codec_given_up", learner=handle.number, cosine=reply.given_up)
+        finite = reply.finite
         group.must_reform = group.must_reform or (group.synchronous and finite != self.finite)
 
     def log_slow_learners(self) -> None:
@@ -128,10 +130,10 @@ class GroupUpdater:
                     self.release(handle)
                     self.collect_report(handle)
             self.group.pull()
-        except CommLost as cause:
+        except WorkerLost as cause:
             self.group.fail(cause)
 
-    def release(self, handle: LearnerHandle) -> None:
+    def release(self, handle: WorkerHandle) -> None:
         """Let a slow member continue that waits at the server for a step of rank 0, which does not come now."""
         server = self.group.server
         sync_plan = self.group.sync_plan

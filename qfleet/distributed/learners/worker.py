@@ -15,9 +15,11 @@ from torch import nn
 from qfleet.build.make import UserParts, learner_net, make_fresh, make_policy
 from qfleet.build.seeds import LAYERS, SYNC, stream
 from qfleet.data import Batch, Sequences, Spec
-from qfleet.data.array_messages import as_batch, required_field
-from qfleet.data.wire_format import Arrays, Facts, Parts
+from qfleet.data.array_messages import as_batch
+from qfleet.data.wire_format import Arrays, Parts
+from qfleet.distributed.learners import messages
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
+from qfleet.distributed.worker.messages import Done, PeerLost
 from qfleet.learn import Learner, NonFiniteUpdate, make_learner
 from qfleet.learn.learner import PendingUpdate
 from qfleet.plan.schema import Plan
@@ -49,32 +51,23 @@ class LearnerSetup:
 class PeerConnections(Protocol):
     """How a learner worker reaches other learners and shards."""
 
-    def join(self, facts: Facts) -> Comm:
-        """Join the process group that a `form` request describes."""
+    def join(self, request: messages.FormGroup) -> Comm:
+        """Join the process group that the request describes."""
 
-    def connect_shards(self, sync_plan: Serving, learner: Learner, facts: Facts) -> Sequence[ShardConnection]:
-        """Connect to all shards of the parameter server that a `form` request describes."""
+    def connect_shards(
+        self, sync_plan: Serving, learner: Learner, request: messages.FormGroup
+    ) -> Sequence[ShardConnection]:
+        """Connect to all shards of the parameter server that the request describes."""
 
     def disconnect_shards(self) -> None:
         """Close the connections to the shards."""
 
 
-HASHED_PARTS = ("all", "targets", "weights")
-
-
-class ReplyFunction(Protocol):
-    """Sends the reply to the current request."""
-
-    def __call__(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Send it."""
-
-
 class LearnerWorker:
     """A learner that handles requests; each gets exactly one reply."""
 
-    def __init__(self, setup: LearnerSetup, connect: Callable[[Plan], PeerConnections], reply: ReplyFunction) -> None:
+    def __init__(self, setup: LearnerSetup, connect: Callable[[Plan], PeerConnections]) -> None:
         self.spec = setup.spec
-        self.reply = reply
         self.plan = with_device(msgspec.json.decode(setup.plan, type=Plan), setup.number)
         self.connections = connect(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
@@ -88,46 +81,28 @@ class LearnerWorker:
             self.learner = build_learner(self.plan, setup.env_spec, setup.spec, setup.user_parts[1])
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
-        self.given_up: Facts = {}  # the report that this learner gave up its codec, if it did
+        self.given_up: float | None = None  # the cosine for which this learner gave up its codec, if it did
 
-    def handle_request(self, parts: Parts) -> None:
+    def handle(self, message: messages.LearnerRequest, arrays: Arrays) -> Parts:
         """Handle one request; if other learners are lost meanwhile, leave the group and reply with the cause."""
         try:
-            match required_field(parts[0], "kind"):
-                case "form":
-                    self.form_group(parts[0])
-                case "hash":
-                    hashes: Facts = {part: state_hash(self.learner, part) for part in HASHED_PARTS}
-                    self.reply({"kind": "hash", **hashes})
-                case "read" | "write" | "load" | "reseed":
-                    self.transfer_state(parts)
+            match message:
+                case messages.FormGroup():
+                    return self.form_group(message), {}
+                case messages.LearnShare():
+                    return self.learn_share(message, arrays)
+                case messages.ReadHashes():
+                    hashes = [state_hash(self.learner, part) for part in ("all", "targets", "weights")]
+                    return messages.Hashes(*hashes), {}
                 case _:
-                    self.learn(parts)
+                    return handle_as_actor_learner(self, message, arrays)
         except CommLost as cause:
             self.leave_group()
-            self.reply({"kind": "lost", "cause": str(cause)})
+            return PeerLost(str(cause)), {}
 
-    def act_when_idle(self) -> bool:
+    def work_when_idle(self) -> bool:
         """With no request to handle, let an actor-learner act; False if there was nothing to do."""
         return self.actor_learner is not None and self.actor_learner.act_when_idle()
-
-    def transfer_state(self, parts: Parts) -> None:
-        """Read or restore the actor-learner's state."""
-        facts, arrays = parts
-        if self.actor_learner is None:
-            raise ValueError("only an actor-learner has state to transfer")
-        if facts["kind"] == "read":
-            piece, more = self.actor_learner.read(str(facts["name"]), int(facts["at"]))  # type: ignore[arg-type]
-            self.reply({"kind": "piece", "more": more}, {"bytes": np.frombuffer(piece, np.uint8)})
-        elif facts["kind"] == "write":
-            self.actor_learner.write(str(facts["name"]), int(facts["at"]), arrays["bytes"].tobytes())  # type: ignore[arg-type]
-            self.reply({"kind": "written"})
-        elif facts["kind"] == "reseed":
-            self.actor_learner.reseed(int(facts["number"]))  # type: ignore[arg-type]
-            self.reply({"kind": "reseeded"})
-        else:
-            facts = {"kind": "loaded", "lost_lanes": self.actor_learner.load_written()}
-            self.reply({**facts, **self.actor_learner.last_totals, "instance_id": self.actor_learner.instance_id})
 
     def leave_group(self) -> None:
         """Close the connections of the current group."""
@@ -135,59 +110,67 @@ class LearnerWorker:
         self.connections.disconnect_shards()
         self.comm = NoComm()
         self.sync = None
-        self.given_up = {}
+        self.given_up = None
 
-    def form_group(self, facts: Facts) -> None:
+    def form_group(self, request: messages.FormGroup) -> messages.GroupJoined:
         """Join a new group, and start with rank 0's state."""
         self.leave_group()
-        self.comm = self.connections.join(facts)
+        self.comm = self.connections.join(request)
         broadcast_state(self.learner, self.comm)
-        sync_plan = msgspec.json.decode(str(facts["sync"]), type=SyncPlan)
         own = self.learner
-        if isinstance(sync_plan, Serving):
-            ports = self.connections.connect_shards(sync_plan, own, facts)
+        if isinstance(request.sync, Serving):
+            ports = self.connections.connect_shards(request.sync, own, request)
             self.sync = make_server_client(
-                sync_plan, self.plan.seed, own, ports, self.comm.rank, self.on_strategy_event
+                request.sync, self.plan.seed, own, ports, self.comm.rank, self.on_strategy_event
             )
         else:
-            self.sync = make_strategy(sync_plan, self.plan.seed, own, self.comm)
-        formed: Facts = {"kind": "formed", "number": facts["number"], "hash": state_hash(self.learner)}
-        if self.actor_learner is None:
-            self.reply(formed)
-            return
-        self.actor_learner.on_joined(facts)
-        self.reply(formed | self.actor_learner.env_report())
-        self.actor_learner.discard_reported()
+            self.sync = make_strategy(request.sync, self.plan.seed, own, self.comm)
+        report = None
+        if self.actor_learner is not None:
+            self.actor_learner.on_joined(request.updates, request.steps)
+            report = self.actor_learner.take_report()
+        return messages.GroupJoined(request.number, state_hash(self.learner), report)
 
-    def learn(self, parts: Parts) -> None:
-        """Make one update with the others, from the share in the request or from a batch of the own replay."""
+    def begin_update(self, request: messages.LearnShare | messages.LearnOwn) -> None:
+        """Set the learner to where rank 0's is."""
         if self.sync is None:
             raise CommLost("not in a group")
-        facts = parts[0]
+        self.learner.updates = request.updates
+        self.learner.learning_rate = request.rate
+
+    def learn_share(self, request: messages.LearnShare, arrays: Arrays) -> Parts:
+        """Make one update with the others, from the share in the request."""
+        self.begin_update(request)
+        pending, seconds, finite = self.update(as_batch(request.form, arrays, self.spec), request.share)
+        return messages.Learned(finite, seconds, self.given_up), {"priority": pending.report.priority}
+
+    def learn_own(self, request: messages.LearnOwn, actor_learner: ActorLearner) -> messages.Learned:
+        """Make one update with the others, from a batch of the own replay."""
+        self.begin_update(request)
+        batch, share = actor_learner.draw_batch(request)
+        report = actor_learner.report()  # before new priorities change the totals
+        pending, seconds, finite = self.update(batch, share)
+        if finite:
+            actor_learner.batch_source.after_update(batch, pending.report.priority)
+        actor_learner.discard_reported()
+        return messages.Learned(finite, seconds, self.given_up, report)
+
+    def update(self, batch: Batch | Sequences, share: float) -> tuple[PendingUpdate, float, bool]:
+        """Compute and step; the update, seconds to compute, and whether it was finite."""
+        if self.sync is None:
+            raise CommLost("not in a group")
         learner = self.learner
-        learner.updates = int(facts["updates"])  # type: ignore[arg-type]
-        learner.learning_rate = float(facts["rate"])  # type: ignore[arg-type]
-        batch, share = self.batch_for(parts)
-        # Before new priorities change the totals.
-        env_report = {} if self.actor_learner is None else self.actor_learner.env_report()
         pending, norm, seconds = compute_and_step(learner, batch, share, self.sync.step, gradient_callback(self.sync))
         try:
             learner.finish_shared_update(pending, norm)
         except NonFiniteUpdate:
-            finite = False
-        else:
-            finite = True
-            if self.actor_learner is not None:
-                self.actor_learner.after_update(batch, pending.report.priority)
-        report: Facts = {"kind": "learned", "finite": finite, "seconds": seconds, **self.given_up}
-        self.reply(report | env_report, {"priority": pending.report.priority} if self.actor_learner is None else None)
-        if self.actor_learner is not None:
-            self.actor_learner.discard_reported()
+            return pending, seconds, False
+        return pending, seconds, True
 
     def on_strategy_event(self, kind: str, **fields: Any) -> None:
         """Keep for the next report that the codec was given up: rank 0 does not see this learner's gradients."""
         if kind == "codec_given_up":
-            self.given_up = {"given_up": fields["cosine"]}
+            self.given_up = float(fields["cosine"])
 
     def close(self) -> None:
         """Leave the group, and close the environments."""
@@ -195,11 +178,24 @@ class LearnerWorker:
         if self.actor_learner is not None:
             self.actor_learner.close()
 
-    def batch_for(self, parts: Parts) -> tuple[Batch | Sequences, float]:
-        """The batch of a request, or one from the own replay, and the weight of its gradient."""
-        if self.actor_learner is not None:
-            return self.actor_learner.draw_batch(parts[0])
-        return as_batch(parts, self.spec), float(parts[0]["share"])  # type: ignore[arg-type]
+
+def handle_as_actor_learner(worker: LearnerWorker, message: messages.LearnerRequest, arrays: Arrays) -> Parts:
+    """Handle a request that only an actor-learner can."""
+    own = worker.actor_learner
+    if own is None:
+        raise ValueError(f"{type(message).__name__} is for actor-learners only")
+    match message:
+        case messages.LearnOwn():
+            return worker.learn_own(message, own), {}
+        case messages.ReadFile(name):
+            return messages.FileContent(), {"bytes": np.frombuffer(own.read_file(name), np.uint8)}
+        case messages.WriteFile(name):
+            own.write_file(name, arrays["bytes"].tobytes())
+        case messages.Reseed(number):
+            own.reseed(number)
+        case messages.LoadFiles():
+            return messages.FilesLoaded(own.load_written(), own.report()), {}
+    return Done(), {}
 
 
 # Shared by the driver and learner workers
@@ -211,13 +207,11 @@ def build_learner(plan: Plan, env_spec: Spec, spec: Spec, torso: nn.Module | Non
     return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, env_spec, torso, 0))
 
 
-def join_group(plan: Plan, facts: Facts, own: str | None = None) -> Comm:
-    """Join the group that a `form` request describes, by gloo or NCCL; `own` is this machine's address."""
-    rank, size, number, port = (int(facts[name]) for name in ("rank", "size", "number", "port"))  # type: ignore[arg-type]
-    options: dict[str, Any] = {"number": number, "timeout_seconds": plan.learners.timeout_seconds}
-    if plan.learners.backend == "nccl":
-        return make_nccl(str(facts["address"]), port, rank, size, **options)
-    return make_gloo(str(facts["address"]), port, rank, size, **options, own=own)
+def join_group(plan: Plan, request: messages.FormGroup, own: str | None = None) -> Comm:
+    """Join the group that the request describes, by gloo or NCCL; `own` is this machine's address."""
+    place = (request.address, request.port, request.rank, request.size)
+    options: dict[str, Any] = {"number": request.number, "timeout_seconds": plan.learners.timeout_seconds}
+    return make_nccl(*place, **options) if plan.learners.backend == "nccl" else make_gloo(*place, **options, own=own)
 
 
 def with_device(plan: Plan, number: int) -> Plan:

@@ -1,12 +1,11 @@
 """A parameter server's shards in processes of this machine, and the connections of driver and learners to them."""
 
 import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
-from multiprocessing.reduction import send_handle
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
-from qfleet.data.wire_format import Facts
-from qfleet.distributed.learners.handle import LearnerHandle
+from qfleet.data.wire_format import Message
 from qfleet.distributed.learners.shares import pieces_in_range
+from qfleet.distributed.parameter_server import messages
 from qfleet.distributed.parameter_server.shard import (
     PUSH,
     REPLY,
@@ -28,6 +27,8 @@ from qfleet.distributed.parameter_server.shard import (
     shard_main,
     write_row,
 )
+from qfleet.distributed.worker.handle import WorkerHandle, await_ready
+from qfleet.distributed.worker.local import RingSizes, launch_local
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -36,10 +37,10 @@ from qfleet.sync.gradient_rule import Verdict, shard_bounds
 from qfleet.sync.packed import PackedGradient
 from qfleet.sync.strategies import copy_into, flatten_tensors
 from qfleet.system.shared_memory import SharedMemory
-from qfleet.system.worker_process import WorkerOptions, WorkerProcess
+from qfleet.system.worker_errors import WorkerHung, WorkerLost
 
 START_SECONDS = 5.0  # beyond the timeout of a reply; shards are forked with everything imported
-SendFds = Callable[..., None]  # takes a learner's handle and file descriptors for it
+SIZES = RingSizes(messages.ShardRequest, messages.ShardCounts, 1 << 12, 1 << 16)
 
 
 class ShardPort:
@@ -80,89 +81,70 @@ class ShardPort:
 
 
 class ShardProcess:
-    """The driver's handle of a shard's process."""
+    """The driver's handle of a shard's process, and the memory that both share."""
 
-    def __init__(self, context: ForkServerContext, plan: bytes, sync: bytes, pieces: list[int], num_kinds: int) -> None:
+    def __init__(
+        self, context: ForkServerContext, plan: Plan, sync: Serving, rows: list[Array], pieces: list[int]
+    ) -> None:
         self.num = sum(pieces)
-        self.num_kinds = num_kinds
-        self.state = SharedMemory(4 * self.num * num_kinds)
-        self.pipe, self.child_end = context.Pipe()
-        self.awaiting_reply = False  # after a timeout no other request may follow: a late reply would be taken for its
-        setup = ShardSetup(plan, sync, self.state, pieces, self.child_end)
-        self.process = WorkerProcess(context, "shard", shard_main, setup, WorkerOptions())
-
-    def start(self) -> None:
-        """Start the process with the rows written into `state`."""
-        self.process.start()
-        self.child_end.close()
+        self.num_kinds = len(rows)
+        self.state = SharedMemory(4 * self.num * self.num_kinds)
+        for row, part in zip(self.rows(), rows, strict=True):
+            row[: len(part)] = part
+        setup = ShardSetup(msgspec.json.encode(plan), msgspec.json.encode(sync), self.state, pieces)
+        limit = plan.learners.timeout_seconds + START_SECONDS
+        self.handle = launch_local(context, "shard", shard_main, setup, SIZES, start_seconds=limit)
 
     def rows(self) -> list[Array]:
-        """Weights [n] and moments [n], initial or as of the last `state` request."""
+        """Weights [n] and moments [n], initial or as of the last `ReadShard`."""
         return rows(self.state, self.num_kinds, self.num)
 
-    def receive_reply(self, timeout_seconds: float) -> bytes:
-        """The next reply; `CommLost` if the shard failed or none came in time."""
-        try:
-            if self.pipe.poll(timeout_seconds):
-                return self.pipe.recv_bytes(1 << 16)
-        except (OSError, EOFError) as error:
-            raise CommLost(f"a parameter-server shard is lost: {self.process.how_ended()}") from error
-        raise CommLost("a parameter-server shard does not reply")
-
-    def request(self, message: str, timeout_seconds: float, fds: tuple[int, ...] = ()) -> dict[str, Any]:
+    def request(self, message: Message, timeout_seconds: float, fds: tuple[int, ...] = ()) -> messages.ShardCounts:
         """Send a request; the reply is the shard's version and counts."""
-        if self.awaiting_reply:
-            raise CommLost("a parameter-server shard still has to reply to an earlier request")
-        self.awaiting_reply = True
-        try:
-            self.pipe.send_bytes(message.encode())
-            for fd in fds:
-                send_handle(self.pipe, fd, self.process.pid)
-        except OSError as error:
-            raise CommLost(f"a parameter-server shard is lost: {error}") from error
-        counts: dict[str, Any] = msgspec.json.decode(self.receive_reply(timeout_seconds))
-        self.awaiting_reply = False
-        return counts
+        with shard_errors():
+            if self.handle.num_outstanding:  # after a timeout a late reply would be taken for that of this request
+                raise WorkerHung("it still has to reply to an earlier request")
+            self.handle.ask(message)
+            self.handle.send_descriptors(*fds)
+            counts, _ = self.handle.reply(messages.ShardCounts, timeout_seconds)
+        return cast(messages.ShardCounts, counts)
 
     def connect(self, rank: int, timeout_seconds: float) -> tuple[SharedMemory, socket.socket]:
         """Connect a learner to the shard: its shared memory region and its end of a socket."""
         region = SharedMemory(mailbox_bytes(self.num))
         learner_end, shard_end = socket.socketpair()
         with shard_end:
-            self.request(f"connect {rank}", timeout_seconds, (region.fileno(), shard_end.fileno()))
+            self.request(messages.ConnectLearner(rank), timeout_seconds, (region.fileno(), shard_end.fileno()))
         return region, learner_end
 
     def stop(self) -> None:
-        """Kill the process, and close the connection."""
-        self.process.stop()
-        self.process.close()
-        self.pipe.close()
+        """Kill the process, and free what both share."""
+        self.handle.stop()
         self.state.close()
+
+
+@contextmanager
+def shard_errors() -> Iterator[None]:
+    """The loss of a shard is one of the group: no learner is at fault."""
+    try:
+        yield
+    except WorkerLost as cause:
+        raise CommLost(f"a parameter-server shard is lost: {cause}") from cause
 
 
 class ShardProcesses:
     """All shards of a parameter server, started with a learner's weights and moments."""
 
-    facts: Facts = {}  # noqa: RUF012  members are sent their connections
-
-    def __init__(
-        self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner, send_fds: SendFds | None = None
-    ) -> None:
+    def __init__(self, context: ForkServerContext, plan: Plan, sync: Serving, learner: Learner) -> None:
+        self.names: tuple[str, ...] = ()  # members are sent their connections
         self.limit = plan.learners.timeout_seconds
         self.ports = list[ShardPort]()
-        self.send_fds = send_fds
         self.layout = ShardLayout(learner, sync.shards)
-        plans = (msgspec.json.encode(plan), msgspec.json.encode(sync))
-        self.shards = [ShardProcess(context, *plans, pieces, self.layout.num_kinds) for pieces in self.layout.pieces()]
-        for shard, own in zip(self.shards, self.layout.split(learner), strict=True):
-            for row, part in zip(shard.rows(), own, strict=True):
-                row[: len(part)] = part
+        rows_and_pieces = zip(self.layout.split(learner), self.layout.pieces(), strict=True)
+        self.shards = [ShardProcess(context, plan, sync, rows, pieces) for rows, pieces in rows_and_pieces]
         try:
-            for shard in self.shards:
-                shard.start()
-            until = time.monotonic() + self.limit + START_SECONDS
-            for shard in self.shards:
-                shard.receive_reply(max(0.0, until - time.monotonic()))
+            with shard_errors():
+                await_ready([shard.handle for shard in self.shards])
         except CommLost:
             self.close()
             raise
@@ -172,25 +154,23 @@ class ShardProcesses:
         self.ports += [ShardPort(*shard.connect(rank, self.limit), shard.num, self.limit) for shard in self.shards]
         return self.ports
 
-    def connect_members(self, members: Sequence[LearnerHandle]) -> None:
+    def connect_members(self, members: Sequence[WorkerHandle]) -> None:
         """Send each member its connections to all shards."""
-        if self.send_fds is None:
-            raise ValueError("there is no way to send file descriptors")
         for rank, handle in enumerate(members, 1):
             for shard in self.shards:
                 region, sock = shard.connect(rank, self.limit)
                 with sock:
-                    self.send_fds(handle, region.fileno(), sock.fileno())
+                    handle.send_descriptors(region.fileno(), sock.fileno())
                 region.close()
 
     def release(self) -> None:
         """Reply to all learners that wait for a step."""
         for shard in self.shards:
-            shard.request("release", self.limit)
+            shard.request(messages.ReleaseWaiting(), self.limit)
 
     def pull_into(self, learner: Learner) -> dict[str, Any]:
         """Pull weights and moments of all shards into a learner; versions and counts of staleness."""
-        counts = [shard.request("state", self.limit) for shard in self.shards]
+        counts = [shard.request(messages.ReadShard(), self.limit) for shard in self.shards]
         self.layout.join([shard.rows() for shard in self.shards], learner)
         return merge_counts(counts)
 
@@ -207,7 +187,6 @@ class ShardLayout:
 
     def __init__(self, learner: Learner, shards: int) -> None:
         sizes = [parameter.numel() for parameter in learner.parameters]
-        self.num_kinds = len(weights_and_moments(learner))
         # For each shard: index of a parameter, and how many of its numbers.
         self.cuts = [pieces_in_range(sizes, *bounds) for bounds in shard_bounds(sum(sizes), shards)]
 
@@ -237,11 +216,19 @@ class ShardLayout:
                 write_row(own[at], [tensors[which] for which, _ in pieces])
 
 
-def merge_counts(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def merge_counts(shards: Sequence[messages.ShardCounts]) -> dict[str, Any]:
     """Versions and gradients taken of each shard; staleness and refusals summed over all."""
-    of_each = {"versions": [shard["version"] for shard in shards], "taken": [shard["taken"] for shard in shards]}
-    of_all = {kind: sum((Counter(shard[kind]) for shard in shards), Counter()) for kind in ("staleness", "refused")}
-    return {**of_each, **{kind: dict(counts) for kind, counts in of_all.items()}}
+    return {
+        "versions": [shard.version for shard in shards],
+        "taken": [shard.taken for shard in shards],
+        "staleness": {str(age): num for age, num in sum_counts([shard.staleness for shard in shards]).items()},
+        "refused": sum_counts([shard.refused for shard in shards]),
+    }
+
+
+def sum_counts(counts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
+    """The sums by key."""
+    return dict(sum((Counter(each) for each in counts), Counter[Any]()))
 
 
 def weights_and_moments(learner: Learner) -> list[list[Tensor]]:

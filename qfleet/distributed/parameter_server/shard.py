@@ -11,11 +11,10 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -23,6 +22,9 @@ import torch
 from torch import Tensor
 
 from qfleet.data import Array
+from qfleet.distributed.parameter_server.messages import ConnectLearner, ReadShard, ReleaseWaiting, ShardCounts
+from qfleet.distributed.worker.messages import Ready
+from qfleet.distributed.worker.transport import RingTransport
 from qfleet.learn import make_optimizer
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -34,9 +36,9 @@ from qfleet.system.shared_memory import SharedMemory, shared_memory_from_descrip
 PUSH = struct.Struct("<qqd")  # sequence, version, rate
 REPLY = struct.Struct("<Bq")  # verdict, version
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
-READY = b"+"
+DESCRIPTOR_SECONDS = 5.0  # descriptors follow their message at once
 POLL_MILLISECONDS = 500
-Reply = Callable[[Verdict], None]
+SendVerdict = Callable[[Verdict], None]
 
 
 @dataclass
@@ -45,9 +47,8 @@ class ShardSetup:
 
     plan: bytes  # as JSON
     sync: bytes  # the plan's strategy, as JSON
-    state: SharedMemory  # a row [n] for weights and for every moment: initial, and after every `state` request
+    state: SharedMemory  # a row [n] for weights and for every moment: initial, and as of the last `ReadShard`
     pieces: list[int]  # how many numbers of each parameter
-    pipe: Connection
 
     @property
     def num(self) -> int:
@@ -67,16 +68,15 @@ class ShardMailbox:
     def reply(self, verdict: Verdict, version: int, weights: Tensor) -> None:
         """Write the newest weights, then send the verdict; a learner that is gone is noticed elsewhere."""
         self.weights.copy_(weights)
-        try:
+        with suppress(OSError):
             self.sock.send(REPLY.pack(VERDICTS.index(verdict), version), socket.MSG_DONTWAIT)
-        except OSError:
-            return
 
 
-def shard_main(setup: ShardSetup) -> None:
+def shard_main(setup: ShardSetup, transport: RingTransport) -> None:
     """Serve until the driver is gone."""
     torch.set_num_threads(1)
-    ShardServer(setup).run(os.getppid())
+    with suppress(ConnectionError):  # the driver is gone
+        ShardServer(setup, transport).run(os.getppid())
 
 
 class WeightBlock:
@@ -91,7 +91,7 @@ class WeightBlock:
         self.skipped: set[int] = set()  # versions whose step was not made, because it was not finite
         self.rate = 0.0
         self.shard = make_shard(sync, weights, self.step)
-        self.waiting: dict[int, Reply] = {}  # by rank
+        self.waiting: dict[int, SendVerdict] = {}  # by rank
         # With spare learners a slow one may wait for a step while rank 0 evaluates, or waits for experience.
         self.max_wait_seconds = plan.learners.timeout_seconds / 2 if self.shard.spare else float("inf")
 
@@ -112,26 +112,26 @@ class WeightBlock:
         """Was the step to this version applied or skipped?"""
         return "skipped" if version in self.skipped else "applied"
 
-    def push(self, push: Push, rate: float, reply: Reply) -> None:
+    def push(self, push: Push, rate: float, send_verdict: SendVerdict) -> None:
         """Take a gradient; reply at once, or after its step if the learner waits for it."""
         self.rate = rate
         verdict = self.shard.push(push, time.monotonic())
         if verdict != "applied" and not (verdict == "waiting" and self.is_synchronous):
-            reply(verdict)
+            send_verdict(verdict)
             return
-        self.waiting[push.source[0]] = reply
+        self.waiting[push.source[0]] = send_verdict
         if verdict == "applied":
             self.reply_to_waiting(self.verdict(self.shard.version))
 
-    def poll(self) -> None:
+    def close_window(self) -> None:
         """Make the step of a window of gradients if its time is over."""
-        if self.shard.poll(time.monotonic()):
+        if self.shard.step_if_due(time.monotonic()):
             self.reply_to_waiting(self.verdict(self.shard.version))
 
     def reply_to_waiting(self, verdict: Verdict) -> None:
         """Reply to all learners that wait for a step."""
-        for reply in self.waiting.values():
-            reply(verdict)
+        for send_verdict in self.waiting.values():
+            send_verdict(verdict)
         self.waiting.clear()
 
     def release(self) -> None:
@@ -157,20 +157,20 @@ class WeightBlock:
         for tensors, row in zip(self.state_tensors, rows, strict=True):
             write_row(row, tensors)
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> ShardCounts:
         """Its version, and counts of gradients taken, stale and refused."""
         shard = self.shard
         # Gradients that were not finite are taken too: their learner counts them among those it has computed.
         taken = shard.staleness.total() + len(shard.waiting) + shard.refused["skipped"]
-        counts = {"staleness": dict(shard.staleness), "refused": dict(shard.refused)}
-        return {"version": shard.version, "taken": taken, **counts}
+        return ShardCounts(shard.version, taken, dict(shard.staleness), dict(shard.refused))
 
 
 class ShardServer:
     """Serves a block of weights to learners, and requests of the driver."""
 
-    def __init__(self, setup: ShardSetup) -> None:
+    def __init__(self, setup: ShardSetup, transport: RingTransport) -> None:
         self.setup = setup
+        self.transport = transport
         sync = msgspec.json.decode(setup.sync, type=Serving)
         plan = msgspec.json.decode(setup.plan, type=Plan)
         self.block = WeightBlock(plan, sync, setup.pieces)
@@ -178,7 +178,7 @@ class ShardServer:
         self.shard = self.block.shard
         self.mailboxes: dict[int, ShardMailbox] = {}
         self.poller = select.poll()
-        self.poller.register(setup.pipe.fileno(), select.POLLIN)
+        self.poller.register(transport.fileno(), select.POLLIN)
 
     def rows(self) -> list[Array]:
         """The rows that driver and shard share."""
@@ -186,14 +186,14 @@ class ShardServer:
 
     def run(self, parent: int) -> None:
         """Serve until the parent is gone."""
-        self.setup.pipe.send_bytes(READY)
+        self.transport.send(Ready())
         while os.getppid() == parent:
             for fd, _ in self.poller.poll(self.poll_milliseconds()):
-                if fd == self.setup.pipe.fileno():
-                    self.handle_request(self.setup.pipe.recv_bytes(64).decode())
+                if fd == self.transport.fileno():
+                    self.handle_request()
                 else:
                     self.receive_push(self.mailboxes[fd])
-            self.block.poll()
+            self.block.close_window()
             self.release_overdue()
 
     def poll_milliseconds(self) -> float:
@@ -236,24 +236,31 @@ class ShardServer:
         mailbox.sock.close()
         self.block.remove_learner(mailbox.rank)
 
-    def handle_request(self, message: str) -> None:
+    def handle_request(self) -> None:
         """Handle a request of the driver: connect a learner, release waiting ones, or write the state."""
-        kind, _, rank = message.partition(" ")
-        if kind == "connect":
-            memory = recv_handle(self.setup.pipe)
-            sock = recv_handle(self.setup.pipe)
-            region = shared_memory_from_descriptor(memory, mailbox_bytes(self.setup.num))
-            mailbox = ShardMailbox(int(rank), region, socket.socket(fileno=sock), self.setup.num)
-            self.mailboxes[mailbox.sock.fileno()] = mailbox
-            self.poller.register(mailbox.sock.fileno(), select.POLLIN)
-            self.shard.add_worker()
-        elif kind == "release":
-            self.block.release()
-        else:
-            self.shard.flush()
-            for tensors, row in zip(self.block.state_tensors, self.rows(), strict=True):
-                read_row(tensors, row)
-        self.setup.pipe.send_bytes(msgspec.json.encode(self.block.counts()))
+        parts = self.transport.receive(0.0)
+        match None if parts is None else parts[0]:
+            case None:
+                return
+            case ConnectLearner(rank):
+                self.connect(rank)
+            case ReleaseWaiting():
+                self.block.release()
+            case ReadShard():
+                self.shard.flush()
+                for tensors, row in zip(self.block.state_tensors, self.rows(), strict=True):
+                    read_row(tensors, row)
+        self.transport.send(self.block.counts())
+
+    def connect(self, rank: int) -> None:
+        """Receive the memory and the socket of a learner, and wait for its gradients from now on."""
+        memory = self.transport.receive_descriptor(DESCRIPTOR_SECONDS)
+        sock = self.transport.receive_descriptor(DESCRIPTOR_SECONDS)
+        region = shared_memory_from_descriptor(memory, mailbox_bytes(self.setup.num))
+        mailbox = ShardMailbox(rank, region, socket.socket(fileno=sock), self.setup.num)
+        self.mailboxes[mailbox.sock.fileno()] = mailbox
+        self.poller.register(mailbox.sock.fileno(), select.POLLIN)
+        self.shard.add_worker()
 
 
 @torch.no_grad()

@@ -5,12 +5,10 @@ was called, the driver, only starts them, passes signals on and shows what the t
 ends its job and every process that the job has started.
 """
 
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from qfleet import errors
 from qfleet.build.components import Components, LearnerSide
@@ -19,12 +17,16 @@ from qfleet.build.memory_check import sample_replay
 from qfleet.build.resolve import torch_threads
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
+from qfleet.data.wire_format import to_bytes
 from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
 from qfleet.distributed.local_run import prepare_components
+from qfleet.distributed.ray import messages
 from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote_replay
+from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
+from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.session import interactive_watcher, progress_note
@@ -37,14 +39,14 @@ except ImportError as error:
         "runtime.type=ray, but Ray is not installed", "It is an extra.", 'Install it: pip install "qfleet[ray]"'
     ) from error
 
-from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from qfleet.distributed.ray.actors import RayActorLauncher
 from qfleet.distributed.ray.replay import make_ray_replay
 from qfleet.distributed.ray.rpc import LearnerEndpoint
 from qfleet.distributed.ray.session import session
-from qfleet.distributed.ray.trainer_host import TrainerHost, TrainResult, TrainTask
+from qfleet.distributed.ray.trainer_host import TrainerHost
+from qfleet.distributed.ray.worker import PROCESS_ENDED, CallTransport, RayWorker
 
 POLL_SECONDS = 0.25
 START_SECONDS = 120.0
@@ -59,9 +61,8 @@ def make_ray_components(plan: Plan, spec: Spec, user_parts: UserParts, endpoint:
     torso = user_parts[1]
 
     def make_actors(learning: LearnerSide) -> ActorPool:
-        launcher = RayActorLauncher(
-            plan, runtime, learning.batch_source.replay.spec, learning.learner.weights(), user_parts, endpoint
-        )
+        replay = learning.batch_source.replay
+        launcher = RayActorLauncher(plan, runtime, replay.spec, learning.learner.weights(), user_parts, endpoint)
         # Ray may have to find a node first.
         return make_actor_pool(plan, spec, learning, launcher, user_parts[2], start_seconds=START_SECONDS)
 
@@ -99,7 +100,7 @@ def train(
         components = prepare_components(plan, world, user_parts, source, lambda text: None, progress_note(watcher))
         components.close()
     origin = None if source is None else str(source.absolute())
-    task = TrainTask(
+    task = messages.TrainTask(
         components.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command
     )
     return run_trainer(task, user_parts, watcher, callbacks, components.notes)
@@ -116,12 +117,12 @@ def resume(
     callbacks: Iterable[Callback],
 ) -> Path:
     """Resume on Ray; returns the run directory."""
-    task = TrainTask(plan, str(folder.absolute()), fresh=False, notes=notes, strict=strict)
+    task = messages.TrainTask(plan, str(folder.absolute()), fresh=False, notes=tuple(notes), strict=strict)
     return run_trainer(task, user_parts, watcher, callbacks)
 
 
 def run_trainer(
-    task: TrainTask,
+    task: messages.TrainTask,
     user_parts: UserParts,
     watcher: Watcher | None,
     callbacks: Iterable[Callback],
@@ -130,107 +131,109 @@ def run_trainer(
     """Run the trainer on Ray, and deliver what it relays."""
     reader = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
     with session(task.plan):
-        host = launch_host(task.plan)
+        trainer = launch_trainer(task, user_parts)
         try:
-            training = start_training(host, task, user_parts)
+            wait_until_ready(trainer, ray_of(task.plan))
             with listening(reader.watcher) as stop_request:
-                result = wait_for_result(host, training, reader, stop_request)
+                result = wait_for_result(trainer, reader, stop_request)
         finally:
-            ray.kill(host, no_restart=True)
+            trainer.stop()
             reader.close()
-    if result.error is not None:
+    if isinstance(result, messages.RunFailed):
         raise as_error(result)
     return Path(result.path)
 
 
-def launch_host(plan: Plan) -> Any:
+def launch_trainer(task: messages.TrainTask, user_parts: UserParts) -> WorkerHandle:
     """Start the trainer's process on this node, which has the run directory."""
-    runtime = ray_of(plan)
+    runtime = ray_of(task.plan)
     options = {
         "num_cpus": runtime.learner_cpus,
         "num_gpus": int((runtime.device or "").startswith("cuda")),
-        "max_concurrency": plan.actors.num + EXTRA_THREADS,
+        "max_concurrency": task.plan.actors.num + EXTRA_THREADS,
         "max_restarts": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
     host = ray.remote(TrainerHost).options(**options).remote()
     try:
-        ray.get(host.ready.remote(), timeout=START_SECONDS)
-    except (GetTimeoutError, RayError) as error:
-        raise UsageError(
-            f"Ray did not start the learner on this node within {START_SECONDS:g} seconds",
-            f"Ray said: {' '.join(str(error).split())[:300]}",
-            f"Is there room? It asks for runtime.learner_cpus={runtime.learner_cpus:g}.",
-        ) from error
-    return host
-
-
-def start_training(host: Any, task: TrainTask, user_parts: UserParts) -> Any:
-    """Start training; returns the future of its result."""
-    try:
-        return host.run.remote(msgspec.json.encode(task), user_parts)
+        result = host.run.remote(to_bytes(task), user_parts)
     except TypeError as error:
+        ray.kill(host, no_restart=True)
         raise UsageError(
             "the given env, torso or explore cannot be sent to another process",
             f"Ray said: {str(error).splitlines()[0]}",
             "Define it at the top level of a module, or use runtime.type=inline.",
         ) from error
+    transport = CallTransport(host, host.start.remote(), messages.News, REPLY_SECONDS)
+    return WorkerHandle(0, transport, RayWorker(host, result), start_seconds=START_SECONDS)
 
 
-def wait_for_result(host: Any, training: Any, reader: RelayReader, stop_request: StopRequest) -> TrainResult:
-    """Relay news and signals until the run is over; returns its result."""
-    stop_sent = False
-    call = None
-    while True:
-        call = host.news.remote(reader.num_received) if call is None else call
-        over = bool(ray.wait([training], timeout=POLL_SECONDS)[0])
-        if stop_request and not stop_sent:
-            stop_sent = delivered(host.request_stop.remote(stop_request.name))
-        if over:
-            return final_result(host, training, reader)
-        if ray.wait([call], timeout=0)[0]:
-            # A host that has died fails this call too; the result has the cause.
-            with suppress(RayError):
-                if relay_news(host, training, reader, ray.get(call, timeout=REPLY_SECONDS)):
-                    delivered(host.stop_by_callback.remote())
-            call = None
-
-
-def relay_news(host: Any, training: Any, reader: RelayReader, news: bytes) -> bool:
-    """Deliver news; True if a callback wants the run to end. If a callback raises, the run fails first."""
+def wait_until_ready(trainer: WorkerHandle, runtime: RayRuntime) -> None:
+    """Wait until the trainer's process has started, at most START_SECONDS."""
     try:
-        return reader.receive(news)
-    except Exception as error:
-        delivered(host.fail_by_callback.remote(f"{type(error).__name__}: {error}"))
-        ray.wait([training], timeout=FAIL_SECONDS)
-        raise
+        trainer.wait_until_ready()
+    except WorkerLost as loss:
+        raise UsageError(
+            f"Ray did not start the learner on this node within {START_SECONDS:g} seconds",
+            f"Ray said: {loss}",
+            f"Is there room? It asks for runtime.learner_cpus={runtime.learner_cpus:g}.",
+        ) from loss
 
 
-def delivered(call: Any) -> bool:
-    """Wait for a call; True if it was handled."""
-    with suppress(GetTimeoutError, RayError):
-        ray.get(call, timeout=REPLY_SECONDS)
-        return True
-    return False
-
-
-def final_result(host: Any, training: Any, reader: RelayReader) -> TrainResult:
-    """The result of a run that is over; delivers its last news."""
+def wait_for_result(trainer: WorkerHandle, reader: RelayReader, stop_request: StopRequest) -> messages.RunResult:
+    """Deliver news and pass signals on until the run is over; returns its result."""
     try:
-        reader.receive(ray.get(host.news.remote(reader.num_received), timeout=REPLY_SECONDS))
-        return msgspec.json.decode(ray.get(training, timeout=REPLY_SECONDS), type=TrainResult)
-    except RayError as error:
+        return relay_until_over(trainer, reader, stop_request)
+    except WorkerLost as error:
         raise QfleetError(
             "the learner's process on Ray has ended unexpectedly",
-            f"Ray said: {' '.join(str(error).split())[:300]}",
+            f"Ray said: {str(trainer.control.loss()).removeprefix(PROCESS_ENDED)}",
             f"Go on from the last checkpoint: {program()} resume {reader.run or 'RUN'}",
         ) from error
 
 
-def as_error(result: TrainResult) -> Exception:
+def relay_until_over(trainer: WorkerHandle, reader: RelayReader, stop_request: StopRequest) -> messages.RunResult:
+    """Deliver news and pass signals on until the run is over; raises WorkerLost if the trainer's process ends."""
+    stop_sent = False
+    trainer.ask(messages.GetNews(0))
+    while True:
+        parts = trainer.poll_reply(POLL_SECONDS)
+        if stop_request.name is not None and not stop_sent:
+            trainer.send(messages.RequestStop(stop_request.name))
+            stop_sent = True
+        if parts is None:
+            continue
+        news: messages.News = parts[0]
+        if deliver(trainer, reader, news):
+            trainer.send(messages.StopByCallback())
+        if news.result is not None:
+            return news.result
+        trainer.ask(messages.GetNews(reader.num_received))
+
+
+def deliver(trainer: WorkerHandle, reader: RelayReader, news: messages.News) -> bool:
+    """Deliver news; True if a callback wants the run to end. If a callback raises, the run fails first."""
+    try:
+        return reader.receive(news)
+    except Exception as error:
+        with suppress(WorkerLost):
+            fail_run(trainer, reader, f"{type(error).__name__}: {error}")
+        raise
+
+
+def fail_run(trainer: WorkerHandle, reader: RelayReader, what: str) -> None:
+    """Let the run fail, and wait until it is over, at most FAIL_SECONDS."""
+    trainer.send(messages.FailByCallback(what))
+    until = time.monotonic() + FAIL_SECONDS
+    while time.monotonic() < until:
+        news, _ = trainer.request(messages.GetNews(reader.num_received), messages.News, FAIL_SECONDS)
+        if news.result is not None:
+            return
+
+
+def as_error(result: messages.RunFailed) -> Exception:
     """The error of a run, as an exception of the same class."""
-    name, *parts = result.error or ("", "", "", "")
-    known = getattr(errors, name, None) if name else None
+    known = getattr(errors, result.error, None) if result.error else None
     if isinstance(known, type) and issubclass(known, QfleetError):
-        return known(*parts)
-    return RuntimeError(f"{parts[0]}\n{result.trace}")
+        return known(result.what, result.why, result.fix)
+    return RuntimeError(f"{result.what}\n{result.trace}")

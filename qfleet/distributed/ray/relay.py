@@ -7,24 +7,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from qfleet.training.log.run_log import LIVE_SECONDS, Callback
+from qfleet.distributed.ray.messages import ItemKind, News, RelayedItem
+from qfleet.training.log.run_log import Callback
 from qfleet.training.log.run_status import Row
 from qfleet.watch import Watcher, json_line
-
-
-class RelayedItem(msgspec.Struct):
-    """One item for the watcher (`start`, `row`, `stop`) or for callbacks (`call`)."""
-
-    kind: str
-    row: dict[str, Any]
-
-
-class RelayedNews(msgspec.Struct):
-    """Items from number `first` on, and the newest snapshot."""
-
-    first: int
-    items: list[RelayedItem]
-    live: dict[str, Any] | None = None
 
 
 def plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,7 +22,6 @@ class WatcherRelay:
     """A watcher and a callback in the trainer's process, which keep items for the driver."""
 
     def __init__(self) -> None:
-        self.every_seconds = LIVE_SECONDS
         self.first = 0
         self.items = list[RelayedItem]()
         self.snapshot = dict[str, Any]()
@@ -44,7 +29,7 @@ class WatcherRelay:
         self.callback_error = ""  # of a callback in the driver
         self.lock = threading.Lock()
 
-    def append(self, kind: str, row: Mapping[str, Any]) -> None:
+    def append(self, kind: ItemKind, row: Mapping[str, Any]) -> None:
         """Add an item."""
         item = RelayedItem(kind, plain(row))
         with self.lock:
@@ -73,13 +58,13 @@ class WatcherRelay:
         self.append("call", row)
         return self.stop_requested
 
-    def news_since(self, num_received: int) -> bytes:
+    def news_since(self, num_received: int) -> News:
         """The items that the driver has not received yet; drops those before."""
         with self.lock:
             done = max(0, num_received - self.first)
             self.items = self.items[done:]
             self.first = self.first + done
-            return msgspec.json.encode(RelayedNews(self.first, self.items, self.snapshot or None))
+            return News(self.first, list(self.items), self.snapshot or None)
 
 
 class RelayReader:
@@ -93,9 +78,8 @@ class RelayReader:
         self.run = ""
         self.ended = False
 
-    def receive(self, message: bytes) -> bool:
+    def receive(self, news: News) -> bool:
         """Deliver new items; True if a callback wants the run to end."""
-        news = msgspec.json.decode(message, type=RelayedNews)
         new_items = news.items[max(0, self.num_received - news.first) :]
         self.num_received = max(self.num_received, news.first + len(news.items))
         if self.watcher is not None and news.live is not None and not self.ended:

@@ -1,15 +1,19 @@
 """Messages between the learner and its actors on Ray, without Ray itself: both ends, and their rules.
 
 The learner's endpoint has an inbox for each actor. An actor's sender has one call under way at a time and sends the
-same message again until a reply comes, so a lost reply costs one call and nothing else. A full inbox lets the call wait
+same rollout again until a reply comes, so a lost reply costs one call and nothing else. A full inbox lets the call wait
 a little and then replies "not accepted": that is the back-pressure. An older incarnation of an actor is told to stop.
+
+A call carries two packed messages: the actor's report, which is new each time, and its oldest rollout, which is packed
+once, however often it is sent.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,37 +22,21 @@ from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
 from qfleet.data.array_messages import CompressionStats, pack_rollout, rollout_bytes, unpack_rollout
 from qfleet.data.wire_format import HEADER_BYTES, MessageNotWhole, to_bytes, unpack
+from qfleet.distributed.actors.messages import ActorReply, ActorReport, EnvFaultMessage, PublishedWeights
 from qfleet.distributed.actors.weights_board import Weights, WeightsLayout, all_finite
 
 ROOM_SECONDS = 0.25  # how long a call waits for room
 HEARTBEAT_SECONDS = 0.5  # the longest time between two messages
 RETRY_SECONDS = 0.1  # after a call without a reply
 TABLE_BYTES = HEADER_BYTES + 4096  # for the header and the array table of a message
+REPORT_BYTES = 1 << 24  # the largest report: faults of environments wait until a reply comes
 
 
 class NoReply(Exception):
     """A call had no reply in time; it may have arrived or not."""
 
 
-class RolloutReply(NamedTuple):
-    """The learner's reply to every message of an actor."""
-
-    accepted: bool  # the rollout need not be sent again
-    version: int  # of the newest weights
-    stop: bool
-    env_steps: int  # of all actors
-
-
-class RolloutMessage(NamedTuple):
-    """A message from an actor to the learner."""
-
-    counters: Mapping[str, int]
-    rollout: bytes  # empty for a heartbeat
-    first_fault: int = 0  # the serial number of the first fault in `faults`
-    faults: Sequence[bytes] = ()  # encoded EnvFaultMessages
-
-
-Send: TypeAlias = Callable[[RolloutMessage], RolloutReply]
+Send: TypeAlias = Callable[[ActorReport, bytes], ActorReply]  # a report, and a packed rollout or nothing
 Fetch: TypeAlias = Callable[[int], tuple[int, bytes] | None]  # weights newer than this version
 
 
@@ -65,7 +53,7 @@ class RolloutInbox:
         self.expected = 0
         self.closed = False
         self.counters: dict[str, int] = {}
-        self.faults: deque[bytes] = deque()
+        self.faults: list[EnvFaultMessage] = []
         self.num_faults = 0  # received so far
         self.changed = threading.Condition()
 
@@ -90,11 +78,11 @@ class RolloutInbox:
             self.expected += 1
             return True
 
-    def record(self, message: RolloutMessage) -> None:
+    def record(self, report: ActorReport) -> None:
         """Record counters, and faults that are new: they are sent again if a reply was lost."""
         with self.changed:
-            self.counters = dict(message.counters)
-            new_faults = message.faults[max(0, self.num_faults - message.first_fault) :]
+            self.counters = report.counters
+            new_faults = report.faults[max(0, self.num_faults - report.first_fault) :]
             self.faults.extend(new_faults)
             self.num_faults += len(new_faults)
 
@@ -106,11 +94,27 @@ class RolloutInbox:
             self.changed.notify_all()
             return self.waiting.popleft()
 
-    def close(self) -> None:
-        """Accept nothing more; waiting rollouts can still be read."""
+    def progress(self) -> int:
+        """The progress counter in the actor's last report."""
+        return self.counters.get("progress", 0)
+
+    def env_faults(self) -> list[EnvFaultMessage]:
+        """Environment faults reported since the last call."""
+        with self.changed:
+            faults = self.faults
+            self.faults = []
+        return faults
+
+    def request_stop(self) -> None:
+        """Reply "stop" from now on, and accept nothing more; waiting rollouts can still be read."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()
+
+    def close(self) -> None:
+        """Free the rollouts that nobody will read."""
+        self.request_stop()
+        self.waiting.clear()
 
 
 class LearnerEndpoint:
@@ -127,14 +131,19 @@ class LearnerEndpoint:
         self.inboxes[inbox.source[0]] = inbox
         return inbox
 
-    def receive(self, worker: int, incarnation: int, message: RolloutMessage) -> RolloutReply:
-        """Receive a message of an actor."""
-        inbox = self.inboxes.get(worker)
-        if inbox is None or inbox.closed or inbox.source != (worker, incarnation):
-            return RolloutReply(False, self.version, True, self.env_steps)
-        inbox.record(message)
-        accepted = bool(message.rollout) and inbox.put(message.rollout)
-        return RolloutReply(accepted, self.version, False, self.env_steps)
+    def receive_packed(self, report: bytes, rollout: bytes) -> bytes:
+        """Receive a call of an actor; returns the packed reply."""
+        message, _ = unpack(report, ActorReport, limit_bytes=REPORT_BYTES)
+        return to_bytes(self.receive(message, rollout))
+
+    def receive(self, report: ActorReport, rollout: bytes) -> ActorReply:
+        """Receive a report, and a packed rollout if there is one."""
+        inbox = self.inboxes.get(report.worker)
+        if inbox is None or inbox.closed or inbox.source != (report.worker, report.incarnation):
+            return ActorReply(False, self.version, True, self.env_steps)
+        inbox.record(report)
+        accepted = bool(rollout) and inbox.put(rollout)
+        return ActorReply(accepted, self.version, False, self.env_steps)
 
     def publish(self, version: int, place: Any) -> None:
         """Publish the place of new weights."""
@@ -161,7 +170,7 @@ class FlatWeights:
             raise NonFiniteValues("weights are not finite")
         with torch.no_grad():
             torch._foreach_copy_(self.targets, tensors)
-        return to_bytes({"kind": "weights", "version": version}, {"flat": self.bytes})
+        return to_bytes(PublishedWeights(version), {"flat": self.bytes})
 
 
 class WeightsView:
@@ -172,19 +181,14 @@ class WeightsView:
         self.device = torch.device("cpu")
         self.newest: tuple[int, bytes] = (0, b"")  # version and message
         self.weights: tuple[int, Any] = (0, None)  # version and tensors
-        self.last_numbers = {"env_steps": 0, "stop": 0}
-
-    def update(self, reply: RolloutReply) -> None:
-        """Take the numbers of a reply."""
-        self.last_numbers = {"env_steps": reply.env_steps, "stop": int(reply.stop)}
-
-    def set_newest(self, version: int, message: bytes) -> None:
-        """Keep a message with newer weights."""
-        self.newest = (version, message)
+        self.env_steps = 0  # in the last reply
 
     def numbers(self) -> dict[str, int]:
         """The numbers of the last reply."""
-        return self.last_numbers
+        return {"env_steps": self.env_steps}
+
+    def publish(self, version: int, weights: Any) -> None:
+        """Not used by an actor."""
 
     def read(self, newer_than: int) -> tuple[int, Any] | None:
         """The newest weights, if newer than this version."""
@@ -197,10 +201,10 @@ class WeightsView:
 
     def unpack_weights(self, version: int, message: bytes) -> Any:
         """The tensors in a message."""
-        facts, arrays = unpack(message, limit_bytes=self.layout.size + TABLE_BYTES)
+        found, arrays = unpack(message, PublishedWeights, limit_bytes=self.layout.size + TABLE_BYTES)
         flat = arrays.get("flat")
-        if facts != {"kind": "weights", "version": version} or flat is None or flat.shape != (self.layout.size,):
-            raise ValueError(f"not the weights of version {version}: {facts}")
+        if found.version != version or flat is None or flat.shape != (self.layout.size,):
+            raise ValueError(f"not the weights of version {version}: {found}")
         members = self.layout.views(torch.from_numpy(flat))
         return members[0] if self.layout.single else members
 
@@ -221,33 +225,25 @@ class ActorCounters:
         self.counts.update(values)
 
 
+@dataclass(eq=False)
 class RolloutSender:
     """An actor's end of its channel. `put` never blocks; a thread calls `step` to send."""
 
-    def __init__(
-        self,
-        send: Send,
-        fetch: Fetch,
-        weights_view: WeightsView,
-        counters: ActorCounters,
-        slots: int,
-        read_faults: Callable[[], list[bytes]],
-        compress: Collection[str] = (),
-    ) -> None:
-        self.send = send
-        self.fetch = fetch
-        self.weights_view = weights_view
-        self.counters = counters
-        self.slots = slots
-        self.read_faults = read_faults
-        self.compress = compress
-        self.compression_stats = CompressionStats()
-        self.unsent_faults = list[bytes]()
-        self.num_faults_sent = 0
-        self.outbox: deque[Rollout] = deque()
-        self.packed = b""  # the oldest rollout, once packed
-        self.changed = threading.Condition()
-        self.failure: BaseException | None = None
+    source: tuple[int, int]  # worker and incarnation
+    send: Send
+    fetch: Fetch
+    weights_view: WeightsView
+    counters: ActorCounters
+    slots: int
+    compress: Collection[str] = ()
+    compression_stats: CompressionStats = field(default_factory=CompressionStats)
+    faults: list[EnvFaultMessage] = field(default_factory=list)  # not received by the learner yet
+    num_faults_sent: int = 0
+    outbox: deque[Rollout] = field(default_factory=deque)
+    packed: bytes = b""  # the oldest rollout, once packed
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    stopped: bool = False  # the learner replied "stop", or cannot be reached
+    failure: BaseException | None = None
 
     def put(self, rollout: Rollout) -> bool:
         """Queue a rollout; False when there is no room. Raises the error that ended the sending thread."""
@@ -264,35 +260,45 @@ class RolloutSender:
         """Not used by an actor."""
         return None
 
+    def report_fault(self, message: EnvFaultMessage) -> None:
+        """Report a fault of an environment, with the next call."""
+        with self.changed:
+            self.faults.append(message)
+
     def run(self) -> None:
         """Send until the learner replies "stop"."""
         try:
-            while not self.weights_view.last_numbers["stop"]:
+            while not self.stopped:
                 self.step()
         except BaseException as error:
             self.failure = error
-            self.weights_view.last_numbers = {**self.weights_view.last_numbers, "stop": 1}
+            self.stopped = True
 
     def step(self) -> None:
-        """Send one message, with the oldest rollout if any, and fetch new weights if there are any."""
+        """Send one report, with the oldest rollout if any, and fetch new weights if there are any."""
         with self.changed:
             self.changed.wait_for(lambda: bool(self.outbox), HEARTBEAT_SECONDS)
             oldest = self.outbox[0] if self.outbox else None
+            faults = tuple(self.faults)
         if oldest is not None and not self.packed:
             stats = self.compression_stats if self.compress else None
             self.packed = pack_rollout(oldest, compress=self.compress, compression_stats=stats)
-        self.unsent_faults += self.read_faults()
-        faults = tuple(self.unsent_faults)
+        report = ActorReport(*self.source, dict(self.counters.counts), self.num_faults_sent, faults)
         try:
-            reply = self.send(RolloutMessage(dict(self.counters.counts), self.packed, self.num_faults_sent, faults))
-            self.num_faults_sent += len(faults)
-            self.unsent_faults = []
-            self.weights_view.update(reply)
-            if reply.accepted and self.packed:
-                self.outbox.popleft()
-                self.packed = b""
-            version = self.weights_view.newest[0]
-            if reply.version > version and (found := self.fetch(version)) is not None:
-                self.weights_view.set_newest(*found)
+            self.on_reply(self.send(report, self.packed), len(faults))
         except NoReply:
             time.sleep(RETRY_SECONDS)
+
+    def on_reply(self, reply: ActorReply, num_faults: int) -> None:
+        """Forget what the learner has received, and fetch new weights if there are any."""
+        with self.changed:
+            self.num_faults_sent += num_faults
+            del self.faults[:num_faults]
+        self.weights_view.env_steps = reply.env_steps
+        self.stopped = reply.stop
+        if reply.accepted and self.packed:
+            self.outbox.popleft()
+            self.packed = b""
+        version = self.weights_view.newest[0]
+        if reply.version > version and (found := self.fetch(version)) is not None:
+            self.weights_view.newest = found

@@ -1,5 +1,7 @@
-"""The Ray actor in which the trainer of a run lives, and its messages from and to the driver."""
+"""The process on Ray in which the trainer of a run lives: it also handles messages of the driver and of actors."""
 
+import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -7,58 +9,41 @@ from typing import Any
 import msgspec
 
 from qfleet.build.make import UserParts
+from qfleet.data.wire_format import to_bytes, unpack
 from qfleet.distributed.local_run import resume_here, train_here
+from qfleet.distributed.ray import messages
 from qfleet.distributed.ray.relay import WatcherRelay
-from qfleet.distributed.ray.rpc import LearnerEndpoint, RolloutMessage
+from qfleet.distributed.ray.rpc import LearnerEndpoint
+from qfleet.distributed.worker.messages import Ready
+from qfleet.distributed.worker.transport import MAX_MESSAGE_BYTES
 from qfleet.errors import QfleetError
-from qfleet.plan.schema import Plan
 from qfleet.training.process.signals import StopRequest
 
-
-class TrainTask(msgspec.Struct):
-    """The run to train or resume."""
-
-    plan: Plan
-    path: str  # the run to resume, or the directory for a new one
-    fresh: bool
-    name: str | None = None
-    weights_from: str | None = None
-    command: list[str] | None = None
-    notes: list[str] = []  # changes to the plan of a resumed run
-    strict: bool = False
+NEWS_SECONDS = 0.25  # between two replies with news
+IDLE_SECONDS = 1.0
 
 
-class TrainResult(msgspec.Struct):
-    """The result of a run: its directory, or the parts of an error."""
-
-    path: str = ""
-    error: tuple[str, str, str, str] | None = None  # class, what, why, fix
-    trace: str = ""
-
-
-class TrainerHost:
-    """The process of the trainer; called from many threads."""
+class TrainerWorker:
+    """The trainer of a run, and what the driver can ask of it meanwhile; its methods are called from many threads."""
 
     def __init__(self) -> None:
         self.endpoint = LearnerEndpoint()
         self.stop_request = StopRequest()
         self.relay = WatcherRelay()
+        self.result: messages.RunResult | None = None
+        self.over = threading.Event()
 
-    def ready(self) -> bool:
-        """Has the process started?"""
-        return True
-
-    def run(self, task: bytes, user_parts: UserParts) -> bytes:
-        """Train or resume; returns the encoded TrainResult."""
+    def train(self, task: messages.TrainTask, user_parts: UserParts) -> None:
+        """Train or resume to the end, and keep the result."""
         try:
-            result = TrainResult(str(self.train_or_resume(msgspec.json.decode(task, type=TrainTask), user_parts)))
+            self.result = messages.RunDone(str(self.train_or_resume(task, user_parts)))
         except QfleetError as error:
-            result = TrainResult(error=(type(error).__name__, error.what, error.why, error.fix))
+            self.result = messages.RunFailed(type(error).__name__, error.what, error.why, error.fix)
         except BaseException as error:
-            result = TrainResult(error=("", f"{type(error).__name__}: {error}", "", ""), trace=traceback.format_exc())
-        return msgspec.json.encode(result)
+            self.result = messages.RunFailed("", f"{type(error).__name__}: {error}", trace=traceback.format_exc())
+        self.over.set()
 
-    def train_or_resume(self, task: TrainTask, user_parts: UserParts) -> Path:
+    def train_or_resume(self, task: messages.TrainTask, user_parts: UserParts) -> Path:
         """Train or resume as in a local run; returns the run directory."""
         here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
         here |= {"endpoint": self.endpoint, "stop_request": self.stop_request}
@@ -71,26 +56,51 @@ class TrainerHost:
             task.plan, user_parts, out=folder, name=task.name, source=source, command=task.command, **here
         )[0]
 
-    def receive_rollout(self, worker: int, incarnation: int, *message: Any) -> tuple[Any, ...]:
-        """Receive a message of an actor."""
-        return tuple(self.endpoint.receive(worker, incarnation, RolloutMessage(*message)))
+    def handle(self, message: messages.TrainerRequest) -> messages.News | None:
+        """Handle a message of the driver; only a request for news has a reply."""
+        match message:
+            case messages.GetNews(num_received):
+                return self.news_since(num_received)
+            case messages.RequestStop(signal):
+                self.stop_request.name = self.stop_request.name or signal
+            case messages.StopByCallback():
+                self.relay.stop_requested = True
+            case messages.FailByCallback(what):
+                self.relay.callback_error = what
+        return None
+
+    def news_since(self, num_received: int) -> messages.News:
+        """The items that the driver has not received yet, after NEWS_SECONDS or at the end of the run."""
+        self.over.wait(NEWS_SECONDS)
+        result = self.result  # read first: then no item comes after it
+        return msgspec.structs.replace(self.relay.news_since(num_received), result=result)
+
+
+class TrainerHost:
+    """The Ray actor of the trainer; called from many threads, by the driver and by actors."""
+
+    def __init__(self) -> None:
+        self.trainer = TrainerWorker()
+
+    def start(self) -> bytes:
+        """The process has started."""
+        return to_bytes(Ready())
+
+    def run(self, task: bytes, user_parts: UserParts) -> None:
+        """Train; never returns, so that the driver notices the end of the process, and kills it at the end."""
+        self.trainer.train(unpack(task, messages.TrainTask, limit_bytes=MAX_MESSAGE_BYTES)[0], user_parts)
+        while True:
+            time.sleep(IDLE_SECONDS)
+
+    def handle(self, message: bytes) -> bytes:
+        """Handle a message of the driver; returns the packed reply, if it has one."""
+        reply = self.trainer.handle(unpack(message, messages.TrainerRequest, limit_bytes=MAX_MESSAGE_BYTES)[0])
+        return b"" if reply is None else to_bytes(reply)
+
+    def receive_rollout(self, report: bytes, rollout: bytes) -> bytes:
+        """Receive a report of an actor, and a rollout if there is one."""
+        return self.trainer.endpoint.receive_packed(report, rollout)
 
     def weights(self, newer_than: int) -> Any:
         """The version and place of the newest weights, if newer."""
-        return self.endpoint.weights(newer_than)
-
-    def request_stop(self, signal: str) -> None:
-        """Pass on a signal that the driver received."""
-        self.stop_request.name = self.stop_request.name or signal
-
-    def stop_by_callback(self) -> None:
-        """Stop the run, because a callback of the driver returned True."""
-        self.relay.stop_requested = True
-
-    def fail_by_callback(self, what: str) -> None:
-        """Fail the run, because a callback of the driver raised."""
-        self.relay.callback_error = what
-
-    def news(self, num_received: int) -> bytes:
-        """The items that the driver has not received yet."""
-        return self.relay.news_since(num_received)
+        return self.trainer.endpoint.weights(newer_than)

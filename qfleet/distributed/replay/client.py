@@ -1,49 +1,31 @@
 """The client of a replay in another process, which cuts batches while the learner updates.
 
 Rollouts, priorities and draws are sent in order through one connection, so the replay does the same as it would in this
-process; batches are requested one ahead. The connection is shared memory (`replay.process`) or Ray (`ray.replay`).
+process; batches are requested one ahead. The process is on this machine (`replay.process`) or on Ray (`ray.replay`).
 """
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import numpy as np
 from torch import nn
 
-from qfleet.build.components import ActorSide, Components, LearnerSide, ReplayLost
+from qfleet.build.components import ActorSide, Components, LearnerSide
 from qfleet.build.make import join_components
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
-from qfleet.data.array_messages import as_batch, batch_parts, priority_parts, rollout_parts, template_batch
-from qfleet.data.wire_format import Arrays, Facts, packed_bytes
+from qfleet.data.array_messages import batch_arrays, batch_form, rollout_parts, template_batch
+from qfleet.data.wire_format import packed_bytes
+from qfleet.distributed.replay import messages
+from qfleet.distributed.replay.connection import ReplayConnection
+from qfleet.distributed.replay.messages import BatchReply, state_arrays, state_in
+from qfleet.distributed.worker.messages import Done
 from qfleet.plan.schema import BufferReplay as Buffer
 from qfleet.plan.schema import GrowingBatch, Plan
-from qfleet.replay import ALL, CompressionSavings, Cut, Fold, Replay, Span, Store, Uniform
+from qfleet.replay import ALL, CompressionSavings, Cut, NStepReturn, Replay, Span, Store, Uniform
 from qfleet.system.restart_budget import RestartBudget
-
-
-class ReplayConnection(Protocol):
-    """The connection to a replay server, which handles messages in order; raises ReplayLost if the server is lost."""
-
-    def start(self, history: Path | None) -> None:
-        """Start a server with an empty replay, which records its operations in this file; stop any server before it."""
-
-    def send(self, facts: Facts, arrays: Arrays | None = None) -> None:
-        """Send a message, without waiting for its effect."""
-
-    def receive_batch(self) -> Batch | Sequences | None:
-        """The oldest batch drawn and not received yet; None if the replay had no items."""
-
-    def request(self, name: str, state: State | None = None) -> State:
-        """Send a request and wait for the reply; all messages before it are handled first."""
-
-    def discard_batches(self) -> None:
-        """Discard the batches that were drawn; no request may be under way."""
-
-    def close(self) -> None:
-        """Stop the server and free all resources."""
+from qfleet.system.worker_errors import WorkerLost
 
 
 class RemoteReplay:
@@ -62,29 +44,22 @@ class RemoteReplay:
         self.lanes = store.lanes
         self.capacity = template.cut.items_in(buffer_of(plan).capacity)
         self.filter = None if template.filter is None else RemoteFilter(self)
-        self._fold = template.fold
+        self._n_step = template.n_step
         self.history: Path | None = None  # the file that records its operations
-        self.batches_requested = 0  # and not received yet
 
     # Lifecycle
 
     def start(self) -> None:
         """Start a new, empty replay."""
         self.connection.start(self.history)
-        self._fold = self.template.fold  # the plan's, which the new replay has
-        self.discard_batches()
+        self._n_step = self.template.n_step  # the plan's, which the new replay has
 
     def use_run_folder(self, folder: Path) -> None:
         """Record the replay's operations in the run directory, if the plan asks for a history."""
         if self.plan.log.history:
             self.history = folder / "history" / "replay.jsonl"
-            with suppress(ReplayLost):  # start() passes the file to the next server
-                self.connection.request("set_history_file", {"file": str(self.history)})
-
-    def discard_batches(self) -> None:
-        """Discard the batches that were requested or have arrived."""
-        self.connection.discard_batches()
-        self.batches_requested = 0
+            with suppress(WorkerLost):  # start() passes the file to the next process
+                self.connection.request(messages.SetHistoryFile(str(self.history)), Done)
 
     def flush(self) -> None:
         """Wait until all messages so far are handled; only then may the rows be written from here."""
@@ -98,93 +73,92 @@ class RemoteReplay:
 
     def add(self, rollout: Rollout, gain: Array | None = None, lanes: slice = ALL) -> int:
         """Send rows to be stored, without waiting."""
-        begin, end, _ = lanes.indices(self.lanes)
-        facts, arrays = rollout_parts(rollout)
+        first, stop, _ = lanes.indices(self.lanes)
+        header, arrays = rollout_parts(rollout)
         extra = {"gain": gain} if gain is not None and self.template.store.gain is not None else {}
-        self.connection.send({**facts, "kind": "add", "begin": begin, "end": end}, {**arrays, **extra})
+        self.connection.send(messages.Add(header, first, stop), {**arrays, **extra})
         return count_steps(rollout)
 
     def seal(self, lanes: slice = ALL) -> int:
         """End the episodes of these lanes."""
-        begin, end, _ = lanes.indices(self.lanes)
-        return int(self.connection.request("seal", {"begin": begin, "end": end})["steps_sealed"])
+        first, stop, _ = lanes.indices(self.lanes)
+        return self.connection.request(messages.Seal(first, stop), messages.Sealed)[0].steps
 
     def sample(self, size: int) -> Batch | Sequences | None:
         """The batch requested by the previous call; requests the next one."""
-        if not self.batches_requested and not len(self):
+        if not self.connection.num_due and not len(self):
             return None
-        while self.batches_requested < 2:
-            self.connection.send({"kind": "draw", "size": size})
-            self.batches_requested += 1
-        batch = self.connection.receive_batch()
-        self.batches_requested -= 1
-        return batch
+        while self.connection.num_due < 2:
+            self.connection.draw(size)
+        return self.connection.receive_batch()
 
     def update(self, ids: Array, priority: Array) -> None:
         """Send new priorities, if the sampler uses them."""
         if not isinstance(self.template.sampler, Uniform):
-            self.connection.send(*priority_parts(ids, priority.astype(np.float32)))
+            self.connection.send(messages.SetPriorities(), {"ids": ids, "priority": priority.astype(np.float32)})
 
     @property
-    def fold(self) -> Fold:
+    def n_step(self) -> NStepReturn:
         """How rewards are summed over n steps."""
-        return self._fold
+        return self._n_step
 
-    @fold.setter
-    def fold(self, fold: Fold) -> None:
-        if fold != self._fold:
-            self._fold = fold
-            self.connection.send({"kind": "fold", **asdict(fold)})
+    @n_step.setter
+    def n_step(self, n_step: NStepReturn) -> None:
+        if n_step != self._n_step:
+            self._n_step = n_step
+            self.connection.send(messages.SetNStep(n_step))
 
-    def counts(self) -> State:
+    def counts(self) -> messages.CountsReply:
         """Serial numbers and item counts."""
-        return self.connection.request("counts")
+        return self.connection.request(messages.Counts(), messages.CountsReply)[0]
 
     @property
     def head(self) -> int:
         """One past the newest item."""
-        return int(self.counts()["head"])
+        return self.counts().head
 
     @property
     def tail(self) -> int:
         """The oldest item."""
-        return int(self.counts()["tail"])
+        return self.counts().tail
 
     @property
     def items_added(self) -> int:
         """Items added since it was last empty."""
-        return int(self.counts()["items_added"])
+        return self.counts().items_added
 
     def __len__(self) -> int:
         counts = self.counts()
-        return int(counts["head"]) - int(counts["tail"])
+        return counts.head - counts.tail
 
     def read_batch(self, serials: Array, weight: Array) -> Batch | Sequences:
         """The items with these serial numbers."""
-        found = self.connection.request("read_batch", {"serials": serials, "weight": weight})
-        return as_batch((found["facts"], found["arrays"]), self.spec)
+        wanted = {"serials": serials, "weight": weight}
+        with self.connection.using_handle():  # an invalid reply is a loss
+            return self.connection.valid_batch(*self.connection.request(messages.ReadBatch(), BatchReply, wanted))
 
     def spans(self) -> list[Span]:
         """The rows that are needed, by lanes."""
-        return [(slice(a, b), begin, end) for a, b, begin, end in self.connection.request("spans")["spans"]]
+        reply, _ = self.connection.request(messages.Spans(), messages.SpansReply)
+        return [(slice(first, stop), begin, end) for first, stop, begin, end in reply.spans]
 
     def clear(self) -> None:
         """Remove all items."""
-        self.connection.request("clear")
-        self.discard_batches()
+        self.connection.request(messages.Clear(), Done)
+        self.connection.discard_batches()
 
     def state_dict(self) -> State:
         """All but the rows."""
-        return self.connection.request("state")
+        return state_in(self.connection.request(messages.ReadState(), messages.StateReply)[1])
 
     def load_state_dict(self, state: State) -> None:
         """Restore; the rows were restored before."""
-        self.connection.request("load", state)
-        self.discard_batches()
+        self.connection.request(messages.LoadState(), Done, state_arrays(state))
+        self.connection.discard_batches()
 
     def reseed(self, rng: np.random.Generator) -> None:
         """Replace the random generator."""
-        self.connection.request("reseed", {"rng": rng.bit_generator.state})
+        self.connection.request(messages.SetGenerator(), Done, state_arrays({"rng": rng.bit_generator.state}))
 
 
 class RemoteFilter:
@@ -196,7 +170,7 @@ class RemoteFilter:
     @property
     def share(self) -> float:
         """The share of items that were filtered out."""
-        return float(self.replay.counts()["filtered"])
+        return self.replay.counts().filtered
 
 
 class RemoteRows:
@@ -213,22 +187,19 @@ class RemoteRows:
 
     def read(self, begin: int, end: int, lanes: slice = ALL) -> State:
         """Rows [begin, end) of these lanes."""
-        return self.connection.request("read", self.row_range(begin, end, lanes))
+        first, stop, _ = lanes.indices(self.lanes)
+        return state_in(self.connection.request(messages.ReadRows(begin, end, first, stop), messages.StateReply)[1])
 
     def restore(self, begin: int, end: int, values: State, lanes: slice = ALL) -> None:
         """Write rows [begin, end) of these lanes back."""
-        self.connection.request("restore", {**self.row_range(begin, end, lanes), "values": values})
-
-    def row_range(self, begin: int, end: int, lanes: slice) -> State:
-        """Rows and lanes as fields of a request."""
         first, stop, _ = lanes.indices(self.lanes)
-        return {"begin": begin, "end": end, "first": first, "stop": stop}
+        self.connection.request(messages.RestoreRows(begin, end, first, stop), Done, state_arrays(values))
 
     def compression_savings(self) -> CompressionSavings | None:
         """What compression saves and costs, if rows are compressed; the last known values if the replay is lost."""
         if self.compresses:
-            with suppress(ReplayLost):
-                self.last_savings = CompressionSavings(**self.connection.request("compression_savings"))
+            with suppress(WorkerLost):
+                self.last_savings = self.connection.request(messages.ReadSavings(), messages.SavingsReply)[0].savings
         return self.last_savings
 
 
@@ -266,7 +237,8 @@ def buffer_of(plan: Plan) -> Buffer:
 
 def batch_bytes(plan: Plan, spec: Spec, cut: Cut) -> int:
     """The largest size of a packed batch."""
-    return packed_bytes(*batch_parts(template_batch(spec, batch_size(plan), *window(cut))))
+    batch = template_batch(spec, batch_size(plan), *window(cut))
+    return packed_bytes(BatchReply(batch_form(batch)), batch_arrays(batch))
 
 
 def window(cut: Cut) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """The ledger: admits each rollout exactly once (promise I3). A state machine: no clock, no IO.
 
-A rollout's source is (worker, incarnation, sequence); sequences count from 0 in every incarnation. A sender gets the
-verdict and `expected(worker)`: after "accept" and "duplicate" it drops the rollout, after "refuse" it sends again from
-the expected sequence, or ends if its incarnation is not the current one.
+A rollout's source is (worker, incarnation, sequence); sequences count from 0 in every incarnation. A sender that gets
+the verdict drops the rollout after "accept" and "duplicate"; after "refuse" it sends again, or ends if its incarnation
+is not the current one.
 """
 
 from typing import Literal, TypeAlias
@@ -25,14 +25,8 @@ class Ledger:
         self.workers = workers
         self.incarnations = [NOT_STARTED] * workers  # the newest of each worker
         self.sequences = [0] * workers  # expected next
-        self.lost = [False] * workers  # and not replaced yet
         self.rollouts = [0] * workers  # accepted, over all incarnations
         self.steps = [0] * workers
-
-    @property
-    def total_steps(self) -> int:
-        """Accepted steps of all workers."""
-        return sum(self.steps)
 
     def begin(self, worker: int, incarnation: int) -> None:
         """Accept only this incarnation of the worker from now on; repeating the call changes nothing."""
@@ -42,20 +36,10 @@ class Ledger:
         if incarnation > newest:
             self.incarnations[worker] = incarnation
             self.sequences[worker] = 0
-            self.lost[worker] = False
-
-    def mark_lost(self, worker: int) -> None:
-        """Accept no rollouts of this worker until its next incarnation begins."""
-        self.lost[worker] = True
-
-    def expected(self, worker: int) -> int:
-        """The sequence that the worker's newest incarnation must send next."""
-        return self.sequences[worker]
 
     def is_current(self, worker: int, incarnation: int) -> bool:
         """Is this the incarnation whose rollouts are accepted?"""
-        known = 0 <= worker < self.workers and not self.lost[worker]
-        return known and 0 <= incarnation == self.incarnations[worker]
+        return 0 <= worker < self.workers and 0 <= incarnation == self.incarnations[worker]
 
     def admit(self, source: Source, steps: int = 0) -> Verdict:
         """Decide whether a rollout is inserted; "accept" counts it and its steps."""
@@ -74,7 +58,7 @@ class Ledger:
         return {
             "incarnations": np.array(self.incarnations, np.int64),
             "sequences": np.array(self.sequences, np.int64),
-            "dismissed": np.array(self.lost, np.bool_),
+            "dismissed": np.zeros(self.workers, np.bool_),  # no longer used; older versions read it
             "rollouts": np.array(self.rollouts, np.int64),
             "steps": np.array(self.steps, np.int64),
         }
@@ -84,9 +68,8 @@ class Ledger:
         shape = (self.workers,)
         incarnations = saved_numbers(state, "incarnations", shape, NOT_STARTED, _LARGEST)
         counts = [saved_numbers(state, name, shape, 0, _LARGEST) for name in ("sequences", "rollouts", "steps")]
-        lost = saved_array(state, "dismissed", FLAGS, shape)
+        saved_array(state, "dismissed", FLAGS, shape)
         if (counts[0] > counts[1]).any():
             raise ValueError("sequences: more than the rollouts that were accepted")
         self.incarnations = incarnations.tolist()
-        self.lost = lost.tolist()
         self.sequences, self.rollouts, self.steps = (count.tolist() for count in counts)

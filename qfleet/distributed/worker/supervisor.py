@@ -7,23 +7,23 @@ that sends far fewer rollouts than the others is reported by the `StragglerWatch
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from statistics import median_low
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from qfleet.system.restart_budget import RestartBudget
+from qfleet.system.silence import SilenceTimer
 
-# The most that a gap between two checks counts: a driver that was itself stopped must not find all workers hung.
-MAX_POLL_GAP_SECONDS = 2.0
 COMPARE_SECONDS = 10.0  # the least time over which workers are compared
 SLOW_SHARE = 1 / 3  # of the median of the others
 MIN_ROLLOUTS = 10  # fewer are chance
 
 WorkerId: TypeAlias = tuple[int, int]  # worker, incarnation
 WorkerStatus: TypeAlias = Literal["waiting", "running", "quarantined"]
-FaultKind: TypeAlias = Literal["dead", "hung", "senseless"]  # the last: it sent an invalid rollout
+FaultKind: TypeAlias = Literal["dead", "hung", "senseless"]
+INVALID_ROLLOUT: FaultKind = "senseless"  # the word that events have for a worker that sent an invalid rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +46,38 @@ class _WorkerRecord:
     state: WorkerStatus = "waiting"
     due_at: float = float("-inf")
     progress: int = 0
-    checked_at: float = 0.0
-    silent_seconds: float = 0.0  # since its progress rose last; long gaps between checks count less
+    silence: SilenceTimer = field(default_factory=lambda: SilenceTimer(0.0))  # since its progress rose last
     has_moved: bool = False  # has progress risen since the start?
 
 
+@dataclass(eq=False)
 class Supervisor:
     """Decides restarts; the runtime starts and stops processes. `incarnations` are the last ones used before."""
 
-    def __init__(
-        self,
-        workers: int,
-        *,
-        hung_seconds: float,
-        restarts: int,
-        rng: np.random.Generator,
-        window_seconds: float = 600.0,
-        first_delay: float = 0.1,
-        largest_delay: float = 10.0,
-        start_seconds: float = 60.0,
-        incarnations: Sequence[int] | None = None,
-    ) -> None:
+    workers: int
+    _: KW_ONLY
+    hung_seconds: float
+    restarts: int
+    rng: np.random.Generator
+    window_seconds: float = 600.0
+    first_delay: float = 0.1
+    largest_delay: float = 10.0
+    start_seconds: float = 60.0  # at least, until the first progress: a start imports and makes environments
+    incarnations: InitVar[Sequence[int] | None] = None
+
+    def __post_init__(self, incarnations: Sequence[int] | None) -> None:
         # Long enough for a worker that never makes progress to use up its budget.
-        window_seconds = max(window_seconds, (restarts + 1) * (max(hung_seconds, start_seconds) + largest_delay))
-        self.hung_seconds = hung_seconds
-        self.restarts = restarts
-        self.window_seconds = window_seconds
-        self.first_delay = first_delay
-        self.largest_delay = largest_delay
-        self.rng = rng
-        self.start_seconds = start_seconds  # at least, until the first progress: a start imports and makes environments
-        self.records = [
-            _WorkerRecord(last, RestartBudget(restarts, window_seconds)) for last in incarnations or [-1] * workers
-        ]
-        if len(self.records) != workers:
-            raise ValueError(f"{workers} workers, but {len(self.records)} incarnations")
+        longest = (self.restarts + 1) * (max(self.hung_seconds, self.start_seconds) + self.largest_delay)
+        self.window_seconds = max(self.window_seconds, longest)
+        used = incarnations or [-1] * self.workers
+        self.records = [_WorkerRecord(last, self.make_budget()) for last in used]
+        if len(self.records) != self.workers:
+            raise ValueError(f"{self.workers} workers, but {len(self.records)} incarnations")
+
+    def make_budget(self) -> RestartBudget:
+        """The budget of one worker; delays have jitter, so that not all start at once."""
+        delays: dict[str, float] = {"first_delay": self.first_delay, "largest_delay": self.largest_delay}
+        return RestartBudget(self.restarts, self.window_seconds, rng=self.rng, **delays)
 
     @property
     def state(self) -> list[WorkerStatus]:
@@ -107,10 +104,6 @@ class Supervisor:
             "replace_seconds": self.largest_delay + 5.0,
         }
 
-    def incarnation(self, worker: int) -> int:
-        """The newest incarnation of a worker; -1 before the first."""
-        return self.records[worker].incarnation
-
     def reset(self, incarnations: Sequence[int]) -> None:
         """All workers were stopped: start them as later incarnations than these, except quarantined ones."""
         for record, used in zip(self.records, incarnations, strict=True):
@@ -132,8 +125,7 @@ class Supervisor:
         record.state = "running"
         record.progress = progress
         record.has_moved = False
-        record.checked_at = now
-        record.silent_seconds = 0.0
+        record.silence.reset(now)
         return record.incarnation
 
     def check(self, worker: int, now: float, *, alive: bool, progress: int) -> WorkerFault | None:
@@ -141,30 +133,23 @@ class Supervisor:
         record = self.records[worker]
         if record.state != "running":
             return None
-        record.silent_seconds += min(now - record.checked_at, MAX_POLL_GAP_SECONDS)
-        record.checked_at = now
+        record.silence.elapsed(now)
         if not alive:
             return self.record_fault(worker, now, "dead")
         if progress != record.progress:
             record.progress = progress
             record.has_moved = True
-            record.silent_seconds = 0.0
+            record.silence.reset(now)
         limit = self.hung_seconds if record.has_moved else max(self.hung_seconds, self.start_seconds)
-        return self.record_fault(worker, now, "hung") if record.silent_seconds >= limit else None
+        return self.record_fault(worker, now, "hung") if record.silence.seconds >= limit else None
 
     def record_fault(self, worker: int, now: float, kind: FaultKind) -> WorkerFault:
         """Charge a fault to the worker's budget: the worker is started again later, or quarantined."""
         record = self.records[worker]
-        delay = self.restart_delay(len(record.budget.faults)) if record.budget.charge(now) else None
+        delay = record.budget.delay_seconds if record.budget.charge(now) else None
         record.state = "quarantined" if delay is None else "waiting"
-        record.due_at = now + (delay or 0.0)
-        return WorkerFault(worker, record.incarnation, kind, record.silent_seconds, delay)
-
-    def restart_delay(self, faults: int) -> float:
-        """Seconds until the next start: doubled with every fault, with jitter so that not all start at once."""
-        # 2.0**1024 would overflow.
-        longest = min(self.largest_delay, self.first_delay * 2.0 ** min(faults - 1, 64))
-        return longest * (0.5 + 0.5 * float(self.rng.random()))
+        record.due_at = record.budget.retry_at
+        return WorkerFault(worker, record.incarnation, kind, record.silence.seconds, delay)
 
 
 class StragglerWatch:

@@ -1,11 +1,9 @@
 """The process of an environment worker: it holds environments and executes the commands in its memory. L lanes."""
 
 import contextlib
-import faulthandler
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -24,11 +22,9 @@ from qfleet.envs.step_timer import time_steps
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.envs.workers.memory import DONE, IDLE, OUTSIDE_SPACE, RAISED, RESET, EnvWorkerMemory
 from qfleet.errors import EnvError, QfleetError
-from qfleet.heartbeat import TRACEBACK_SIGNAL
 from qfleet.plan.schema import Env
-from qfleet.system.child_process import die_with_parent, limit_log
+from qfleet.system.child_process import limit_log
 from qfleet.system.shared_memory import SharedMemory
-from qfleet.system.worker_process import redirect_output
 
 # Messages through the socket, one byte each.
 READY = b"+"
@@ -54,12 +50,32 @@ class EnvWorkerTask:
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment in this process."""
-        os.environ.update(self.variables)
         if self.make is not None:
             return user_env_maker(self.env, ForkingPickler.loads(self.make))
         if self.registered is not None:
             gym.registry.setdefault(self.registered.id, self.registered)
         return env_maker(self.env)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvWorkerSetup:
+    """What the process of an environment worker is given."""
+
+    task: EnvWorkerTask
+    spec: Spec
+    lanes: int
+    region: SharedMemory
+    connection: socket.socket
+
+
+@dataclass(frozen=True, slots=True)
+class EnvProbeSetup:
+    """What a process is given that tries an environment; `report` takes its `EnvProbe`."""
+
+    task: EnvWorkerTask
+    seed: int
+    timed: bool  # time its steps; otherwise find its spec
+    report: SharedMemory
 
 
 class EnvProbe(msgspec.Struct):
@@ -148,18 +164,10 @@ class EnvWorker:
                 env.close()
 
 
-def env_worker_main(
-    task: EnvWorkerTask,
-    spec: Spec,
-    lanes: int,
-    region: SharedMemory,
-    report: SharedMemory,
-    connection: socket.socket,
-    log: str,
-) -> None:
+def env_worker_main(setup: EnvWorkerSetup) -> None:
     """The main function of a worker: execute commands until the parent sends STOP or ends."""
-    prepare_process(task.folder, report, log)
-    worker = EnvWorker(task, spec, EnvWorkerMemory(spec, lanes, region))
+    worker = EnvWorker(setup.task, setup.spec, EnvWorkerMemory(setup.spec, setup.lanes, setup.region))
+    connection = setup.connection
     connection.settimeout(_POLL_SECONDS)
     with contextlib.suppress(ConnectionError):
         connection.send(READY)
@@ -173,81 +181,49 @@ def env_worker_main(
     os._exit(0)
 
 
-def probe_main(task: EnvWorkerTask, seed: int, report: SharedMemory, log: str) -> None:
-    """Make one environment, reset it, and report its spec."""
-    prepare_process(task.folder, report, log)
-    _write_report(task, report, lambda: _probe_spec(task, seed))
-
-
-def timing_main(task: EnvWorkerTask, seed: int, report: SharedMemory, log: str) -> None:
-    """Make one environment, time its steps, and report the time."""
-    prepare_process(task.folder, report, log)
-    _write_report(task, report, lambda: _probe_speed(task, seed, report))
-
-
-def _write_report(task: EnvWorkerTask, report: SharedMemory, run: Callable[[], EnvProbe]) -> None:
+def probe_main(setup: EnvProbeSetup) -> None:
+    """Make one environment, reset it, and report its spec or the time of its steps."""
     try:
-        probe = run()
+        probe = _probe_speed(setup) if setup.timed else _probe_spec(setup)
     except QfleetError as error:
         what, why, fix = (text[:_TEXT_CHARACTERS] for text in (error.what, error.why, error.fix))
         probe = EnvProbe(error=(type(error).__name__, what, why, fix), traceback=_traceback(error.__cause__ or error))
     except BaseException as error:
-        what = f"{task.env.id}: the environment could not be made: it {describe_error(error)}"[:_TEXT_CHARACTERS]
+        what = f"{setup.task.env.id}: the environment could not be made: it {describe_error(error)}"[:_TEXT_CHARACTERS]
         error_parts = ("EnvError", what, "This came from inside it.", "Mend the environment.")
         probe = EnvProbe(error=error_parts, traceback=_traceback(error))
     data = msgspec.json.encode(probe)
-    report.view[: len(data)] = data
+    setup.report.view[: len(data)] = data
     os._exit(0)
 
 
-def _probe_speed(task: EnvWorkerTask, seed: int, report: SharedMemory) -> EnvProbe:
-    env = task.env
+def _probe_speed(setup: EnvProbeSetup) -> EnvProbe:
+    env = setup.task.env
     world = SyncVectorEnv(
-        task.maker(), 1, seed=seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds
+        setup.task.maker(), 1, seed=setup.seed, stream=0, name=env.id, bins=env.bins, check_bounds=env.check_bounds
     )
     world.reset()
-    report.view[MADE_FLAG_AT] = 1
+    setup.report.view[MADE_FLAG_AT] = 1
     return EnvProbe(step_seconds=time_steps(world))
 
 
-def _probe_spec(task: EnvWorkerTask, seed: int) -> EnvProbe:
+def _probe_spec(setup: EnvProbeSetup) -> EnvProbe:
+    task = setup.task
     env = make_checked_env(task.maker(), task.env.id)
     adapter = EnvAdapter(env, task.env.bins, task.env.id)
     try:
-        adapter.detect_masks(env, seed)
+        adapter.detect_masks(env, setup.seed)
     except EnvRaised as raised:
         error = raised.error
         raise EnvError(
             f"{task.env.id}, lane 0: reset() {describe_error(error)}",
-            f"This came from inside the environment, in its first reset (seed {seed}).",
+            f"This came from inside the environment, in its first reset (seed {setup.seed}).",
             "Mend the environment.",
         ) from error
     with contextlib.suppress(Exception):
         env.close()
     spec = adapter.spec
     return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes)
-
-
-def prepare_process(folder: str, report: SharedMemory, log: str) -> None:
-    """Have this process end with its parent, ignore the terminal, and write its traceback to `report` on a crash."""
-    die_with_parent()
-    with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # processes that an environment starts end with this one
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
-    _redirect(log)
-    faulthandler.enable(report.fileno(), all_threads=False)
-    faulthandler.register(TRACEBACK_SIGNAL, report.fileno(), all_threads=False)
-    os.chdir(folder)
-
-
-def _redirect(log: str) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.close(null)
-    redirect_output(log)
 
 
 def _receive(connection: socket.socket) -> bytes:

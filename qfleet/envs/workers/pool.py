@@ -18,8 +18,6 @@ from qfleet.envs.workers.reaper import Reaper
 
 CLOSE_SECONDS = 2.0  # for closing the environments of all workers
 _LOG_CHECK_SECONDS = 0.25  # how long to wait before checking the size of logs again
-# One more poll before a silent worker is stopped: this process may have been suspended itself.
-_GRACE_SECONDS = 0.1
 _MEMORY_CHECK_SECONDS = 1.0
 _HARD_MEMORY_LIMIT = 1.5  # times the limit: stop the worker before its episode ends
 
@@ -132,7 +130,7 @@ class EnvWorkerPool:
             self._by_descriptor[descriptor].receive()
         for index, worker in enumerate(self.workers):
             if worker is not None and worker.state == "dead":
-                self._fail(index, "died", worker.exit_text())
+                self._fail(index, "died", worker.process.exit_text())
 
     def close(self) -> None:
         """Stop all workers after they closed their environments, and kill those that do not exit in time."""
@@ -152,9 +150,9 @@ class EnvWorkerPool:
         for index, worker in enumerate(self.workers):
             if worker is None or worker.state not in ("busy", "starting"):
                 continue
-            if worker.deadline(self._step_seconds) <= self._clock():
+            if worker.seconds_left(self._step_seconds, self._clock()) <= 0:
                 doing = "start" if worker.state == "starting" else "make" if worker.memory.making else "answer"
-                self._fail(index, "hung", f"did not {doing} in time", worker.current_traceback())
+                self._fail(index, "hung", f"did not {doing} in time", worker.process.current_traceback())
 
     def _lanes_where(self, condition: Callable[[EnvWorkerProcess], bool]) -> Array:
         flags = [worker is not None and condition(worker) for worker in self.workers]
@@ -164,18 +162,18 @@ class EnvWorkerPool:
         self._poll = select.poll()
         self._by_descriptor = {}
         for worker in filter(None, self.workers):
-            for descriptor in (worker.connection.fileno(), worker.process.sentinel):
+            for descriptor in (worker.connection.fileno(), worker.process.process.sentinel):
                 self._by_descriptor[descriptor] = worker
                 self._poll.register(descriptor, select.POLLIN)
 
     def _wait(self, busy: list[EnvWorkerProcess]) -> None:
-        left = min(worker.deadline(self._step_seconds) for worker in busy) - self._clock()
+        now = self._clock()
+        left = min(worker.seconds_left(self._step_seconds, now) for worker in busy)
         self.poll(min(max(left, 0.0), _LOG_CHECK_SECONDS))
         for worker in busy:
             if worker.state == "busy":
                 worker.truncate_log()
         if left <= 0:
-            self.poll(_GRACE_SECONDS)
             self.stop_overdue()
 
     def _copy_results(self, index: int, step: Step, done: Array) -> None:
@@ -230,12 +228,11 @@ class EnvWorkerPool:
         current = worker.memory.current_lane if kind != "leaked" else None
         guilty = tuple(lanes) if current is None else (lanes[current],)
         where = f"worker {index}" if current is None else f"worker {index}, at lane {guilty[0]},"
-        cause = cause or worker.crash_traceback()
+        cause = cause or worker.process.crash_traceback()
         seconds = self._clock() - worker.since
         self._stop(worker)
         self._faults.append(EnvFault(kind, index, tuple(lanes), guilty, f"{where} {what}", cause, seconds))
 
     def _stop(self, worker: EnvWorkerProcess, timeout_seconds: float = 0.0) -> None:
-        pid = worker.process.pid  # not available once the process was closed
         worker.stop(timeout_seconds)
-        self._reaper.forget(pid)
+        self._reaper.forget(worker.process.pid)

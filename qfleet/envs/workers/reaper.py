@@ -4,14 +4,13 @@ The kernel ends workers with their parent, but not the processes that an environ
 the worker's process group, which the reaper kills.
 """
 
-import os
-import signal
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 
-from qfleet.envs.workers.process import start_process
-from qfleet.system.child_process import close_fork_server_pipe, kill_process_group
+from qfleet.system.child_process import fork_server
+from qfleet.system.descendants import kill_group
+from qfleet.system.worker_process import WorkerOptions, WorkerProcess
 
 
 class Reaper:
@@ -19,22 +18,26 @@ class Reaper:
 
     def __init__(self) -> None:
         child_connection, self._connection = Pipe(duplex=False)
+        # In a group of its own: a signal to the parent's group must not end the reaper.
+        options = WorkerOptions(own_group=True, death_signal=None)
+        context = fork_server("qfleet.envs.workers.reaper")
+        self._process = WorkerProcess(context, "reaper", reaper_main, child_connection, options)
         with child_connection:
-            self._process = start_process(reaper_main, (child_connection,), main=False)
+            self._process.start()
 
-    def watch(self, pid: int | None) -> None:
+    def watch(self, pid: int) -> None:
         """Add a worker that was started."""
-        self._send(pid or 0)
+        self._send(pid)
 
-    def forget(self, pid: int | None) -> None:
+    def forget(self, pid: int) -> None:
         """Remove a worker whose process group was killed: the system may reuse its id."""
-        self._send(-(pid or 0))
+        self._send(-pid)
 
     def close(self) -> None:
         """Stop the reaper process."""
         if not self._connection.closed:
             self._connection.close()
-            kill_process_group(self._process)
+            self._process.close()
 
     def _send(self, number: int) -> None:
         with suppress(OSError):  # a world works without a reaper
@@ -43,17 +46,10 @@ class Reaper:
 
 def reaper_main(connection: Connection) -> None:
     """Wait until the world's process closes its end of the pipe or dies, then kill the groups of all its workers."""
-    close_fork_server_pipe()
-    with suppress(OSError):
-        os.setpgid(0, 0)  # a signal to the parent's group must not end the reaper
-    for ignored in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(ignored, signal.SIG_IGN)
     watched: set[int] = set()
     with suppress(EOFError, OSError):
         while message := connection.recv_bytes(32):
             number = int(message)
             watched = watched | {number} if number > 0 else watched - {-number}
     for pid in watched:
-        with suppress(OSError):
-            os.killpg(pid, signal.SIGKILL)
-    os._exit(0)
+        kill_group(pid)

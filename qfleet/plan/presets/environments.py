@@ -1,4 +1,4 @@
-"""Presets for environments, as functions that return settings; `algorithms.py` and `small.py` have the algorithms.
+"""Presets for environments, as functions that return settings; `catalog.py` finds presets by name.
 
 Each docstring has three parts, a title, `Source:` and `Advice:`, which `qfleet presets` shows. Note that
 `replay.samples_per_insert` is the batch size times the updates per environment step.
@@ -6,18 +6,11 @@ Each docstring has three parts, a title, `Source:` and `Advice:`, which `qfleet 
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from inspect import getdoc
 from typing import TypeAlias
 
-from qfleet.errors import UsageError
-from qfleet.plan.paths import nearest
-from qfleet.plan.presets.algorithms import ALGORITHMS, COMBINATIONS
 from qfleet.plan.presets.pieces import ATARI, Settings
-from qfleet.plan.presets.small import SMALL
 
 Defaults: TypeAlias = Callable[[], Settings]
-Algorithm: TypeAlias = Callable[[str], Settings]
 
 
 def general() -> Settings:
@@ -209,55 +202,7 @@ ENVIRONMENTS: tuple[tuple[re.Pattern[str], Defaults], ...] = (
 RECIPES: tuple[Defaults, ...] = (pong,)
 
 
-@dataclass(frozen=True, slots=True)
-class PresetInfo:
-    """A preset as `qfleet presets` shows it."""
-
-    name: str
-    kind: str  # "algorithm" or "environment"
-    title: str
-    source: str
-    advice: str
-    settings: Settings
-
-
 def defaults_for(env_id: str) -> tuple[str, Settings]:
     """The name and settings of the defaults that fit an environment id."""
     preset = next(preset for pattern, preset in ENVIRONMENTS if pattern.search(env_id))
     return preset.__name__, preset()
-
-
-def environment_presets() -> dict[str, Defaults]:
-    """Environment defaults by name; a named one applies to any environment."""
-    return {preset.__name__: preset for preset in (*(preset for _, preset in ENVIRONMENTS), *RECIPES)}
-
-
-def algorithm_presets() -> dict[str, Algorithm]:
-    """Algorithms by name, applied over the environment's defaults; the small variants come last."""
-    return {preset.__name__.replace("_", "-"): preset for preset in (*ALGORITHMS, *COMBINATIONS, *SMALL)}
-
-
-def settings_of(name: str, env_id: str) -> Settings:
-    """The settings of the preset of this name for an environment."""
-    algorithms = algorithm_presets()
-    environments = environment_presets()
-    if name in algorithms:
-        return algorithms[name](env_id)
-    if name in environments:
-        return environments[name]()
-    near = nearest(name, [*algorithms, *environments])
-    raise UsageError(
-        f"unknown preset {name}",
-        f"The presets are {', '.join([*algorithms, *environments])}.",
-        f"Did you mean {near}?" if near else "See what each does with: qfleet presets",
-    )
-
-
-def describe(name: str) -> PresetInfo:
-    """A preset's title, source, advice and settings; those of algorithms are for Atari."""
-    settings = settings_of(name, "ALE/Pong-v5")
-    kind = "algorithm" if name in algorithm_presets() else "environment"
-    preset = algorithm_presets().get(name) or environment_presets()[name]
-    lines = [line for line in (getdoc(preset) or "").splitlines() if line]
-    parts = {key: text for key, _, text in (line.partition(": ") for line in lines[1:])}
-    return PresetInfo(name, kind, lines[0], parts["Source"], parts["Advice"], settings)

@@ -1,84 +1,76 @@
 """Notes about a plan that is valid but may surprise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from qfleet.plan.derived import total_updates
-from qfleet.plan.schema import CopyTarget, ExponentialAnneal, FreshReplay, LinearEpsilon, PeriodicReset, Plan
+from qfleet.plan.schema import AverageTarget, ExponentialAnneal, FreshReplay, LinearEpsilon, PeriodicReset, Plan
 from qfleet.plan.secrets import typed_secrets
 
-
-def _not_exact(plan: Plan) -> str | None:
-    if plan.save.replay != "none":
-        return None
-    return "save.replay=none: a resumed run begins with an empty replay, so it is not exact"
+Notes: TypeAlias = Iterator[str]
 
 
-def _still_exploring(plan: Plan) -> str | None:
+def _not_exact(plan: Plan) -> Notes:
+    if plan.save.replay == "none":
+        yield "save.replay=none: a resumed run begins with an empty replay, so it is not exact"
+
+
+def _still_exploring(plan: Plan) -> Notes:
     explore = plan.algo.explore
     steps = plan.until.steps
-    if not isinstance(explore, LinearEpsilon) or explore.steps <= steps:
-        return None
-    left = explore.start + (explore.end - explore.start) * steps / explore.steps
-    return f"epsilon will still be {left:.2f} at the end: algo.explore.steps={explore.steps}, until.steps={steps}"
+    if isinstance(explore, LinearEpsilon) and explore.steps > steps:
+        left = explore.start + (explore.end - explore.start) * steps / explore.steps
+        yield f"epsilon will still be {left:.2f} at the end: algo.explore.steps={explore.steps}, until.steps={steps}"
 
 
-def _nothing_learned(plan: Plan) -> str | None:
-    if total_updates(plan) > 0:
-        return None
-    start = f"algo.learn_start_steps={plan.algo.learn_start_steps}, until.steps={plan.until.steps}"
-    return f"no update will be made before the end: {start}"
+def _nothing_learned(plan: Plan) -> Notes:
+    if total_updates(plan) <= 0:
+        start = f"algo.learn_start_steps={plan.algo.learn_start_steps}, until.steps={plan.until.steps}"
+        yield f"no update will be made before the end: {start}"
 
 
-def _target_stays(plan: Plan) -> str | None:
+def _target_stays(plan: Plan) -> Notes:
     target = plan.algo.target
     total = total_updates(plan)
-    if (
-        not isinstance(target, CopyTarget)
-        or isinstance(plan.replay, FreshReplay)
-        or not 0 < total < target.every_updates
-    ):
-        return None
-    setting = f"algo.target.every_updates={target.every_updates}"
-    return f"the target network keeps its first weights: {setting}, the run makes {total} updates"
+    if isinstance(target, AverageTarget) or isinstance(plan.replay, FreshReplay):
+        return
+    if 0 < total < target.every_updates:
+        setting = f"algo.target.every_updates={target.every_updates}"
+        yield f"the target network keeps its first weights: {setting}, the run makes {total} updates"
 
 
-def _reset_at_the_end(plan: Plan) -> str | None:
+def _reset_at_the_end(plan: Plan) -> Notes:
     reset = plan.algo.reset
     total = total_updates(plan)
     if not isinstance(reset, PeriodicReset) or total < reset.every_updates:
-        return None
+        return
     left = total % reset.every_updates
-    if left >= reset.every_updates // 4:
-        return None
-    return f"the last reset comes {left} updates before the end: algo.reset.every_updates={reset.every_updates}"
+    if left < reset.every_updates // 4:
+        yield f"the last reset comes {left} updates before the end: algo.reset.every_updates={reset.every_updates}"
 
 
-def _still_annealing(plan: Plan) -> str | None:
+def _still_annealing(plan: Plan) -> Notes:
     anneal = plan.algo.anneal
     total = total_updates(plan)
-    if not isinstance(anneal, ExponentialAnneal) or anneal.updates <= total:
-        return None
-    return f"algo.anneal.updates={anneal.updates}, but the run makes {total} updates: n and discount stay on their way"
+    if isinstance(anneal, ExponentialAnneal) and anneal.updates > total:
+        late = f"algo.anneal.updates={anneal.updates}, but the run makes {total} updates"
+        yield f"{late}: n and discount stay on their way"
 
 
-def _rate_is_zero(plan: Plan) -> str | None:
+def _rate_is_zero(plan: Plan) -> Notes:
     end = plan.optim.decay_updates
     total = total_updates(plan)
-    if end is None or end >= total:
-        return None
-    return f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"
+    if end is not None and end < total:
+        yield f"the learning rate is 0 from update {end} on: optim.decay_updates={end}, the run makes {total} updates"
 
 
-def _typed_secret(plan: Plan) -> str | None:
-    found = typed_secrets(plan)
-    if not found:
-        return None
-    name = found[0]
-    better = f"better set a variable, export MY_KEY=..., and give env.secrets.{name}=MY_KEY"
-    return f"env.options.{name} looks like a secret, and is stored in run.toml (mode 0600): {better}"
+def _typed_secret(plan: Plan) -> Notes:
+    for name in typed_secrets(plan)[:1]:
+        better = f"better set a variable, export MY_KEY=..., and give env.secrets.{name}=MY_KEY"
+        yield f"env.options.{name} looks like a secret, and is stored in run.toml (mode 0600): {better}"
 
 
-NOTES: tuple[Callable[[Plan], str | None], ...] = (
+NOTES: tuple[Callable[[Plan], Notes], ...] = (
     _not_exact,
     _still_exploring,
     _nothing_learned,

@@ -1,18 +1,19 @@
 """The argument of every rule in `rules.py` and `placement.py`: a plan with the origins of its values."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from qfleet.plan import paths
-from qfleet.plan.draft import DEFAULT, format_value
+from qfleet.plan.draft import DEFAULT
 from qfleet.plan.schema import BufferReplay, Plan
+from qfleet.plan.setting_text import format_value
 
 COMMAND_LINE = "command line"
 PYTHON = "Python"
 SCHEDULE = "learners.schedule"  # the origin of settings that a plan switches to
 
-Problem: TypeAlias = tuple[str, str] | None
+Problems: TypeAlias = Iterator[tuple[str, str]]  # what is wrong, and its fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +37,4 @@ class Case:
         return self.origins.get(path) in (COMMAND_LINE, PYTHON, SCHEDULE)
 
 
-Rule: TypeAlias = Callable[[Case], Problem]
+Rule: TypeAlias = Callable[[Case], Problems]

@@ -27,6 +27,6 @@ def check(plan: Plan, origins: Mapping[str, str] | None = None) -> list[str]:
     case = Case(plan, origins or {})
     _require_pairs(case)
     for rule, reason in RULES:
-        if problem := rule(case):
-            raise UsageError(problem[0], reason, problem[1])
-    return [note for find in NOTES if (note := find(plan))]
+        for problem, fix in rule(case):
+            raise UsageError(problem, reason, fix)
+    return [note for find in NOTES for note in find(plan)]

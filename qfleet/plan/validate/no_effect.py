@@ -5,18 +5,8 @@ Values from a preset or a default are accepted.
 
 from collections.abc import Callable
 
+from qfleet.plan import sync_schema
 from qfleet.plan.schema import CountBonus, InlineRuntime, MaxRule, Plan, ProcessesRuntime, RayRuntime, SoftmaxExplore
-from qfleet.plan.sync_schema import (
-    AllreduceSync,
-    Coded,
-    LocalSync,
-    NoCodec,
-    ServerSync,
-    SoloSync,
-    TopKCodec,
-    WindowSync,
-    sends_steps,
-)
 from qfleet.plan.traits import (
     has_one_learner,
     has_one_member,
@@ -34,11 +24,11 @@ STEP_PER_GRADIENT = "Every gradient is a step of its own: see sync.num_gradients
 
 
 def _is_synchronous(plan: Plan) -> bool:
-    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness == 0
+    return isinstance(plan.sync, sync_schema.ServerSync) and plan.sync.max_staleness == 0
 
 
 def _is_asynchronous(plan: Plan) -> bool:
-    return isinstance(plan.sync, ServerSync) and plan.sync.max_staleness != 0
+    return isinstance(plan.sync, sync_schema.ServerSync) and plan.sync.max_staleness != 0
 
 
 def _has_no_env_workers(plan: Plan) -> bool:
@@ -48,27 +38,27 @@ def _has_no_env_workers(plan: Plan) -> bool:
 
 
 def _has_no_codec(plan: Plan) -> bool:
-    return isinstance(plan.sync, Coded) and plan.sync.codec == NoCodec()
+    return isinstance(plan.sync, sync_schema.Coded) and plan.sync.codec == sync_schema.NoCodec()
 
 
 def _steps_per_gradient(plan: Plan) -> bool:
-    return isinstance(plan.sync, WindowSync) and plan.sync.num_gradients == 1
+    return isinstance(plan.sync, sync_schema.WindowSync) and plan.sync.num_gradients == 1
 
 
 def _has_no_buckets(plan: Plan) -> bool:
-    if not (has_several_learners(plan) and isinstance(plan.sync, AllreduceSync)):
+    if not (has_several_learners(plan) and isinstance(plan.sync, sync_schema.AllreduceSync)):
         return False
     sockets = isinstance(plan.runtime, RayRuntime) or plan.learners.backend in SOCKETS
-    return not sockets or plan.sync.codec != NoCodec() or sends_steps(plan.sync)
+    return not sockets or plan.sync.codec != sync_schema.NoCodec() or sync_schema.sends_steps(plan.sync)
 
 
 def _is_never_compared(plan: Plan) -> bool:
-    return isinstance(plan.sync, Coded) and not _has_no_codec(plan) and plan.sync.check_every_rounds == 0
+    return isinstance(plan.sync, sync_schema.Coded) and not _has_no_codec(plan) and plan.sync.check_every_rounds == 0
 
 
 def _sends_every_number(plan: Plan) -> bool:
-    codec = plan.sync.codec if isinstance(plan.sync, Coded) else NoCodec()
-    return isinstance(codec, TopKCodec) and codec.share == 1.0
+    codec = plan.sync.codec if isinstance(plan.sync, sync_schema.Coded) else sync_schema.NoCodec()
+    return isinstance(codec, sync_schema.TopKCodec) and codec.share == 1.0
 
 
 def _has_no_actors(plan: Plan) -> bool:
@@ -101,22 +91,14 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("algo.target.type", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.every_updates", uses_fresh_replay, "Without replay there is no target network."),
     ("algo.target.tau", uses_fresh_replay, "Without replay there is no target network."),
-    ("sync.type", lambda plan: has_one_learner(plan) and not isinstance(plan.sync, SoloSync), ONE_LEARNER),
+    ("sync.type", lambda plan: has_one_learner(plan) and not isinstance(plan.sync, sync_schema.SoloSync), ONE_LEARNER),
     ("sync.codec.type", has_one_learner, "With learners.num=1 nothing is sent."),
     ("learners.backend", has_one_learner, "With learners.num=1 there is no other learner to reach."),
-    (
-        "learners.bundles",
-        lambda plan: not has_several_learners(plan),
-        "With learners.num=1 there is nothing to divide.",
-    ),
+    ("learners.bundles", has_one_learner, "With learners.num=1 there is nothing to divide."),
     ("learners.balance", has_one_learner, "With learners.num=1 there is nothing to share."),
     ("learners.restarts", has_one_learner, "With learners.num=1 there is no other learner that could be lost."),
     ("learners.schedule", has_one_learner, ONE_LEARNER),
-    (
-        "learners.timeout_seconds",
-        lambda plan: not has_several_learners(plan),
-        "With learners.num=1 there is no other learner to wait for.",
-    ),
+    ("learners.timeout_seconds", has_one_learner, "With learners.num=1 there is no other learner to wait for."),
     *((path, has_one_learner, ONE_LEARNER) for path in ("sync.reduce", "sync.send", "sync.bucket_bytes")),
     (
         "sync.bucket_bytes",
@@ -126,7 +108,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("sync.slow_down", _is_synchronous, "Without staleness no gradient is old: see sync.max_staleness."),
     (
         "sync.reduce",
-        lambda plan: isinstance(plan.sync, AllreduceSync) and sends_steps(plan.sync),
+        lambda plan: isinstance(plan.sync, sync_schema.AllreduceSync) and sync_schema.sends_steps(plan.sync),
         "Steps are averaged, not gradients: see sync.send.",
     ),
     ("sync.reduce", _is_asynchronous, "With staleness every gradient is a step of its own: see sync.type=window."),
@@ -139,7 +121,7 @@ NO_EFFECT: tuple[tuple[str, Callable[[Plan], bool], str], ...] = (
     ("sync.reduce", _steps_per_gradient, STEP_PER_GRADIENT),
     (
         "sync.outer_momentum",
-        lambda plan: isinstance(plan.sync, LocalSync) and plan.sync.outer_rate is None,
+        lambda plan: isinstance(plan.sync, sync_schema.LocalSync) and plan.sync.outer_rate is None,
         "It belongs to the outer step, which only sync.outer_rate makes.",
     ),
     (

@@ -6,66 +6,40 @@ A pair is refused wherever its settings came from.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qfleet.plan.schema import (
-    BufferReplay,
-    CategoricalHead,
-    CountBonus,
-    DuplicatesFilter,
-    ExponentialAnneal,
-    GrowingBatch,
-    NoMemory,
-    Plan,
-    PlateauRate,
-    PrioritizedSampler,
-    ProcessesRuntime,
-    RayRuntime,
-    SequencesView,
-    SteadyBatch,
-)
+from qfleet.plan import schema
+from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Coded, NoCodec, Serving, SoloSync
 from qfleet.plan.traits import has_one_member, has_several_learners, is_distributional, uses_fresh_replay
 from qfleet.plan.validate.placement import has_actor_learners, has_central_inference, has_replay_process
 
 
 def _has_memory(plan: Plan) -> bool:
-    return not isinstance(plan.net.memory, NoMemory)
+    return not isinstance(plan.net.memory, schema.NoMemory)
 
 
 def _learns_sequences(plan: Plan) -> bool:
-    return isinstance(plan.algo.view, SequencesView)
+    return isinstance(plan.algo.view, schema.SequencesView)
 
 
 def _has_actor_priorities(plan: Plan) -> bool:
-    sampler = plan.replay.sampler if isinstance(plan.replay, BufferReplay) else None
-    return isinstance(sampler, PrioritizedSampler) and sampler.initial == "actor"
+    sampler = plan.replay.sampler if isinstance(plan.replay, schema.BufferReplay) else None
+    return isinstance(sampler, schema.PrioritizedSampler) and sampler.initial == "actor"
 
 
 def _has_filter(plan: Plan) -> bool:
-    return isinstance(plan.replay, BufferReplay) and isinstance(plan.replay.filter, DuplicatesFilter)
+    return isinstance(plan.replay, schema.BufferReplay) and isinstance(plan.replay.filter, schema.DuplicatesFilter)
 
 
 def _is_on_device(plan: Plan) -> bool:
-    return isinstance(plan.replay, BufferReplay) and plan.replay.on_device
+    return isinstance(plan.replay, schema.BufferReplay) and plan.replay.on_device
 
 
 def _is_compressed(plan: Plan) -> bool:
-    return isinstance(plan.replay, BufferReplay) and plan.replay.compress
-
-
-def _has_bonus(plan: Plan) -> bool:
-    return isinstance(plan.algo.bonus, CountBonus)
+    return isinstance(plan.replay, schema.BufferReplay) and plan.replay.compress
 
 
 def _has_annealing(plan: Plan) -> bool:
-    return isinstance(plan.algo.anneal, ExponentialAnneal)
-
-
-def _has_growing_batch(plan: Plan) -> bool:
-    return isinstance(plan.steer.batch, GrowingBatch)
-
-
-def _has_no_evaluation(plan: Plan) -> bool:
-    return plan.eval.episodes == 0
+    return isinstance(plan.algo.anneal, schema.ExponentialAnneal)
 
 
 NO_SCORES = "Steering uses validation scores, and there are none with 0 episodes."
@@ -156,7 +130,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.sampler.initial",
         "net.head.type",
-        lambda plan: _has_actor_priorities(plan) and isinstance(plan.net.head, CategoricalHead),
+        lambda plan: _has_actor_priorities(plan) and isinstance(plan.net.head, schema.CategoricalHead),
         "Actors know errors of values, a categorical head's priorities are divergences: they cannot be compared.",
         "Use replay.sampler.initial=largest, or net.head.type=quantile.",
     ),
@@ -184,28 +158,28 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "steer.batch.type",
         "replay.type",
-        lambda plan: _has_growing_batch(plan) and uses_fresh_replay(plan),
+        lambda plan: isinstance(plan.steer.batch, schema.GrowingBatch) and uses_fresh_replay(plan),
         "Fresh experience is cut into replay.minibatches parts: how large they are follows from that.",
         "Use replay.type=buffer, or leave steer.batch.type off.",
     ),
     Pair(
         "steer.batch.type",
         "eval.episodes",
-        lambda plan: _has_growing_batch(plan) and _has_no_evaluation(plan),
+        lambda plan: isinstance(plan.steer.batch, schema.GrowingBatch) and plan.eval.episodes == 0,
         NO_SCORES,
         "Set eval.episodes to 20 or so, or leave steer.batch.type off.",
     ),
     Pair(
         "steer.learning_rate.type",
         "eval.episodes",
-        lambda plan: isinstance(plan.steer.learning_rate, PlateauRate) and _has_no_evaluation(plan),
+        lambda plan: isinstance(plan.steer.learning_rate, schema.PlateauRate) and plan.eval.episodes == 0,
         NO_SCORES,
         "Set eval.episodes to 20 or so, or leave steer.learning_rate.type off.",
     ),
     Pair(
         "steer.stop_patience",
         "eval.episodes",
-        lambda plan: plan.steer.stop_patience is not None and _has_no_evaluation(plan),
+        lambda plan: plan.steer.stop_patience is not None and plan.eval.episodes == 0,
         NO_SCORES,
         "Set eval.episodes to 20 or so, or leave steer.stop_patience out.",
     ),
@@ -219,7 +193,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.filter.type",
         "algo.bonus.type",
-        lambda plan: _has_filter(plan) and _has_bonus(plan),
+        lambda plan: _has_filter(plan) and isinstance(plan.algo.bonus, schema.CountBonus),
         "The bonus falls with every visit, so no two steps have the same reward and none is a copy.",
         "Leave replay.filter.type or algo.bonus.type off.",
     ),
@@ -233,7 +207,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "replay.on_device",
         "algo.view.type",
-        lambda plan: _is_on_device(plan) and isinstance(plan.algo.view, SequencesView),
+        lambda plan: _is_on_device(plan) and _learns_sequences(plan),
         "Only batches of single steps are stacked on the device.",
         "Leave replay.on_device off, or algo.view.type at steps.",
     ),
@@ -256,7 +230,7 @@ PAIRS: tuple[Pair, ...] = (
         "runtime.replay_process",
         # On Ray only the replay process reads its rows.
         lambda plan: (
-            _is_compressed(plan) and isinstance(plan.runtime, ProcessesRuntime) and plan.runtime.replay_process
+            _is_compressed(plan) and isinstance(plan.runtime, schema.ProcessesRuntime) and plan.runtime.replay_process
         ),
         "With a replay process two processes read the rows, but only one can read compressed rows.",
         "Leave replay.compress or runtime.replay_process off.",
@@ -279,7 +253,9 @@ PAIRS: tuple[Pair, ...] = (
         "learners.backend",
         "runtime.type",
         lambda plan: (
-            has_several_learners(plan) and plan.learners.backend == "shared" and isinstance(plan.runtime, RayRuntime)
+            has_several_learners(plan)
+            and plan.learners.backend == "shared"
+            and isinstance(plan.runtime, schema.RayRuntime)
         ),
         "Learners on Ray may be on different nodes, which share no memory.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
@@ -287,7 +263,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.backend",
         "runtime.type",
-        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.runtime, RayRuntime),
+        lambda plan: plan.learners.backend in ("nccl", "mpi") and isinstance(plan.runtime, schema.RayRuntime),
         "Learners on Ray are processes that Ray starts, and connect by gloo.",
         "Leave learners.backend out, or use runtime.type=processes or inline.",
     ),
@@ -315,7 +291,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.bundles",
         "runtime.type",
-        lambda plan: has_actor_learners(plan) and isinstance(plan.runtime, ProcessesRuntime),
+        lambda plan: has_actor_learners(plan) and isinstance(plan.runtime, schema.ProcessesRuntime),
         "An actor-learner acts in its own process; there are no other actors.",
         "Use runtime.type=inline or ray, or leave learners.bundles off.",
     ),
@@ -329,7 +305,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.bundles",
         "runtime.replay_process",
-        lambda plan: has_actor_learners(plan) and isinstance(plan.runtime, RayRuntime) and plan.runtime.replay_process,
+        lambda plan: (
+            has_actor_learners(plan) and isinstance(plan.runtime, schema.RayRuntime) and plan.runtime.replay_process
+        ),
         "An actor-learner has its replay in its own process.",
         "Leave learners.bundles or runtime.replay_process off.",
     ),
@@ -343,7 +321,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "learners.bundles",
         "steer.batch.type",
-        lambda plan: has_actor_learners(plan) and not isinstance(plan.steer.batch, SteadyBatch),
+        lambda plan: has_actor_learners(plan) and not isinstance(plan.steer.batch, schema.SteadyBatch),
         "Every actor-learner samples its own batches, all of one size.",
         "Leave learners.bundles off, or steer.batch.type out.",
     ),
@@ -378,7 +356,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         "population.num",
         "eval.episodes",
-        lambda plan: not has_one_member(plan) and _has_no_evaluation(plan),
+        lambda plan: not has_one_member(plan) and plan.eval.episodes == 0,
         "Validation scores decide which member leads, and there are none with 0 episodes.",
         "Set eval.episodes to 20 or so, or leave population.num at 1.",
     ),

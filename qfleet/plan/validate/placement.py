@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from qfleet.plan.presets.pieces import ATARI, CARTPOLE
 from qfleet.plan.schema import BufferReplay, FreshReplay, InlineRuntime, Plan, RayRuntime
-from qfleet.plan.validate.case import Case, Problem, Rule
+from qfleet.plan.validate.case import Case, Problems, Rule
 
 DISTRIBUTED_RUNTIMES = ("processes", "ray")  # runtimes whose actors have their own processes
 ADDRESS = re.compile(r"([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}")
@@ -47,85 +47,74 @@ def actor_learner_plan(plan: Plan) -> Plan:
     )
 
 
-def _actor_learners_are_equal(case: Case) -> Problem:
+def _actor_learners_are_equal(case: Case) -> Problems:
     plan = case.plan
-    num = case.plan.learners.num
+    num = plan.learners.num
     for path, total in (("env.num", plan.env.num), ("algo.batch_size", plan.algo.batch_size)):
         if has_actor_learners(plan) and total % num:
             message = f"{case.named(path)} is not a multiple of {case.named('learners.num')}"
-            return message, f"Set {path}={-(-total // num) * num}, or leave learners.bundles off."
-    return None
+            yield message, f"Set {path}={-(-total // num) * num}, or leave learners.bundles off."
 
 
-def _inline_has_one_actor(case: Case) -> Problem:
-    if case.plan.actors.num == 1 or not isinstance(case.plan.runtime, InlineRuntime):
-        return None
-    message = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
-    return message, f"Set runtime.type={' or '.join(DISTRIBUTED_RUNTIMES)}, or leave actors.num at 1."
+def _inline_has_one_actor(case: Case) -> Problems:
+    if case.plan.actors.num > 1 and isinstance(case.plan.runtime, InlineRuntime):
+        message = f"{case.named('actors.num')} does not go with {case.named('runtime.type')}"
+        yield message, f"Set runtime.type={' or '.join(DISTRIBUTED_RUNTIMES)}, or leave actors.num at 1."
 
 
-def _shares_are_equal(case: Case) -> Problem:
+def _shares_are_equal(case: Case) -> Problems:
     envs = case.plan.env.num
     actors = case.plan.actors.num
-    if envs % actors == 0:
-        return None
-    message = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
-    return message, f"Set env.num={-(-envs // actors) * actors}, or another actors.num."
+    if envs % actors:
+        message = f"{case.named('env.num')} is not a multiple of {case.named('actors.num')}"
+        yield message, f"Set env.num={-(-envs // actors) * actors}, or another actors.num."
 
 
-def _shares_add_up(case: Case) -> Problem:
-    envs = case.plan.env.num
+def _shares_add_up(case: Case) -> Problems:
     actors = case.plan.actors
-    if actors.envs is None or actors.envs * actors.num == envs:
-        return None
-    total = actors.envs * actors.num
-    message = f"{case.named('actors.num')} times {case.named('actors.envs')} is not {case.named('env.num')}"
-    return message, f"Set env.num={total}, or leave actors.envs out."
+    if actors.envs is not None and actors.envs * actors.num != case.plan.env.num:
+        message = f"{case.named('actors.num')} times {case.named('actors.envs')} is not {case.named('env.num')}"
+        yield message, f"Set env.num={actors.envs * actors.num}, or leave actors.envs out."
 
 
-def _members_share(case: Case) -> Problem:
+def _members_share(case: Case) -> Problems:
     members = case.plan.population.num
     share = case.plan.env.num // case.plan.actors.num
-    if share % members == 0:
-        return None
-    message = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
-    return message, f"Set env.num={members * case.plan.actors.num * max(1, share // members)}, or fewer actors."
+    if share % members:
+        message = f"{share} environments per actor are not a multiple of {case.named('population.num')}"
+        yield message, f"Set env.num={members * case.plan.actors.num * max(1, share // members)}, or fewer actors."
 
 
-def _workers_have_work(case: Case) -> Problem:
+def _workers_have_work(case: Case) -> Problems:
     share = actor_learner_plan(case.plan).env.num // case.plan.actors.num
-    if case.plan.env.workers <= share:
-        return None
-    message = f"{case.named('env.workers')} is more than the {share} environments they would step"
-    return message, f"Set env.workers={share} or less."
+    if case.plan.env.workers > share:
+        message = f"{case.named('env.workers')} is more than the {share} environments they would step"
+        yield message, f"Set env.workers={share} or less."
 
 
-def _address_is_one(case: Case) -> Problem:
-    runtime = case.plan.runtime
-    if not isinstance(runtime, RayRuntime) or runtime.address is None or ADDRESS.fullmatch(runtime.address):
-        return None
-    return f"{case.named('runtime.address')} is not host:port", "Give it as `ray start` prints it: 10.0.0.1:6379."
+def _address_is_one(case: Case) -> Problems:
+    address = case.plan.runtime.address if isinstance(case.plan.runtime, RayRuntime) else None
+    if address is not None and not ADDRESS.fullmatch(address):
+        yield f"{case.named('runtime.address')} is not host:port", "Give it as `ray start` prints it: 10.0.0.1:6379."
 
 
-def _steps_end_first(case: Case) -> Problem:
+def _steps_end_first(case: Case) -> Problems:
     runtime = case.plan.runtime
     env = case.plan.env
     # Central inference also gives environments their own processes, except those stepped by native code.
     native = ATARI.search(env.id) or CARTPOLE.search(env.id)
     timed = env.workers or (has_central_inference(case.plan) and not native)
-    if isinstance(runtime, InlineRuntime) or not timed or env.step_timeout_seconds < runtime.hung_seconds:
-        return None
-    message = f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}"
-    return message, f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
+    if not isinstance(runtime, InlineRuntime) and timed and env.step_timeout_seconds >= runtime.hung_seconds:
+        longer = f"Set runtime.hung_seconds={2 * env.step_timeout_seconds:g}, or a shorter env.step_timeout_seconds."
+        yield f"{case.named('env.step_timeout_seconds')} is not below {case.named('runtime.hung_seconds')}", longer
 
 
-def _chunks_fit(case: Case) -> Problem:
+def _chunks_fit(case: Case) -> Problems:
     runtime = case.plan.runtime
-    replay = case.plan.replay
-    if isinstance(runtime, InlineRuntime) or not isinstance(replay, FreshReplay) or runtime.chunk_rows <= replay.rows:
-        return None
-    message = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
-    return message, f"Set runtime.chunk_rows={replay.rows} or less."
+    rows = case.plan.replay.rows if isinstance(case.plan.replay, FreshReplay) else None
+    if rows is not None and not isinstance(runtime, InlineRuntime) and runtime.chunk_rows > rows:
+        message = f"{case.named('runtime.chunk_rows')} is more than {case.named('replay.rows')}"
+        yield message, f"Set runtime.chunk_rows={rows} or less."
 
 
 PLACEMENT_RULES: tuple[tuple[Rule, str], ...] = (

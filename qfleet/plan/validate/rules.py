@@ -1,34 +1,19 @@
 """Rules across several settings: one table of small functions, each with its reason.
 
-A rule returns None, or the problem and its fix. Some rules apply only to settings that the user set for this run:
+A rule yields every problem with its fix. Some rules apply only to settings that the user set for this run:
 a period that never comes due in a shortened run is only an error if it was given on the command line.
 """
 
 import math
 import re
 
-from qfleet.plan import paths
+from qfleet.plan import paths, schema
 from qfleet.plan.derived import item_steps, item_stride, largest_n_step, total_updates
 from qfleet.plan.draft import DEFAULT
 from qfleet.plan.presets.pieces import ATARI
-from qfleet.plan.schema import (
-    CategoricalHead,
-    ConvTorso,
-    CopyTarget,
-    ExponentialAnneal,
-    ExponentialEpsilon,
-    FreshReplay,
-    GrowingBatch,
-    LinearEpsilon,
-    MlpTorso,
-    PeriodicReset,
-    PlateauRate,
-    PrioritizedSampler,
-    SequencesView,
-    SoftmaxExplore,
-)
+from qfleet.plan.setting_text import nearest
 from qfleet.plan.sync_schema import ServerSync, WindowSync
-from qfleet.plan.validate.case import SCHEDULE, Case, Problem, Rule
+from qfleet.plan.validate.case import SCHEDULE, Case, Problems, Rule
 from qfleet.plan.validate.placement import PLACEMENT_RULES
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
@@ -36,378 +21,333 @@ PRIORITIZED = "replay.sampler.type=prioritized"
 PATIENCE = ("steer.stop_patience", "steer.learning_rate.patience", "steer.batch.patience")
 
 
-def _env_is_named(case: Case) -> Problem:
-    name = case.plan.env.id.rpartition(".py:")[2]  # the path of a file may hold spaces
-    if name and len(case.plan.env.id) <= 500 and case.plan.env.id.isprintable() and not re.search(r"\s", name):
-        return None
-    return f"{case.named('env.id')} is not an environment id", "Give an id such as CartPole-v1 or ALE/Pong-v5."
+def _env_is_named(case: Case) -> Problems:
+    env_id = case.plan.env.id
+    name = env_id.rpartition(".py:")[2]  # the path of a file may hold spaces
+    if not name or len(env_id) > 500 or not env_id.isprintable() or re.search(r"\s", name):
+        yield f"{case.named('env.id')} is not an environment id", "Give an id such as CartPole-v1 or ALE/Pong-v5."
 
 
-def _options_are_names(case: Case) -> Problem:
-    wrong = next((name for name in case.plan.env.options if not name.isidentifier()), None)
-    if wrong is None:
-        return None
-    return f"env.options has a key {wrong!r} ({case.origins.get('env.options', DEFAULT)})", "Rename or remove it."
+def _options_are_names(case: Case) -> Problems:
+    for name in case.plan.env.options:
+        if not name.isidentifier():
+            origin = case.origins.get("env.options", DEFAULT)
+            yield f"env.options has a key {name!r} ({origin})", "Rename or remove it."
 
 
-def _secrets_are_names(case: Case) -> Problem:
+def _secrets_are_names(case: Case) -> Problems:
     for name, variable in case.plan.env.secrets.items():
         if not name.isidentifier() or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", variable):
             # The value is not shown: it may be the secret itself.
-            return f"env.secrets.{name} is not the name of an environment variable", f"Write env.secrets.{name}=MY_KEY"
+            yield f"env.secrets.{name} is not the name of an environment variable", f"Write env.secrets.{name}=MY_KEY"
         if name in case.plan.env.options:
-            return f"env.secrets.{name} and env.options.{name} are both given", "Remove one of them."
-    return None
+            yield f"env.secrets.{name} and env.options.{name} are both given", "Remove one of them."
 
 
-def _batch_fits(case: Case) -> Problem:
+def _batch_fits(case: Case) -> Problems:
     batch = case.plan.algo.batch_size
-    if case.buffer is None or batch <= case.buffer.capacity // item_stride(case.plan):
-        return None
-    message = f"{case.named('algo.batch_size')} is more than {_capacity_text(case)}"
-    return message, f"Set replay.capacity to {batch * item_stride(case.plan)} or more, or lower algo.batch_size."
+    stride = item_stride(case.plan)
+    if case.buffer is not None and batch > case.buffer.capacity // stride:
+        message = f"{case.named('algo.batch_size')} is more than {_capacity_text(case)}"
+        yield message, f"Set replay.capacity to {batch * stride} or more, or lower algo.batch_size."
 
 
 def _capacity_text(case: Case) -> str:
     """The capacity of the replay as text: steps, or sequences that begin a stride apart."""
-    if case.buffer is None or not isinstance(case.plan.algo.view, SequencesView):
+    if case.buffer is None or not isinstance(case.plan.algo.view, schema.SequencesView):
         return case.named("replay.capacity")
     count = case.buffer.capacity // item_stride(case.plan)
-    view = case.named("algo.view.stride")
-    return f"the {count} sequences of {case.named('replay.capacity')} with {view}"
+    return f"the {count} sequences of {case.named('replay.capacity')} with {case.named('algo.view.stride')}"
 
 
-def _returns_fit(case: Case) -> Problem:
-    most = largest_n_step(case.plan.algo)
+def _returns_fit(case: Case) -> Problems:
+    algo = case.plan.algo
+    most = largest_n_step(algo)
     need = case.plan.env.num * (most + 1)
-    if case.buffer is None or isinstance(case.plan.algo.view, SequencesView) or case.buffer.capacity >= need:
-        return None
-    path = "algo.n_step" if most == case.plan.algo.n_step else "algo.anneal.n_step"
-    message = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
-    return message, f"Set replay.capacity to {need} or more."
+    if case.buffer is not None and not isinstance(algo.view, schema.SequencesView) and case.buffer.capacity < need:
+        path = "algo.n_step" if most == algo.n_step else "algo.anneal.n_step"
+        message = f"{case.named('replay.capacity')} cannot hold {case.named(path)} for {case.named('env.num')}"
+        yield message, f"Set replay.capacity to {need} or more."
 
 
-def _sequences_fit(case: Case) -> Problem:
+def _sequences_fit(case: Case) -> Problems:
     view = case.plan.algo.view
-    if case.buffer is None or not isinstance(view, SequencesView):
-        return None
+    if case.buffer is None or not isinstance(view, schema.SequencesView):
+        return
     need = case.plan.env.num * (view.burn_in + view.length + largest_n_step(case.plan.algo))
-    if case.buffer.capacity >= need:
-        return None
-    shape = f"{case.named('algo.view.burn_in')} and {case.named('algo.view.length')}"
-    message = f"{case.named('replay.capacity')} cannot hold {shape} for {case.named('env.num')}"
-    return message, f"Set replay.capacity to {need} or more, or shorten the sequences."
+    if case.buffer.capacity < need:
+        shape = f"{case.named('algo.view.burn_in')} and {case.named('algo.view.length')}"
+        message = f"{case.named('replay.capacity')} cannot hold {shape} for {case.named('env.num')}"
+        yield message, f"Set replay.capacity to {need} or more, or shorten the sequences."
 
 
-def _learning_starts(case: Case) -> Problem:
+def _learning_starts(case: Case) -> Problems:
     start = case.plan.algo.learn_start_steps
     end = case.plan.until.steps
-    if start < end or case.buffer is None or not case.set_by_user("algo.learn_start_steps"):
-        return None
-    message = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
-    return message, f"Raise until.steps above {start}, or add algo.learn_start_steps={end // 10}."
+    if start >= end and case.buffer is not None and case.set_by_user("algo.learn_start_steps"):
+        message = f"{case.named('algo.learn_start_steps')} is not before the end, {case.named('until.steps')}"
+        yield message, f"Raise until.steps above {start}, or add algo.learn_start_steps={end // 10}."
 
 
-def _some_updates(case: Case) -> Problem:
-    if total_updates(case.plan) > 0 or not case.set_by_user("replay.samples_per_insert"):
-        return None
-    message = f"{case.named('replay.samples_per_insert')} makes 0 updates in {case.named('until.steps')}"
-    one = case.plan.algo.batch_size * item_steps(case.plan)
-    shape = "this batch size" if item_steps(case.plan) == 1 else "batches of this size and length"
-    return message, f"Raise it: {one} is one update per step with {shape}."
+def _some_updates(case: Case) -> Problems:
+    if total_updates(case.plan) <= 0 and case.set_by_user("replay.samples_per_insert"):
+        message = f"{case.named('replay.samples_per_insert')} makes 0 updates in {case.named('until.steps')}"
+        one = case.plan.algo.batch_size * item_steps(case.plan)
+        shape = "this batch size" if item_steps(case.plan) == 1 else "batches of this size and length"
+        yield message, f"Raise it: {one} is one update per step with {shape}."
 
 
-def _epsilon_falls(case: Case) -> Problem:
+def _epsilon_falls(case: Case) -> Problems:
     explore = case.plan.algo.explore
-    if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start >= explore.end:
-        return None
-    message = f"{case.named('algo.explore.start')} is below {case.named('algo.explore.end')}"
-    return message, "Swap them, or set algo.explore.type=constant and algo.explore.epsilon."
+    if isinstance(explore, schema.LinearEpsilon | schema.ExponentialEpsilon) and explore.start < explore.end:
+        message = f"{case.named('algo.explore.start')} is below {case.named('algo.explore.end')}"
+        yield message, "Swap them, or set algo.explore.type=constant and algo.explore.epsilon."
 
 
-def _epsilon_moves(case: Case) -> Problem:
+def _epsilon_moves(case: Case) -> Problems:
     explore = case.plan.algo.explore
-    if not isinstance(explore, LinearEpsilon | ExponentialEpsilon) or explore.start != explore.end:
-        return None
-    path = "algo.explore.steps" if isinstance(explore, LinearEpsilon) else "algo.explore.half_life_steps"
-    if not case.set_by_user(path):
-        return None
-    return f"{case.named(path)} has no effect", "Leave it out, or let algo.explore.start and algo.explore.end differ."
+    if isinstance(explore, schema.LinearEpsilon | schema.ExponentialEpsilon) and explore.start == explore.end:
+        path = "algo.explore.steps" if isinstance(explore, schema.LinearEpsilon) else "algo.explore.half_life_steps"
+        if case.set_by_user(path):
+            fix = "Leave it out, or let algo.explore.start and algo.explore.end differ."
+            yield f"{case.named(path)} has no effect", fix
 
 
-def _temperature_falls(case: Case) -> Problem:
+def _temperature_falls(case: Case) -> Problems:
     explore = case.plan.algo.explore
-    if not isinstance(explore, SoftmaxExplore) or explore.end is None or explore.end <= explore.temperature:
-        return None
-    message = f"{case.named('algo.explore.end')} is above {case.named('algo.explore.temperature')}"
-    return message, "Swap them, or leave algo.explore.end out for a constant temperature."
+    if isinstance(explore, schema.SoftmaxExplore) and explore.end is not None and explore.end > explore.temperature:
+        message = f"{case.named('algo.explore.end')} is above {case.named('algo.explore.temperature')}"
+        yield message, "Swap them, or leave algo.explore.end out for a constant temperature."
 
 
-def _beta_rises(case: Case) -> Problem:
+def _beta_rises(case: Case) -> Problems:
     sampler = case.buffer.sampler if case.buffer is not None else None
-    if not isinstance(sampler, PrioritizedSampler) or sampler.beta_start <= sampler.beta_end:
-        return None
-    message = f"{case.named('replay.sampler.beta_start')} is above {case.named('replay.sampler.beta_end')}"
-    return message, "Swap them; 0.4 to 1.0 is usual."
+    if isinstance(sampler, schema.PrioritizedSampler) and sampler.beta_start > sampler.beta_end:
+        message = f"{case.named('replay.sampler.beta_start')} is above {case.named('replay.sampler.beta_end')}"
+        yield message, "Swap them; 0.4 to 1.0 is usual."
 
 
-def _priorities_matter(case: Case) -> Problem:
+def _priorities_matter(case: Case) -> Problems:
     sampler = case.buffer.sampler if case.buffer is not None else None
-    if not isinstance(sampler, PrioritizedSampler) or sampler.alpha > 0:
-        return None
-    message = f"replay.sampler.type=prioritized has no effect with {case.named('replay.sampler.alpha')}"
-    return message, "Set replay.sampler.type=uniform, or an alpha such as 0.6."
+    if isinstance(sampler, schema.PrioritizedSampler) and sampler.alpha <= 0:
+        message = f"{PRIORITIZED} has no effect with {case.named('replay.sampler.alpha')}"
+        yield message, "Set replay.sampler.type=uniform, or an alpha such as 0.6."
 
 
-def _steps_matter(case: Case) -> Problem:
-    if case.plan.algo.discount > 0 or case.plan.algo.n_step == 1:
-        return None
-    return f"{case.named('algo.n_step')} has no effect with {case.named('algo.discount')}", "Set algo.n_step=1."
+def _steps_matter(case: Case) -> Problems:
+    if case.plan.algo.discount <= 0 and case.plan.algo.n_step != 1:
+        yield f"{case.named('algo.n_step')} has no effect with {case.named('algo.discount')}", "Set algo.n_step=1."
 
 
-def _score_is_seen(case: Case) -> Problem:
-    if case.plan.until.score is None or case.plan.eval.every_steps <= case.plan.until.steps:
-        return None
-    if not case.set_by_user("until.score"):
-        return None
-    message = (
-        f"{case.named('until.score')} has no effect: {case.named('eval.every_steps')}, {case.named('until.steps')}"
-    )
-    return message, f"Set eval.every_steps to {case.plan.until.steps} or less."
+def _score_is_seen(case: Case) -> Problems:
+    until = case.plan.until
+    if until.score is not None and case.plan.eval.every_steps > until.steps and case.set_by_user("until.score"):
+        never = f"{case.named('eval.every_steps')}, {case.named('until.steps')}"
+        yield f"{case.named('until.score')} has no effect: {never}", f"Set eval.every_steps to {until.steps} or less."
 
 
-def _score_is_measured(case: Case) -> Problem:
-    if case.plan.until.score is None or case.plan.eval.episodes > 0 or not case.set_by_user("until.score"):
-        return None
-    message = f"{case.named('until.score')} has no effect with {case.named('eval.episodes')}"
-    return message, "Set eval.episodes to 20 or so, or leave until.score out."
+def _score_is_measured(case: Case) -> Problems:
+    if case.plan.until.score is not None and case.plan.eval.episodes <= 0 and case.set_by_user("until.score"):
+        message = f"{case.named('until.score')} has no effect with {case.named('eval.episodes')}"
+        yield message, "Set eval.episodes to 20 or so, or leave until.score out."
 
 
-def _target_moves(case: Case) -> Problem:
+def _target_moves(case: Case) -> Problems:
     path = "algo.target.every_updates"
     target = case.plan.algo.target
-    if not isinstance(target, CopyTarget) or not case.set_by_user(path) or case.buffer is None:
-        return None
-    if target.every_updates <= total_updates(case.plan):
-        return None
-    message = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
-    return message, f"Set {path} to {max(1, total_updates(case.plan) // 10)} or so, or raise until.steps."
+    total = total_updates(case.plan)
+    copied = isinstance(target, schema.CopyTarget) and target.every_updates > total
+    if copied and case.set_by_user(path) and case.buffer is not None:
+        message = f"{case.named(path)} has no effect: the run makes {total} updates"
+        yield message, f"Set {path} to {max(1, total // 10)} or so, or raise until.steps."
 
 
 def _only_atari(path: str) -> Rule:
-    def rule(case: Case) -> Problem:
-        if paths.flatten(case.plan)[path] is None or ATARI.search(case.plan.env.id):
-            return None
-        return f"{case.named(path)} has no effect on {case.plan.env.id}", f"Leave {path} out."
+    def rule(case: Case) -> Problems:
+        if paths.flatten(case.plan)[path] is not None and not ATARI.search(case.plan.env.id):
+            yield f"{case.named(path)} has no effect on {case.plan.env.id}", f"Leave {path} out."
 
     return rule
 
 
-def _device_is_known(case: Case) -> Problem:
+def _device_is_known(case: Case) -> Problems:
     for path in ("runtime.device", "runtime.inference_device"):
         device = paths.flatten(case.plan).get(path)
-        if device is None or re.fullmatch(rf"({'|'.join(DEVICES)})(:\d{{1,3}})?", device):
-            continue
-        near = "cuda" if device == "gpu" else paths.nearest(device, DEVICES)
-        fix = f"Did you mean {path}={near}?" if near else "Leave it out to have the device chosen for you."
-        return f"{case.named(path)} is not a device", fix
-    return None
+        if device is not None and not re.fullmatch(rf"({'|'.join(DEVICES)})(:\d{{1,3}})?", device):
+            near = "cuda" if device == "gpu" else nearest(device, DEVICES)
+            fix = f"Did you mean {path}={near}?" if near else "Leave it out to have the device chosen for you."
+            yield f"{case.named(path)} is not a device", fix
 
 
-def _reset_comes(case: Case) -> Problem:
+def _reset_comes(case: Case) -> Problems:
     path = "algo.reset.every_updates"
     reset = case.plan.algo.reset
-    if not isinstance(reset, PeriodicReset) or reset.every_updates < total_updates(case.plan):
-        return None
-    if not (case.set_by_user(path) or case.set_by_user("algo.reset.type")):
-        return None
-    message = f"{case.named(path)} has no effect: the run makes {total_updates(case.plan)} updates"
-    return message, f"Set {path} to {max(1, total_updates(case.plan) // 4)} or so, or raise until.steps."
+    total = total_updates(case.plan)
+    late = isinstance(reset, schema.PeriodicReset) and reset.every_updates >= total
+    if late and (case.set_by_user(path) or case.set_by_user("algo.reset.type")):
+        message = f"{case.named(path)} has no effect: the run makes {total} updates"
+        yield message, f"Set {path} to {max(1, total // 4)} or so, or raise until.steps."
 
 
-def _switches_come(case: Case) -> Problem:
+def _switches_come(case: Case) -> Problems:
     total = total_updates(case.plan)
     numbers = [(text.split() or [""])[0].replace("_", "") for text in case.plan.learners.schedule]
     late = [number for number in numbers if number.isdecimal() and int(number) >= total]
-    if not late or not case.set_by_user(SCHEDULE):
-        return None
-    message = f"{SCHEDULE} has an entry {late[0]} that never comes: the run makes {total} updates"
-    return message, "Leave that entry out, or raise until.steps."
+    if late and case.set_by_user(SCHEDULE):
+        message = f"{SCHEDULE} has an entry {late[0]} that never comes: the run makes {total} updates"
+        yield message, "Leave that entry out, or raise until.steps."
 
 
-def _anneal_moves(case: Case) -> Problem:
+def _anneal_moves(case: Case) -> Problems:
     algo = case.plan.algo
-    anneal = case.plan.algo.anneal
-    if not isinstance(anneal, ExponentialAnneal) or (anneal.n_step, anneal.discount) != (algo.n_step, algo.discount):
-        return None
-    message = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
-    return message, "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start."
+    anneal = algo.anneal
+    if not isinstance(anneal, schema.ExponentialAnneal):
+        return
+    if (anneal.n_step, anneal.discount) == (algo.n_step, algo.discount):
+        message = f"{case.named('algo.anneal.type')} has no effect: it starts at algo.n_step and algo.discount"
+        yield message, "Leave it out, or set algo.anneal.n_step or algo.anneal.discount to where it shall start."
 
 
-def _anneal_ends(case: Case) -> Problem:
+def _anneal_ends(case: Case) -> Problems:
     reset = case.plan.algo.reset
     anneal = case.plan.algo.anneal
-    if not isinstance(reset, PeriodicReset) or not isinstance(anneal, ExponentialAnneal):
-        return None
-    if anneal.updates < reset.every_updates:
-        return None
-    message = f"{case.named('algo.anneal.updates')} is not less than {case.named('algo.reset.every_updates')}"
-    return message, f"Set algo.anneal.updates to {max(1, reset.every_updates // 2)} or so."
+    if not isinstance(reset, schema.PeriodicReset) or not isinstance(anneal, schema.ExponentialAnneal):
+        return
+    if anneal.updates >= reset.every_updates:
+        message = f"{case.named('algo.anneal.updates')} is not less than {case.named('algo.reset.every_updates')}"
+        yield message, f"Set algo.anneal.updates to {max(1, reset.every_updates // 2)} or so."
 
 
-def _rate_can_fall(case: Case) -> Problem:
+def _rate_can_fall(case: Case) -> Problems:
     rate = case.plan.steer.learning_rate
-    if not isinstance(rate, PlateauRate) or rate.floor < case.plan.optim.learning_rate:
-        return None
-    message = f"{case.named('steer.learning_rate.floor')} is not below {case.named('optim.learning_rate')}"
-    return message, f"Set steer.learning_rate.floor to {case.plan.optim.learning_rate / 100:g} or so."
+    if isinstance(rate, schema.PlateauRate) and rate.floor >= case.plan.optim.learning_rate:
+        message = f"{case.named('steer.learning_rate.floor')} is not below {case.named('optim.learning_rate')}"
+        yield message, f"Set steer.learning_rate.floor to {case.plan.optim.learning_rate / 100:g} or so."
 
 
-def _batch_can_grow(case: Case) -> Problem:
+def _batch_can_grow(case: Case) -> Problems:
     batch = case.plan.steer.batch
-    if not isinstance(batch, GrowingBatch) or batch.largest > case.plan.algo.batch_size:
-        return None
-    message = f"{case.named('steer.batch.largest')} is not above {case.named('algo.batch_size')}"
-    return message, f"Set steer.batch.largest to {case.plan.algo.batch_size * 4} or so."
+    if isinstance(batch, schema.GrowingBatch) and batch.largest <= case.plan.algo.batch_size:
+        message = f"{case.named('steer.batch.largest')} is not above {case.named('algo.batch_size')}"
+        yield message, f"Set steer.batch.largest to {case.plan.algo.batch_size * 4} or so."
 
 
-def _grown_batch_fits(case: Case) -> Problem:
+def _grown_batch_fits(case: Case) -> Problems:
     batch = case.plan.steer.batch
-    stride = item_stride(case.plan)
-    if not isinstance(batch, GrowingBatch) or case.buffer is None or batch.largest <= case.buffer.capacity // stride:
-        return None
-    message = f"{case.named('steer.batch.largest')} is more than {_capacity_text(case)}"
-    return message, f"Set steer.batch.largest to {case.buffer.capacity // stride} or less."
+    items = math.inf if case.buffer is None else case.buffer.capacity // item_stride(case.plan)
+    if isinstance(batch, schema.GrowingBatch) and batch.largest > items:
+        message = f"{case.named('steer.batch.largest')} is more than {_capacity_text(case)}"
+        yield message, f"Set steer.batch.largest to {items} or less."
 
 
-def _patience_runs_out(case: Case) -> Problem:
+def _patience_runs_out(case: Case) -> Problems:
     count = case.plan.until.steps // case.plan.eval.every_steps
     values = paths.flatten(case.plan)
     for path in PATIENCE:
         explicit = case.set_by_user(path) or case.set_by_user(f"{path.removesuffix('.patience')}.type")
         if explicit and (patience := values.get(path)) is not None and patience >= count:
             message = f"{case.named(path)} never runs out: the run makes {count} evaluations"
-            return message, f"Lower {path} or eval.every_steps={case.plan.eval.every_steps}, or raise until.steps."
-    return None
+            yield message, f"Lower {path} or eval.every_steps={case.plan.eval.every_steps}, or raise until.steps."
 
 
-def _lanes_divide(case: Case) -> Problem:
+def _lanes_divide(case: Case) -> Problems:
     lanes = case.plan.env.num
     members = case.plan.population.num
-    if lanes % members == 0:
-        return None
-    message = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
-    return message, f"Set env.num={math.ceil(lanes / members) * members}, or another multiple."
+    if lanes % members:
+        message = f"{case.named('env.num')} is not a multiple of {case.named('population.num')}"
+        yield message, f"Set env.num={math.ceil(lanes / members) * members}, or another multiple."
 
 
-def _weights_are_taken(case: Case) -> Problem:
+def _weights_are_taken(case: Case) -> Problems:
     path = "population.every_steps"
-    every = case.plan.population.every_steps
-    if every < case.plan.until.steps or not case.set_by_user(path):
-        return None
-    message = f"{case.named(path)} has no effect: {case.named('until.steps')}"
-    return message, f"Set {path} to {max(1, case.plan.until.steps // 5)} or so, or raise until.steps."
+    steps = case.plan.until.steps
+    if case.plan.population.every_steps >= steps and case.set_by_user(path):
+        message = f"{case.named(path)} has no effect: {case.named('until.steps')}"
+        yield message, f"Set {path} to {max(1, steps // 5)} or so, or raise until.steps."
 
 
-def _rates_are_sane(case: Case) -> Problem:
+def _rates_are_sane(case: Case) -> Problems:
     population = case.plan.population
     rate = case.plan.optim.learning_rate
-    if population.num == 1 or population.spread == 1.0:
-        return None
     # As logarithms: the power itself may overflow.
     reach = (population.num - 1) / 2 * math.log(population.spread)
-    if math.log(rate) + reach <= 0.0:
-        return None
-    message = f"{case.named('population.spread')} takes {case.named('optim.learning_rate')} above 1"
-    if rate >= 1.0:
-        return message, "Lower optim.learning_rate: 0.001 is usual."
-    most = (1.0 / rate) ** (2 / (population.num - 1))
-    return message, f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
+    if reach == 0.0 or math.log(rate) + reach <= 0.0:
+        return
+    fix = "Lower optim.learning_rate: 0.001 is usual."
+    if rate < 1.0:
+        most = (1.0 / rate) ** (2 / (population.num - 1))
+        fix = f"Set population.spread to 2 or so; with {population.num} members it must be below {most:.4g}."
+    yield f"{case.named('population.spread')} takes {case.named('optim.learning_rate')} above 1", fix
 
 
-def _each_learner_has_items(case: Case) -> Problem:
+def _each_learner_has_items(case: Case) -> Problems:
     num = case.plan.learners.num
-    batch = case.plan.algo.batch_size
-    if batch >= num:
-        return None
-    message = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
-    return message, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
+    if case.plan.algo.batch_size < num:
+        message = f"{case.named('algo.batch_size')} is less than {case.named('learners.num')}"
+        yield message, f"Set algo.batch_size to {32 * num} or so, or fewer learners."
 
 
-def _parts_have_items(case: Case) -> Problem:
-    parts = case.plan.algo.accumulate
+def _parts_have_items(case: Case) -> Problems:
     share = case.plan.algo.batch_size // case.plan.learners.num
-    if parts <= share:
-        return None
-    of = "" if case.plan.learners.num == 1 else f" for each of {case.named('learners.num')}"
-    message = f"{case.named('algo.accumulate')} is more than {case.named('algo.batch_size')}{of}"
-    return message, f"Set algo.accumulate to {share} or less."
+    if case.plan.algo.accumulate > share:
+        of = "" if case.plan.learners.num == 1 else f" for each of {case.named('learners.num')}"
+        message = f"{case.named('algo.accumulate')} is more than {case.named('algo.batch_size')}{of}"
+        yield message, f"Set algo.accumulate to {share} or less."
 
 
-def _spare_is_below_learners(case: Case) -> Problem:
-    sync = case.plan.sync
+def _spare_is_below_learners(case: Case) -> Problems:
     num = case.plan.learners.num
-    if not isinstance(sync, ServerSync) or sync.spare < num:
-        return None
-    return (
-        f"{case.named('sync.spare')} is not below {case.named('learners.num')}",
-        f"Set sync.spare to {num - 1} or less.",
-    )
+    if isinstance(case.plan.sync, ServerSync) and case.plan.sync.spare >= num:
+        message = f"{case.named('sync.spare')} is not below {case.named('learners.num')}"
+        yield message, f"Set sync.spare to {num - 1} or less."
 
 
-def _windows_close(case: Case) -> Problem:
+def _windows_close(case: Case) -> Problems:
     sync = case.plan.sync
-    if not isinstance(sync, WindowSync) or (sync.num_gradients, sync.window_seconds) != (None, None):
-        return None
-    both = f"{case.named('sync.num_gradients')} and {case.named('sync.window_seconds')}"
-    return f"{both} make no window", "Set one of them, such as sync.num_gradients=4 or sync.window_seconds=0.01."
+    if isinstance(sync, WindowSync) and (sync.num_gradients, sync.window_seconds) == (None, None):
+        both = f"{case.named('sync.num_gradients')} and {case.named('sync.window_seconds')}"
+        yield f"{both} make no window", "Set one of them, such as sync.num_gradients=4 or sync.window_seconds=0.01."
 
 
-def _block_divides(case: Case) -> Problem:
+def _block_divides(case: Case) -> Problems:
     replay = case.plan.replay
-    if not isinstance(replay, FreshReplay) or replay.minibatches <= replay.rows * case.plan.env.num:
-        return None
-    block = f"the steps of {case.named('replay.rows')} and {case.named('env.num')}"
-    message = f"{case.named('replay.minibatches')} is more than {block}"
-    return message, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
+    if isinstance(replay, schema.FreshReplay) and replay.minibatches > replay.rows * case.plan.env.num:
+        block = f"the steps of {case.named('replay.rows')} and {case.named('env.num')}"
+        message = f"{case.named('replay.minibatches')} is more than {block}"
+        yield message, f"Set replay.minibatches to {max(1, replay.rows * case.plan.env.num // 8)} or so."
 
 
-def _spectral_has_layers(case: Case) -> Problem:
-    torso = case.plan.net.torso
+def _spectral_has_layers(case: Case) -> Problems:
     path = "net.spectral_norm"
-    if not (case.plan.net.spectral_norm and isinstance(torso, MlpTorso) and case.set_by_user(path)):
-        return None
-    if len(torso.sizes) > 1:
-        return None
-    message = f"{case.named(path)} has no effect with {case.named('net.torso.sizes')}"
-    return message, f"Give net.torso.sizes two numbers or more, such as [64, 64], or leave {path} out."
+    torso = case.plan.net.torso
+    has_none = isinstance(torso, schema.MlpTorso) and len(torso.sizes) <= 1
+    if case.plan.net.spectral_norm and has_none and case.set_by_user(path):
+        message = f"{case.named(path)} has no effect with {case.named('net.torso.sizes')}"
+        yield message, f"Give net.torso.sizes two numbers or more, such as [64, 64], or leave {path} out."
 
 
-def _eta_matters(case: Case) -> Problem:
+def _eta_matters(case: Case) -> Problems:
     path = "algo.view.eta"
     sampler = case.buffer.sampler if case.buffer is not None else None
-    if not case.set_by_user(path) or isinstance(sampler, PrioritizedSampler):
-        return None
-    return f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
+    if case.set_by_user(path) and not isinstance(sampler, schema.PrioritizedSampler):
+        yield f"{case.named(path)} has no effect with uniform sampling", f"Leave {path} out, or set {PRIORITIZED}."
 
 
-def _layers_are_whole(case: Case) -> Problem:
+def _layers_are_whole(case: Case) -> Problems:
     torso = case.plan.net.torso
-    if not isinstance(torso, ConvTorso):
-        return None
+    if not isinstance(torso, schema.ConvTorso):
+        return
     counts = {len(torso.channels), len(torso.kernels), len(torso.strides)}
-    if len(counts) == 1 and torso.channels:
-        return None
-    lists = ", ".join(case.named(f"net.torso.{name}") for name in ("channels", "kernels", "strides"))
-    return f"{lists} do not make layers", "Give each of the three as many numbers, one per layer."
+    if len(counts) > 1 or not torso.channels:
+        lists = ", ".join(case.named(f"net.torso.{name}") for name in ("channels", "kernels", "strides"))
+        yield f"{lists} do not make layers", "Give each of the three as many numbers, one per layer."
 
 
-def _support_is_wide(case: Case) -> Problem:
+def _support_is_wide(case: Case) -> Problems:
     head = case.plan.net.head
-    if not isinstance(head, CategoricalHead) or head.low < head.high:
-        return None
-    message = f"{case.named('net.head.low')} is not below {case.named('net.head.high')}"
-    return message, "Give the smallest and the largest discounted return to expect, such as 0 and 100."
+    if isinstance(head, schema.CategoricalHead) and head.low >= head.high:
+        message = f"{case.named('net.head.low')} is not below {case.named('net.head.high')}"
+        yield message, "Give the smallest and the largest discounted return to expect, such as 0 and 100."
 
 
 RULES: tuple[tuple[Rule, str], ...] = (

@@ -1,7 +1,7 @@
 """The state of a run to and from checkpoints."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,14 +15,7 @@ from qfleet.plan import flatten
 from qfleet.plan.schema import OwnTorso, Plan, SteadyBatch, SteadyRate
 from qfleet.plan.secrets import redacted_settings
 from qfleet.plan.validate.placement import has_actor_learners
-from qfleet.save import (
-    Checkpoint,
-    Checkpoints,
-    Link,
-    pack_state,
-    pack_tensors,
-    unpack_state,
-)
+from qfleet.save import Checkpoint, Checkpoints, Link, pack_state, pack_tensors, unpack_state
 from qfleet.training.checkpoints.migrations import (
     lacks_values,
     max_file_bytes,
@@ -50,17 +43,17 @@ MALFORMED = (
 )
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Saves components and train state as checkpoints, and loads them."""
 
-    def __init__(self, checkpoints: Checkpoints, components: Components, versions: dict[str, str]) -> None:
-        self.checkpoints = checkpoints
-        self.components = components
-        self.versions = versions
-        self.last: Checkpoint | None = None
-        self.previous: Checkpoint | None = None  # the one before the last
-        self.committed_state: State = {}  # `stepless_state` of the last checkpoint
-        self.discards_fresh_block = False  # because an older version did not save all of it
+    checkpoints: Checkpoints
+    components: Components
+    versions: dict[str, str]
+    last: Checkpoint | None = None
+    previous: Checkpoint | None = None  # the one before the last
+    committed_state: State = field(default_factory=dict)  # `stepless_state` of the last checkpoint
+    discards_fresh_block: bool = False  # because an older version did not save all of it
 
     def save(self, step: int, train_state: State, meta: dict[str, Any]) -> Checkpoint:
         """Commit the present state, unless the last checkpoint holds it already."""

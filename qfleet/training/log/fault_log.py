@@ -9,7 +9,6 @@ from qfleet.plan.validate.placement import num_senders
 from qfleet.training.train_state import TrainState
 from qfleet.watch import EventLog
 
-ENV_FAULT = "an environment failed and was made anew, with episodes that no seed decides"
 # Events among learners after which no seed decides this run.
 INEXACT_EVENTS = {
     "learner_lost": "a learner was lost",

@@ -3,20 +3,23 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qfleet.build.components import Components
 from qfleet.errors import StorageError
 from qfleet.system.timers import Stopwatch
-from qfleet.training.log.fault_log import FaultLog
-from qfleet.training.log.run_status import CLOCK_ENDS, RUNNING, Ending, Row, RunStatus
+from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus
 from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
 from qfleet.watch import EventLog, RowLog, Watcher, read_json, write_json
 from qfleet.watch.text import LEAVING
+
+if TYPE_CHECKING:
+    from qfleet.training.log.fault_log import FaultLog
 
 LIVE_SECONDS = 0.25
 STATUS_SECONDS = 5.0
@@ -51,7 +54,6 @@ class RunLog:
         self.events = EventLog(folder / "events.jsonl")
         self.warnings: list[str] = []
         self.status = RunStatus(components, self.train_state, folder)
-        self.faults = FaultLog(components, self.train_state, self.events, self.warn)
         self.stop_requested = False  # by a callback
         self.failed_writes = 0  # in a row
         self.pending_rows: list[Row] = []  # that could not be written yet
@@ -62,6 +64,13 @@ class RunLog:
         self.policy_lag: float | None = None
         self.continue_clock(0.0)
         self.start_timing()
+
+    @cached_property
+    def faults(self) -> "FaultLog":
+        """Records faults; most runs have none."""
+        from qfleet.training.log.fault_log import FaultLog
+
+        return FaultLog(self.components, self.train_state, self.events, self.warn)
 
     def start_timing(self) -> None:
         """Measure the stages of the run from here on."""
@@ -252,11 +261,6 @@ class RunLog:
         """Write status.json."""
         self.status_at = self.clock()
         return self.status.write(ending, score, self.seconds(), self.times.profile())
-
-    def warn_if_clock_ends(self) -> None:
-        """Warn at the start if the clock decides where the run ends."""
-        if self.plan.until.seconds is not None:
-            self.warn(f"not exact: {CLOCK_ENDS}")
 
     def write_failure(self, ending: Ending, *, begun: bool, refused: bool = False) -> Row:
         """Record an error; a run that had not begun keeps its status but for the error, or all of it if refused."""

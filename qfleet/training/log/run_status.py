@@ -2,18 +2,20 @@
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
-from qfleet.build.components import Components, ReplayLost
+from qfleet.build.components import Components
+from qfleet.system.worker_errors import WorkerLost
 from qfleet.training.train_state import TrainState
 from qfleet.watch import write_json
-from qfleet.watch.run_directory import resume_command
+from qfleet.watch.provenance import resume_command
 
+ENV_FAULT = "an environment failed and was made anew, with episodes that no seed decides"
 ASYNCHRONOUS = "actors work beside the learner, so their timing decides what is learned from when"
 CLOCK_ENDS = "until.seconds is set, so the clock decides where it ends"
 
@@ -36,14 +38,14 @@ class Ending:
 RUNNING = Ending("running", None, "")
 
 
+@dataclass(eq=False)
 class RunStatus:
     """Writes status.json."""
 
-    def __init__(self, components: Components, train_state: TrainState, folder: Path) -> None:
-        self.components = components
-        self.train_state = train_state
-        self.folder = folder
-        self.filtered_share: Row = {}  # as last read: the process of the replay may be lost
+    components: Components
+    train_state: TrainState
+    folder: Path
+    filtered_share: Row = field(default_factory=dict)  # as last read: the process of the replay may be lost
 
     def write(self, ending: Ending, score: Row | None, seconds: float, profile: Row) -> Row:
         """Write how the run stands, and how to resume it."""
@@ -75,7 +77,7 @@ class RunStatus:
     def filtered(self) -> Row:
         """The share of items that the replay's filter kept out, if it has one."""
         if (filter := self.components.batch_source.replay.filter) is not None:
-            with suppress(ReplayLost):
+            with suppress(WorkerLost):
                 self.filtered_share = {"filtered": filter.share}
         return self.filtered_share
 

@@ -5,7 +5,8 @@ from typing import Any
 from qfleet.build.components import Components
 from qfleet.learn import ReplaySource
 from qfleet.system.timers import Stopwatch
-from qfleet.watch import EnergyMeter, cores, profile_of, rounded, shares_of, times_between, with_other
+from qfleet.training.log.energy import EnergyMeter
+from qfleet.watch import cores, profile_of, rounded, shares_of, times_between, with_other
 
 ACTOR_TIMES = ("env_ns", "infer_ns", "sync_ns", "wait_ns")  # what actors count; `wait` is for room in the queue
 WAITING_SHARE = 0.5  # of the time idle, and the learner counts as waiting
@@ -43,8 +44,10 @@ class RunTimes:
         return found
 
     def state(self) -> dict[str, str]:
-        """What the learner is doing, and how many actors work."""
-        return {"gate": self.learner_state(), "actors": self.working()}
+        """What the learner is doing, and how many actors work, of all: 2/2."""
+        actors = self.components.remote_actors
+        working = "1/1" if actors is None else f"{actors.num_working()}/{actors.workers}"
+        return {"gate": self.learner_state(), "actors": working}
 
     def learner_state(self) -> str:
         """`filling` before there is enough to learn from, `waiting` for experience, or `learning`."""
@@ -53,11 +56,6 @@ class RunTimes:
             return "filling"
         spent = times_between(self.stopwatch.read(), self.mark)
         return "waiting" if spent["idle"] > WAITING_SHARE * spent["wall"] else "learning"
-
-    def working(self) -> str:
-        """Working actors, of all: 2/2."""
-        actors = self.components.remote_actors
-        return "1/1" if actors is None else f"{actors.num_working()}/{actors.workers}"
 
     def take_shares(self) -> dict[str, dict[str, float]]:
         """Each stage's share of the time since the last call."""

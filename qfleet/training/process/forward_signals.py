@@ -30,7 +30,6 @@ class Killable(Protocol):
 
     def send_signal(self, number: int, /) -> None:
         """Send one."""
-        ...
 
 
 @contextmanager

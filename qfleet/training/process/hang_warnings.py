@@ -15,6 +15,7 @@ from pathlib import Path
 from qfleet import heartbeat
 from qfleet.frames import user_frames
 from qfleet.heartbeat import CALLS
+from qfleet.system.silence import SilenceTimer
 from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.hang_watch import GRACE_SECONDS, call_limit
 from qfleet.training.process.signals import StopRequest
@@ -57,7 +58,7 @@ class HangWarnings:
         self.warn = warn
         self.main = main
         self.call: tuple[int, int, int] | None = None
-        self.since = 0.0
+        self.stuck = SilenceTimer(0.0)  # since the present call began
         self.requested_at = 0.0
         self.warned = False
 
@@ -71,12 +72,12 @@ class HangWarnings:
         call = heartbeat.current_call()
         if call != self.call:
             self.call = call
-            self.since = now
+            self.stuck.reset(now)
             self.warned = False
         self.requested_at = self.requested_at or now if self.stop_request.name in ENDING_SIGNALS else 0.0
         if call is None:
             return
-        stuck = now - self.since
+        stuck = self.stuck.elapsed(now)
         if stuck <= call_limit(call[1], self.step_seconds):
             return
         if self.requested_at and min(stuck, now - self.requested_at) > GRACE_SECONDS:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from qfleet.heartbeat import CALLS, IMPORT, MAKE
+from qfleet.system.silence import SilenceTimer
 from qfleet.training.process.forward_signals import ENDINGS
 from qfleet.training.process.supervised_process import ExitVerdict, SupervisedProcess, print_error
 
@@ -28,8 +29,7 @@ class HangWatch:
         self.child = child
         self.stop_signals = stop_signals
         self.clock = clock
-        self.since = clock()  # when the present call began
-        self.polled_at = self.since
+        self.stuck = SilenceTimer(clock())  # since the present call began
         self.call: tuple[int, int, int] | None = None
         self.stop_signal_times: list[float] = []
         self.longest: dict[int, float] = {}  # seconds of the longest call of each kind that has returned
@@ -39,18 +39,16 @@ class HangWatch:
         """Why the child must be ended, if it must."""
         now = self.clock()
         call = self.child.heartbeat.call()
-        if now - self.polled_at > 10 * POLL_SECONDS:  # it was this process that did not run
-            self.since += now - self.polled_at
-        self.polled_at = now
+        stuck_seconds = self.stuck.elapsed(now)
         self.stop_signal_times += [now] * (len(self.stop_signals) - len(self.stop_signal_times))
         if call != self.call:
-            self.record_returned(now - self.since)
+            self.record_returned(stuck_seconds)
             self.call = call
-            self.since = now
+            self.stuck.reset(now)
             self.warned = False
         if len(self.stop_signal_times) > 1 and now - self.stop_signal_times[1] > AT_ONCE_SECONDS:
             return self.stopped_by_signal("it was asked to leave at once")
-        return None if call is None else self.check_call(now - self.since, now)
+        return None if call is None else self.check_call(self.stuck.seconds, now)
 
     def record_returned(self, seconds: float) -> None:
         """Record how long the call took that has returned."""

@@ -4,24 +4,21 @@ The work is done in a fork of this process. This one passes signals on, limits w
 when a call of an environment hangs, ends what environments have started, and reports how the work ended.
 """
 
-import ctypes
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 from qfleet.errors import QfleetError
 from qfleet.files import list_inside
 from qfleet.heartbeat import Heartbeat, attach, open_standard_streams, unnamed_file
-from qfleet.system.descendants import adopt_orphans, descendants, end_descendants
+from qfleet.system.descendants import adopt_orphans, descendants, die_with_parent, end_descendants
 from qfleet.training.process.forward_signals import forward_ctrl_z, forward_stop_signals
 from qfleet.training.process.hang_watch import ENV_FAILED, POLL_SECONDS, HangWatch
 from qfleet.training.process.supervised_process import ExitVerdict, SupervisedProcess, print_error
 
-PR_SET_PDEATHSIG = 1
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
@@ -68,17 +65,6 @@ def end_by_signal(number: int) -> int:
     return 128 + number
 
 
-def boot(module: str, argv: Sequence[str]) -> int:
-    """Run a module's `main(argv)` supervised; it saves and ends when the process `--parent` ends.
-
-    The parent passes a signal on once, and a signal to all processes comes directly as well: that is one request. A
-    parent that is asked again leaves at once, and the kernel then sends another signal.
-    """
-    parent = int(argv[list(argv).index("--parent") + 1])
-    die_with(parent, signal.SIGTERM)
-    return run_supervised(lambda: int(import_module(module).main(argv)), lambda: os.getppid() != parent)
-
-
 def start(work: Callable[[], int]) -> SupervisedProcess:
     """Fork; the fork does the work and raises `WorkDone`."""
     open_standard_streams()
@@ -96,7 +82,7 @@ def start(work: Callable[[], int]) -> SupervisedProcess:
     os.close(ours)
     with suppress(OSError):
         os.setpgid(0, 0)  # Ctrl-C reaches it through the supervisor alone, and once
-    die_with(parent)
+    die_with_parent(parent=parent)
     attach(heartbeat, theirs, crash_log)
     os.close(theirs)
     code = work()
@@ -146,18 +132,11 @@ def report(verdict: ExitVerdict, folder: str | None) -> None:
 
 def write_verdict(verdict: ExitVerdict, folder: Path) -> None:
     """Write how the work ended into the run's status and events, unless the run has done so itself."""
-    from qfleet.watch.run_files import EventLog, read_json, write_json
+    from qfleet.watch.read_files import read_json
+    from qfleet.watch.run_files import EventLog, write_json
 
     ending = {"state": verdict.state, "exit_code": verdict.code, "reason": verdict.what, "pid": None}
     status = read_json(folder / "status.json")
     if status.get("exit_code") is None:
         write_json(folder / "status.json", {**status, **(ending if verdict.state else {"reason": verdict.what})})
         EventLog(folder / "events.jsonl").event("failed", what=verdict.what, exit_code=verdict.code)
-
-
-def die_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent ends; exit if it has ended already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ from qfleet.build.make import join_components, make_actor, make_policy
 from qfleet.build.resolve import resolve
 from qfleet.build.worlds import make_own_world, make_train_world
 from qfleet.data import Rollout, Tick, count_steps
+from qfleet.distributed.actors.handle import ActorHandle
 from qfleet.distributed.actors.launcher import COUNTS
+from qfleet.distributed.actors.messages import EnvFaultMessage
 from qfleet.distributed.actors.pool import SUPERVISE, ActorPool, cut_to
 from qfleet.distributed.worker.supervisor import Supervisor
-from qfleet.errors import EnvError
+from qfleet.envs.workers.pool import EnvFault
+from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
+from qfleet.system.worker_errors import FinalError, WorkerDied, WorkerFailed, WorkerLost
 from qfleet.training.async_loop import AsyncLoop
 from qfleet.training.channels import LatestWeights, RolloutQueue
 from tests.support.runs import SMALL
@@ -31,7 +35,7 @@ CPU = "cpu"
 
 
 class FakeActor:
-    """A handle whose actor steps only when a rollout is read."""
+    """The process and the channel of an actor that steps only when a rollout is read."""
 
     def __init__(
         self, plan: Plan, weights: LatestWeights, worker: int, incarnation: int, steps: Callable[[], int]
@@ -42,39 +46,43 @@ class FakeActor:
         policy = make_policy(plan, world.spec, torch.device(CPU))
         actor = make_actor(plan, world, policy, worker=worker, incarnation=incarnation, exploration_step=steps)
         actor.start()
-        self.queue, self.is_alive, self.moved = RolloutQueue(4), True, 0
-        self.stuck = self.senseless = self.ended = self.closed = False
+        self.queue, self.running, self.moved = RolloutQueue(4), True, 0
+        self.stuck = self.invalid = self.ended = self.closed = False
+        self.found: WorkerLost = WorkerDied("the actor broke")
+        self.faults: list[EnvFaultMessage] = []
         self.extra: deque[Rollout] = deque()  # delivered before the actor's own
         self.act: Iterator[Tick] = run_actor(actor, self.queue, weights, rows=3)
 
-    def alive(self) -> bool:
-        return self.is_alive
+    def is_alive(self) -> bool:
+        return self.running
 
     def progress(self) -> int:
         self.moved += not self.stuck
         return self.moved
 
     def get(self) -> Rollout | None:
-        if self.senseless:
-            self.senseless = False
+        if self.invalid:
+            self.invalid = False
             raise ValueError("an action that there is not")
         if self.extra:
             return self.extra.popleft()
-        while not self.queue.waiting and self.is_alive and not self.stuck:
+        while not self.queue.waiting and self.running and not self.stuck:
             next(self.act)
         return self.queue.get()
 
-    def env_faults(self) -> list[dict[str, Any]]:
-        return []
+    def env_faults(self) -> list[EnvFaultMessage]:
+        faults, self.faults = self.faults, []
+        return faults
 
     def request_stop(self) -> None:
         pass
 
     def stop(self) -> None:
-        self.is_alive, self.ended = False, True
+        self.running, self.ended = False, True
 
-    def final_error(self) -> str:
-        return "the actor broke"
+    def loss(self) -> WorkerLost:
+        assert not self.ended  # a loss found later would only be that by the stop
+        return self.found
 
     def close(self) -> None:
         self.closed = True
@@ -89,9 +97,10 @@ class FakeLauncher:
         self.published: list[int] = []
         self.closed = False
 
-    def launch(self, worker: int, incarnation: int) -> FakeActor:
+    def launch(self, worker: int, incarnation: int) -> ActorHandle:
         self.launched.append((worker, incarnation))
-        return FakeActor(self.plan, self.weights, worker, incarnation, lambda: self.steps)
+        fake_actor = FakeActor(self.plan, self.weights, worker, incarnation, lambda: self.steps)
+        return ActorHandle(fake_actor, fake_actor, stop_seconds=0.0)
 
     def publish(self, version: int, weights: Any, steps: int) -> None:
         self.weights.publish(version, weights)
@@ -147,6 +156,11 @@ def make_fake_pool(**settings: Any) -> tuple[Components, ActorPool, FakeLauncher
     return components, pool, launcher, clock
 
 
+def fake_of(handle: ActorHandle) -> Any:
+    """The fake actor behind a handle."""
+    return handle.channel
+
+
 def turn(runtime: AsyncLoop, times: int = 1) -> list[Tick]:
     return [tick for _ in range(times) for tick in runtime.turn()]
 
@@ -162,7 +176,7 @@ def test_after_every_turn_all_allowed_updates_are_made() -> None:
     for _ in range(20):
         turn(runtime)
         assert updates_missing(components) == 0
-    assert components.steps == pool.ledger.total_steps > 100
+    assert components.steps == sum(pool.ledger.steps) > 100
     assert components.learner.updates == int(components.batch_source.limiter.ratio * (components.steps - 40))  # type: ignore[attr-defined]
 
 
@@ -227,12 +241,12 @@ def test_a_rollout_received_twice_is_inserted_once() -> None:
     components, pool, _, _ = make_fake_pool()
     runtime = AsyncLoop(components, pool)
     turn(runtime, 2)
-    fake_actor: Any = pool.handles[0]
+    fake_actor = fake_of(pool.handles[0])
     again = fake_actor.get()
     fake_actor.extra.extend([again, replace(again), replace(again, source=(0, 0, 99))])
     before = components.steps
     turn(runtime, 8)
-    assert components.steps == pool.ledger.total_steps > before
+    assert components.steps == sum(pool.ledger.steps) > before
     assert pool.ledger.sequences[0] == pool.ledger.rollouts[0]
 
 
@@ -243,10 +257,10 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
     runtime = AsyncLoop(components, pool)
     turn(runtime, 6)
-    victim: Any = pool.handles[1]
+    victim = fake_of(pool.handles[1])
     for _ in range(4):
         next(victim.act)  # in the middle of a rollout that will never arrive
-    victim.is_alive, victim.stuck, victim.senseless = how != "dead", how == "hung", how == "senseless"
+    victim.running, victim.stuck, victim.invalid = how != "dead", how == "hung", how == "senseless"
     store, row = components.batch_source.replay.store, int(components.batch_source.replay.store.heads[2]) - 1
     while not events:
         clock.now += 0.1
@@ -265,7 +279,7 @@ def test_an_actor_that_fails_is_replaced_and_its_lanes_are_sealed(how: str) -> N
     nonsense = "it sent an invalid rollout: an action that there is not"
     silence = "it did not move for 5 s (runtime.hung_seconds)"
     assert events[0]["words"] == {"senseless": nonsense, "hung": silence, "dead": "the actor broke"}[how]
-    assert components.steps == pool.ledger.total_steps
+    assert components.steps == sum(pool.ledger.steps)
     assert updates_missing(components) == 0
 
 
@@ -278,7 +292,7 @@ def test_a_dead_actor_is_found_in_the_middle_of_a_long_turn() -> None:
     seen_at = list[int]()
     for tick in runtime.turn():
         if "loss" in tick.stats and not seen_at:
-            pool.handles[1].is_alive = False  # type: ignore[attr-defined]
+            fake_of(pool.handles[1]).running = False
             clock.now += 0.1
             seen_at.append(components.learner.updates)
         elif seen_at and 1 not in pool.handles:
@@ -295,12 +309,49 @@ def test_when_all_actors_failed_too_often_the_run_ends_with_the_last_error() -> 
         for _ in range(400):
             clock.now += 1.0
             for handle in pool.handles.values():
-                handle.is_alive = False  # type: ignore[attr-defined]
+                fake_of(handle).running = False
             turn(runtime)
 
     with pytest.raises(EnvError, match="all 2 actors have failed more often") as raised:
         kill_all()
     assert "the actor broke" in raised.value.why
+
+
+def test_a_usage_error_in_an_actor_ends_the_run_at_once() -> None:
+    components, pool, _, clock = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
+    turn(runtime, 2)
+    victim = fake_of(pool.handles[1])
+    victim.running, victim.found = False, WorkerFailed(FinalError("no such game", "It is not installed.", "Do.", 2))
+    clock.now += 0.1
+    with pytest.raises(UsageError) as raised:
+        turn(runtime)
+    assert (raised.value.what, raised.value.why, raised.value.fix) == ("no such game", "It is not installed.", "Do.")
+    assert (victim.ended, victim.closed) == (True, True)
+
+
+def test_other_errors_that_an_actor_reports_are_the_cause_of_its_loss() -> None:
+    components, pool, _, clock = make_fake_pool()
+    events: list[dict[str, Any]] = []
+    pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
+    runtime = AsyncLoop(components, pool)
+    turn(runtime, 2)
+    victim = fake_of(pool.handles[1])
+    victim.running, victim.found = False, WorkerFailed(FinalError("ZeroDivisionError: the toy broke"))
+    clock.now += 0.1
+    turn(runtime)
+    assert [(row["cause"], row["words"]) for row in events] == [("dead", "ZeroDivisionError: the toy broke")]
+
+
+def test_environment_faults_reach_the_next_tick_with_their_actor() -> None:
+    components, pool, _, clock = make_fake_pool()
+    runtime = AsyncLoop(components, pool)
+    turn(runtime)
+    fault = EnvFault("raised", 0, (2,), (2,), "it raised", "Traceback ...", 0.5)
+    fake_of(pool.handles[1]).faults.append(EnvFaultMessage(fault))
+    clock.now += 0.1
+    (found,) = [fault for tick in turn(runtime) for fault in tick.stats.get("faults", ())]
+    assert found == {"actor": 1, **asdict(fault)}
 
 
 def test_other_actors_keep_running_when_one_is_quarantined() -> None:
@@ -309,7 +360,7 @@ def test_other_actors_keep_running_when_one_is_quarantined() -> None:
     for _ in range(60):
         clock.now += 1.0
         if 0 in pool.handles:
-            pool.handles[0].is_alive = False  # type: ignore[attr-defined]
+            fake_of(pool.handles[0]).running = False
         turn(runtime)
     assert pool.supervisor.quarantined == {0}
     before = pool.ledger.rollouts[1]
@@ -329,16 +380,16 @@ def test_load_state_dict_starts_later_incarnations_and_continues_the_counts() ->
     lost = components.load_state_dict(state)
     assert lost.all()
     assert not pool.handles
-    assert components.steps == steps == pool.ledger.total_steps
+    assert components.steps == steps == sum(pool.ledger.steps)
     turn(AsyncLoop(components, pool), 6)
     assert launcher.launched[2:] == [(0, 1), (1, 1)]
-    assert components.steps == pool.ledger.total_steps > steps
+    assert components.steps == sum(pool.ledger.steps) > steps
 
 
 def test_close_stops_all_actors() -> None:
     components, pool, launcher, _ = make_fake_pool()
     AsyncLoop(components, pool)
-    fake_actors: list[Any] = list(pool.handles.values())
+    fake_actors = [fake_of(handle) for handle in pool.handles.values()]
     components.close()
     assert launcher.closed
     assert all((fake_actor.ended, fake_actor.closed) == (True, True) for fake_actor in fake_actors)
@@ -374,7 +425,9 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
 
     def launched(worker: int, incarnation: int) -> Any:
         start = late * TICK_SECONDS if worker == len(paces) - 1 else 0.0
-        return Paced(launch(worker, incarnation), clock, paces[worker] * TICK_SECONDS, start)
+        handle = launch(worker, incarnation)
+        handle.channel = Paced(handle.channel, clock, paces[worker] * TICK_SECONDS, start)
+        return handle
 
     launcher.launch = launched  # type: ignore[method-assign]
     pool.use_run_folder(Path(), lambda kind, **fields: events.append({"kind": kind, **fields}))
@@ -386,7 +439,7 @@ def paced_run(*paces: int, turns: int = 100, late: int = 0) -> tuple[list[int], 
             if before == (before := components.steps):
                 break
             turn(runtime)
-    assert components.steps == pool.ledger.total_steps
+    assert components.steps == sum(pool.ledger.steps)
     return pool.ledger.rollouts, events
 
 

@@ -20,6 +20,7 @@ from qfleet.nets import QNet
 from qfleet.qlearn import Scalar
 
 CONTEXT = multiprocessing.get_context("forkserver")
+NAMES = ("env_steps", "updates")
 TIMEOUT_SECONDS = 60.0
 
 
@@ -162,19 +163,19 @@ def test_weights_with_a_wrong_version_are_not_read() -> None:
 
 
 def test_numbers_are_written_with_and_without_weights() -> None:
-    board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
-    assert board.numbers() == {"env_steps": 0, "stop": 0}
+    board = SharedWeightsBoard(layout_of(weights_of(0)), NAMES)
+    assert board.numbers() == {"env_steps": 0, "updates": 0}
     board.publish(1, weights_of(1), env_steps=2**60)
-    board.write_numbers(stop=1)
-    assert board.numbers() == {"env_steps": 2**60, "stop": 1}
+    board.write_numbers(updates=1)
+    assert board.numbers() == {"env_steps": 2**60, "updates": 1}
     with pytest.raises(KeyError, match="pause"):
         board.write_numbers(pause=1)
 
 
 def test_half_written_numbers_are_not_read() -> None:
-    board = SharedWeightsBoard(layout_of(weights_of(0)), ("env_steps", "stop"))
+    board = SharedWeightsBoard(layout_of(weights_of(0)), NAMES)
     board.write_numbers(env_steps=0x0101010101010101)
-    board.write_numbers(env_steps=0x0202020202020202, stop=1)
+    board.write_numbers(env_steps=0x0202020202020202, updates=1)
     memory = memory_of(board)
     before = memory.copy()
     known = board.numbers()
@@ -184,9 +185,9 @@ def test_half_written_numbers_are_not_read() -> None:
     for cut in changed[1:]:
         for new in (np.arange(len(memory)) < cut, np.arange(len(memory)) >= cut):
             memory[:] = np.where(new, after, before)
-            assert fresh.numbers() == known == {"env_steps": 0x0202020202020202, "stop": 1}
+            assert fresh.numbers() == known == {"env_steps": 0x0202020202020202, "updates": 1}
     memory[:] = after
-    assert fresh.numbers() == {"env_steps": 0x0303030303030303, "stop": 1}
+    assert fresh.numbers() == {"env_steps": 0x0303030303030303, "updates": 1}
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -206,7 +207,7 @@ def hammer(board: SharedWeightsBoard, seconds: float, size: int) -> None:
     deadline, version = time.monotonic() + seconds, 0
     while time.monotonic() < deadline:
         version += 1
-        board.publish(version, weights_of(version, size), env_steps=version, stop=version)
+        board.publish(version, weights_of(version, size), env_steps=version, updates=version)
 
 
 class Interrupted:
@@ -228,8 +229,8 @@ def watch(board: SharedWeightsBoard, process: multiprocessing.process.BaseProces
     while process.is_alive():
         assert time.monotonic() < deadline
         numbers = board.numbers()
-        assert numbers["env_steps"] == numbers["stop"] >= last_number
-        last_number = numbers["stop"]
+        assert numbers["env_steps"] == numbers["updates"] >= last_number
+        last_number = numbers["updates"]
         if (found := board.read(versions[-1])) is not None:
             assert version_in(found[1]) == found[0] > versions[-1]
             versions.append(found[0])
@@ -241,7 +242,7 @@ def watch(board: SharedWeightsBoard, process: multiprocessing.process.BaseProces
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_reader_sees_whole_versions_while_a_writer_hammers(interrupted: bool) -> None:
     size = 20_000
-    board = SharedWeightsBoard(layout_of(weights_of(0, size)))
+    board = SharedWeightsBoard(layout_of(weights_of(0, size)), NAMES)
     process = CONTEXT.Process(target=hammer, args=(board, 2.0, size))
     process.start()
     if interrupted:
@@ -268,7 +269,7 @@ def kill_hammers(boards: list[SharedWeightsBoard], size: int) -> None:
 @pytest.mark.chaos
 def test_a_killed_writer_leaves_a_whole_version() -> None:
     size = 20_000
-    boards = [SharedWeightsBoard(layout_of(weights_of(0, size))) for _ in range(20)]
+    boards = [SharedWeightsBoard(layout_of(weights_of(0, size)), NAMES) for _ in range(20)]
     process = CONTEXT.Process(target=kill_hammers, args=(boards, size))
     process.start()
     process.join(TIMEOUT_SECONDS)

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from safetensors.numpy import load_file
 
 from qfleet import resume, train
@@ -14,6 +15,7 @@ from qfleet.build.worlds import make_train_world
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.distributed.learners.actor_learner_state import complete_files
 from qfleet.distributed.learners.group import LearnerGroup
+from qfleet.distributed.learners.messages import LearnOwn
 from qfleet.errors import UsageError
 from qfleet.learn import Learner
 from qfleet.plan import make_plan, updates_per_step
@@ -89,7 +91,7 @@ def test_steps_and_episodes_of_all_actor_learners_count(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_environment_faults_of_any_actor_learner_are_logged(tmp_path: Path) -> None:
-    more = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
+    more: dict[str, Any] = {"env.workers": 2, "env.options": {"every": 5}, "env.rebuilds": 1_000, "until.steps": 1_500}
     plan = make_plan(
         "qfleet.testing.toys:toys/Breaking-v0", overrides={**TWO, **more, "learners.timeout_seconds": 20.0}
     )
@@ -141,22 +143,22 @@ def actor_learner_of(plan: Plan, number: int = 1, incarnation: int = 0) -> Actor
     return make_actor_learner(plan, make_train_world(plan).spec, number, incarnation)
 
 
-def all_hold(actor_learner: ActorLearner, times: float, steps: int = 100) -> dict[str, Any]:
+def all_hold(actor_learner: ActorLearner, times: float, steps: int = 100) -> LearnOwn:
     """A request to learn, by which all replays together hold `times` the items of this one."""
     stock = actor_learner.batch_source.replay.totals()
     items, mass = round(times * stock.items), times * stock.mass
-    return {"num": 2, "items": items, "mass": mass, "top": 1.0, "steps": steps}
+    return LearnOwn(0, 1e-3, learners=2, items=items, mass=mass, top=1.0, steps=steps)
 
 
 def test_an_actor_learners_gradient_counts_by_its_replay_totals() -> None:
     actor_learner = actor_learner_of(two(learners__timeout_seconds=40.0))
-    actor_learner.on_joined({"updates": 0, "steps": 0})
+    actor_learner.on_joined(0, 0)
     for times, share in ((1.0, 2.0), (2.0, 1.0), (8.0, 0.25)):
         assert actor_learner.act_until_ready()
         batch, counts = actor_learner.draw_batch(all_hold(actor_learner, times))
         assert counts == pytest.approx(share)
-        actor_learner.after_update(batch, np.ones(len(batch.ids), np.float32))
-    assert not actor_learner.env_report()["behind"]
+        actor_learner.batch_source.after_update(batch, np.ones(len(batch.ids), np.float32))
+    assert not actor_learner.last_totals.behind  # type: ignore[union-attr]
     assert actor_learner.batch_source.limiter.updates == 3
 
 
@@ -166,9 +168,9 @@ def test_a_late_actor_learner_catches_up_with_the_others(incarnation: int) -> No
     plan = make_plan("CartPole-v1", overrides={**TWO, **more, "until.steps": 10_000})
     late, first = actor_learner_of(plan, incarnation=incarnation), actor_learner_of(plan)
     assert late.paused  # it has no weights to act with
-    late.on_joined({"updates": 500, "steps": 6_000})
-    first.on_joined({"updates": 0, "steps": 0})
-    batch, _ = late.draw_batch(all_hold(late, 1.0) | {"items": 100, "mass": 100.0})
+    late.on_joined(500, 6_000)
+    first.on_joined(0, 0)
+    batch, _ = late.draw_batch(replace(all_hold(late, 1.0), items=100, mass=100.0))
     assert late.batch_source.steps < 50  # it does not wait for a full replay
     assert late.exploration_step() == 100  # by the request
     assert isinstance(late.batch_source.replay.sampler, Prioritized)
@@ -179,41 +181,32 @@ def test_a_late_actor_learner_catches_up_with_the_others(incarnation: int) -> No
     first.act()
     while not len(first.batch_source.replay):
         first.act()
-    first.draw_batch(all_hold(first, 1.0) | {"items": 100, "mass": 100.0})
-    assert first.env_report()["behind"]  # it was cut short, and reports so
+    first.draw_batch(replace(all_hold(first, 1.0), items=100, mass=100.0))
+    assert first.report().totals.behind  # type: ignore[union-attr]  # it was cut short, and reports so
 
 
-def test_an_actor_learners_state_is_read_and_restored_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qfleet.distributed.learners.actor_learner.PIECE_BYTES", 100)
+def test_an_actor_learners_state_is_read_and_restored_as_files() -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, **PRIORITIES})
     one, other = actor_learner_of(plan), actor_learner_of(plan, incarnation=3)
-    one.on_joined({"updates": 0, "steps": 0})
+    one.on_joined(0, 0)
     assert one.act_until_ready()
     batch, _ = one.draw_batch(all_hold(one, 1.0))
-    one.after_update(batch, np.ones(len(batch.ids), np.float32))
+    one.batch_source.after_update(batch, np.ones(len(batch.ids), np.float32))
 
-    def whole(name: str) -> bytes:
-        found, more = b"", True
-        while more:
-            piece, more = one.read(name, len(found))
-            found += piece
-        return found
-
-    instance_id, *names = msgspec.json.decode(whole(""))
+    instance_id, *names = msgspec.json.decode(one.read_file(""))
     assert not one.act_when_idle()  # it does not act
     assert instance_id == one.instance_id != other.instance_id
-    files = {name: whole(name) for name in names}
+    files = {name: one.read_file(name) for name in names}
     assert one.act_when_idle()  # the last of them was read
-    files = {name: whole(name) for name in msgspec.json.decode(whole(""))[1:]}
-    other.write("state.json", 0, b"left over from a damaged checkpoint")
-    other.write("", 0, b"")
+    files = {name: one.read_file(name) for name in msgspec.json.decode(one.read_file(""))[1:]}
+    other.write_file("state.json", b"left over from a damaged checkpoint")
+    other.write_file("", b"")
     for name, data in files.items():
-        for at in range(0, len(data), 100):
-            other.write(name, at, data[at : at + 100])
+        other.write_file(name, data)
     assert other.load_written() == 0
     assert other.paused
-    assert other.env_report() | {"instance_id": ""} == one.env_report() | {"instance_id": ""}
-    other.on_joined({"updates": 9, "steps": 9})
+    assert replace(other.report(), instance_id="") == replace(one.report(), instance_id="")
+    other.on_joined(9, 9)
     for actor_learner in (one, other):
         actor_learner.act()
     assert one.batch_source.steps == other.batch_source.steps

@@ -23,13 +23,13 @@ from qfleet.data.wire_format import Parts
 from qfleet.distributed.learners.actor_learner_state import ActorLearnerStates
 from qfleet.distributed.learners.batch_scatter import SplitScatter
 from qfleet.distributed.learners.group import LearnerGroup
-from qfleet.distributed.learners.handle import LearnerHandle
 from qfleet.distributed.learners.launcher import LocalLearnerLauncher
 from qfleet.distributed.learners.pool import LearnerPool
 from qfleet.distributed.learners.worker import build_learner
 from qfleet.distributed.parameter_server import driver
-from qfleet.distributed.parameter_server.driver import ShardProcess, ShardProcesses
+from qfleet.distributed.parameter_server.driver import ShardProcesses
 from qfleet.distributed.parameter_server.shard import WeightBlock
+from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
@@ -375,7 +375,7 @@ def test_a_lost_shard_is_restarted_with_rank_0s_state(hasty: LearnerGroup, how: 
     group.update(random_batch(32))
     group.quiesce()
     assert isinstance(group.process_group.server, ShardProcesses)
-    strike(group.process_group.server.shards[1].process.pid, how)
+    strike(process_of(group.process_group.server.shards[1].handle).pid, how)
     for seed in range(4):
         group.update(random_batch(32, seed))
     group.quiesce()
@@ -394,15 +394,15 @@ def test_a_lost_shard_is_restarted_with_rank_0s_state(hasty: LearnerGroup, how: 
 def test_a_shard_that_is_stopped_while_it_starts_times_out_soon(
     hasty: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, started = ShardProcess.start, list[ShardProcess]()
+    launch, started = driver.launch_local, list[WorkerHandle]()
 
-    def stopped(shard: ShardProcess) -> None:
-        start(shard)
-        started.append(shard)
+    def stopped(*given: Any, **more: Any) -> WorkerHandle:
+        started.append(launch(*given, **more))
         if len(started) <= 2:  # both shards of the first server
-            strike(shard.process.pid, signal.SIGSTOP)
+            strike(process_of(started[-1]).pid, signal.SIGSTOP)
+        return started[-1]
 
-    monkeypatch.setattr(ShardProcess, "start", stopped)
+    monkeypatch.setattr(driver, "launch_local", stopped)
     monkeypatch.setattr(driver, "START_SECONDS", 1.0)
     hasty.set_sync_plan(ServerSync(shards=2))
     begun = time.monotonic()
@@ -410,7 +410,7 @@ def test_a_shard_that_is_stopped_while_it_starts_times_out_soon(
     assert time.monotonic() - begun < LIMIT_SECONDS + 1.0 + 5  # once, however many are stopped
     assert len(started) == 4
     assert hasty.learner.updates == 1
-    assert not any(shard.process.is_alive() for shard in started[:2])
+    assert not any(handle.control.is_alive() for handle in started[:2])
     kinds = [event["kind"] for event in hasty.take_events()]
     assert kinds.count("group_failed") == 1
     assert "learner_lost" not in kinds
@@ -442,10 +442,10 @@ def test_a_learner_found_lost_before_the_scatter_makes_no_other_learn_twice(
     strike(process_of(slow).pid, signal.SIGSTOP)
     for seed in range(2):
         group.update(random_batch(32, seed))
-        until(lambda: not quick.pending_ids or quick.transport.poll(0.1))
+        until(lambda: not quick.num_outstanding or quick.transport.poll(0.1))
     collect_report = group.updater.collect_report
 
-    def lost_meanwhile(handle: LearnerHandle) -> None:
+    def lost_meanwhile(handle: WorkerHandle) -> None:
         if handle is slow and process_of(slow).is_alive():
             time.sleep(0.5)  # learners with a share of this batch have pushed their gradient
             process_of(slow).kill()
@@ -464,15 +464,15 @@ def test_a_learner_that_cannot_be_reached_makes_no_other_learn_twice(
     group.update(random_batch(32))
     group.quiesce()
     lost_handle = group.pool.handles[2]
-    send_request = lost_handle.send_request
+    ask = lost_handle.ask
 
     def lost_meanwhile(*given: Any) -> None:
         time.sleep(0.5)  # the other learner has pushed its gradient
         process_of(lost_handle).kill()
         process_of(lost_handle).join()
-        send_request(*given)
+        ask(*given)
 
-    monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
+    monkeypatch.setattr(lost_handle, "ask", lost_meanwhile)
     group.take_events()
     group.update(random_batch(32, 1))
     assert taken(group) == [3 + 2]  # rank 0's own and the other's, in the first group
@@ -483,14 +483,14 @@ def test_a_learner_that_dies_while_a_group_forms_delays_no_other(
     group: LearnerGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost_handle, healthy = group.pool.handles[2], group.pool.handles[1]
-    send_request = lost_handle.send_request
+    ask = lost_handle.ask
 
     def lost_meanwhile(*given: Any) -> None:
         process_of(lost_handle).kill()
         process_of(lost_handle).join()
-        send_request(*given)
+        ask(*given)
 
-    monkeypatch.setattr(lost_handle, "send_request", lost_meanwhile)
+    monkeypatch.setattr(lost_handle, "ask", lost_meanwhile)
     begun = time.monotonic()
     group.update(random_batch(32))
     assert time.monotonic() - begun < 5 < group.plan.learners.timeout_seconds
@@ -507,7 +507,7 @@ def test_a_broken_connection_is_a_lost_learner_though_its_process_has_not_ended_
     group.take_events()
 
     def broken(*_: object) -> None:
-        raise CommLost("Broken pipe")
+        raise BrokenPipeError("Broken pipe")
 
     monkeypatch.setattr(handle.transport, "send", broken)  # a process closes its pipes before it ends
     group.update(random_batch(33, 1))
@@ -519,14 +519,20 @@ def test_a_broken_connection_is_a_lost_learner_though_its_process_has_not_ended_
 def test_an_interrupt_while_learners_start_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = small_plan(3)
     launcher = LocalLearnerLauncher(plan, spec_of(plan), spec_of(plan), make_cut(plan.algo))
+    launch, launched = launcher.launch, list[WorkerHandle]()
+
+    def watched(number: int, incarnation: int) -> WorkerHandle:
+        launched.append(launch(number, incarnation))
+        return launched[-1]
 
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(launcher, "launch", watched)
     monkeypatch.setattr(LearnerPool, "await_ready", interrupted)
     with pytest.raises(KeyboardInterrupt):
         LearnerGroup(plan, single_learner(plan), launcher)
-    assert [control.is_alive() for control in launcher.processes.values()] == [False, False]
+    assert [handle.control.is_alive() for handle in launched] == [False, False]
 
 
 def test_a_learner_that_is_still_starting_is_not_reseeded(group: LearnerGroup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -672,13 +678,13 @@ def test_with_a_server_one_learner_rejects_a_codec_for_all(giving_up: int, monke
             group.process_group.on_strategy_event("codec_given_up", cosine=-1.0)
         else:
             (handle,) = group.process_group.members
-            receive_reply = handle.receive_reply
+            reply = handle.reply
 
-            def misled(kind: str, limit_seconds: float) -> Parts:
-                facts, arrays = receive_reply(kind, limit_seconds)
-                return {**facts, "given_up": -1.0}, arrays
+            def misled(kind: Any, timeout_seconds: float) -> Parts:
+                learned, arrays = reply(kind, timeout_seconds)
+                return replace(learned, given_up=-1.0), arrays
 
-            monkeypatch.setattr(handle, "receive_reply", misled)
+            monkeypatch.setattr(handle, "reply", misled)
             group.update(random_batch(32))
             monkeypatch.undo()
         group.update(random_batch(32))

@@ -51,7 +51,7 @@ def test_weights_are_published_at_once_when_no_actor_runs(launcher: Any) -> None
     inbox = launcher.endpoint.open(RolloutInbox(SPEC, 2, 2, 2, source=(0, 0)))
     launcher.publish(1, WEIGHTS, 10)
     launcher.publish_at += 100.0
-    inbox.close()  # all actors were stopped
+    inbox.request_stop()  # all actors were stopped
     launcher.publish(2, WEIGHTS, 5)
     assert version(launcher) == 2
 
@@ -81,7 +81,7 @@ def test_weights_are_put_into_the_object_store_once_per_version(launcher: Any, m
     monkeypatch.setattr(actors.ray, "put", put)
     monkeypatch.setattr(actors.ray, "get", get)
     trainer = SimpleNamespace(weights=SimpleNamespace(remote=launcher.endpoint.weights))
-    callers = [actors.LearnerCalls(trainer, worker, 0) for worker in range(4)]
+    callers = [actors.LearnerCalls(trainer) for _ in range(4)]
     for worker in range(4):
         launcher.endpoint.open(RolloutInbox(SPEC, 2, 2, 2, source=(worker, 0)))
     for number in (1, 2, 3):
@@ -91,7 +91,7 @@ def test_weights_are_put_into_the_object_store_once_per_version(launcher: Any, m
             launcher.publish_at = float("-inf")
             launcher.publish_steps(10 * number + 1)  # rollouts arrive meanwhile
             weights_view = WeightsView(launcher.layout)
-            weights_view.set_newest(*caller.fetch(number - 1))
+            weights_view.newest = caller.fetch(number - 1)
             assert torch.equal(weights_view.read(number - 1)[1]["a"], WEIGHTS["a"] + number)  # type: ignore[index]
             assert caller.fetch(number) is None
     assert len(stored) == 3

@@ -4,6 +4,7 @@ import os
 import signal
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,18 +13,19 @@ import numpy as np
 import pytest
 
 from qfleet.build import memory_check
-from qfleet.build.components import ReplayLost
 from qfleet.build.make import own_replay
 from qfleet.build.memory_check import require_memory, stored_spec
 from qfleet.build.resolve import resolve
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
 from qfleet.distributed.replay.server import history_in
+from qfleet.distributed.worker.messages import Stop
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan, RayRuntime
-from qfleet.replay import Fold, Replay
+from qfleet.replay import NStepReturn, Replay
 from qfleet.save import pack_state
+from qfleet.system.worker_errors import WorkerDied, WorkerFailed, WorkerHung, WorkerLost
 from tests.distributed.ray.test_driver import family, wait_for
 from tests.replay.streams import random_stream, read_rows, restore_rows, rollout
 from tests.support.runs import LSTM, SMALL, Settings
@@ -122,119 +124,162 @@ def require_same_memory(remote: Any, local: Replay) -> None:
 
 
 class Call:
-    """A call and its reply."""
+    """A call and its result."""
 
-    def __init__(self, message: bytes, reply: bytes) -> None:
-        self.message, self.reply = message, reply
-        self.ready, self.checked, self.error = True, False, None
+    def __init__(self, result: bytes, *, ready: bool = True) -> None:
+        self.result, self.ready = result, ready
+        self.taken, self.error = False, None
+
+
+class FakeHost:
+    """A worker's host whose methods are called at once, in this process; its `run` never returns."""
+
+    def __init__(self, ray: "FakeRay", kind: type) -> None:
+        self.ray, self.host = ray, kind()
+        self.run = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda: Call(b"", ready=False)))
+        self.start = SimpleNamespace(remote=partial(self.call, self.host.start))
+        self.handle = SimpleNamespace(remote=partial(self.call, self.host.handle))
+
+    def call(self, method: Any, *arguments: Any) -> Call:
+        self.ray.calls.append(Call(method(*arguments), ready=self.ray.ready))
+        return self.ray.calls[-1]
 
 
 class FakeRay:
-    """Replaces the ray module."""
+    """Replaces the ray module, and the clock of the modules that wait for it."""
 
-    def __init__(self, host: Any) -> None:
-        self.host, self.calls, self.num_polls, self.ended = host, list[Call](), 0, 0
+    def __init__(self) -> None:
+        self.calls, self.ended, self.now = list[Call](), 0, 0.0
+        self.hosts = list[FakeHost]()
         self.options: dict[str, Any] = {}
-        self.ready = True  # are the replies of new calls ready?
+        self.ready = True  # are the results of new calls ready?
 
-    def remote(self, host: Any) -> Any:
-        return SimpleNamespace(options=lambda **options: self.options.update(options) or self.started(host))
+    def remote(self, **options: Any) -> Any:
+        self.options.update(options)
+        return lambda kind: SimpleNamespace(options=lambda **more: self.options.update(more) or self.started(kind))
 
-    def started(self, host: Any) -> Any:
-        self.host = host()
-        handle_message = SimpleNamespace(remote=self.handle_message)
-        return SimpleNamespace(remote=lambda: SimpleNamespace(handle_message=handle_message))
-
-    def handle_message(self, message: bytes) -> Call:
-        assert isinstance(message, bytes)
-        self.calls.append(Call(message, self.host.handle_message(message)))
-        self.calls[-1].ready = self.ready
-        return self.calls[-1]
+    def started(self, kind: type) -> Any:
+        assert kind.__name__ == "ReplayHost"
+        self.hosts.append(FakeHost(self, kind))
+        return SimpleNamespace(remote=lambda: self.hosts[-1])
 
     def wait(self, calls: list[Call], timeout: float) -> tuple[list[Call], list[Call]]:
-        self.num_polls += 1
-        assert timeout > 0
-        return (calls, []) if calls[0].ready else ([], calls)
+        if calls[0].ready:
+            return calls, []
+        self.now += timeout
+        return [], calls
 
     def get(self, call: Call, timeout: float) -> bytes:
+        from ray.exceptions import GetTimeoutError
+
         assert timeout > 0
-        call.checked = True
+        call.taken = True
         if call.error is not None:
             raise call.error
-        return call.reply
+        if not call.ready:
+            raise GetTimeoutError
+        return call.result
 
     def kill(self, host: Any, no_restart: bool) -> None:
         self.ended += 1
 
+    def monotonic(self) -> float:
+        return self.now
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    from qfleet.distributed.ray import replay
+    from qfleet.distributed.ray import worker
+    from qfleet.distributed.worker import handle
 
-    made = FakeRay(None)
-    monkeypatch.setattr(replay, "ray", made)
+    made = FakeRay()
+    monkeypatch.setattr(worker, "ray", made)
+    monkeypatch.setattr(worker, "time", made)
+    monkeypatch.setattr(handle, "time", made)
     return made
 
 
-def test_pending_messages_are_limited_and_all_are_checked(fake: FakeRay) -> None:
-    from qfleet.distributed.ray.replay import MAX_PENDING
+def calls_of(replay: Any) -> list[Any]:
+    """The calls whose result was not taken yet."""
+    return list(replay.connection.handle.transport.calls)
+
+
+def test_calls_under_way_are_limited_and_all_are_checked(fake: FakeRay) -> None:
+    from qfleet.distributed.ray.worker import MAX_CALLS
 
     replay = make()
     replay.start()
+    # With more than one at a time Ray would not keep the order of messages.
     assert (fake.options["max_concurrency"], fake.options["max_restarts"]) == (1, 0)
     assert (fake.options["num_cpus"], fake.options["scheduling_strategy"]) == (1.0, "SPREAD")
     fill([replay])
-    assert [call.checked for call in fake.calls] == [True] * (len(fake.calls) - MAX_PENDING) + [False] * MAX_PENDING
+    assert [call.taken for call in fake.calls] == [True] * (len(fake.calls) - MAX_CALLS) + [False] * MAX_CALLS
     replay.flush()
-    assert not replay.connection.pending  # a successful request confirms all messages before it
+    assert not calls_of(replay)
 
 
-def test_a_replay_that_does_not_reply_is_lost(fake: FakeRay) -> None:
+@pytest.mark.parametrize("waits_for", ["room", "a reply"])
+def test_a_replay_that_does_not_reply_is_lost(fake: FakeRay, waits_for: str) -> None:
     replay = make(**{"runtime.hung_seconds": 3})
     replay.start()
     replay.flush()
-    fake.ready, fake.num_polls = False, 0
-    with pytest.raises(ReplayLost, match="the replay's process on Ray did not answer for 3 s"):
-        fill([replay])
-    assert fake.num_polls == 13  # a quarter of a second each
-    assert len(replay.connection.pending) <= 9
+    fake.ready, begun = False, fake.now
+    wait = (lambda: fill([replay])) if waits_for == "room" else replay.flush
+    with pytest.raises(WorkerHung, match="it did not answer for 3 s"):
+        wait()
+    assert 3 < fake.now - begun < 3.6
+    assert fake.ended == 1
 
 
 def test_the_first_reply_has_a_longer_timeout(fake: FakeRay) -> None:
-    replay = make(**{"runtime.hung_seconds": 3})
-    fake.ready = False
-    replay.start()
-    with pytest.raises(ReplayLost, match="did not answer for 120 s"):
-        replay.flush()
+    for use in (lambda replay: replay.flush(), lambda replay: fill([replay])):
+        replay = make(**{"runtime.hung_seconds": 3})
+        fake.ready = False
+        replay.start()
+        with pytest.raises(WorkerHung, match="did not answer for 120 s"):
+            use(replay)
 
 
 def test_a_failed_message_fails_everything_after_it(fake: FakeRay) -> None:
     replay = make()
     replay.start()
     fill([replay])
-    replay.connection.send({"kind": "nonsense"})
-    message = "the replay's process on Ray has failed: KeyError: 'nonsense'"
-    with pytest.raises(ReplayLost, match=message):
+    replay.connection.send(Stop())  # not a message of a replay
+    message = "ValueError: the message's table: Invalid value 'Stop'"
+    with pytest.raises(WorkerFailed, match=message):
         replay.flush()
-    with pytest.raises(ReplayLost, match=message):
+    with pytest.raises(WorkerFailed, match=message):
         fill([replay])
-    replay.discard_batches()
-    replay.connection.send({"kind": "draw", "size": 4})
-    with pytest.raises(ReplayLost, match=message):
-        replay.connection.receive_batch()
+    with pytest.raises(WorkerFailed, match=message):
+        replay.connection.draw(4)
     replay.start()
     assert len(replay) == 0
+
+
+def test_a_failed_replay_has_no_more_effects(fake: FakeRay) -> None:
+    replay = make()
+    replay.start()
+    fill([replay], end=8)
+    before = fake.hosts[0].host.worker.replay.head
+    replay.connection.send(Stop())
+    fill([replay], 8, 16)
+    assert fake.hosts[0].host.worker.replay.head == before
+    with pytest.raises(WorkerFailed):
+        replay.sample(4)
 
 
 def test_an_error_of_ray_is_a_lost_replay(fake: FakeRay) -> None:
     from ray.exceptions import GetTimeoutError, RayActorError
 
-    replay = make()
-    replay.start()
-    fill([replay])
-    for error, message in ((RayActorError(), "is lost: "), (GetTimeoutError(), "did not answer for 20 s")):
-        replay.connection.pending[0].error = error
-        with pytest.raises(ReplayLost, match=message):
+    for error, kind, message in (
+        (RayActorError(), WorkerDied, "its process on Ray is lost: "),
+        (GetTimeoutError(), WorkerHung, "did not answer for 30 s"),
+    ):
+        replay = make()
+        replay.start()
+        fill([replay])
+        calls_of(replay)[0].error = error
+        with pytest.raises(kind, match=message):
             fill([replay], end=8 * 9)
 
 
@@ -243,34 +288,29 @@ def test_a_damaged_reply_is_a_lost_replay(fake: FakeRay) -> None:
     replay.start()
     fill([replay])
     assert replay.sample(4) is not None
-    replay.connection.draws[0].reply = replay.connection.draws[0].reply[:-16]
-    with pytest.raises(ReplayLost, match="sent a damaged message"):
+    calls_of(replay)[0].result = calls_of(replay)[0].result[:-16]
+    with pytest.raises(WorkerDied, match="a message of"):
         replay.sample(4)
-    replay.start()
-    fake.host.server = None
-    with pytest.raises(ReplayLost, match="a message before the start"):
-        replay.flush()
 
 
 def test_a_stopped_replay_is_lost(fake: FakeRay) -> None:
     replay = make()
-    with pytest.raises(ReplayLost, match="was stopped"):
+    with pytest.raises(WorkerDied, match="was stopped"):
         replay.flush()
     replay.start()
     replay.start()
     replay.close()
     replay.close()
     assert fake.ended == 2
-    with pytest.raises(ReplayLost, match="was stopped"):
+    with pytest.raises(WorkerDied, match="was stopped"):
         fill([replay])
 
 
 def test_a_draw_from_an_empty_replay_returns_none(fake: FakeRay) -> None:
     replay = make()
     replay.start()
-    replay.batches_requested = 2
     for _ in range(2):
-        replay.connection.send({"kind": "draw", "size": 4})  # before any item
+        replay.connection.draw(4)  # before any item
     assert replay.sample(4) is None
     assert replay.sample(4) is None
 
@@ -293,7 +333,7 @@ def test_a_restart_without_enough_memory_yet_can_be_repeated(fake: FakeRay, monk
     replay.flush()
     monkeypatch.setattr(memory_check, "available_bytes", lambda: 1_000)
     replay.start()  # the lost one may still hold its memory
-    with pytest.raises(ReplayLost, match="does not fit into memory"):
+    with pytest.raises(WorkerFailed, match="does not fit into memory"):
         replay.flush()
 
 
@@ -305,8 +345,9 @@ def test_a_message_that_ray_refuses_is_a_lost_replay(fake: FakeRay, monkeypatch:
 
     replay = make()
     replay.start()
-    replay.connection.host.handle_message.remote = full
-    with pytest.raises(ReplayLost, match="is lost: the object store is full"):
+    replay.flush()
+    fake.hosts[0].handle.remote = full
+    with pytest.raises(WorkerDied, match="is lost: the object store is full"):
         replay.flush()
 
 
@@ -352,8 +393,8 @@ def check_variant(changes: Settings) -> None:
         require_same_batches(remote, local)
         kept, state = read_rows(remote), remote.state_dict()
         assert remote.seal(slice(0, 2)) == local.seal(slice(0, 2))
-        remote.fold = local.fold = Fold(1, 0.5)
-        assert remote.fold == local.fold
+        remote.n_step = local.n_step = NStepReturn(1, 0.5)
+        assert remote.n_step == local.n_step
         fill([remote, local], 96, 136)
         fill([remote, local], 120, 136)  # duplicates, for the filter
         require_same_memory(remote, local)
@@ -419,7 +460,7 @@ def test_a_replay_lost_on_ray_is_reported_and_restarted(on_ray: None, how: signa
         assert len(replay) > 0
         [victim] = wait_for(hosts, 10)
         os.kill(victim, how)
-        with pytest.raises(ReplayLost, match=message):
+        with pytest.raises(WorkerLost, match=message):
             work(replay)
         replay.start()
         assert len(replay) == 0

@@ -13,6 +13,8 @@ import torch
 from qfleet.act.policy import NonFiniteValues
 from qfleet.data import Rollout, Spec
 from qfleet.data.array_messages import pack_rollout
+from qfleet.data.wire_format import to_bytes, unpack
+from qfleet.distributed.actors.messages import ActorReply, ActorReport, EnvFaultMessage, PublishedWeights
 from qfleet.distributed.actors.weights_board import layout_of
 from qfleet.distributed.ray import rpc
 from qfleet.distributed.ray.relay import RelayReader, WatcherRelay
@@ -22,14 +24,12 @@ from qfleet.distributed.ray.rpc import (
     LearnerEndpoint,
     NoReply,
     RolloutInbox,
-    RolloutMessage,
-    RolloutReply,
     RolloutSender,
     WeightsView,
 )
+from qfleet.envs.workers.pool import EnvFault
 
 SPEC = Spec((3,), "float32", (2,))
-SILENT = RolloutMessage({}, b"")
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.int64)}
 
 
@@ -48,6 +48,14 @@ def rollout(sequence: int, worker: int = 0, incarnation: int = 0, rows: int = 2)
 
 def make_inbox(slots: int = 2, incarnation: int = 0) -> RolloutInbox:
     return RolloutInbox(SPEC, lanes=2, rows=2, slots=slots, source=(0, incarnation))
+
+
+def report(incarnation: int = 0, **counters: int) -> ActorReport:
+    return ActorReport(0, incarnation, counters)
+
+
+def env_fault(seconds: float) -> EnvFaultMessage:
+    return EnvFaultMessage(EnvFault("raised", 0, (0,), (0,), "it raised", "Traceback ...", seconds))
 
 
 def sequences(inbox: RolloutInbox) -> list[int]:
@@ -115,20 +123,32 @@ def test_a_damaged_message_is_not_accepted() -> None:
 
 def test_the_endpoint_accepts_the_newest_incarnation_and_tells_others_to_stop() -> None:
     endpoint = LearnerEndpoint()
-    assert endpoint.receive(0, 0, SILENT).stop
+    assert endpoint.receive(report(), b"").stop
     endpoint.open(make_inbox(incarnation=0))
     endpoint.env_steps = 7
-    assert endpoint.receive(0, 0, RolloutMessage({"progress": 5}, pack_rollout(rollout(0)))) == RolloutReply(
-        True, 0, False, 7
-    )
+    assert endpoint.receive(report(progress=5), pack_rollout(rollout(0))) == ActorReply(True, 0, False, 7)
     assert endpoint.inboxes[0].counters == {"progress": 5}
+    assert endpoint.inboxes[0].progress() == 5
     old = endpoint.inboxes[0]
     endpoint.open(make_inbox(incarnation=1))
-    assert endpoint.receive(0, 0, RolloutMessage({}, pack_rollout(rollout(1)))) == RolloutReply(False, 0, True, 7)
+    assert endpoint.receive(report(), pack_rollout(rollout(1))) == ActorReply(False, 0, True, 7)
     assert sequences(old) == [0]
-    assert not endpoint.receive(0, 1, SILENT).accepted
-    endpoint.inboxes[0].close()
-    assert endpoint.receive(0, 1, RolloutMessage({}, pack_rollout(rollout(0, incarnation=1)))).stop
+    assert not endpoint.receive(report(1), b"").accepted
+    endpoint.inboxes[0].request_stop()
+    assert endpoint.receive(report(1), pack_rollout(rollout(0, incarnation=1))).stop
+
+
+def test_reports_and_replies_are_packed_and_checked() -> None:
+    endpoint = LearnerEndpoint()
+    endpoint.open(make_inbox())
+    told = ActorReport(0, 0, {"progress": 3}, 0, (env_fault(1.0),))
+    reply = endpoint.receive_packed(to_bytes(told), pack_rollout(rollout(0)))
+    assert unpack(reply, ActorReply, limit_bytes=1000)[0] == ActorReply(True, 0, False, 0)
+    assert endpoint.inboxes[0].env_faults() == [env_fault(1.0)]
+    assert endpoint.inboxes[0].env_faults() == []
+    for wrong in (b"", to_bytes(PublishedWeights(1)), to_bytes(report(progress="many"))):  # type: ignore[arg-type]
+        with pytest.raises(ValueError):  # noqa: PT011
+            endpoint.receive_packed(wrong, b"")
 
 
 def test_weights_are_returned_if_newer() -> None:
@@ -145,7 +165,7 @@ def test_received_weights_equal_the_sent_ones_and_do_not_change() -> None:
     own = {name: value.clone() for name, value in WEIGHTS.items()}
     flat, weights_view = FlatWeights(layout_of(own)), WeightsView(layout_of(own))
     assert weights_view.read(0) is None
-    weights_view.set_newest(4, flat.pack(4, own))
+    weights_view.newest = (4, flat.pack(4, own))
     own["a"].zero_()
     flat.pack(5, own)
     version, found = weights_view.read(3) or (0, {})
@@ -157,7 +177,7 @@ def test_received_weights_equal_the_sent_ones_and_do_not_change() -> None:
 def test_each_member_of_a_population_gets_its_weights() -> None:
     both = [WEIGHTS, {name: value + 1 for name, value in WEIGHTS.items()}]
     weights_view = WeightsView(layout_of(both))
-    weights_view.set_newest(1, FlatWeights(layout_of(both)).pack(1, both))
+    weights_view.newest = (1, FlatWeights(layout_of(both)).pack(1, both))
     _, found = weights_view.read(0) or (0, [])
     assert torch.equal(found[1]["a"], WEIGHTS["a"] + 1)
 
@@ -169,7 +189,7 @@ def test_weights_that_are_not_finite_are_not_packed() -> None:
 
 def test_weights_of_another_version_are_refused() -> None:
     weights_view = WeightsView(layout_of(WEIGHTS))
-    weights_view.set_newest(2, FlatWeights(layout_of(WEIGHTS)).pack(1, WEIGHTS))
+    weights_view.newest = (2, FlatWeights(layout_of(WEIGHTS)).pack(1, WEIGHTS))
     with pytest.raises(ValueError, match="version 2"):
         weights_view.read(0)
 
@@ -184,20 +204,16 @@ class FaultyConnection:
         self.endpoint = LearnerEndpoint()
         self.inbox = self.endpoint.open(make_inbox(slots))
         self.faults: list[str] = []
-        self.calls, self.env_faults = 0, list[bytes]()  # reported by the actor meanwhile
+        self.calls = 0
 
-    def read_faults(self) -> list[bytes]:
-        env_faults, self.env_faults = self.env_faults, []
-        return env_faults
-
-    def send(self, message: RolloutMessage) -> RolloutReply:
+    def send(self, told: ActorReport, packed: bytes) -> ActorReply:
         self.calls += 1
         fault = self.faults.pop(0) if self.faults else ""
         if fault == "lost":
             raise NoReply
         if fault == "dead":
             raise ConnectionError("the learner is lost")
-        reply = self.endpoint.receive(0, 0, message)
+        reply = self.endpoint.receive(told, packed)
         if fault == "reply lost":
             raise NoReply
         return reply
@@ -215,14 +231,8 @@ def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make_sender(connection: FaultyConnection, slots: int = 2) -> RolloutSender:
-    return RolloutSender(
-        connection.send,
-        connection.fetch,
-        WeightsView(layout_of(WEIGHTS)),
-        ActorCounters(),
-        slots,
-        connection.read_faults,
-    )
+    view = WeightsView(layout_of(WEIGHTS))
+    return RolloutSender((0, 0), connection.send, connection.fetch, view, ActorCounters(), slots)
 
 
 def test_a_rollout_is_sent_again_after_a_lost_call_or_reply() -> None:
@@ -256,11 +266,13 @@ def test_a_reply_brings_steps_weights_and_stop() -> None:
     connection.endpoint.env_steps = 99
     connection.endpoint.publish(2, FlatWeights(layout_of(WEIGHTS)).pack(2, WEIGHTS))
     sender.step()
-    assert sender.weights_view.numbers() == {"env_steps": 99, "stop": 0}
+    assert sender.weights_view.numbers() == {"env_steps": 99}
+    assert not sender.stopped
     assert (sender.weights_view.read(0) or (0,))[0] == 2
-    connection.inbox.close()
+    connection.inbox.request_stop()
     sender.run()
-    assert sender.weights_view.numbers()["stop"] == 1
+    assert sender.stopped
+    assert sender.failure is None
 
 
 def test_heartbeats_carry_the_progress_of_the_actor_not_of_its_sender() -> None:
@@ -276,14 +288,17 @@ def test_heartbeats_carry_the_progress_of_the_actor_not_of_its_sender() -> None:
 def test_faults_are_received_once_though_replies_are_lost() -> None:
     connection = FaultyConnection()
     sender = make_sender(connection)
-    connection.env_faults, connection.faults = [b"one"], ["reply lost", "lost"]
+    connection.faults = ["reply lost", "lost"]
+    sender.report_fault(env_fault(1.0))
     sender.step()
-    connection.env_faults = [b"two", b"three"]
+    sender.report_fault(env_fault(2.0))
+    sender.report_fault(env_fault(3.0))
     for _ in range(3):
         sender.step()
-    connection.env_faults = [b"four"]
+    sender.report_fault(env_fault(4.0))
     sender.step()
-    assert list(connection.inbox.faults) == [b"one", b"two", b"three", b"four"]
+    assert connection.inbox.env_faults() == [env_fault(number) for number in (1.0, 2.0, 3.0, 4.0)]
+    assert sender.faults == []
 
 
 def test_a_lost_learner_ends_the_actor() -> None:
@@ -291,7 +306,7 @@ def test_a_lost_learner_ends_the_actor() -> None:
     sender = make_sender(connection)
     connection.faults = ["lost", "dead"]
     sender.run()
-    assert sender.weights_view.numbers()["stop"] == 1
+    assert sender.stopped
     with pytest.raises(ConnectionError):
         sender.put(rollout(0))
 

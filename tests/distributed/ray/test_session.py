@@ -158,15 +158,16 @@ class TestWithRay:
             require_version("2.54.1")
 
     def test_errors_come_back_as_the_same_class(self) -> None:
-        from qfleet.distributed.ray.driver import TrainResult, as_error
+        from qfleet.distributed.ray.driver import as_error
+        from qfleet.distributed.ray.messages import RunFailed
 
-        error = as_error(TrainResult(error=("EnvError", "what", "why", "fix")))
+        error = as_error(RunFailed("EnvError", "what", "why", "fix"))
         assert isinstance(error, EnvError)
         assert (error.what, error.why, error.fix, error.exit_code) == ("what", "why", "fix", 4)
-        strange = as_error(TrainResult(error=("", "KeyError: 'x'", "", ""), trace="Traceback ..."))
+        strange = as_error(RunFailed("", "KeyError: 'x'", trace="Traceback ..."))
         assert not isinstance(strange, QfleetError)
         assert "KeyError: 'x'" in str(strange)
-        assert not isinstance(as_error(TrainResult(error=("Annotated", "what", "", ""))), QfleetError)
+        assert not isinstance(as_error(RunFailed("Annotated", "what")), QfleetError)
 
     def test_components_can_be_inspected_without_a_cluster_but_not_run(self) -> None:
         from qfleet.api import rehearse
@@ -181,11 +182,12 @@ class TestWithRay:
     def test_an_actor_without_the_run_directory_writes_no_files(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from qfleet.distributed.ray.actors import ActorHost, RayActorSetup
+        from qfleet.distributed.actors.main import ActorSetup
+        from qfleet.distributed.ray.actors import ActorHost
 
-        seen: list[RayActorSetup] = []
-        monkeypatch.setattr(ActorHost, "act", lambda self, setup, trainer: seen.append(setup))
+        seen: list[ActorSetup] = []
+        monkeypatch.setattr(ActorHost, "act", lambda self, setup, *links: seen.append(setup))
         run = tmp_path / "elsewhere"
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().run(RayActorSetup(b"", 1, 0, None, None, None, None, *files), None) == b""  # type: ignore[arg-type]
+        assert ActorHost().run(ActorSetup(b"", 1, 0, None, None, None, *files), None, (), None) == b""  # type: ignore[arg-type]
         assert [(setup.log, setup.history) for setup in seen] == [(None, None)]

@@ -5,7 +5,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,22 @@ import numpy as np
 import pytest
 
 from qfleet import resume, train
-from qfleet.build.components import ReplayLost
 from qfleet.build.resolve import resolve
 from qfleet.build.worlds import make_train_world
-from qfleet.distributed.actors.process import fork_server
+from qfleet.distributed.replay import server
 from qfleet.distributed.replay.client import RemoteReplay
-from qfleet.distributed.replay.process import SharedReplayConnection, make_shared_replay
-from qfleet.errors import EnvError
+from qfleet.distributed.replay.messages import BatchReply
+from qfleet.distributed.replay.process import make_shared_replay
+from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.local import LocalWorker
+from qfleet.distributed.worker.messages import Stop
+from qfleet.distributed.worker.transport import RingTransport
+from qfleet.errors import EnvError, UsageError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import ProcessesRuntime
+from qfleet.system.child_process import fork_server
+from qfleet.system.worker_errors import WorkerDied, WorkerFailed, WorkerHung, WorkerLost
+from qfleet.system.worker_process import WorkerProcess
 from tests.replay.streams import random_stream, rollout
 from tests.support.runs import LOCAL, SMALL, status
 
@@ -39,15 +45,21 @@ def make_remote(**settings: Any) -> RemoteReplay:
     return made
 
 
-def connection_of(replay: RemoteReplay) -> SharedReplayConnection:
-    assert isinstance(replay.connection, SharedReplayConnection)
-    return replay.connection
+def handle_of(replay: RemoteReplay) -> WorkerHandle:
+    assert replay.connection.handle is not None
+    return replay.connection.handle
 
 
-def process_of(replay: RemoteReplay) -> BaseProcess:
-    process = connection_of(replay).process
-    assert process is not None
-    return process.process
+def rings_of(replay: RemoteReplay) -> RingTransport:
+    transport = handle_of(replay).transport
+    assert isinstance(transport, RingTransport)
+    return transport
+
+
+def process_of(replay: RemoteReplay) -> WorkerProcess:
+    control = handle_of(replay).control
+    assert isinstance(control, LocalWorker)
+    return control.process
 
 
 @pytest.fixture
@@ -73,11 +85,38 @@ def test_a_replay_stopped_in_the_middle_of_a_message_is_lost(replay: RemoteRepla
     process = process_of(replay)
     os.kill(process.pid or 0, signal.SIGSTOP)
     begun = time.monotonic()
-    with pytest.raises(ReplayLost, match="its process was ended by SIGKILL"):  # far more than a pipe holds
+    with pytest.raises(WorkerHung, match="it did not answer for 1 s"):  # far more than the ring holds
         replay.read_batch(np.zeros(1 << 20, np.int64), np.zeros(0, np.float32))
     assert 0.9 < time.monotonic() - begun < 10
-    process.join(10)  # its exit code is known a moment after the end of the pipe
+    assert not process.is_alive()  # it was ended at once
+    with pytest.raises(WorkerHung, match="it did not answer for 1 s"):
+        replay.flush()
+    replay.start()
+    assert len(replay) == 0
+
+
+def test_a_replay_that_does_not_reply_is_lost(replay: RemoteReplay) -> None:
+    assert len(replay) == 0
+    process = process_of(replay)
+    os.kill(process.pid or 0, signal.SIGSTOP)
+    with pytest.raises(WorkerHung, match="it did not answer for 1 s"):
+        replay.flush()
     assert not process.is_alive()
+
+
+def test_states_larger_than_the_rings_are_sent_in_pieces(replay: RemoteReplay) -> None:
+    state = {**replay.state_dict(), "ballast": np.arange(1 << 20)}
+    replay.load_state_dict(state)  # what is not known is not read
+    rings = rings_of(replay)
+    assert rings.sending.written.last_value > (8 << 20) // rings.sending.slot_bytes
+    serials = np.zeros(100_000, np.int64)
+    rows = random_stream(np.random.default_rng(0), replay.spec, replay.lanes, 26, 0.0)
+    for begin in range(0, 26, 2):
+        replay.add(rollout(rows, begin, begin + 2))
+    before = rings.receiving.taken.last_value
+    batch = replay.read_batch(serials, np.ones(100_000, np.float32))
+    assert len(batch.ids) == 100_000
+    assert rings.receiving.taken.last_value > before + 10
 
 
 def test_a_lost_replay_is_restarted_as_often_as_allowed(replay: RemoteReplay) -> None:
@@ -92,8 +131,8 @@ def test_a_replay_that_fails_reports_its_error_but_prints_nothing(
     replay: RemoteReplay, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert len(replay) == 0
-    replay.connection.send({"kind": "nonsense"})
-    with pytest.raises(ReplayLost, match="the replay is lost: KeyError: 'nonsense'"):
+    replay.connection.send(Stop())  # not a message of a replay
+    with pytest.raises(WorkerFailed, match="ValueError: the message's table: Invalid value 'Stop'"):
         replay.flush()
     assert capfd.readouterr() == ("", "")
 
@@ -101,7 +140,7 @@ def test_a_replay_that_fails_reports_its_error_but_prints_nothing(
 def test_a_killed_replay_is_lost_with_its_exit_code(replay: RemoteReplay) -> None:
     assert len(replay) == 0
     kill_replay()
-    with pytest.raises(ReplayLost, match="its process was ended by SIGKILL"):
+    with pytest.raises(WorkerDied, match="its process was ended by SIGKILL"):
         replay.flush()
 
 
@@ -109,18 +148,47 @@ def test_a_learner_stopped_together_with_the_replay_does_not_find_it_hung(
     replay: RemoteReplay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert len(replay) == 0
-    connection = connection_of(replay)
-    connection.hung_seconds = 5.0
-    jumps, clock = iter([0.0, 3600.0]), time.monotonic
-    monkeypatch.setattr("qfleet.distributed.replay.process.time.monotonic", lambda: clock() + next(jumps, 3600.0))
-    replies = iter([None, None, "there"])
-    assert connection.wait(lambda: next(replies)) == "there"
+    replay.connection.hung_seconds = 5.0
+    handle = handle_of(replay)
+    clock = time.monotonic
+    receive = handle.receive
+    jumps = iter([0.0, 0.0, 3600.0])
+
+    def stopped_meanwhile(timeout_seconds: float) -> Any:
+        ahead = next(jumps, None)
+        if ahead is None:
+            return receive(timeout_seconds)
+        monkeypatch.setattr("qfleet.distributed.worker.handle.time.monotonic", lambda: clock() + ahead)
+        return None
+
+    monkeypatch.setattr(handle, "receive", stopped_meanwhile)
+    assert len(replay) == 0
+    assert next(jumps, None) is None
+
+
+@pytest.mark.chaos
+def test_a_learner_stopped_in_the_middle_of_a_message_does_not_lose_the_replay(replay: RemoteReplay) -> None:
+    """The replay waits for the rest of a message however long that takes."""
+    assert len(replay) == 0
+    rings = rings_of(replay)
+    put = rings.put
+    puts = []
+
+    def slow_put(message: Any, arrays: Any) -> None:
+        put(message, arrays)
+        puts.append(message)
+        if len(puts) == 3:
+            time.sleep(6.0)  # longer than any limit of the replay's process
+
+    rings.put = slow_put  # type: ignore[method-assign]
+    replay.load_state_dict({**replay.state_dict(), "ballast": np.arange(1 << 18)})
+    assert len(puts) > 3
+    assert len(replay) == 0
 
 
 def test_a_draw_from_an_empty_replay_returns_none(replay: RemoteReplay) -> None:
-    replay.connection.send({"kind": "draw", "size": 4})  # before any item
-    replay.batches_requested = 2
-    replay.connection.send({"kind": "draw", "size": 4})
+    replay.connection.draw(4)  # before any item
+    replay.connection.draw(4)
     assert replay.sample(4) is None
     assert len(replay) == 0  # it still runs
 
@@ -137,11 +205,64 @@ def test_a_new_priority_decides_the_draws_requested_after_it(filled: RemoteRepla
 
 def test_the_next_batch_is_requested_ahead(filled: RemoteReplay) -> None:
     assert filled.sample(16) is not None
-    connection = connection_of(filled)
-    assert connection.wait(connection.has_batch)
-    assert len(connection.received) == 1
-    next_one = connection.received[0]
+    assert filled.connection.num_due == 1
+    assert rings_of(filled).poll(20)
+    assert len(rings_of(filled).receiving) == 1
+    assert len(filled) > 0  # the batch came before this reply
+    next_one = filled.connection.received[0]
     assert filled.sample(16) is next_one
+
+
+def test_an_invalid_reply_to_a_read_is_a_loss(filled: RemoteReplay, monkeypatch: pytest.MonkeyPatch) -> None:
+    serials = np.arange(filled.tail, filled.tail + 3)
+    assert len(filled.read_batch(serials, np.ones(3, np.float32)).ids) == 3
+    monkeypatch.setattr(filled.connection, "request", lambda *_: (BatchReply("steps"), {}))
+    with pytest.raises(WorkerDied, match="it sent an invalid batch"):
+        filled.read_batch(serials, np.ones(3, np.float32))
+    assert isinstance(filled.connection.lost, WorkerDied)
+
+
+def test_a_batch_that_does_not_fit_is_a_loss(filled: RemoteReplay) -> None:
+    connection = filled.connection
+    batch = filled.sample(16)
+    assert batch is not None
+    arrays = {name: array for name in batch.__slots__ if (array := getattr(batch, name)) is not None}
+    assert connection.checked_batch(BatchReply("steps"), arrays).ids is batch.ids
+    with pytest.raises(WorkerDied, match="it sent an invalid batch: action: expected"):
+        connection.checked_batch(BatchReply("steps"), {**arrays, "action": batch.action + 100})
+    connection.batch_limit_bytes = 100
+    with pytest.raises(WorkerDied, match="expected 100 at most"):
+        filled.sample(16)
+    with pytest.raises(WorkerDied, match="expected 100 at most"):  # until the next start
+        filled.flush()
+
+
+def refuse(setup: Any, transport: Any) -> None:
+    """A replay's process that the user's plan does not allow."""
+    raise UsageError("too little memory", "Because.", "Buy some.")
+
+
+def test_a_mistake_of_the_user_ends_the_run_only_at_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = "qfleet.distributed.replay.process.replay_main"
+    monkeypatch.setattr(process, refuse)
+    first = make_remote()
+    with pytest.raises(UsageError, match="too little memory"):
+        first.flush()
+    first.close()
+    monkeypatch.setattr(process, server.replay_main)
+    later = make_remote()
+    later.flush()
+    monkeypatch.setattr(process, refuse)
+    later.start()  # the lost one may still hold its memory
+    with pytest.raises(WorkerFailed, match="too little memory"):
+        later.flush()
+    later.close()
+
+
+def test_a_stopped_replay_is_lost(replay: RemoteReplay) -> None:
+    replay.close()
+    with pytest.raises(WorkerLost, match="it was stopped"):
+        replay.flush()
 
 
 def kill_replay(row: dict[str, Any] | None = None) -> None:

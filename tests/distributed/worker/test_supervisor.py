@@ -36,7 +36,6 @@ def test_all_workers_are_due_at_first_and_incarnations_count_from_zero() -> None
 def test_incarnations_continue_after_those_used_before() -> None:
     supervisor = Supervisor(2, hung_seconds=1.0, restarts=1, rng=np.random.default_rng(0), incarnations=[4, -1])
     assert [supervisor.started(worker, 0.0) for worker in (0, 1)] == [5, 0]
-    assert supervisor.incarnation(0) == 5
     with pytest.raises(ValueError, match="2 workers"):
         Supervisor(2, hung_seconds=1.0, restarts=1, rng=np.random.default_rng(0), incarnations=[4])
 
@@ -144,7 +143,8 @@ def fail_often(supervisor: Supervisor, times: int, every: float) -> list[float |
 
 
 def test_many_faults_do_not_overflow() -> None:
-    assert make_supervisor(largest_delay=4.0).restart_delay(5000) <= 4.0
+    delays = fail_often(make_supervisor(largest_delay=4.0, restarts=5000), times=5000, every=5.0)
+    assert max(delay for delay in delays if delay is not None) <= 4.0
 
 
 def test_a_worker_without_any_progress_is_quarantined_however_long_a_start_may_take() -> None:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -273,6 +275,21 @@ def test_a_replacement_resolves_relative_ids_from_the_original_folder(
     record.run(20).check()
     assert len(record.faults) == 1
     world.close()
+
+
+def test_a_worker_is_not_hung_because_this_process_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom qfleet.testing.toys import Traced\nclass Slow(Traced):\n    def step(self, action):\n"
+        "        time.sleep(0.5)\n        return super().step(action)\n"
+    )
+    env = Env(id=f"{tmp_path / 'slow.py'}:Slow", num=1, workers=1, step_timeout_seconds=5.0)
+    world: Any = make_world(env, seed=SEED, stream=TRAIN)
+    with closing(world):
+        world.reset()
+        world.send(np.zeros(1, np.int64))
+        monkeypatch.setattr(world._pool, "_clock", lambda: time.monotonic() + 3_600.0)  # Ctrl-Z, and an hour later
+        assert world.receive().lost is None
+        assert not world.take_faults()
 
 
 @pytest.mark.chaos

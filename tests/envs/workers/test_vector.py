@@ -18,10 +18,10 @@ from qfleet.testing.toys import Traced
 from tests.envs.record import (
     NUM,
     SEED,
-    assert_same,
     drive,
     world_of,
 )
+from tests.envs.steps import assert_same
 
 # ---- Equal to a world without workers.
 

@@ -4,8 +4,9 @@ import sys
 import pytest
 
 from qfleet.errors import UsageError
-from qfleet.plan import algorithm_presets, compose, defaults_for, describe, environment_presets, updates_per_step
+from qfleet.plan import compose, defaults_for, updates_per_step
 from qfleet.plan.paths import tag_of
+from qfleet.plan.presets.catalog import algorithm_presets, describe, environment_presets
 from qfleet.plan.schema import BufferReplay, ConstantEpsilon, FreshReplay, Plan, PrioritizedSampler, StepsView
 
 IDS = {
@@ -168,7 +169,8 @@ def test_unknown_preset() -> None:
 
 def test_plans_need_neither_torch_nor_numpy() -> None:
     code = (
-        "import sys; from qfleet.plan import compose, schema, to_toml; to_toml(compose('CartPole-v1').plan); schema();"
+        "import sys; from qfleet.plan import compose, json_schema, to_toml;"
+        "to_toml(compose('CartPole-v1').plan); json_schema();"
         "print([name for name in ('torch', 'numpy', 'gymnasium') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
