@@ -226,7 +226,7 @@ def taken_and_best_values(values: Array, choices: list[Array], mask: Array | Non
 
 
 def concatenate_rollouts(parts: Sequence[Rollout]) -> Rollout:
-    """Rollouts of one row each as one, whose sequence counts such rollouts; its version is the oldest of theirs."""
+    """Join rollouts of one row each. The sequence of the result counts joined rollouts; its version is the oldest."""
     if len(parts) == 1:
         return parts[0]
     worker, incarnation, sequence = parts[0].source

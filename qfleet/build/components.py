@@ -103,7 +103,7 @@ class Components:
     batch_source: BatchSource
     learner: Learner | PopulationLearner
     peers: Peers | None = None  # the group of several learners, which has `learner` as its rank 0
-    remote: ReplayProcess | None = None  # the process of the replay, if it has one
+    remote_replay: ReplayProcess | None = None  # the process of the replay, if it has one
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, shown at the start
     inexact_reasons: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
 

@@ -55,7 +55,7 @@ def as_exit_code(result: object) -> int:
 
 
 def needs_restarts(plan: Plan) -> bool:
-    """Should this process supervise the run in a child? In that child: no, and it saves and ends with its parent."""
+    """Should this process supervise the run in a child? The child must not: it saves and ends with its parent."""
     if GUARDED not in os.environ:
         return isinstance(plan.runtime, ProcessesRuntime)
     from qfleet.system.descendants import die_with_parent  # most commands need nothing of qfleet.system

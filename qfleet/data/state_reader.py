@@ -36,11 +36,11 @@ def saved_numbers(state: State, name: str, shape: tuple[int | None, ...], low: i
     return array
 
 
-def saved_count(state: State, name: str, high: int = 2**53) -> int:
-    """One integer from 0 to `high`."""
+def saved_count(state: State, name: str, high: int = 2**53, *, low: int = 0) -> int:
+    """One integer from `low` to `high`."""
     value = saved_value(state, name)
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value <= high:
-        raise ValueError(f"{name}: expected an integer from 0 to {high}, got {_described(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ValueError(f"{name}: expected an integer from {low} to {high}, got {_described(value)}")
     return int(value)
 
 

@@ -114,7 +114,7 @@ class MpiWorker:
         """True until it is stopped here."""
         return not self.stopped
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         """Not known."""
         return WorkerDied("it was stopped") if self.stopped else WorkerHung("its rank does not answer")
 

@@ -13,7 +13,9 @@ class RateLimiter:
         self.ratio = ratio  # exact: a float would be off by one update after many steps
         self.start_steps = start_steps
         self.updates = 0
-        self.forgiven = 0  # updates that were allowed but will never be made
+        # Updates that were allowed but will never be made. Negative in an actor-learner that started late: the updates
+        # that others had made by then.
+        self.forgiven = 0
 
     def allowed_updates(self, steps: int) -> int:
         """The total number of updates allowed after this number of steps."""
@@ -38,4 +40,4 @@ class RateLimiter:
     def load_state_dict(self, state: State) -> None:
         """Restore the counts."""
         self.updates = saved_count(state, "updates")
-        self.forgiven = saved_count(state, "forgiven")
+        self.forgiven = saved_count(state, "forgiven", low=-self.updates)

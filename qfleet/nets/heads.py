@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from qfleet.data import Spec
 from qfleet.nets.layers import PLAIN, Dense, Style, head_linear, relu
-from qfleet.plan.schema import CategoricalHead, ImplicitHead, Net, QuantileHead
+from qfleet.plan.schema import CategoricalHead, ImplicitHead, Net, QuantileHead, ScalarHead
 
 
 class HeadStream(nn.Module):
@@ -140,5 +140,5 @@ def make_output_head(net: Net, spec: Spec, features: int, hidden: int, style: St
             return streams(spec.num_actions, quantiles)
         case ImplicitHead(fractions=fractions, cosines=cosines):
             return ImplicitQuantileHead(features, streams(spec.num_actions), fractions=fractions, cosines=cosines)
-        case _:
+        case ScalarHead():
             return streams(len(spec.actions), max(spec.actions)) if net.decoupled else streams(spec.num_actions)

@@ -12,7 +12,7 @@ with it are refused by `plan/validate/pairs.py`.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, assert_never
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from qfleet.data import Spec, split_actions
 from qfleet.nets import signed_hyperbolic, signed_parabolic
-from qfleet.plan.schema import CategoricalHead, Plan, QuantileHead, ScalarHead
+from qfleet.plan.schema import CategoricalHead, ImplicitHead, Plan, QuantileHead, ScalarHead
 
 NO_ACTION = -1e9  # the value of an action that a dimension does not have
 
@@ -133,5 +133,7 @@ def make_head(plan: Plan, spec: Spec) -> Head:
             return Categorical(low, high, rescale)
         case QuantileHead():
             return Quantile(rescale)
-        case _:
+        case ImplicitHead():
             return ImplicitQuantiles(rescale)
+        case other:
+            assert_never(other)

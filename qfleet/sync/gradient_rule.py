@@ -4,8 +4,8 @@ A state machine: `now` is passed in, the transport is elsewhere. The version cou
 the version it was computed from; its staleness is the number of steps made since. `max_staleness` 0 is synchronous: a
 step needs one gradient of every worker (or of all but the slowest `spare`), all of the same version. With s > 0 every
 gradient is a step of its own, unless its staleness is above s: then it is refused, and its worker computes another.
-None accepts every gradient (Downpour, Dean et al. 2012). With a `window` a step is made of that many gradients, or when
-the first of them has waited `window_seconds`; without a number, of all gradients that came in that time.
+None accepts every gradient (Downpour, Dean et al. 2012). With a `window`, gradients are collected: a step is made when
+there are that many of them, or when the first has waited `window_seconds`. A window may have no number, only a time.
 """
 
 from collections import Counter

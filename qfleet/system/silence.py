@@ -1,6 +1,6 @@
 """How long something has been silent, as seen by an observer that may have been stopped itself."""
 
-MAX_GAP_SECONDS = 2.0  # the most that counts of the time between two looks
+MAX_GAP_SECONDS = 2.0  # if more time passes between two looks, only this much of it counts
 
 
 class SilenceTimer:

@@ -48,7 +48,7 @@ class WorkerOptions:
     log: str | None = None  # the file that takes its output; without one the output is dropped
     folder: str | None = None  # the folder it works in, if not that of its parent
     own_group: bool = False  # a process group of its own, which is killed with it
-    starts_processes: bool = False  # that too, and whatever it has started ends with it
+    starts_processes: bool = False  # implies own_group; all processes that it started end with it
     stops_on_sigterm: bool = False  # SIGTERM raises StopRequested, so that environments are closed first
     keeps_signals: bool = False  # Ctrl-C and SIGHUP are not ignored: it saves and ends by itself
     death_signal: signal.Signals | None = signal.SIGKILL  # when its parent ends; None: it outlives the parent

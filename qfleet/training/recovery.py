@@ -57,8 +57,8 @@ class Recovery:
 
     def load(self, **options: Any) -> int:
         """Go on from the newest valid checkpoint; returns how many lanes had to begin a new episode."""
-        if self.components.remote is not None:
-            self.components.remote.flush()
+        if self.components.remote_replay is not None:
+            self.components.remote_replay.flush()
         if self.components.peers is not None:
             self.components.peers.discard_state()
         known = self.train_state.not_exact
@@ -147,7 +147,7 @@ class Recovery:
 
     def restart_replay(self, cause: WorkerLost) -> None:
         """Start another process for the replay, as often as the restart budget allows."""
-        remote = self.components.remote
+        remote = self.components.remote_replay
         if remote is None:  # it was another worker
             raise cause
         if not remote.budget.charge(time.monotonic()):

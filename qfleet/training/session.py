@@ -143,8 +143,8 @@ def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, 
     checkpointer = Checkpointer(checkpoints, components, collect_provenance(None)["versions"])
     if components.remote_actors is not None:
         components.remote_actors.use_run_folder(run_log.folder, run_log.faults.actor_event)
-    if components.remote is not None:
-        components.remote.use_run_folder(run_log.folder)
+    if components.remote_replay is not None:
+        components.remote_replay.use_run_folder(run_log.folder)
     if components.peers is not None:
         components.peers.use_run_folder(run_log.folder)
     return Trainer(components, env, checkpointer, run_log, stop_request)

@@ -87,7 +87,7 @@ class Trainer:
     # The start
 
     def start(self) -> None:
-        """Begin the first episodes and commit that; a replay that is lost before holds nothing yet."""
+        """Begin the first episodes and save. A replay's process that is lost before is started again: it is empty."""
         self.checkpointer.require_space()
         self.run_log.mark_inexact(inexact_reasons(self.components))
         if self.components.peers is not None:
@@ -129,7 +129,7 @@ class Trainer:
         return ending
 
     def make_loop(self) -> "InlineLoop | AsyncLoop":
-        """The loop for the run's components, after the last updates if these were not finite."""
+        """The loop for the run's components; it goes on counting updates that were skipped in a row."""
         actors = self.components.remote_actors
         skipped = self.train_state.skipped_in_a_row
         if actors is None:

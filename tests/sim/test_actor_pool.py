@@ -59,7 +59,7 @@ class SimProcess:
     def is_alive(self) -> bool:
         return self.actor.alive
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         return WorkerDied("it crashed")
 
     def progress(self) -> int:

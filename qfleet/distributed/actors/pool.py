@@ -134,7 +134,7 @@ class ActorPool:
             )
             if fault is not None:
                 hang = WorkerHung(f"it did not move for {fault.silent_seconds:.0f} s (runtime.hung_seconds)")
-                self.remove_lost(fault, handle.control.loss() if fault.kind == "dead" else hang)
+                self.remove_lost(fault, handle.control.why_lost() if fault.kind == "dead" else hang)
         self.log_stragglers(now)
         self.start()
         if len(self.supervisor.quarantined) == self.workers:

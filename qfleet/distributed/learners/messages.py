@@ -118,7 +118,7 @@ class Hashes(Message):
 
 
 class Learned(Message):
-    """The update was made; priorities of a share are in the arrays. `given_up`: the cosine that made a codec go."""
+    """The update was made; priorities of a share are in the arrays. `given_up`: the cosine that turned a codec off."""
 
     finite: bool
     seconds: float

@@ -78,7 +78,7 @@ class LearnerPool:
                 self.lose(handle, cause)
 
     def await_ready(self) -> None:
-        """Wait until every learner has started: a run begins with as many learners as its plan asks for."""
+        """Wait until every learner has started, at most START_SECONDS; one that comes later joins later."""
         until = time.monotonic() + START_SECONDS
         while time.monotonic() < until and len(self.ready()) < len(self.handles):
             for handle in list(self.handles.values()):

@@ -27,7 +27,7 @@ class GroupUpdater:
         self.finite = True  # was rank 0's gradient in the last update?
 
     def update(self, batch: Batch | Sequences) -> Report:
-        """Try to make one update; `CommLost` if a learner was lost before rank 0 made its step."""
+        """Try to make one update; `WorkerLost` if a learner was lost before rank 0 made its step."""
         return self.together(batch) if self.group.members else self.alone(batch)
 
     def alone(self, batch: Batch | Sequences) -> Report:
@@ -95,7 +95,7 @@ class GroupUpdater:
             # Others may have pushed their share already: the batch counts, and the loss is found after our own step.
 
     def collect_report(self, handle: WorkerHandle) -> None:
-        """Receive a member's priorities; if it failed the group ends, if it alone skipped the step a new one forms."""
+        """Receive a member's priorities. If it failed the group ends; if only it skipped the step, a new one forms."""
         group = self.group
         try:
             reply, arrays = handle.reply(Learned, self.pool.reply_timeout_seconds)

@@ -23,10 +23,11 @@ from qfleet.distributed.local_run import prepare_components
 from qfleet.distributed.ray import messages
 from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import join_remote_replay
-from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.handle import WorkerHandle, await_ready
 from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
-from qfleet.system.worker_errors import WorkerLost
+from qfleet.system.silence import SilenceTimer
+from qfleet.system.worker_errors import WorkerHung, WorkerLost
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.session import interactive_watcher, progress_note
@@ -50,6 +51,7 @@ from qfleet.distributed.ray.worker import PROCESS_ENDED, CallTransport, RayWorke
 
 POLL_SECONDS = 0.25
 START_SECONDS = 120.0
+MAX_SILENT_SECONDS = 600.0  # the trainer answers every few tenths of a second, in a thread of its own
 REPLY_SECONDS = 10.0
 FAIL_SECONDS = 60.0
 EXTRA_THREADS = 4  # of the trainer's process, besides one for each actor
@@ -171,7 +173,7 @@ def launch_trainer(task: messages.TrainTask, user_parts: UserParts) -> WorkerHan
 def wait_until_ready(trainer: WorkerHandle, runtime: RayRuntime) -> None:
     """Wait until the trainer's process has started, at most START_SECONDS."""
     try:
-        trainer.wait_until_ready()
+        await_ready([trainer])
     except WorkerLost as loss:
         raise UsageError(
             f"Ray did not start the learner on this node within {START_SECONDS:g} seconds",
@@ -187,7 +189,7 @@ def wait_for_result(trainer: WorkerHandle, reader: RelayReader, stop_request: St
     except WorkerLost as error:
         raise QfleetError(
             "the learner's process on Ray has ended unexpectedly",
-            f"Ray said: {str(trainer.control.loss()).removeprefix(PROCESS_ENDED)}",
+            f"Ray said: {str(error).removeprefix(PROCESS_ENDED)}",
             f"Go on from the last checkpoint: {program()} resume {reader.run or 'RUN'}",
         ) from error
 
@@ -195,14 +197,18 @@ def wait_for_result(trainer: WorkerHandle, reader: RelayReader, stop_request: St
 def relay_until_over(trainer: WorkerHandle, reader: RelayReader, stop_request: StopRequest) -> messages.RunResult:
     """Deliver news and pass signals on until the run is over; raises WorkerLost if the trainer's process ends."""
     stop_sent = False
+    silence = SilenceTimer(time.monotonic())
     trainer.ask(messages.GetNews(0))
     while True:
         parts = trainer.poll_reply(POLL_SECONDS)
+        if silence.elapsed(time.monotonic()) > MAX_SILENT_SECONDS:
+            raise WorkerHung(f"it did not answer for {MAX_SILENT_SECONDS:g} s")
         if stop_request.name is not None and not stop_sent:
             trainer.send(messages.RequestStop(stop_request.name))
             stop_sent = True
         if parts is None:
             continue
+        silence.reset(time.monotonic())
         news: messages.News = parts[0]
         if deliver(trainer, reader, news):
             trainer.send(messages.StopByCallback())

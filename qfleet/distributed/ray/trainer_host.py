@@ -14,9 +14,10 @@ from qfleet.distributed.local_run import resume_here, train_here
 from qfleet.distributed.ray import messages
 from qfleet.distributed.ray.relay import WatcherRelay
 from qfleet.distributed.ray.rpc import LearnerEndpoint
-from qfleet.distributed.worker.messages import Ready
+from qfleet.distributed.worker.messages import Failed, Ready
 from qfleet.distributed.worker.transport import MAX_MESSAGE_BYTES
 from qfleet.errors import QfleetError
+from qfleet.system.worker_process import final_error_of
 from qfleet.training.process.signals import StopRequest
 
 NEWS_SECONDS = 0.25  # between two replies with news
@@ -94,7 +95,10 @@ class TrainerHost:
 
     def handle(self, message: bytes) -> bytes:
         """Handle a message of the driver; returns the packed reply, if it has one."""
-        reply = self.trainer.handle(unpack(message, messages.TrainerRequest, limit_bytes=MAX_MESSAGE_BYTES)[0])
+        try:
+            reply = self.trainer.handle(unpack(message, messages.TrainerRequest, limit_bytes=MAX_MESSAGE_BYTES)[0])
+        except Exception as error:
+            return to_bytes(Failed(final_error_of(error)))
         return b"" if reply is None else to_bytes(reply)
 
     def receive_rollout(self, report: bytes, rollout: bytes) -> bytes:

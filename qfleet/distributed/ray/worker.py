@@ -50,11 +50,15 @@ class WorkerHost:
         self.failure = b""
         self.lock: Any = threading.Lock()  # held to handle a message, or to work
 
-    def run(self) -> None:
-        """Work while no message waits; never returns, so that the parent notices the end of the process."""
+    def run(self) -> bytes:
+        """Work while no message waits; returns the encoded FinalError when the worker fails, and else never."""
         while True:
-            with self.lock:
-                busy = self.worker is not None and not self.failure and self.worker.work_when_idle()
+            try:
+                with self.lock:
+                    busy = self.worker is not None and not self.failure and self.worker.work_when_idle()
+            except Exception as error:
+                self.failure = to_bytes(Failed(final_error_of(error)))
+                return msgspec.msgpack.encode(final_error_of(error))
             time.sleep(YIELD_SECONDS if busy else IDLE_SECONDS)
 
     def start(self, make_worker: Any, setup: Any, requests: Any, compress: Any, concurrent: bool) -> bytes:
@@ -137,6 +141,7 @@ class CallTransport:
             return None
         if not self.replies:
             self.take_result(0.0)  # raises why the connection is broken
+            return None
         kind = self.kind | Ready | PeerLost | Failed
         return unpack(self.replies.popleft(), kind, limit_bytes=MAX_MESSAGE_BYTES)
 
@@ -162,7 +167,7 @@ def connection_error(error: Exception) -> ConnectionError:
 
 @dataclass(eq=False)
 class RayWorker:
-    """The process of a worker on Ray; `result` is that of a call which returns when the worker ends."""
+    """The process of a worker on Ray; `result` is that of a call which returns, or fails, when the worker ends."""
 
     host: Any
     result: Any
@@ -177,7 +182,7 @@ class RayWorker:
             self.look_at = now + ALIVE_CHECK_SECONDS
         return not self.ended
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         """The error that the worker returned, or how its process ended."""
         try:
             encoded = ray.get(self.result, timeout=FINAL_ERROR_SECONDS)

@@ -224,7 +224,7 @@ def join_remote_replay(
         for replay in made:
             replay.close()
         raise
-    components.remote = made[0]
+    components.remote_replay = made[0]
     return components
 
 

@@ -41,19 +41,13 @@ class WorkerHandle:
         if not self.ready:
             self.receive(0.0)
         if self.broken or not self.control.is_alive():
-            raise self.loss(self.broken)
+            raise self.why_lost(self.broken)
         if not self.ready and self.starting.elapsed(time.monotonic()) > self.start_seconds:
             raise WorkerHung(f"it did not start: it did not answer for {self.start_seconds:g} s")
 
-    def wait_until_ready(self) -> None:
-        """Return when it has started."""
-        while not self.ready:
-            self.transport.poll(POLL_SECONDS)
-            self.check()
-
-    def loss(self, observed: str = "", if_alive: type[WorkerLost] = WorkerDied) -> WorkerLost:
+    def why_lost(self, observed: str = "", if_alive: type[WorkerLost] = WorkerDied) -> WorkerLost:
         """Why it is lost: what its process reported or how it ended, and what was observed here."""
-        found = self.control.loss()  # sockets and pipes of a process close a moment before it ends
+        found = self.control.why_lost()  # sockets and pipes of a process close a moment before it ends
         if isinstance(found, WorkerHung):
             return if_alive(observed) if observed else found
         if observed and type(found) is WorkerDied and str(found) not in observed:
@@ -85,7 +79,7 @@ class WorkerHandle:
         if parts is not None:
             self.num_outstanding -= 1
         elif not self.control.is_alive():
-            raise self.loss()
+            raise self.why_lost()
         return parts
 
     def reply(self, kind: Any, timeout_seconds: float) -> Parts:
@@ -99,13 +93,14 @@ class WorkerHandle:
 
     def next_reply(self, timeout_seconds: float) -> Parts:
         """The next reply of any kind; a worker that has not started yet gets its time to start first."""
-        self.wait_until_ready()
+        await_ready([self])
         waiting = SilenceTimer(time.monotonic())
         while (parts := self.receive(min(POLL_SECONDS, timeout_seconds))) is None:
             if not self.control.is_alive():
-                raise self.loss()
+                raise self.why_lost()
             if waiting.elapsed(time.monotonic()) > timeout_seconds:
-                raise WorkerHung(f"it does not reply: it did not answer for {timeout_seconds:g} s")
+                answered = f": it did not answer for {timeout_seconds:.3g} s" if timeout_seconds else ""
+                raise WorkerHung(f"it does not reply{answered}")
         self.num_outstanding -= 1
         return parts
 
@@ -126,7 +121,7 @@ class WorkerHandle:
     def connection_lost(self, error: Exception) -> WorkerLost:
         """The loss of this worker, because its connection is broken."""
         self.broken = str(error)
-        return self.loss(self.broken, WorkerHung if isinstance(error, TimeoutError) else WorkerDied)
+        return self.why_lost(self.broken, WorkerHung if isinstance(error, TimeoutError) else WorkerDied)
 
     def send_descriptors(self, *descriptors: int) -> None:
         """Send file descriptors to a process of this machine."""
@@ -139,9 +134,9 @@ class WorkerHandle:
 
     def drain(self, timeout_seconds: float) -> Iterator[Parts]:
         """Drain outstanding replies to resynchronise the connection."""
-        until = time.monotonic() + timeout_seconds
+        waiting = SilenceTimer(time.monotonic())
         while self.num_outstanding:
-            yield self.next_reply(max(0.0, until - time.monotonic()))
+            yield self.next_reply(max(0.0, timeout_seconds - waiting.elapsed(time.monotonic())))
 
     def on_full(self, waited_seconds: float) -> None:
         """Wait a moment for room in the ring; raise if the worker died, or has not read for too long."""
@@ -162,7 +157,7 @@ class WorkerHandle:
         time.sleep(SLEEP_SECONDS)
 
     def stop(self) -> None:
-        """End the worker, by force if need be, and free everything."""
+        """End the worker and free everything; a rank of MPI can only be asked to end."""
         self.control.stop()
         self.transport.close()
 

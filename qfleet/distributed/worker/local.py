@@ -39,16 +39,11 @@ class LocalWorker:
 
     process: WorkerProcess
 
-    @property
-    def pid(self) -> int:
-        """The id of the process."""
-        return self.process.pid
-
     def is_alive(self) -> bool:
         """Is it running?"""
         return self.process.is_alive()
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         """What the process reported, or how it ended; WorkerHung if it still runs."""
         self.process.join(EXIT_SECONDS)
         if self.process.is_alive():

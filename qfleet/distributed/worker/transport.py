@@ -47,7 +47,7 @@ class WorkerControl(Protocol):
     def is_alive(self) -> bool:
         """Is it running?"""
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         """Why the process has ended: what it reported, or how it ended; WorkerHung if it still runs."""
 
     def request_stop(self) -> None:

@@ -22,7 +22,7 @@ class FakeActor:
         self.looks -= 1
         return self.looks >= 0
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         return WorkerDied("its process was ended by SIGKILL")
 
     def request_stop(self) -> None:
@@ -66,7 +66,7 @@ def test_an_actor_that_does_not_end_is_killed_in_time() -> None:
 def test_the_cause_of_a_loss_is_that_of_the_process() -> None:
     handle = ActorHandle(FakeActor(0), FakeActor(0), stop_seconds=0.0)
     assert not handle.control.is_alive()
-    assert str(handle.control.loss()) == "its process was ended by SIGKILL"
+    assert str(handle.control.why_lost()) == "its process was ended by SIGKILL"
     assert handle.channel.progress() == 7
     (fault,) = handle.env_faults()
     assert (fault["kind"], fault["lanes"], fault["quarantined"]) == ("raised", (2, 3), (3,))

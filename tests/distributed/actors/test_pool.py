@@ -80,7 +80,7 @@ class FakeActor:
     def stop(self) -> None:
         self.running, self.ended = False, True
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         assert not self.ended  # a loss found later would only be that by the stop
         return self.found
 

@@ -185,6 +185,18 @@ def test_a_late_actor_learner_catches_up_with_the_others(incarnation: int) -> No
     assert first.report().totals.behind  # type: ignore[union-attr]  # it was cut short, and reports so
 
 
+def test_a_late_actor_learner_restores_its_own_state() -> None:
+    plan = make_plan("CartPole-v1", overrides={**TWO, **PRIORITIES})
+    late, other = actor_learner_of(plan, incarnation=3), actor_learner_of(plan, incarnation=4)
+    late.on_joined(500, 6_000)  # its limiter counts the updates that others have made
+    assert late.act_until_ready()
+    names = msgspec.json.decode(late.read_file(""))[1:]
+    for name in names:
+        other.write_file(name, late.read_file(name))
+    assert other.load_written() == 0
+    assert other.batch_source.limiter.forgiven == late.batch_source.limiter.forgiven == -500
+
+
 def test_an_actor_learners_state_is_read_and_restored_as_files() -> None:
     plan = make_plan("CartPole-v1", overrides={**TWO, **PRIORITIES})
     one, other = actor_learner_of(plan), actor_learner_of(plan, incarnation=3)

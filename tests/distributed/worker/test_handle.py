@@ -12,7 +12,7 @@ import pytest
 
 from qfleet.data.wire_format import Message, Parts
 from qfleet.distributed.worker import handle as handle_module
-from qfleet.distributed.worker.handle import WorkerHandle
+from qfleet.distributed.worker.handle import WorkerHandle, await_ready
 from qfleet.distributed.worker.local import LocalWorker, RingSizes, launch_local
 from qfleet.distributed.worker.messages import Failed, PeerLost, Ready, Stop
 from qfleet.distributed.worker.serve import serve
@@ -95,7 +95,7 @@ class FakeControl:
     def is_alive(self) -> bool:
         return self.alive
 
-    def loss(self) -> WorkerLost:
+    def why_lost(self) -> WorkerLost:
         return self.found
 
     def request_stop(self) -> None:
@@ -337,8 +337,8 @@ def test_messages_wait_for_room_while_the_process_starts(launch: Launch, announc
 def test_a_process_that_is_stopped_is_hung(launch: Launch, announced: bool, size: int) -> None:
     """It does not reply, or does not read the rest of a message."""
     handle = launch(announced=announced, room_seconds=0.5)
-    handle.wait_until_ready()
-    os.kill(process_of(handle).pid, signal.SIGSTOP)
+    await_ready([handle])
+    os.kill(process_of(handle).process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerHung, match=r"it did not answer for 0\.5 s"):
         handle.request(Ask(1), Answer, 0.5, {"a": np.zeros(size, np.uint8)})
 
@@ -346,15 +346,15 @@ def test_a_process_that_is_stopped_is_hung(launch: Launch, announced: bool, size
 @pytest.mark.chaos
 def test_a_process_killed_while_a_message_waits_for_room_is_lost_with_its_cause(launch: Launch) -> None:
     handle = launch(announced=False)
-    handle.wait_until_ready()
-    os.kill(process_of(handle).pid, signal.SIGSTOP)
+    await_ready([handle])
+    os.kill(process_of(handle).process.pid, signal.SIGSTOP)
     on_full = handle.on_full
     waits: list[float] = []
 
     def kill_then_wait(waited_seconds: float) -> None:
         waits.append(waited_seconds)
         if len(waits) == 3:
-            os.kill(process_of(handle).pid, signal.SIGKILL)
+            os.kill(process_of(handle).process.pid, signal.SIGKILL)
         on_full(waited_seconds)
 
     assert isinstance(handle.transport, RingTransport)
@@ -403,7 +403,7 @@ def test_a_malformed_reply_is_a_loss(launch: Launch) -> None:
 
 def test_a_connection_broken_before_the_process_has_ended_is_a_loss_that_says_how_it_ended(launch: Launch) -> None:
     handle = launch(closing_main)
-    handle.wait_until_ready()
+    await_ready([handle])
     with pytest.raises(WorkerDied, match=r"the connection is closed; its process ended with exit code 5"):
         handle.next_reply(SECONDS)
 
@@ -424,7 +424,7 @@ def test_a_process_that_does_not_start_in_time_is_hung(launch: Launch) -> None:
 
 def test_stop_ends_a_process_and_keeps_what_it_reported(launch: Launch) -> None:
     handle = launch()
-    handle.wait_until_ready()
+    await_ready([handle])
     process = process_of(handle)
     assert process.is_alive()
     process.request_stop()
