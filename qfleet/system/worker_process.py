@@ -1,7 +1,7 @@
 """The process of one worker on this machine: how it starts, how it reports its final error, and how it ends.
 
-Every role that has processes of its own (environments, actors, replay, learners, shards of a parameter server, members
-of a sweep, measurements) starts them with `WorkerProcess`, and every such process begins in `run_worker`, which
+Every role that has processes of its own on this machine (environments, actors, replay, learners, shards of a parameter
+server, members of a sweep; and measurements) starts them with `WorkerProcess`, and every such process begins in `run_worker`, which
 prepares it before the role's own function runs.
 """
 

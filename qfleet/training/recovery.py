@@ -114,8 +114,10 @@ class Recovery:
         """Numbers are not finite: go back to the last commit and draw other batches from there."""
         rollbacks = self.train_state.rollbacks + 1
         steps = self.components.steps
+        where = ""
         if isinstance(cause, Diverging):
             self.write_batch(cause.batch)
+            where = "; the batch is in debug/"
         self.run_log.events.event("rollback", cause=str(cause), env_steps=steps, number=rollbacks)
         if rollbacks > MAX_ROLLBACKS:
             raise DivergedError(
@@ -123,7 +125,7 @@ class Recovery:
                 f"Going back to the last checkpoint {MAX_ROLLBACKS} times did not help; usual causes are rewards or "
                 "observations of very different sizes, or too high a learning rate.",
                 f"Lower optim.learning_rate={self.components.plan.optim.learning_rate:g}, set optim.clip_norm, or try "
-                "env.normalize=both; the batch is in debug/.",
+                f"env.normalize=both{where}.",
             ) from cause
         self.load()
         self.draw_other_batches(rollbacks)

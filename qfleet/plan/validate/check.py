@@ -11,7 +11,7 @@ from qfleet.plan.validate.pairs import PAIRS
 from qfleet.plan.validate.rules import RULES
 
 
-def _require_pairs(case: Case) -> None:
+def _refuse_pairs(case: Case) -> None:
     """Raise for the first entry of `pairs.PAIRS` or `no_effect.NO_EFFECT` that applies to the plan."""
     for pair in PAIRS:
         if pair.when(case.plan):
@@ -25,7 +25,7 @@ def _require_pairs(case: Case) -> None:
 def check(plan: Plan, origins: Mapping[str, str] | None = None) -> list[str]:
     """Raise for the first rule that is broken; otherwise return notes to show."""
     case = Case(plan, origins or {})
-    _require_pairs(case)
+    _refuse_pairs(case)
     for rule, reason in RULES:
         for problem, fix in rule(case):
             raise UsageError(problem, reason, fix)
