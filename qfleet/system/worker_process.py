@@ -1,8 +1,8 @@
 """The process of one worker on this machine: how it starts, how it reports its final error, and how it ends.
 
 Every role that has processes of its own on this machine (environments, actors, replay, learners, shards of a parameter
-server, members of a sweep; and measurements) starts them with `WorkerProcess`, and every such process begins in `run_worker`, which
-prepares it before the role's own function runs.
+server, members of a sweep; and measurements) starts them with `WorkerProcess`. Every such process begins in
+`run_worker`, which prepares it before the role's own function runs.
 """
 
 import faulthandler
