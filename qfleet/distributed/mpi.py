@@ -255,8 +255,14 @@ def serve_rank(world: Any, user_parts: UserParts) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transport = MpiTransport(world, 0, LearnerRequest | BeginRun | Stop)
     parts = transport.receive(START_SECONDS)
-    if parts is None or not isinstance(parts[0], BeginRun):
-        return  # no run began, or it has fewer learners than there are ranks
+    if parts is None:
+        raise QfleetError(
+            f"no run began within {START_SECONDS:g} seconds",
+            "Rank 0 sends the plan to all other ranks when its run begins.",
+            "See what rank 0 printed; is it still making its environment?",
+        )
+    if not isinstance(parts[0], BeginRun):
+        return  # rank 0 has ended, or its run has fewer learners than there are ranks
     plan = msgspec.json.decode(parts[0].plan, type=Plan)
     env_spec = probe_env_spec(plan, user_parts[0])
     spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), user_parts[1]))

@@ -15,8 +15,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from qfleet import train
-from qfleet.distributed.mpi import create_group, probe_env_spec, rank_main
-from qfleet.errors import EnvError
+from qfleet.distributed import mpi
+from qfleet.distributed.mpi import MpiTransport, create_group, probe_env_spec, rank_main
+from qfleet.errors import EnvError, QfleetError
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Plan
 from tests.support.runs import SMALL, Settings, checkpoints, events, status, train_arguments
@@ -106,6 +107,14 @@ def test_a_rank_that_is_refused_prints_why(monkeypatch: pytest.MonkeyPatch, caps
     rank_main((None, None, None))
     assert capsys.readouterr().err == "rank 0: it fails\nIt is broken.\nMend it.\n"
     assert world.code == EnvError.exit_code
+
+
+def test_a_rank_for_which_no_run_begins_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "START_SECONDS", 0.1)
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # it would ignore Ctrl-C from now on
+    monkeypatch.setattr(MpiTransport, "receive", lambda transport, seconds: None)
+    with pytest.raises(QfleetError, match=r"no run began within 0\.1 seconds"):
+        mpi.serve_rank(OneRank(), (None, None, None))
 
 
 def test_one_environment_is_probed_and_closed() -> None:
