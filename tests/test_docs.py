@@ -302,3 +302,12 @@ def test_the_package_says_what_the_readme_says() -> None:
     claim = description.partition(",")[0]
     assert claim == "Deep Q-learning from a laptop to a cluster"
     assert claim in (ROOT / "README.md").read_text("utf-8")[:300]
+
+
+def test_the_files_of_one_run_can_be_read_in_an_afternoon() -> None:
+    tour = (ROOT / "docs" / "tour.md").read_text()
+    table = tour[tour.index("## The files of one inline run") : tour.index("## 0. Before")]
+    files = re.findall(r"\]\(\.\./(qfleet/[^)]+)\)", table)
+    lines = sum(len((ROOT / file).read_text().splitlines()) for file in files)
+    assert 20 <= len(files) == len(set(files)) <= 25
+    assert lines <= 5_000
