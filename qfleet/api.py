@@ -1,6 +1,6 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,17 +11,21 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
+from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
-from qfleet.envs import absolute_id
+from qfleet.envs import AnyEnv, absolute_id
 from qfleet.errors import UsageError
+from qfleet.learn import OptimizerMaker
 from qfleet.nets import state_arrays
-from qfleet.plan import check, diff, names_code, read_plan
+from qfleet.plan import check, diff, make_plan, names_code, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
+from qfleet.qlearn import CustomHead, Loss, Rule
+from qfleet.replay import CustomSampler
 from qfleet.save import Checkpoints
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
@@ -32,6 +36,7 @@ from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
 
 AnyPath = str | Path
+MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
 
 
 @dataclass(eq=False)
@@ -41,7 +46,7 @@ class Run:
     path: Path
     plan: Plan
     policy: Policy
-    make: EnvMaker | None = None
+    make: EnvMaker | None = None  # of the user's own, for evaluations
     weights: SavedWeights | None = None  # of a run that was loaded: which checkpoint they come from
 
     @property
@@ -88,36 +93,58 @@ class Run:
 
 
 def train(
-    plan: Plan,
+    plan: Plan | str,
     *,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
     out: AnyPath = "runs",
     name: str | None = None,
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
+    eval_env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
+    rule: Rule | None = None,
+    loss: Loss | None = None,
+    sampler: CustomSampler | None = None,
+    optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
 ) -> Run:
-    """Train a plan in a new run directory under `out`, to its end."""
-    plan = checked(plan)
+    """Train a plan, or an environment id with a preset, in a new run directory under `out`, to its end.
+
+    The parts from `env` to `explore` are your own Python objects in place of the plan's; `qfleet.custom` documents
+    each. They work in every runtime, and are passed again to `resume`.
+    """
+    plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
-    user_parts = (env, torso, explore)
+    custom_parts = CustomParts(
+        as_env_maker("env", env),
+        as_env_maker("eval_env", eval_env),
+        torso,
+        head,
+        rule,
+        loss,
+        sampler,
+        optimizer,
+        explore,
+    )
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
         observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         folder = driver.train(
-            plan, user_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
+            plan, custom_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
         )
-        return load_ended(folder, env, torso)
-    run_as_mpi_worker(plan, user_parts)
+        return load_ended(folder, custom_parts)
+    run_as_mpi_worker(plan, custom_parts)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, components = train_here(
-        plan, user_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
+        plan, custom_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
     )
-    return Run(folder, components.plan, components.policy, env)
+    return Run(folder, components.plan, components.policy, custom_parts.eval_maker)
 
 
 def resume(
@@ -125,8 +152,14 @@ def resume(
     *,
     steps: int | None = None,
     out: AnyPath = "runs",
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
+    eval_env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
+    rule: Rule | None = None,
+    loss: Loss | None = None,
+    sampler: CustomSampler | None = None,
+    optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
     watcher: Watcher | None = None,
@@ -136,33 +169,76 @@ def resume(
 ) -> Run:
     """Resume a run exactly from its newest valid checkpoint; `steps` moves its end.
 
-    Objects of your own (env, torso, explore) are passed again; the resumed run is exact if they are the same, and an
-    explore function has no state of its own. Code that a foreign run names needs `trust_env`, places need `trust_run`.
+    Parts of your own are passed again. The resumed run is exact if their source is the same, they keep no state of
+    their own, and draw random numbers only from torch's generator or from the one that they are given. Code that a
+    foreign run names needs `trust_env`, places need `trust_run`.
     """
     folder = find_run(path, out)
-    before = open_plan(folder, env, trust_env or trust_run)
+    custom_parts = CustomParts(
+        as_env_maker("env", env),
+        as_env_maker("eval_env", eval_env),
+        torso,
+        head,
+        rule,
+        loss,
+        sampler,
+        optimizer,
+        explore,
+    )
+    before = open_plan(folder, custom_parts.env, trust_env or trust_run)
     require_places(folder, before, trust_run)
-    plan = before
+    changed_parts = require_parts(before, custom_parts, folder.name)
+    plan = record_parts(before, custom_parts)
     if steps is not None:
         require_ahead(folder, steps, before)
         plan = with_steps(before, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
-    user_parts = (env, torso, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
         observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        driver.resume(plan, user_parts, folder=folder, notes=notes, strict=strict, **observers)
-        return load_ended(folder, env, torso)
-    run_as_mpi_worker(plan, user_parts)
-    components = resume_here(plan, user_parts, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
-    return Run(folder, plan, components.policy, env)
+        driver.resume(
+            plan, custom_parts, folder=folder, notes=notes, changed_parts=changed_parts, strict=strict, **observers
+        )
+        return load_ended(folder, custom_parts)
+    run_as_mpi_worker(plan, custom_parts)
+    components = resume_here(
+        plan,
+        custom_parts,
+        folder,
+        notes=notes,
+        changed_parts=changed_parts,
+        strict=strict,
+        callbacks=callbacks,
+        watcher=watcher,
+    )
+    return Run(folder, plan, components.policy, custom_parts.eval_maker)
 
 
-def load_ended(folder: Path, env: EnvMaker | None, torso: nn.Module | None) -> Run:
+def load_ended(folder: Path, parts: CustomParts) -> Run:
     """A run that has ended in another process: with its best weights if it is done, else with its latest."""
     ended = read_json(folder / "status.json").get("state")
-    return load(folder, which="best" if ended == "done" else "latest", env=env, torso=torso, trust_env=True)
+    which = "best" if ended == "done" else "latest"
+    return load(folder, which=which, env=parts.eval_maker, torso=parts.torso, head=parts.head, trust_env=True)
+
+
+def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] | None) -> Plan:
+    """The plan that was given, or that of an environment id."""
+    if isinstance(plan, str):
+        return make_plan(plan, preset, overrides)
+    if not isinstance(plan, Plan):
+        raise UsageError(
+            f"train was given a {type(plan).__name__}",
+            "It takes a plan, or the id of an environment.",
+            'Write train("CartPole-v1") or train(Plan.of("CartPole-v1"), env=make_env).',
+        )
+    if preset is not None or overrides:
+        raise UsageError(
+            "preset= and overrides= do not go with a plan",
+            "They make a plan from the id of an environment, and this plan is made already.",
+            f'Write train("{plan.env.id}", preset=...) or Plan.of("{plan.env.id}", preset, overrides).',
+        )
+    return plan
 
 
 def rehearse(
@@ -182,7 +258,7 @@ def rehearse(
     with closing(make_train_world(plan, env)) as world:
         # Nothing is measured for a short run, and a long one is refused for the same reasons.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
-        prepare_components(short, world, (env, None, None), source, lambda text: None).close()
+        prepare_components(short, world, CustomParts(env), source, lambda text: None).close()
         return estimate(plan, world.spec)
 
 
@@ -243,8 +319,9 @@ def load(
     *,
     which: str = "best",
     out: AnyPath = "runs",
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
     trust_env: bool = False,
 ) -> Run:
     """A run's policy, from its best checkpoint or its latest (`which`: best, latest, or any that can be read).
@@ -254,11 +331,17 @@ def load(
     from qfleet.training.evaluator import Evaluator
 
     folder = find_run(path, out)
-    plan = open_plan(folder, env, trust_env)
-    with closing(Evaluator(plan, env).world(0, 1)) as world:
+    make = as_env_maker("env", env)
+    plan = open_plan(folder, make, trust_env)
+    parts = CustomParts(make, torso=torso, head=head)
+    require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
+    with closing(Evaluator(plan, make).world(0, 1)) as world:
         if torso is None:
             require_network(plan, world.spec)
-        policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
-    weights = read_weights(folder, max_file_bytes(state_arrays(policy.net).values()), which)
-    load_into_policy(policy, weights, plan, own_env=env is not None)
-    return Run(folder, plan, policy, env, weights)
+        policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), parts)
+    limit = max_file_bytes(state_arrays(policy.net).values())
+    if plan.custom.loss is not None:
+        limit += MAX_LOSS_LAYERS_BYTES
+    weights = read_weights(folder, limit, which).without("loss_layers.")
+    load_into_policy(policy, weights, plan, own_env=make is not None)
+    return Run(folder, plan, policy, make, weights)

@@ -47,10 +47,10 @@ def is_picture(spec: Spec, smallest: int) -> bool:
     return len(shape) == 3 and min(shape[1:]) >= smallest
 
 
-def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
+def choose_torso(plan: Plan, spec: Spec) -> Plan:
     """Convolutions for pictures, fully connected layers for the rest, unless the plan says otherwise."""
     torso = plan.net.torso
-    if own:
+    if plan.custom.torso is not None:
         torso = OwnTorso()
     elif isinstance(torso, OwnTorso):
         raise UsageError(
@@ -132,12 +132,12 @@ def check_actions(plan: Plan, spec: Spec) -> None:
     )
 
 
-def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False, own_explore: bool = False) -> Plan:
+def resolve(plan: Plan, spec: Spec) -> Plan:
     """The plan with nothing left open."""
     check_normalize(plan, spec)
     check_actions(plan, spec)
-    plan = choose_torso(plan, spec, own_torso)
-    if own_explore:  # a function of the user's own replaces the exploration of the plan
+    plan = choose_torso(plan, spec)
+    if plan.custom.explore is not None:  # a function of the user's own replaces the exploration of the plan
         plan = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
     runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
     return msgspec.structs.replace(plan, runtime=runtime)

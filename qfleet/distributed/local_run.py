@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qfleet.build.components import Components
-from qfleet.build.make import UserParts, make_components
+from qfleet.build.custom_parts import CustomParts, record_parts
+from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
 from qfleet.build.worlds import make_train_world
@@ -46,20 +47,20 @@ def is_on_ray(plan: Plan) -> bool:
     return True
 
 
-def run_as_mpi_worker(plan: Plan, user_parts: UserParts) -> None:
+def run_as_mpi_worker(plan: Plan, custom_parts: CustomParts) -> None:
     """If MPI has started this process as another learner, run it; raises `RankFinished` when its run is over."""
     if plan.learners.backend != "mpi" or plan.learners.num == 1:
         return
     from qfleet.distributed import mpi
 
     if mpi.is_worker_rank(plan):
-        mpi.rank_main(user_parts)
+        mpi.rank_main(custom_parts)
         raise RankFinished(0)
 
 
 def train_here(
     plan: Plan,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     *,
     out: Path,
     name: str | None,
@@ -75,7 +76,7 @@ def train_here(
     `source` is the run whose weights this one begins with. On Ray, actors reach the run through `endpoint`, and
     `stop_request` receives the signals that the driver passes on.
     """
-    env = user_parts[0]
+    env = custom_parts.env
     watcher = watcher if watcher is not None else interactive_watcher()
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
@@ -90,7 +91,7 @@ def train_here(
     with ExitStack() as closing_all:
         closing_all.callback(world.close)
         components = prepare_components(
-            plan, world, user_parts, source, warnings.append, progress_note(watcher), endpoint
+            plan, world, custom_parts, source, warnings.append, progress_note(watcher), endpoint
         )
         closing_all.callback(components.close)
         plan = components.plan
@@ -98,7 +99,15 @@ def train_here(
         folder = new_run_dir(out, plan.env.id, chosen)
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_origin(plan, folder, origin)
-        run_session(components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request)
+        run_session(
+            components,
+            folder,
+            begin,
+            env=custom_parts.eval_maker,
+            callbacks=callbacks,
+            watcher=watcher,
+            stop_request=stop_request,
+        )
     return folder, components
 
 
@@ -113,21 +122,26 @@ def write_origin(plan: Plan, folder: Path, origin: dict[str, Any]) -> None:
 
 def resume_here(
     plan: Plan,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     folder: Path,
     *,
     notes: Sequence[str],
+    changed_parts: Sequence[str],
     strict: bool,
     callbacks: Iterable[Callback],
     watcher: Watcher | None,
     endpoint: "LearnerEndpoint | None" = None,
     stop_request: StopRequest | None = None,
 ) -> Components:
-    """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
-    env = user_parts[0]
+    """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components.
+
+    `changed_parts` are the user's own parts that are not those of the beginning.
+    """
+    env = custom_parts.env
 
     def begin(trainer: Trainer) -> list[str]:
         lost = trainer.resume(strict=strict)
+        trainer.run_log.mark_inexact(changed_parts)
         write_run_plan(plan, folder / "run.toml")
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
@@ -140,9 +154,15 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(make_components_here(plan, world, user_parts, endpoint)) as components:
+        with closing(make_components_here(plan, world, custom_parts, endpoint)) as components:
             run_session(
-                components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request
+                components,
+                folder,
+                begin,
+                env=custom_parts.eval_maker,
+                callbacks=callbacks,
+                watcher=watcher,
+                stop_request=stop_request,
             )
     return components
 
@@ -150,7 +170,7 @@ def resume_here(
 def prepare_components(
     plan: Plan,
     world: World,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     source: Path | None,
     warn: Callable[[str], object],
     show: Callable[[str], object] = lambda text: None,
@@ -161,10 +181,10 @@ def prepare_components(
     `show` is called with what takes a while.
     """
     given_threads = plan.runtime.threads
-    plan = resolve(plan, world.spec, own_torso=user_parts[1] is not None, own_explore=user_parts[2] is not None)
+    plan = resolve(record_parts(plan, custom_parts), world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
-    components = make_components_here(plan, world, user_parts, endpoint)
+    components = make_components_here(plan, world, custom_parts, endpoint)
     components.notes = [*getattr(world, "notes", ()), *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
@@ -176,14 +196,14 @@ def prepare_components(
 
 
 def make_components_here(
-    plan: Plan, world: World, user_parts: UserParts, endpoint: "LearnerEndpoint | None"
+    plan: Plan, world: World, custom_parts: CustomParts, endpoint: "LearnerEndpoint | None"
 ) -> Components:
     """The components of a run: all in this process, unless the plan asks for others."""
     if isinstance(plan.runtime, InlineRuntime) and plan.learners.num == 1:
-        return make_components(plan, world, *user_parts[1:])
+        return make_components(plan, world, custom_parts)
     from qfleet.distributed.components import components_for  # most runs need no other process
 
-    return components_for(plan, world, user_parts, endpoint)
+    return components_for(plan, world, custom_parts, endpoint)
 
 
 def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:

@@ -4,6 +4,7 @@ from qfleet.envs.env_checker import check_env
 from qfleet.envs.env_id import absolute_id, module_file
 from qfleet.envs.episodes import TEST, TRAIN, VALIDATION
 from qfleet.envs.make import is_native, make_world, time_env
+from qfleet.envs.single_env import AnyEnv
 from qfleet.envs.workers.pool import EnvFault
 from qfleet.envs.workers.vector import ProcessVectorEnv
 
@@ -11,6 +12,7 @@ __all__ = [
     "TEST",
     "TRAIN",
     "VALIDATION",
+    "AnyEnv",
     "EnvFault",
     "ProcessVectorEnv",
     "absolute_id",

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +112,9 @@ def _process_vector(
 
 def _task(env: Env, make: Callable[[], AnyEnv] | None) -> EnvWorkerTask:
     if make is None:
-        registered = gym.registry.get(env.id)
-        if registered is not None:
-            _pickled(env, registered, f"the function that {env.id!r} was registered with")
+        entry = gym.registry.get(env.id)
+        text = f"the function that {env.id!r} was registered with"
+        registered = None if entry is None else _pickled(env, entry, text)
         return EnvWorkerTask(env, None, registered, os.getcwd(), secret_variables(env))
     user_env_maker(env, make)  # refuses options and secrets, which a function does not take
     pickled = _pickled(env, make, f"your function {getattr(make, '__qualname__', make)}")
@@ -123,13 +122,15 @@ def _task(env: Env, make: Callable[[], AnyEnv] | None) -> EnvWorkerTask:
 
 
 def _pickled(env: Env, value: Any, name: str) -> bytes:
+    import cloudpickle  # sends what a script or a notebook defines
+
     try:
-        return bytes(ForkingPickler.dumps(value))
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:
         raise UsageError(
             f"env.workers={env.workers}: {name} cannot be sent to another process.",
             f"Python's error: {error}.",
-            "Define it at the top level of a module (no lambda, no function inside a function), or remove env.workers.",
+            "Let it hold no open files, locks or generators, or remove env.workers.",
         ) from error
 
 

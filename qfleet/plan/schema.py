@@ -576,6 +576,24 @@ class Log(Section):
     history: bool = False
 
 
+class Custom(Section):
+    """The parts of a run that were given to `qfleet.train` as Python objects, written there by the run itself.
+
+    A text names the object's class or function, the settings of a dataclass, and the hash of its source. The part
+    replaces the plan's own: `custom.rule` replaces `algo.rule`.
+    """
+
+    env: str | None = None
+    eval_env: str | None = None
+    torso: str | None = None
+    head: str | None = None
+    rule: str | None = None
+    loss: str | None = None
+    sampler: str | None = None
+    optimizer: str | None = None
+    explore: str | None = None
+
+
 class Plan(Section):
     """A complete run as data."""
 
@@ -594,6 +612,7 @@ class Plan(Section):
     population: Population = Population()
     until: Until = Until()
     log: Log = Log()
+    custom: Custom = Custom()
     seed: Count = 0
 
     @classmethod

@@ -1,13 +1,20 @@
 """The mathematics of Q-learning as pure functions."""
 
-from qfleet.qlearn.heads import Head, Scalar, make_head
+from qfleet.qlearn.heads import CustomHead, Head, Scalar, make_head
+from qfleet.qlearn.losses import Loss, LossInputs
 from qfleet.qlearn.returns import lambda_returns
-from qfleet.qlearn.rules import Rule, make_rule
-from qfleet.qlearn.td import td_loss, td_loss_and_gradient
+from qfleet.qlearn.rules import ActionChoice, NextValues, Rule, make_rule
+from qfleet.qlearn.td import CustomTdLoss, td_loss, td_loss_and_gradient
 from qfleet.qlearn.views import StepView, Tensors, View, make_view
 
 __all__ = [
+    "ActionChoice",
+    "CustomHead",
+    "CustomTdLoss",
     "Head",
+    "Loss",
+    "LossInputs",
+    "NextValues",
     "Rule",
     "Scalar",
     "StepView",

@@ -15,7 +15,8 @@ import numpy as np
 
 from qfleet.act import Actor
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import NO_USER_PARTS, UserParts, join_components, make_actor
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts
+from qfleet.build.make import join_components, make_actor
 from qfleet.build.seeds import ACTOR_LEARNERS, stream
 from qfleet.data import Batch, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
@@ -227,24 +228,24 @@ def own_generator(plan: Plan, number: int, incarnation: int, use: int) -> np.ran
 
 
 def make_actor_learner(
-    plan: Plan, env_spec: Spec, number: int, incarnation: int, user_parts: UserParts = NO_USER_PARTS
+    plan: Plan, env_spec: Spec, number: int, incarnation: int, custom_parts: CustomParts = NO_CUSTOM_PARTS
 ) -> ActorLearner:
     """The actor-learner of learner `number`; each incarnation has its own seeds, and all but the first start late."""
-    make, torso, explore = user_parts
     own = actor_learner_plan(plan)
     seed = int(own_generator(plan, number, incarnation, WORLD_STREAM).integers(2**31))
     threads = plan.runtime.threads or 1
-    world = make_world(own.env, seed=seed, stream=TRAIN, num=own.env.num, make=make, threads=threads)
+    world = make_world(own.env, seed=seed, stream=TRAIN, num=own.env.num, make=custom_parts.env, threads=threads)
 
     def make_own_actor(learning: LearnerSide) -> Actor:
         # A learner added beyond the plan's number explores like one of the first.
-        actor = make_actor(plan, world, learning.policy, explore, worker=number % plan.learners.num)
+        actor = make_actor(plan, world, learning.policy, custom_parts.explore, worker=number % plan.learners.num)
         actor.rng = own_generator(plan, number, incarnation, ACTION_STREAM)
         actor.source = (0, 0)  # the only actor of its replay
         return actor
 
     def make_own_replay(part: Plan, spec: Spec) -> Replay:
-        return make_replay(part, spec, part.env.num, own_generator(plan, number, incarnation, SAMPLING_STREAM))
+        rng = own_generator(plan, number, incarnation, SAMPLING_STREAM)
+        return make_replay(part, spec, part.env.num, rng, custom_parts.sampler)
 
-    components = join_components(plan, env_spec, make_own_actor, torso, make_own_replay)
+    components = join_components(plan, env_spec, make_own_actor, custom_parts, make_own_replay)
     return ActorLearner(components, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)

@@ -15,7 +15,7 @@ import msgspec
 import ray
 from ray.exceptions import GetTimeoutError
 
-from qfleet.build.make import UserParts
+from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.data import Spec
 from qfleet.data.wire_format import lz4_block, to_bytes, unpack
 from qfleet.distributed.actors.handle import ActorHandle
@@ -106,7 +106,7 @@ class RayActorLauncher:
     runtime: RayRuntime
     spec: Spec
     weights: InitVar[Any]
-    user_parts: UserParts
+    custom_parts: CustomParts
     given_endpoint: InitVar[rpc.LearnerEndpoint | None]
     publish_at: float = float("-inf")
     pending: tuple[int, Any] | None = None  # weights to be published later
@@ -134,7 +134,7 @@ class RayActorLauncher:
         options = {"num_cpus": runtime.actor_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         host = ray.remote(ActorHost).options(**options).remote()
         files = actor_files(self.plan, self.folder, worker, incarnation)
-        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, *self.user_parts, *files)
+        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, pack_parts(self.custom_parts), *files)
         compress = COMPRESSED_COLUMNS if runtime.compress else ()
         result = host.run.remote(setup, self.layout, compress, ray.get_runtime_context().current_actor)
         return ActorHandle(RayWorker(host, result), inbox, CLOSING_SECONDS)

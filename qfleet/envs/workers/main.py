@@ -2,14 +2,13 @@
 
 import contextlib
 import os
+import pickle
 import signal
 import socket
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import gymnasium as gym
 import msgspec
@@ -44,16 +43,18 @@ class EnvWorkerTask:
 
     env: Env
     make: bytes | None  # the user's own function, pickled
-    registered: Any  # Gymnasium's entry for the id in the parent process
+    registered: bytes | None  # Gymnasium's entry for the id in the parent process, pickled
     folder: str  # the folder that relative paths in ids start from
     variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment in this process."""
         if self.make is not None:
-            return user_env_maker(self.env, ForkingPickler.loads(self.make))
+            make = pickle.loads(self.make)  # noqa: S301 - from the parent process
+            return user_env_maker(self.env, make)
         if self.registered is not None:
-            gym.registry.setdefault(self.registered.id, self.registered)
+            entry = pickle.loads(self.registered)  # noqa: S301 - from the parent process
+            gym.registry.setdefault(entry.id, entry)
         return env_maker(self.env)
 
 

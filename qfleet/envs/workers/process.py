@@ -126,11 +126,10 @@ class EnvWorkerProcess:
 
 
 def make_process(name: str, target: Callable[[Any], None], task: EnvWorkerTask, setup: Any, log: str) -> WorkerProcess:
-    """A process that makes environments; it runs the user's script again if that defines them."""
+    """A process that makes environments."""
     context = fork_server("qfleet.envs.workers.main")  # a replacement need not import anything
     options = WorkerOptions(log, folder=task.folder, own_group=True, variables=task.variables)
-    needs_main = task.make is not None and b"__main__" in task.make
-    return WorkerProcess(context, name, target, setup, options, needs_main=needs_main)
+    return WorkerProcess(context, name, target, setup, options)
 
 
 def probe_spec(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:

@@ -189,5 +189,5 @@ class TestWithRay:
         monkeypatch.setattr(ActorHost, "act", lambda self, setup, *links: seen.append(setup))
         run = tmp_path / "elsewhere"
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().run(ActorSetup(b"", 1, 0, None, None, None, *files), None, (), None) == b""  # type: ignore[arg-type]
+        assert ActorHost().run(ActorSetup(b"", 1, 0, b"", *files), None, (), None) == b""  # type: ignore[arg-type]
         assert [(setup.log, setup.history) for setup in seen] == [(None, None)]

@@ -35,7 +35,7 @@ def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(end: Callable[[], Path]) -> TrainerWorker:
     """A trainer whose run ends like this."""
     worker = TrainerWorker()
-    worker.train_or_resume = lambda task, user_parts: end()  # type: ignore[method-assign]
+    worker.train_or_resume = lambda task, custom_parts: end()  # type: ignore[method-assign]
     worker.train(TASK, (None, None, None))
     return worker
 
@@ -71,7 +71,7 @@ def test_news_have_the_result_once_the_run_is_over() -> None:
     news = worker.handle(GetNews(0))
     assert news is not None
     assert ([item.row for item in news.items], news.result) == ([{"n": 1}], None)
-    worker.train_or_resume = lambda task, user_parts: Path("runs/a")  # type: ignore[method-assign]
+    worker.train_or_resume = lambda task, custom_parts: Path("runs/a")  # type: ignore[method-assign]
     worker.train(TASK, (None, None, None))
     again = worker.handle(GetNews(1))
     assert again is not None
