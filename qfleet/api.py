@@ -191,7 +191,7 @@ def resume(
     plan = record_parts(before, custom_parts)
     if steps is not None:
         require_ahead(folder, steps, before)
-        plan = with_steps(before, steps, read_json(folder / "status.json"))
+        plan = with_steps(plan, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver

@@ -10,13 +10,15 @@ from typing import Any
 
 import gymnasium
 import msgspec
+from msgspec.structs import asdict
 from torch import nn
 
 from qfleet.act import Explore
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
-from qfleet.plan.schema import BufferReplay, Custom, Plan, ScalarHead, UniformSampler
+from qfleet.plan.schema import BufferReplay, Custom, FreshReplay, Plan, ScalarHead, UniformSampler
+from qfleet.plan.sync_schema import Serving
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
 
@@ -70,7 +72,7 @@ def settings_text(value: Any) -> str:
     """The plain settings of a dataclass object."""
     if not is_dataclass(value) or isinstance(value, type):
         return ""
-    shown = [(field.name, getattr(value, field.name)) for field in fields(value)]
+    shown = [(field.name, getattr(value, field.name)) for field in fields(value) if field.init]
     text = ", ".join(f"{name}={each!r}" for name, each in shown if isinstance(each, SIMPLE))
     return f"({text[:MAX_SETTINGS_CHARS]})"
 
@@ -97,6 +99,8 @@ def code_text(code: Any) -> str:
 def record_parts(plan: Plan, parts: CustomParts) -> Plan:
     """The plan with the names of the given parts; settings that they replace are set to their defaults."""
     custom = parts.names()
+    require_given(plan, custom)
+    require_effect(plan, parts)
     algo = plan.algo
     net = plan.net
     replay = plan.replay
@@ -111,10 +115,37 @@ def record_parts(plan: Plan, parts: CustomParts) -> Plan:
     return msgspec.structs.replace(plan, custom=custom, algo=algo, net=net, replay=replay)
 
 
+def require_given(plan: Plan, custom: Custom) -> None:
+    """Refuse a plan that names parts which are not given."""
+    if missing := [name for name, value in asdict(plan.custom).items() if value and getattr(custom, name) is None]:
+        raise UsageError(
+            f"custom.{missing[0]} is {getattr(plan.custom, missing[0])}, but no {missing[0]} was given",
+            "A part of your own is a Python object; a plan cannot hold it.",
+            f"Pass it from Python, train(plan, {missing[0]}=...), or remove custom.{missing[0]} from the plan.",
+        )
+
+
+def require_effect(plan: Plan, parts: CustomParts) -> None:
+    """Refuse parts that this plan would not use."""
+    if isinstance(plan.replay, FreshReplay) and (parts.rule is not None or parts.sampler is not None):
+        name = "rule" if parts.rule is not None else "sampler"
+        raise UsageError(
+            f"{name}= has no effect with replay.type=fresh",
+            "Fresh experience is learned from once, with returns as targets: nothing is sampled or bootstrapped.",
+            f"Leave {name}= out, or set replay.type=buffer.",
+        )
+    if parts.optimizer is not None and plan.learners.num > 1 and isinstance(plan.sync, Serving):
+        raise UsageError(
+            f"optimizer= does not go with sync.type={plan.sync.__struct_config__.tag}",
+            "A parameter server's shards step pieces of the weights, which an optimiser of your own may not allow.",
+            "Use sync.type=allreduce, or an optimiser of the plan (optim.type).",
+        )
+
+
 def require_parts(plan: Plan, parts: CustomParts, run: str) -> list[str]:
     """Refuse parts that are missing or new; returns why the run is not exact if one has changed since it began."""
-    before = {name: value for name, value in msgspec.structs.asdict(plan.custom).items() if value is not None}
-    now = msgspec.structs.asdict(parts.names())
+    before = {name: value for name, value in asdict(plan.custom).items() if value is not None}
+    now = asdict(parts.names())
     if missing := [name for name in before if now[name] is None]:
         arguments = ", ".join(f"{name}=..." for name in missing)
         raise UsageError(
@@ -137,7 +168,7 @@ def require_parts(plan: Plan, parts: CustomParts, run: str) -> list[str]:
 
 def with_parts(plan: Plan, names: Collection[str]) -> Plan:
     """The plan with only these of its custom parts."""
-    kept = {name: value for name, value in msgspec.structs.asdict(plan.custom).items() if name in names}
+    kept = {name: value for name, value in asdict(plan.custom).items() if name in names}
     return msgspec.structs.replace(plan, custom=Custom(**kept))
 
 

@@ -3,7 +3,7 @@
 from qfleet.qlearn.heads import CustomHead, Head, Scalar, make_head
 from qfleet.qlearn.losses import Loss, LossInputs
 from qfleet.qlearn.returns import lambda_returns
-from qfleet.qlearn.rules import ActionChoice, NextValues, Rule, make_rule
+from qfleet.qlearn.rules import ActionChoice, NextValues, Rule, greedy_probs, make_rule, masked
 from qfleet.qlearn.td import CustomTdLoss, td_loss, td_loss_and_gradient
 from qfleet.qlearn.views import StepView, Tensors, View, make_view
 
@@ -20,10 +20,12 @@ __all__ = [
     "StepView",
     "Tensors",
     "View",
+    "greedy_probs",
     "lambda_returns",
     "make_head",
     "make_rule",
     "make_view",
+    "masked",
     "td_loss",
     "td_loss_and_gradient",
 ]

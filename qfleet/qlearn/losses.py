@@ -25,7 +25,7 @@ class LossInputs:
     head: Head  # what the outputs mean
     net: QNet  # the online network
     target_net: QNet
-    layers: nn.Module | None  # what the loss's `make_layers` returned; trained and saved with the network
+    layers: nn.Module  # what the loss's `make_layers` returned; trained and saved with the network
 
     @property
     def predicted(self) -> Tensor:  # [M]
@@ -35,6 +35,17 @@ class LossInputs:
             choices = torch.stack(split_actions(self.action, self.head.counts), 1)  # [M, D]
             return values.gather(2, choices.unsqueeze(2)).squeeze(2).mean(1)
         return values.gather(1, self.action.unsqueeze(1)).squeeze(1)
+
+    def next_features(self) -> Tensor:  # [M, F]
+        """The target network's features of the next observations, n steps later; for single steps only."""
+        if self.batch.next_obs is None:
+            raise UsageError(
+                "next_features() is for single steps",
+                "Sequences hold no separate next observations: each row's next one is a later row.",
+                "Use algo.view.type=steps, or inputs.batch.obs.",
+            )
+        with torch.no_grad():
+            return self.target_net.features(self.batch.next_obs)
 
     def td_loss(self) -> tuple[Tensor, Tensor]:
         """The head's own loss [M] and priorities [M]."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qfleet.data import split_actions
 from qfleet.nets import Network, QNet
@@ -67,8 +67,9 @@ class CustomTdLoss:
             out, targets = outputs_and_targets(head, rule, view, online, target, batch)
         finally:
             hook.remove()
+        layers = net.loss_layers if net.loss_layers is not None else nn.Identity()
         features = read_by_head[0][: len(out)]  # first came the rows learned from
-        inputs = LossInputs(out, view.actions(batch), targets, features, batch, head, net, target_net, net.loss_layers)
+        inputs = LossInputs(out, view.actions(batch), targets, features, batch, head, net, target_net, layers)
         loss, priority = self.loss(inputs)
         require_losses(loss, priority, len(out))
         loss, priority = view.reduce(loss, priority.detach(), batch)
