@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import pickle
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -25,6 +26,15 @@ from qfleet.replay import CustomSampler
 HASH_DIGITS = 16
 MAX_SETTINGS_CHARS = 200
 LEARNING = ("head", "rule", "loss", "sampler", "optimizer")  # parts that a resumed run has had from its start
+METHODS = {  # that a part must have
+    "head": ("make_layers", "values", "target", "loss"),
+    "rule": ("__call__",),
+    "loss": ("__call__",),
+    "sampler": ("set_live", "draw", "update", "state_dict", "load_state_dict"),
+    "optimizer": ("__call__",),
+    "explore": ("__call__",),
+}
+ADDRESS = re.compile(" at 0x[0-9a-f]+")
 SIMPLE = (bool, int, float, str, type(None))
 
 
@@ -63,13 +73,20 @@ NO_CUSTOM_PARTS = CustomParts()
 
 def part_name(value: Any) -> str:
     """`module:Class(setting=1) sha256:0123456789abcdef`: what a part is, and the hash of its source."""
-    kind = value if inspect.isroutine(value) or isinstance(value, type) else type(value)
+    named = value.func if isinstance(value, partial) else value
+    kind = named if inspect.isroutine(named) or isinstance(named, type) else type(named)
+    source = source_of(kind)
+    if isinstance(value, nn.Module):
+        source += ADDRESS.sub("", repr(value))  # its layers
     name = f"{kind.__module__}:{kind.__qualname__}{settings_text(value)}"
-    return f"{name} sha256:{hashlib.sha256(source_of(kind).encode()).hexdigest()[:HASH_DIGITS]}"
+    return f"{name} sha256:{hashlib.sha256(source.encode()).hexdigest()[:HASH_DIGITS]}"
 
 
 def settings_text(value: Any) -> str:
-    """The plain settings of a dataclass object."""
+    """The plain settings of a dataclass object, or the arguments of a partial function."""
+    if isinstance(value, partial):
+        shown = [*(getattr(each, "id", each) for each in value.args), *value.keywords.items()]
+        return f"({', '.join(map(repr, shown))[:MAX_SETTINGS_CHARS]})"
     if not is_dataclass(value) or isinstance(value, type):
         return ""
     shown = [(field.name, getattr(value, field.name)) for field in fields(value) if field.init]
@@ -99,6 +116,7 @@ def code_text(code: Any) -> str:
 def record_parts(plan: Plan, parts: CustomParts) -> Plan:
     """The plan with the names of the given parts; settings that they replace are set to their defaults."""
     custom = parts.names()
+    require_methods(parts)
     require_given(plan, custom)
     require_effect(plan, parts)
     algo = plan.algo
@@ -113,6 +131,27 @@ def record_parts(plan: Plan, parts: CustomParts) -> Plan:
     if parts.sampler is not None and isinstance(replay, BufferReplay):
         replay = msgspec.structs.replace(replay, sampler=UniformSampler())
     return msgspec.structs.replace(plan, custom=custom, algo=algo, net=net, replay=replay)
+
+
+def require_methods(parts: CustomParts) -> None:
+    """Refuse a class where an object is needed, and an object without the methods of its part."""
+    for name, value in parts.given():
+        wanted = METHODS.get(name, ())
+        if isinstance(value, type) and name in ("head", "rule", "loss", "sampler"):
+            raise UsageError(
+                f"{name}= was given the class {value.__name__}",
+                "A part is an object, because it may have settings.",
+                f"Write {name}={value.__name__}().",
+            )
+        lacking = [each for each in wanted if not callable(getattr(value, each, None))]
+        if name == "rule":
+            lacking += [each for each in ("needs_online", "needs_current") if not hasattr(value, each)]
+        if lacking:
+            raise UsageError(
+                f"{name}= was given {value!r}, which has no {', '.join(lacking)}",
+                f"A {name} needs {', '.join(wanted)}; see qfleet.custom.",
+                "docs/custom.md shows a complete one.",
+            )
 
 
 def require_given(plan: Plan, custom: Custom) -> None:

@@ -14,10 +14,10 @@ from qfleet.data import Spec, World
 from qfleet.errors import UsageError
 from qfleet.learn import Learner, PopulationLearner, make_batch_source, make_count_bonus, make_learner, rate_factors
 from qfleet.learn.transfer import with_mirror
-from qfleet.nets import ImplicitQuantileHead, QNet, make_net, set_noise
+from qfleet.nets import ImplicitQuantileHead, QNet, count_own_features, make_net, set_noise
 from qfleet.plan.schema import BufferReplay, CountBonus, ImplicitHead, PeriodicReset, Plan, PrioritizedSampler
 from qfleet.plan.validate.placement import actor_learner_plan
-from qfleet.qlearn import make_head
+from qfleet.qlearn import CustomHead, make_head
 from qfleet.replay import CustomSampler, Mirror, make_replay
 from qfleet.replay import Replay as ReplayBuffer
 
@@ -70,11 +70,26 @@ def make_policy(
             f"Shown one, it raised {type(error).__name__}: {str(error).splitlines()[0]}.",
             f"Make its first layer take inputs [N, {', '.join(map(str, spec.input_shape))}].",
         ) from error
+    if parts.head is not None:
+        require_head(net, parts.head, spec)
     net.eval()  # a torso's dropout and the like are for learning
     if isinstance(plan.net.head, ImplicitHead) and isinstance(net.head, ImplicitQuantileHead):
         net.head.fractions = plan.net.head.act_fractions
         net.head.even = True
     return Policy(net.to(device), parts.head or make_head(plan, spec), spec.actions, device, spec)
+
+
+def require_head(net: QNet, head: CustomHead, spec: Spec) -> None:
+    """Refuse a user's own head whose values have the wrong shape, by trying it on two rows of zeros."""
+    features = net.memory.size if net.memory is not None else count_own_features(net.torso, spec)
+    with torch.no_grad():
+        values = head.values(net.head(torch.zeros(2, features)))
+    if values.shape != (2, spec.num_actions):
+        raise UsageError(
+            f"the head's values have shape {tuple(values.shape)} for two rows of features",
+            f"There is one value per action: (2, {spec.num_actions}).",
+            "Let make_layers return an output per action, and values turn outputs into [N, actions].",
+        )
 
 
 def fresh_net(plan: Plan, spec: Spec, parts: CustomParts, number: int, member: int) -> QNet:
@@ -178,7 +193,7 @@ def make_custom_learner(
         head=parts.head,
         rule=parts.rule,
         loss=parts.loss,
-        own_optimizer=parts.optimizer,
+        custom_optimizer=parts.optimizer,
     )
 
 

@@ -22,7 +22,18 @@ from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.qlearn import CustomTdLoss, Head, Loss, Rule, StepView, make_head, make_rule, make_view, td_loss
+from qfleet.qlearn import (
+    CheckedRule,
+    CustomTdLoss,
+    Head,
+    Loss,
+    Rule,
+    StepView,
+    make_head,
+    make_rule,
+    make_view,
+    td_loss,
+)
 from qfleet.replay import Replay
 
 
@@ -51,19 +62,19 @@ def make_learner(
     head: Head | None = None,
     rule: Rule | None = None,
     loss: Loss | None = None,
-    own_optimizer: OptimizerMaker | None = None,
+    custom_optimizer: OptimizerMaker | None = None,
 ) -> Learner:
     """The plan's learner for this network; `fresh` makes a network with new weights from the number of a reset.
 
-    `head`, `rule`, `loss` and `own_optimizer` are the user's own, in place of the plan's.
+    `head`, `rule`, `loss` and `custom_optimizer` are the user's own, in place of the plan's.
     """
     net.to(device)
     target = make_target(plan, net)
     trained = detached(p for p in net.parameters() if p.requires_grad)
-    optimizer = make_optimizer(plan.optim, trained) if own_optimizer is None else TorchOptimizer(trained, own_optimizer)
+    optimizer = make_optimizer(plan.optim, trained) if custom_optimizer is None else TorchOptimizer(trained, custom_optimizer)
     head = head or make_head(plan, spec)
     view = make_view(plan.algo)
-    rule = None if isinstance(plan.replay, FreshReplay) else rule or make_rule(plan.algo)
+    rule = make_rule(plan.algo) if rule is None else CheckedRule(rule)
     compute_loss: TdLoss = td_loss if loss is None else CustomTdLoss(loss, (net, target))
     compiled_update = None
     if plan.runtime.compile:
@@ -73,7 +84,7 @@ def make_learner(
         target,
         optimizer,
         head=head,
-        rule=rule,
+        rule=None if isinstance(plan.replay, FreshReplay) else rule,
         view=view,
         compute_loss=compute_loss,
         update_target=make_target_update(plan),

@@ -68,7 +68,8 @@ class CustomTdLoss:
         finally:
             hook.remove()
         layers = net.loss_layers if net.loss_layers is not None else nn.Identity()
-        features = read_by_head[0][: len(out)]  # first came the rows learned from
+        # First came the rows learned from; in bfloat16 if the network multiplies so.
+        features = read_by_head[0][: len(out)].float()
         inputs = LossInputs(out, view.actions(batch), targets, features, batch, head, net, target_net, layers)
         loss, priority = self.loss(inputs)
         require_losses(loss, priority, len(out))

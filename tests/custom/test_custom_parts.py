@@ -1,9 +1,12 @@
 """Parts of the user's own: they decide what is learned, are named in run.toml, and a resumed run is exact."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import msgspec
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 
 from qfleet import Plan, load, make_plan, resume, train
 from qfleet.build.custom_parts import part_name
-from qfleet.custom import LossInputs
+from qfleet.custom import ActionChoice, LossInputs, NextValues, greedy_probs
 from qfleet.errors import UsageError
 from qfleet.nets import state_arrays
 from qfleet.plan import read_plan
@@ -159,6 +162,20 @@ def test_a_changed_part_makes_the_run_inexact_and_says_so(tmp_path: Path) -> Non
     assert read_plan(run.path / "run.toml").custom.rule == part_name(parts.Blend(0.75))
 
 
+def test_the_layers_of_a_torso_and_the_arguments_of_a_partial_function_decide_the_name() -> None:
+    one, same_again, other = (nn.Sequential(nn.Linear(4, width)) for width in (8, 8, 9))
+    assert part_name(one) == part_name(same_again)
+    assert part_name(one) != part_name(other)
+    assert "make('CartPole-v1', ('max_episode_steps', 3))" in part_name(
+        partial(gym.make, "CartPole-v1", max_episode_steps=3)
+    )
+
+
+def test_a_custom_loss_goes_with_bfloat16(tmp_path: Path) -> None:
+    run = trained(small({"runtime.precision": "bfloat16"}), tmp_path, loss=parts.PredictReward())
+    assert run.status["updates"] > 0
+
+
 def test_the_source_decides_the_hash() -> None:
     def one() -> int:
         return 1
@@ -214,6 +231,30 @@ def loss_of(compute: Callable[[LossInputs], Any]) -> Any:
     return compute
 
 
+@dataclass
+class Answering:
+    """A rule from a function."""
+
+    answer: Callable[[NextValues], Any]
+    needs_online = False
+    needs_current = False
+
+    def __call__(self, values: NextValues) -> Any:
+        return self.answer(values)
+
+
+def with_wrong_bonus(values: NextValues) -> ActionChoice:
+    """A bonus per action instead of one per item."""
+    return ActionChoice(greedy_probs(values.target_next, None), bonus=values.target_next)
+
+
+class Narrow(parts.TanhHead):
+    """A head with one output for all actions."""
+
+    def make_layers(self, features: int, hidden: int, actions: int) -> nn.Module:
+        return nn.Linear(features, 1)
+
+
 @pytest.mark.parametrize(
     ("given", "text"),
     [
@@ -222,6 +263,13 @@ def loss_of(compute: Callable[[LossInputs], Any]) -> Any:
         ({"loss": loss_of(lambda inputs: (inputs.target, inputs.target))}, "does not depend on the network"),
         ({"optimizer": lambda parameters: None}, "made None"),
         ({"optimizer": lambda parameters: torch.optim.SGD(parameters[:1], lr=1.0)}, "every parameter once"),
+        ({"rule": parts.Blend}, r"the class Blend[\s\S]*Write rule=Blend\(\)"),
+        ({"rule": parts.SameAsHead()}, "has no needs_online, needs_current"),
+        ({"sampler": parts.SameAsHead()}, "has no set_live, draw, update"),
+        ({"rule": Answering(lambda values: values.target_next)}, "the rule returned a Tensor"),
+        ({"rule": Answering(lambda values: ActionChoice(values.target_next[:, :1]))}, r"the rule returned \(16, 1\)"),
+        ({"rule": Answering(with_wrong_bonus)}, r"a bonus of shape \(16, 2\)"),
+        ({"head": Narrow()}, r"values have shape \(2, 1\)"),
         ({"env": "CartPole-v1"}, "is the id of an environment"),
         ({"env": 3}, "a int object"),
     ],
@@ -299,8 +347,6 @@ def test_the_command_line_refuses_a_plan_with_custom_parts(tmp_path: Path) -> No
 
 
 def test_evaluations_use_eval_env(tmp_path: Path) -> None:
-    import gymnasium as gym
-
     made = list[str]()
 
     def short() -> gym.Env[Any, Any]:
