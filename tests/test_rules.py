@@ -210,7 +210,11 @@ RULES: list[Rule] = [
     vague_names,
     long_functions,
 ]
-EXEMPT: dict[Rule, list[Path]] = {ray_imports: RAY_FILES, direct_file_calls: [ROOT / name for name in OTHER_FILES]}
+EXEMPT: dict[Rule, list[Path]] = {
+    ray_imports: RAY_FILES,
+    direct_file_calls: [ROOT / name for name in OTHER_FILES],
+    unsafe_imports: [ROOT / "qfleet/system/sent_objects.py"],  # its first lines say why
+}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -328,7 +332,7 @@ def test_the_house_plan_and_the_layers_name_every_room() -> None:
     page = (ROOT / "docs/house.md").read_text("utf-8")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = re.findall(r"qfleet\.(\w+)", " ".join(contracts[0]["layers"]))
-    single_files = ["api", "errors", "escape", "files", "frames", "heartbeat"]
+    single_files = ["api", "custom", "errors", "escape", "files", "frames", "heartbeat"]
     assert sorted(layers) == sorted([*ROOMS, *single_files])
     assert sorted(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == ROOMS
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-import pickle
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -22,6 +21,7 @@ from qfleet.plan.schema import BufferReplay, Custom, FreshReplay, Plan, ScalarHe
 from qfleet.plan.sync_schema import Serving
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
+from qfleet.system.sent_objects import pack_object, unpack_object
 
 HASH_DIGITS = 16
 MAX_SETTINGS_CHARS = 200
@@ -211,6 +211,11 @@ def with_parts(plan: Plan, names: Collection[str]) -> Plan:
     return msgspec.structs.replace(plan, custom=Custom(**kept))
 
 
+def given_parts(env: Any, eval_env: Any, *parts: Any) -> CustomParts:
+    """The parts that a call was given, in the order of `CustomParts`."""
+    return CustomParts(as_env_maker("env", env), as_env_maker("eval_env", eval_env), *parts)
+
+
 def as_env_maker(argument: str, env: Any) -> EnvMaker | None:
     """A function that makes environments, from what the user gave: a function, a class, or one of `gymnasium.make`."""
     if env is None or (callable(env) and not isinstance(env, gymnasium.Env)):
@@ -234,21 +239,19 @@ def as_env_maker(argument: str, env: Any) -> EnvMaker | None:
 
 def pack_parts(parts: CustomParts) -> bytes:
     """The parts as bytes for another process of this run; what a script or a notebook defines is sent whole."""
-    import cloudpickle  # most runs need no other process
-
     for name, value in parts.given():
         try:
-            cloudpickle.dumps(value)
+            pack_object(value)
         except Exception as error:
             raise UsageError(
                 f"{name}={value!r} cannot be given to another process",
                 f"Other processes of the run need it, and Python said: {error}.",
                 "Let it hold no open files, locks or generators, or use runtime.type=inline with one learner.",
             ) from error
-    return bytes(cloudpickle.dumps(parts))
+    return pack_object(parts)
 
 
 def unpack_parts(packed: bytes) -> CustomParts:
     """The parts that the parent process has sent."""
-    parts: CustomParts = pickle.loads(packed)  # noqa: S301 - from the parent process
+    parts: CustomParts = unpack_object(packed)
     return parts

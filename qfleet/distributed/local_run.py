@@ -11,8 +11,9 @@ from qfleet.build.custom_parts import CustomParts, record_parts
 from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
-from qfleet.build.worlds import make_train_world
-from qfleet.data import World
+from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.data import Spec, World
+from qfleet.envs import VALIDATION, make_world
 from qfleet.errors import UsageError
 from qfleet.nets import match_names
 from qfleet.plan import diff, needs_trust, read_plan, trusted_settings
@@ -99,15 +100,8 @@ def train_here(
         folder = new_run_dir(out, plan.env.id, chosen)
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_origin(plan, folder, origin)
-        run_session(
-            components,
-            folder,
-            begin,
-            env=custom_parts.eval_maker,
-            callbacks=callbacks,
-            watcher=watcher,
-            stop_request=stop_request,
-        )
+        observers: dict[str, Any] = {"callbacks": callbacks, "watcher": watcher, "stop_request": stop_request}
+        run_session(components, folder, begin, env=custom_parts.eval_maker, **observers)
     return folder, components
 
 
@@ -182,6 +176,7 @@ def prepare_components(
     """
     given_threads = plan.runtime.threads
     plan = resolve(record_parts(plan, custom_parts), world.spec)
+    require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
     components = make_components_here(plan, world, custom_parts, endpoint)
@@ -193,6 +188,21 @@ def prepare_components(
             load_weights_from(components, source, warn)
         close_on_error.pop_all()
     return components
+
+
+def require_eval_env(plan: Plan, make: EnvMaker | None, spec: Spec) -> None:
+    """Refuse a user's own environment for evaluations that has other spaces than that of training."""
+    if make is None:
+        return
+    with closing(make_world(plan.env, seed=plan.seed, stream=VALIDATION, num=1, make=make)) as world:
+        found = world.spec
+    if found != spec:
+        raise UsageError(
+            "eval_env has other spaces than the environment of training",
+            f"Observations {found.input_shape} {found.dtype} and actions {found.actions}, "
+            f"not {spec.input_shape} {spec.dtype} and {spec.actions}.",
+            "Let both environments have the same observation and action spaces, and both or none action masks.",
+        )
 
 
 def make_components_here(

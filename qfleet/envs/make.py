@@ -21,6 +21,7 @@ from qfleet.envs.workers.process import measure_step_seconds
 from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env
+from qfleet.system.sent_objects import pack_object
 
 _ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")  # of the standard Atari task
 _CARTPOLE_STEPS = {"CartPole-v0": 200, "CartPole-v1": 500}
@@ -122,10 +123,8 @@ def _task(env: Env, make: Callable[[], AnyEnv] | None) -> EnvWorkerTask:
 
 
 def _pickled(env: Env, value: Any, name: str) -> bytes:
-    import cloudpickle  # sends what a script or a notebook defines
-
     try:
-        return bytes(cloudpickle.dumps(value))
+        return pack_object(value)
     except Exception as error:
         raise UsageError(
             f"env.workers={env.workers}: {name} cannot be sent to another process.",

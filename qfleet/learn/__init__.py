@@ -12,7 +12,7 @@ from qfleet.learn.compiled_update import make_compiled_update
 from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
 from qfleet.learn.learner import Learner, NonFiniteUpdate, TdLoss
-from qfleet.learn.optimizer import RateSchedule, make_optimizer
+from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, make_optimizer
 from qfleet.learn.plasticity import Anneal, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import PopulationLearner, rate_factors
 from qfleet.learn.rate_limiter import RateLimiter
@@ -71,7 +71,9 @@ def make_learner(
     net.to(device)
     target = make_target(plan, net)
     trained = detached(p for p in net.parameters() if p.requires_grad)
-    optimizer = make_optimizer(plan.optim, trained) if custom_optimizer is None else TorchOptimizer(trained, custom_optimizer)
+    optimizer: FusedOptimizer = make_optimizer(plan.optim, trained)
+    if custom_optimizer is not None:
+        optimizer = TorchOptimizer(trained, custom_optimizer)
     head = head or make_head(plan, spec)
     view = make_view(plan.algo)
     rule = make_rule(plan.algo) if rule is None else CheckedRule(rule)

@@ -363,5 +363,10 @@ def test_evaluations_use_eval_env(tmp_path: Path) -> None:
     assert max(row["return_mean"] or 0.0 for row in rows(run.path) if row["kind"] == "progress") > 3.0
 
 
+def test_an_eval_env_with_other_spaces_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"eval_env has other spaces[\s\S]*\(2,\) float32"):
+        train(small(), out=tmp_path, eval_env=lambda: gym.make("MountainCar-v0"))
+
+
 def test_msgspec_keeps_custom_names_as_text() -> None:
     assert msgspec.convert({"rule": "a:B sha256:1"}, type=type(small().custom)).rule == "a:B sha256:1"

@@ -118,8 +118,8 @@ def train(
 def resume(
     plan: Plan,
     custom_parts: CustomParts,
-    *,
     folder: Path,
+    *,
     notes: list[str],
     changed_parts: list[str],
     strict: bool,

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import time
@@ -23,6 +22,7 @@ from qfleet.envs.workers.memory import DONE, IDLE, OUTSIDE_SPACE, RAISED, RESET,
 from qfleet.errors import EnvError, QfleetError
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import limit_log
+from qfleet.system.sent_objects import unpack_object
 from qfleet.system.shared_memory import SharedMemory
 
 # Messages through the socket, one byte each.
@@ -50,10 +50,9 @@ class EnvWorkerTask:
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment in this process."""
         if self.make is not None:
-            make = pickle.loads(self.make)  # noqa: S301 - from the parent process
-            return user_env_maker(self.env, make)
+            return user_env_maker(self.env, unpack_object(self.make))
         if self.registered is not None:
-            entry = pickle.loads(self.registered)  # noqa: S301 - from the parent process
+            entry = unpack_object(self.registered)
             gym.registry.setdefault(entry.id, entry)
         return env_maker(self.env)
 
