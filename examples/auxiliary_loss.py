@@ -2,6 +2,7 @@
 
 From the features of an observation and the action taken, a small layer predicts the target network's features of the
 next observation (self-prediction, as in Schwarzer et al. 2021, one step ahead). Its gradient shapes the torso.
+Whether that helps depends on the task: on two MinAtar games it does not (docs/results.md).
 
     python examples/auxiliary_loss.py
 """

@@ -25,6 +25,8 @@ from qfleet.system.sent_objects import pack_object, unpack_object
 
 HASH_DIGITS = 16
 MAX_SETTINGS_CHARS = 200
+# A resumed run compares what an environment shows with what was saved, so a new version of it need not be refused.
+ENVIRONMENTS = ("env", "eval_env")
 LEARNING = ("head", "rule", "loss", "sampler", "optimizer")  # parts that a resumed run has had from its start
 METHODS = {  # that a part must have
     "head": ("make_layers", "values", "target", "loss"),
@@ -201,7 +203,7 @@ def require_parts(plan: Plan, parts: CustomParts, run: str) -> list[str]:
     return [
         f"custom.{name} has changed since the run began: {value} -> {now[name]}"
         for name, value in before.items()
-        if now[name] != value
+        if now[name] != value and name not in ENVIRONMENTS
     ]
 
 
