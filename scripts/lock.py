@@ -87,7 +87,7 @@ def main() -> None:
     collector = LinkCollector(session=session, search_scope=scope)
     known = pins(ROOT / "constraints.txt")
     audit = pins(ROOT / "scripts/locked/audit.in")
-    sets = {extra: {name: known[name] for name in needed(extra) if name in known} for extra in ("all", "dev")} | {
+    sets = {extra: {name: known[name] for name in needed(extra) if name in known} for extra in ("all", "docs", "dev")} | {
         "audit": audit
     }
     cache: dict[tuple[str, str], str] = {}
