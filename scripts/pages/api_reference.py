@@ -70,7 +70,9 @@ def entry(name: str, value: Any, level: int) -> str:
     if isinstance(value, type):
         return heading + class_text(name, value, level)
     if isinstance(value, property):
-        return heading + fenced(f"{name} -> {returned(value.fget)}", "python") + "\n" + description(docs_of(value)) + "\n"
+        return (
+            heading + fenced(f"{name} -> {returned(value.fget)}", "python") + "\n" + description(docs_of(value)) + "\n"
+        )
     if inspect.isroutine(value) or isinstance(value, classmethod | staticmethod):
         return heading + function_text(name, getattr(value, "__func__", value))
     return heading + fenced(f"{name} = {value!r}", "python")

@@ -79,9 +79,7 @@ def _separated(lines: list[str]) -> Iterator[str]:
 
 def with_links(text: str, target: Callable[[str], str]) -> str:
     """The page with the target of each of its links changed."""
-    return with_prose(
-        text, lambda lines: [LINK.sub(lambda found: f"]({target(found[1])})", line) for line in lines]
-    )
+    return with_prose(text, lambda lines: [LINK.sub(lambda found: f"]({target(found[1])})", line) for line in lines])
 
 
 def without_comments(text: str) -> str:

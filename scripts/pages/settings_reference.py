@@ -16,8 +16,8 @@ from scripts.pages.stage import ROOT
 
 INTRODUCTION = """# Settings of a plan
 
-Every setting, as `path=value` on the command line, as `overrides={"path": value}` in Python, or as `name = value` in the table
-of its section in a plan file. `none` as a default means: chosen automatically, or not used. Defaults are those of the
+Every setting, as `path=value` on the command line, as `overrides={"path": value}` in Python, or as `name = value` in
+the table of its section in a plan file. `none` as a default means: chosen automatically, or not used. Defaults are those of the
 schema; an environment's own defaults and a [preset](presets.md) come on top (`qfleet plan show ENV --origin`).
 
 """
@@ -63,9 +63,7 @@ def _section(kind: type[msgspec.Struct], section: str, explained: dict[str, str]
             yield from _variants(path, structs, fields[name].default, explained)
 
 
-def _variants(
-    path: str, structs: list[type[msgspec.Struct]], default: Any, explained: dict[str, str]
-) -> Iterator[str]:
+def _variants(path: str, structs: list[type[msgspec.Struct]], default: Any, explained: dict[str, str]) -> Iterator[str]:
     """A section with a `type`: the variants, and the settings of each."""
     chosen = None if default is None else tag_of(type(default))
     rows = []

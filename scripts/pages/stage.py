@@ -1,4 +1,4 @@
-"""The pages of the site, gathered in one folder: those of docs/, generated references, and the files that they link to."""
+"""The pages of the site in one folder: those of docs/, generated references, and the files that they link to."""
 
 import json
 import shutil
