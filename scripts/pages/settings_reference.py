@@ -17,8 +17,8 @@ from scripts.pages.stage import ROOT
 INTRODUCTION = """# Settings of a plan
 
 Every setting, as `path=value` on the command line, as `overrides={"path": value}` in Python, or as `name = value` in
-the table of its section in a plan file. `none` as a default means: chosen automatically, or not used. Defaults are those of the
-schema; an environment's own defaults and a [preset](presets.md) come on top (`qfleet plan show ENV --origin`).
+the table of its section in a plan file. `none` as a default means: chosen automatically, or not used. Defaults are
+those of the schema; an environment's own defaults and a [preset](presets.md) come on top (`qfleet plan show ENV --origin`).
 
 """
 
@@ -113,7 +113,12 @@ def missing_meanings() -> list[str]:
 
 # --- presets ---
 
-WORLDS = {"most environments": "some/Environment-v0", "MinAtar": "MinAtar/Breakout-v1", "Atari": "ALE/Pong-v5"}
+WORLDS = {
+    "most environments": "some/Environment-v0",
+    "CartPole": "CartPole-v1",
+    "MinAtar": "MinAtar/Breakout-v1",
+    "Atari": "ALE/Pong-v5",
+}
 
 
 def preset_settings(name: str) -> str:

@@ -21,13 +21,13 @@ BIG = re.compile(r"^(ALE|MinAtar|LunarLander|Pendulum|Acrobot)")
 STEPS = re.compile(r'("until\.steps": |\bsteps=)[\d_]+')
 INSTALL = re.compile(r'pip install ("?)[^"\[]*(?:\[([\w,]+)\])?\1')
 RUNNABLE = [page for page in PAGES if any(block.language in ("sh", "python", "toml") for block in blocks_of(page))]
-SLOW = [page for page in RUNNABLE if any(block.word == "slow" for block in blocks_of(page))]
+SLOW = [page for page in RUNNABLE if any(block.word in ("slow", "dry") for block in blocks_of(page))]
 
 
 # --- commands ---
 
 
-def shortened(words: list[str], block: Block) -> list[str]:
+def shortened(words: list[str], block: Block, thorough: bool) -> list[str]:
     """The same command, tiny: fewer steps and episodes; a large world only as far as its plan."""
     short = list(words)
     for option, value in (("--steps", block.reason if block.word == "steps" else "900"), ("--episodes", "2")):
@@ -35,6 +35,8 @@ def shortened(words: list[str], block: Block) -> list[str]:
             short[short.index(option) + 1] = value
     if short[0] != "train" or "--dry-run" in short:
         return short
+    if block.word == "dry" and not thorough and {word for word in short if word.startswith("--")} <= {"--preset"}:
+        return ["plan", "check", *short[1:]]
     if BIG.match(short[1]) or block.word == "dry":
         return [*short, "--dry-run"]
     if "--steps" in short:
@@ -52,17 +54,17 @@ def is_qfleet(line: str) -> bool:
     return line.startswith(("qfleet ", "scripts/qfleet "))
 
 
-def run_command(line: str, block: Block) -> None:
+def run_command(line: str, block: Block, thorough: bool = False) -> None:
     """Run a command of qfleet; `> FILE` gets what it prints."""
     words = shlex.split(line, comments=True)[1:]
     if ">" in words:
         at = words.index(">")
         said = StringIO()
         with redirect_stdout(said):
-            code = main(shortened(words[:at], block))
+            code = main(shortened(words[:at], block, thorough))
         Path(words[at + 1]).write_text(said.getvalue())
     else:
-        code = main(shortened(words, block))
+        code = main(shortened(words, block, thorough))
     assert code == 0, f"{block.page.name}: {line}"
 
 
@@ -88,6 +90,7 @@ class PageRunner:
         self.folder = folder
         self.module = ModuleType("__main__")
         self.num_blocks = 0
+        self.thorough = False  # in the slow suite
 
     def run(self, block: Block) -> None:
         """Write a block that bears a file's name; run every other."""
@@ -99,7 +102,7 @@ class PageRunner:
         elif block.language == "sh":
             for line in lines_of(block):
                 if is_qfleet(line):
-                    run_command(line, block)
+                    run_command(line, block, self.thorough)
 
     def run_python(self, block: Block) -> None:
         text = STEPS.sub(rf"\g<1>{block.reason}", block.text) if block.word == "steps" else block.text
@@ -135,6 +138,7 @@ def test_blocks_run_in_the_order_they_are_read(page: Path, runner: PageRunner) -
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", SLOW, ids=page_id)
 def test_slow_blocks_run_as_well(page: Path, runner: PageRunner) -> None:
+    runner.thorough = True
     for block in blocks_of(page):
         if block.word != "skip":
             runner.run(block)

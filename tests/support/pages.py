@@ -6,7 +6,7 @@ A comment just before a block says how it is tested: `<!-- test: WORD reason -->
 | --- | --- |
 | skip | it is not run; the reason says why |
 | slow | it is run in the slow suite only |
-| dry | commands that train are run with --dry-run |
+| dry | commands that train have their plan checked; in the slow suite they are run with --dry-run |
 | steps N | training is cut to N steps, in commands and in Python |
 """
 
