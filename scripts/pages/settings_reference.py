@@ -18,7 +18,8 @@ INTRODUCTION = """# Settings of a plan
 
 Every setting, as `path=value` on the command line, as `overrides={"path": value}` in Python, or as `name = value` in
 the table of its section in a plan file. `none` as a default means: chosen automatically, or not used. Defaults are
-those of the schema; an environment's own defaults and a [preset](presets.md) come on top (`qfleet plan show ENV --origin`).
+those of the schema; an environment's own defaults and a [preset](presets.md) come on top
+(`qfleet plan show ENV --origin`).
 
 """
 
