@@ -135,6 +135,7 @@ def test_blocks_run_in_the_order_they_are_read(page: Path, runner: PageRunner) -
 
 
 @pytest.mark.slow
+@pytest.mark.site
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", SLOW, ids=page_id)
 def test_slow_blocks_run_as_well(page: Path, runner: PageRunner) -> None:
