@@ -106,13 +106,13 @@ def function_text(name: str, function: Any) -> str:
 
 
 def parameter_table(function: Any, explained: dict[str, str]) -> str:
-    """Parameters with type, default and meaning."""
+    """Parameters with type, default and meaning; without any meaning the signature says the same."""
     rows = [
         (f"`{each.name}`", f"`{each.kind}`" if each.kind else "", f"`{each.default}`" if each.default else "", text)
         for each in parameters(function)
         for text in [explained.get(each.key, "")]
     ]
-    return table(("parameter", "type", "default", "meaning"), rows) if rows else ""
+    return table(("parameter", "type", "default", "meaning"), rows) if any(explained.values()) else ""
 
 
 # --- what is in the source ---
@@ -169,8 +169,8 @@ def signature(name: str, function: Any) -> str:
 
 
 def constructor(kind: type) -> Any:
-    """The class's own `__init__`; that of a dataclass or plan follows from its fields."""
-    return None if is_dataclass(kind) else vars(kind).get("__init__")
+    """The class's own `__init__`; that of a dataclass or plan follows from its fields, and a Protocol is not called."""
+    return None if is_dataclass(kind) or getattr(kind, "_is_protocol", False) else vars(kind).get("__init__")
 
 
 def field_hints(kind: type) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import inspect
 from types import ModuleType
+from typing import Protocol
 
 import pytest
 
@@ -75,6 +76,20 @@ class Silent:
     @property
     def done(self) -> bool:
         return True
+
+
+class Seam(Protocol):
+    """What a part of one's own must have."""
+
+    def work(self, hours: int) -> int:
+        """Work for some hours."""
+
+
+def test_a_protocol_has_no_constructor_and_no_empty_table() -> None:
+    text = api_reference.entry("Seam", Seam, 2)
+    assert "Seam(" not in text
+    assert "Seam.work(hours: int) -> int" in text
+    assert "|" not in text
 
 
 def test_what_is_not_explained_is_found() -> None:
