@@ -41,7 +41,15 @@ MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file
 
 @dataclass(eq=False)
 class Run:
-    """A run on disk, and the policy it made."""
+    """A run on disk, and the policy it made: what `train`, `resume` and `load` return.
+
+    Attributes:
+        path: the run directory.
+        plan: the plan as it was run, with everything that was chosen for it.
+        policy: the trained policy.
+        make: makes the environments of evaluations, if the environment was a Python object; else None.
+        weights: of a run that was loaded, which checkpoint its weights come from; else None.
+    """
 
     path: Path
     plan: Plan
@@ -51,7 +59,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """status.json as it is now."""
+        """status.json as it is now: `state`, `exit_code`, `reason`, `score`, and the command that continues the run."""
         return read_json(self.path / "status.json")
 
     @property
@@ -61,16 +69,24 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.jsonl."""
+        """Every row of metrics.jsonl as a dictionary; `kind` is `progress`, `eval` or `end`, among others."""
         return read_rows(self.path / "metrics.jsonl")
 
     def result(self) -> dict[str, Any] | None:
-        """The score on test episodes, if the run got that far."""
+        """The score on test episodes (`mean`, `low`, `high`, ...), or None if the run did not get that far."""
         score: dict[str, Any] | None = self.status.get("score")
         return score
 
     def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
-        """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
+        """Play the greedy policy on test episodes.
+
+        Args:
+            episodes: how many episodes.
+            seed: another seed than the run's own means other episodes.
+
+        Returns:
+            A row of kind `eval`: `mean`, its interval `low` to `high`, `median`, `iqm`, `episodes` and more.
+        """
         from qfleet.training.evaluator import Evaluator
 
         plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
@@ -80,7 +96,15 @@ class Run:
         return {"kind": "eval", **named, "seed": plan.seed, **found}
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
-        """A video of the greedy policy."""
+        """Make a video of the greedy policy; needs the extra `video` and an environment that draws pictures.
+
+        Args:
+            file: where to write it; by default `videos/play.mp4` in the run directory.
+            episodes: how many episodes it shows.
+
+        Returns:
+            The file.
+        """
         from qfleet.training.video import record
 
         target = local_path(file or self.path / "videos" / "play.mp4")
@@ -117,6 +141,29 @@ def train(
 
     The parts from `env` to `explore` are your own Python objects in place of the plan's; `qfleet.custom` documents
     each. They work in every runtime, and are passed again to `resume`.
+
+    Args:
+        plan: a plan, or the id of an environment.
+        preset: with an id, the name of a preset, such as "rainbow-small".
+        overrides: with an id, settings by their paths, such as {"algo.n_step": 3}.
+        out: the folder that gets the run directory.
+        name: the name of the run directory; by default that of environment and algorithm, with a number.
+        env: your own environment: a class or a function that returns one.
+        eval_env: another environment for evaluations; by default the same as `env`.
+        torso: a `torch.nn.Module` from observations [N, *obs] to features [N, F], in place of `net.torso`.
+        head: what the outputs of the network mean, in place of `net.head`.
+        rule: how the next state is valued, in place of `algo.rule`.
+        loss: the loss of every row, in place of `algo.loss`.
+        sampler: which items of the replay are learned from, in place of `replay.sampler`.
+        optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
+        explore: a function that chooses actions while training, in place of `algo.explore`.
+        callbacks: functions that get every row of metrics; one that returns True stops the run.
+        watcher: shows progress, as the command line does; None shows nothing.
+        weights_from: a run whose best weights this one starts with; nothing else is taken from it.
+        command: the words of a command line, for `provenance.json`.
+
+    Returns:
+        The run, with its best policy if it is done.
     """
     plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
@@ -162,6 +209,28 @@ def resume(
     Parts of your own are passed again. The resumed run is exact if their source is the same, they keep no state of
     their own, and draw random numbers only from torch's generator or from the one that they are given. Code that a
     foreign run names needs `trust_env`, places need `trust_run`.
+
+    Args:
+        path: the run directory, its name in `out`, or "latest".
+        steps: another end, counted from the beginning of the run.
+        out: the folder in which a run is looked for by its name.
+        env: your own environment: a class or a function that returns one.
+        eval_env: another environment for evaluations; by default the same as `env`.
+        torso: a `torch.nn.Module` from observations [N, *obs] to features [N, F], in place of `net.torso`.
+        head: what the outputs of the network mean, in place of `net.head`.
+        rule: how the next state is valued, in place of `algo.rule`.
+        loss: the loss of every row, in place of `algo.loss`.
+        sampler: which items of the replay are learned from, in place of `replay.sampler`.
+        optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
+        explore: a function that chooses actions while training, in place of `algo.explore`.
+        callbacks: functions that get every row of metrics; one that returns True stops the run.
+        watcher: shows progress, as the command line does; None shows nothing.
+        trust_env: allow the code that the run directory of somebody else names as its environment.
+        trust_run: allow that, and the addresses that it names.
+        strict: refuse a damaged checkpoint; by default the next older one is taken.
+
+    Returns:
+        The run, after it has reached its end.
     """
     folder = find_run(path, out)
     custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
@@ -297,6 +366,18 @@ def load(
     """A run's policy, from its best checkpoint or its latest (`which`: best, latest, or any that can be read).
 
     `weights` of the run says which one it is; a best checkpoint that cannot be read is an error.
+
+    Args:
+        path: the run directory, its name in `out`, or "latest".
+        which: "best", "latest", or "any": the best, or if it cannot be read the latest.
+        out: the folder in which a run is looked for by its name.
+        env: the environment, if the run was trained in one that is a Python object.
+        torso: the torso, if the run was trained with one of its own.
+        head: the head, if the run was trained with one of its own.
+        trust_env: allow the code that the run directory of somebody else names as its environment.
+
+    Returns:
+        The run, ready to act and to be evaluated.
     """
     from qfleet.training.evaluator import Evaluator
 

@@ -156,10 +156,11 @@ def vague_names(tree: ast.Module) -> Iterator[str]:
 
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
-    """A function can be seen at once."""
+    """A function can be seen at once. What a docstring says of parameters after its first line does not count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            lines -= (ast.get_docstring(node) or "").count("\n")
             if lines > MAX_FUNCTION_LINES:
                 yield f"{node.lineno}: {node.name} has {lines} lines"
 
@@ -257,6 +258,7 @@ def test_sources_keep_the_rule(rule: Rule) -> None:
         (direct_file_calls, "os.open(path, os.O_RDONLY)"),
         (direct_file_calls, "shutil.rmtree(path)"),
         (long_functions, "def f():\n" + "    x = 1\n" * 60),
+        (long_functions, 'def f():\n    """One line."""\n' + "    x = 1\n" * 60),
         (packed_assignments, "a, b = 1, 2"),
         (packed_assignments, "self.a, self.b = a, b"),
         (large_classes, "class Wide:\n" + "".join(f"    def f{each}(self): ...\n" for each in range(26))),
@@ -288,6 +290,7 @@ def test_the_rule_catches(rule: Rule, code: str) -> None:
         (vague_names, "class Learner: ..."),
         (packed_assignments, "a, b = b, a"),
         (packed_assignments, "a, b = f()"),
+        (long_functions, 'def f():\n    """F.\n\n    Args:\n' + "        x: a number.\n" * 60 + '    """\n'),
         (retired_names, "def judgement(extend, order): ..."),
         (direct_file_calls, "open(open_inside(folder, 'x'), 'rb')"),
         (direct_file_calls, "os.open(os.devnull, os.O_WRONLY)"),
@@ -362,8 +365,10 @@ def test_slow_suites_are_picked_by_path() -> None:
         done = subprocess.run(command, input=changed, capture_output=True, text=True, timeout=30, check=True)
         return [line.split("\t")[0] for line in done.stdout.splitlines()]
 
-    assert picked("README.md\ndocs/tour.md\n") == []
-    assert picked("README.md\nqfleet/watch/screen.py\n") == ["slow"]
+    assert picked("LICENSE\n.gitignore\n") == []
+    assert picked("README.md\ndocs/tour.md\n") == ["site"]
+    assert picked("qfleet/watch/screen.py\n") == ["slow"]
+    assert picked("qfleet/api.py\n") == ["slow", "site"]
     assert picked("qfleet/qlearn/td.py\n") == ["slow", "learning"]
     assert picked("qfleet/replay/store.py\n") == ["slow", "atari", "learning", "ray"]
 
@@ -372,8 +377,8 @@ def test_slow_suites_name_paths_that_exist_and_fit_in_ci() -> None:
     suites = tomllib.loads((ROOT / "scripts/suites.toml").read_text("utf-8"))["suite"]
     assert not [path for suite in suites for path in [*suite["paths"], *suite["tests"]] if not (ROOT / path).exists()]
     minutes = {suite["name"]: suite["minutes"] for suite in suites}
-    # Of .ci/run's 40. Few changes call for `hostile`; where it does not fit beside the others, CI says so.
-    assert sum(minutes.values()) - minutes["hostile"] <= 30
+    # Of .ci/run's 40. Few changes call for `hostile`; where it or `site` does not fit beside the others, CI says so.
+    assert sum(minutes.values()) - minutes["hostile"] - minutes["site"] <= 30
     assert minutes["slow"] + minutes["hostile"] <= 30
 
 

@@ -203,6 +203,7 @@ def test_a_wrong_choice_of_python_is_not_ignored(machine: Machine) -> None:
 
 
 def test_every_script_can_be_run() -> None:
-    scripts = [ROOT / ".ci/run", *(ROOT / "scripts" / name for name in ("bench", "check", "fix", "qfleet", "test"))]
+    names = ("bench", "check", "docs", "fix", "qfleet", "test")
+    scripts = [ROOT / ".ci/run", *(ROOT / "scripts" / name for name in names)]
     assert not [script.name for script in scripts if not os.access(script, os.X_OK)]
     assert not [script.name for script in scripts if "set -euo pipefail" not in script.read_text()]

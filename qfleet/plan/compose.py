@@ -57,7 +57,16 @@ def compose(
 
 
 def make_plan(env_id: str, preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> Plan:
-    """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`."""
+    """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`.
+
+    Args:
+        env_id: the id of an environment, or "file.py:Class".
+        preset: the name of a preset; `qfleet presets` lists them.
+        overrides: settings by their paths, such as {"algo.n_step": 3, "net.dueling": True}.
+
+    Returns:
+        The plan, checked.
+    """
     settings = [(path, value, PYTHON) for path, value in (overrides or {}).items()]
     return compose(env_id, preset, overrides=settings, origin=PYTHON).plan
 

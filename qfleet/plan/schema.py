@@ -617,7 +617,16 @@ class Plan(Section):
 
     @classmethod
     def of(cls, env_id: str, preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> "Plan":
-        """A checked plan with the environment's defaults: `Plan.of("CartPole-v1", overrides={"algo.n_step": 3})`."""
+        """A checked plan with the environment's defaults: `Plan.of("CartPole-v1", overrides={"algo.n_step": 3})`.
+
+        Args:
+            env_id: the id of an environment, or "file.py:Class".
+            preset: the name of a preset; `qfleet presets` lists them.
+            overrides: settings by their paths, such as {"algo.n_step": 3, "net.dueling": True}.
+
+        Returns:
+            The plan, checked.
+        """
         from qfleet.plan.compose import make_plan
 
         return make_plan(env_id, preset, overrides)

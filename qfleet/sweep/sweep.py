@@ -36,14 +36,18 @@ from qfleet.watch.sweep_console import GroupWatcher
 
 
 class Group:
-    """A sweep on disk."""
+    """Several runs of one plan with different seeds: what `train_group` and `resume_group` return.
+
+    Args:
+        path: the folder of the group.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
     @property
     def status(self) -> dict[str, Any]:
-        """group.json as it is now."""
+        """group.json as it is now: `state`, `exit_code`, and the state of each member."""
         return read_json(self.path / GROUP_FILE)
 
     @property
@@ -76,7 +80,21 @@ def train_group(
     watcher: GroupWatcher | None = None,
     command: list[str] | None = None,
 ) -> Group:
-    """Train one plan with several seeds, from the plan's own on, as many at once as fit on the machine."""
+    """Train one plan with several seeds, as many at once as fit on the machine, each in a process of its own.
+
+    Args:
+        plan: the plan of every member; they differ in the seed only.
+        seeds: how many, counted from the plan's own seed, or a list of seeds.
+        jobs: how many run at once; by default as many as cores and memory allow.
+        out: the folder that gets the group.
+        name: the name of the group; by default that of environment and algorithm, with a number.
+        weights_from: a run whose best weights every member starts with.
+        watcher: shows progress, as the command line does; None shows nothing.
+        command: the words of a command line, for `group.json`.
+
+    Returns:
+        The group, after all its members have ended.
+    """
     plan = checked(plan)
     out = local_path(out)
     if name is not None:
@@ -107,7 +125,21 @@ def resume_group(
     strict: bool = False,
     watcher: GroupWatcher | None = None,
 ) -> Group:
-    """Resume the members that are not done; `steps` moves the end of all."""
+    """Resume the members that are not done; `steps` moves the end of all.
+
+    Args:
+        path: the folder of the group, its name in `out`, or "latest".
+        steps: another end for every member, counted from its beginning.
+        jobs: how many run at once; by default as many as cores and memory allow.
+        out: the folder in which a group is looked for by its name.
+        trust_env: allow the code that a folder of somebody else names as its environment.
+        trust_run: allow that, and the addresses that it names.
+        strict: refuse a damaged checkpoint; by default the next older one is taken.
+        watcher: shows progress, as the command line does; None shows nothing.
+
+    Returns:
+        The group, after all its members have ended.
+    """
     folder = find_run_or_group(path, out)
     plan, members, origin = _open(folder)
     require_trust(folder, plan.env, trust_env or trust_run)

@@ -112,7 +112,18 @@ def compare(
     threshold: float | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Compare sides, each a group, a run, or a comma-separated list of them; `seed` draws the resamples."""
+    """Compare groups or runs by their test scores, with intervals.
+
+    Args:
+        names: the sides; each is a group, a run, or a comma-separated list of them.
+        out: the folder in which a name is looked for.
+        normalize: for each environment's id the two scores that become 0 and 1.
+        threshold: a score; the optimality gap, how far runs stay below it, is added.
+        seed: draws the resamples of the intervals.
+
+    Returns:
+        Aggregates of each side, and for each pair the probability that the first is better.
+    """
     sides = tuple(read_side(name, out) for name in names)
     _check(sides, normalize)
     scores = {side.name: side.scores(normalize) for side in sides}

@@ -15,7 +15,7 @@ from qfleet.plan.presets.pieces import Settings
 
 SECTIONS = (
     "A plan has env, algo, optim, net, replay, actors, learners, sync, runtime, save, eval, steer, population, until, "
-    "log, seed."
+    "log, custom, seed."
 )
 BINARY = b"\xff\xfe\x00"
 BIG = b"#" * 1_000_001
