@@ -283,7 +283,7 @@ def _make(space: AnySaved) -> spaces.Space[Any]:
             nvec = np.array(space.nvec, dtype).reshape(space.shape)
             return spaces.MultiDiscrete(nvec, dtype, start=np.array(space.start, dtype).reshape(space.shape))
         case SavedMultiBinary():
-            return spaces.MultiBinary(space.shape)
+            return spaces.MultiBinary(space.shape[0] if len(space.shape) == 1 else space.shape)
         case SavedText():
             return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
         case SavedDict():
@@ -297,11 +297,13 @@ def _make(space: AnySaved) -> spaces.Space[Any]:
 
 def _make_bound(bound: Any, box: SavedBox) -> Array:
     if not isinstance(bound, list):
-        return np.full(box.shape, _make_number(bound), box.dtype)
+        return np.full(box.shape, np.array(_make_number(bound, box), box.dtype), box.dtype)
     if len(bound) != math.prod(box.shape):
         raise ValueError(f"a Box of shape {box.shape} has {len(bound)} bounds")
-    return np.array([_make_number(each) for each in bound], box.dtype).reshape(box.shape)
+    return np.array([_make_number(each, box) for each in bound], box.dtype).reshape(box.shape)
 
 
-def _make_number(value: Number) -> int | float:
+def _make_number(value: Number, box: SavedBox) -> int | float:
+    if isinstance(value, str) and not box.dtype.startswith("float"):
+        raise ValueError(f"{box.dtype} has no infinity")
     return float(value) if isinstance(value, str) else value
