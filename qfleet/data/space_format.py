@@ -227,12 +227,19 @@ def read_spaces(text: bytes) -> EnvSpaces:
     _require_small(saved.action)
     if math.prod(getattr(saved.action, "shape", ())) > MAX_ACTION_AXES:
         raise ValueError(f"its actions have more than {MAX_ACTION_AXES:,} dimensions")
+    _require_stack(saved.observation, saved.stack)
     try:
         observation = _make(saved.observation)
         action = _make(saved.action)
     except _BUILD_ERRORS as error:
         raise ValueError(f"there is no such space: {error}") from error
     return EnvSpaces(observation, action, saved.masked, saved.stack)
+
+
+def _require_stack(space: AnySaved, stack: int) -> None:
+    shape = space.shape if isinstance(space, SavedBox) else ()
+    if stack > 1 and (len(shape) < 2 or shape[0] != stack):
+        raise ValueError(f"its observation is no stack of {stack} frames")
 
 
 def _require_small(space: AnySaved) -> None:

@@ -22,6 +22,8 @@ from qfleet.data import Array, World
 from qfleet.envs import TEST, make_world
 from qfleet.errors import NoCheckpointError, UsageError
 from qfleet.nets import state_arrays
+from qfleet.qlearn import Scalar
+from qfleet.qlearn.losses import LossInputs
 from qfleet.testing.toys import Random
 from tests.support.run_fixtures import Reference
 from tests.support.runs import JUDGED, LSTM, settings, small, trained
@@ -85,8 +87,7 @@ def test_predict_does_what_the_evaluation_did(name: str, reference: Reference) -
     env_id, changes = WORLDS[name]
     run = reference({**EVALUATED, **changes}, env_id)
     log = played(run)
-    assert len(log) > 5 or "lake" in name.lower() or name == "Blackjack"
-    assert name in ("Blackjack", "FrozenLake") or len({str(action) for _, action in log}) > 0
+    assert len(log) > 5 or name in ("FrozenLake", "Blackjack")  # whose episodes may be short
     for policy in (run.policy, load(run.path).policy, Policy.load(run.path)):
         state = None
         for (obs, info, first, reward), action in log:
@@ -268,7 +269,7 @@ class Labelled(Random):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_spaces_that_cannot_be_kept_do_not_end_the_run(tmp_path: Path, workers: int) -> None:
-    run = train(small({"env.workers": workers, "until.steps": 60}, "Labelled-v0"), out=tmp_path, env=Labelled)
+    run = train(small({"env.workers": workers}, "Labelled-v0"), out=tmp_path, env=Labelled)
     with pytest.raises(UsageError, match="were not kept"):
         Policy.load(run.path)
     if not workers:
@@ -307,8 +308,7 @@ TWO = {"type": "Discrete", "n": 2, "start": 0}
         ({"action": {"type": "Tuple", "parts": [TWO]}}, UsageError, "actions of type Tuple"),
         ({"observation": {"type": "Other", "name": "Graph"}}, UsageError, "observations of type"),
         ({"observation": {"type": "Dict", "parts": []}}, UsageError, "observations of type"),
-        ({"stack": 4}, UsageError, ""),
-        ({"stack": 3}, UsageError, ""),
+        ({"stack": 4}, UsageError, "no stack of 4 frames"),
     ],
 )
 def test_spaces_of_another_environment_are_refused(
@@ -354,14 +354,50 @@ def test_an_own_torso_is_passed_again(tmp_path: Path) -> None:
     assert Policy.load(run.path, torso=Torso()).values(obs).tolist() == run.policy.values(obs).tolist()
 
 
-class AuxiliaryLoss:
-    """A loss with layers of its own, which the policy does not have."""
+class PredictsReward:
+    """A loss with layers of its own, which the policy does not need."""
 
     def make_layers(self, features: int, actions: int) -> nn.Module:
         return nn.Linear(features, actions)
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        raise AssertionError
+    def __call__(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        loss, priority = inputs.td_loss()
+        assert inputs.layers is not None
+        return loss + 0.1 * inputs.layers(inputs.features).square().mean(1), priority
+
+
+class WideHead:
+    """A head of the user's own with one layer more."""
+
+    def make_layers(self, features: int, hidden: int, actions: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(features, 7), nn.ReLU(), nn.Linear(7, actions))
+
+    def values(self, out: Tensor) -> Tensor:
+        return Scalar().values(out)
+
+    def target(self, next_out: Tensor, probs: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
+        return Scalar().target(next_out, probs, reward, discount)
+
+    def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        return Scalar().loss(out, action, target)
+
+
+def test_the_layers_of_an_own_loss_are_left_out(tmp_path: Path) -> None:
+    run = train(small(), out=tmp_path, loss=PredictsReward())
+    obs = np.full((3, 4), 0.1)
+    policy = Policy.load(run.path)
+    assert policy.net.loss_layers is None
+    assert policy.values(obs).tolist() == run.policy.values(obs).tolist()
+    run.policy.save(tmp_path / "saved")
+    assert Policy.load(tmp_path / "saved").values(obs).tolist() == run.policy.values(obs).tolist()
+
+
+def test_an_own_head_is_passed_again(tmp_path: Path) -> None:
+    run = train(small(), out=tmp_path, head=WideHead())
+    with pytest.raises(UsageError, match="head"):
+        Policy.load(run.path)
+    obs = np.full((3, 4), 0.1)
+    assert Policy.load(run.path, head=WideHead()).values(obs).tolist() == run.policy.values(obs).tolist()
 
 
 # Saving

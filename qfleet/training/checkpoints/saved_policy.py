@@ -32,7 +32,8 @@ from qfleet.watch import collect_provenance, find_run, write_file
 from qfleet.watch.run_files import unwritable_error
 
 SPACES_FILE = "spaces.json"
-MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
+LOSS_LAYERS = "loss_layers."  # of a user's own loss, which are in the file but not in the policy
+MAX_LOSS_LAYERS_BYTES = 256 << 20
 
 
 def keep_spaces(folder: Path, spaces: EnvSpaces | None) -> str | None:
@@ -115,11 +116,11 @@ def restore_policy(
     if parts.torso is not None or parts.head is not None:  # only your own code knows the size
         policy = make_policy(plan, spec, device, parts)
         limit = max_file_bytes(state_arrays(policy.net).values()) + spare
-        weights = read_weights(folder, limit, which).without("loss_layers.")
+        weights = read_weights(folder, limit, which).without(LOSS_LAYERS)
     else:
         require_network(plan, spec)
         size = network_bytes(plan, spec)
-        weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without("loss_layers.")
+        weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without(LOSS_LAYERS)
         require_size(weights, size, plan)
         policy = make_policy(plan, spec, device, parts)
     load_into_policy(policy, weights, plan, own_env=parts.env is not None)
@@ -158,8 +159,8 @@ def save_policy(policy: Policy, path: str | Path) -> Path:
     write_plan(without_secrets(predictor.plan), folder / "run.toml")
     write_file(folder / SPACES_FILE, spaces)
     meta = {"versions": collect_provenance(None)["versions"], "plan": decisive_settings(predictor.plan)}
-    weights = pack_tensors(state_arrays(policy.net))
-    Checkpoints(folder / "checkpoints").commit(0, [("model.safetensors", weights)], meta)
+    arrays = {name: array for name, array in state_arrays(policy.net).items() if not name.startswith(LOSS_LAYERS)}
+    Checkpoints(folder / "checkpoints").commit(0, [("model.safetensors", pack_tensors(arrays))], meta)
     return folder
 
 
