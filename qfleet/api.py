@@ -27,10 +27,10 @@ from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
 from qfleet.save import Checkpoints
+from qfleet.training.callbacks import AnyCallback, checked_callbacks
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
 from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
@@ -108,7 +108,7 @@ def train(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
@@ -119,6 +119,7 @@ def train(
     each. They work in every runtime, and are passed again to `resume`.
     """
     plan = checked(as_plan(plan, preset, overrides))
+    callbacks = checked_callbacks(callbacks)
     out = local_path(out)
     custom_parts = CustomParts(
         as_env_maker("env", env),
@@ -161,7 +162,7 @@ def resume(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
     watcher: Watcher | None = None,
     trust_env: bool = False,
     trust_run: bool = False,
@@ -174,6 +175,7 @@ def resume(
     foreign run names needs `trust_env`, places need `trust_run`.
     """
     folder = find_run(path, out)
+    callbacks = checked_callbacks(callbacks)
     custom_parts = CustomParts(
         as_env_maker("env", env),
         as_env_maker("eval_env", eval_env),

@@ -40,6 +40,7 @@ class TrainState:
     loss_count: int = 0
     lag_sum: int = 0  # updates between the weights that chose a rollout's actions and those when it arrived
     lag_count: int = 0
+    last_loss: float | None = None
     gradient_norm: float = 0.0
     value_mean: float = 0.0  # of the last update: the first sign of divergence
     skipped: int = 0
@@ -65,6 +66,7 @@ class TrainState:
         if "loss" in stats:
             self.loss_sum += stats["loss"]
             self.loss_count += 1
+            self.last_loss = stats["loss"]
             self.gradient_norm = stats["gradient_norm"]
             self.value_mean = stats["value_mean"]
             self.skipped_in_a_row = 0

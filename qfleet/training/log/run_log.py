@@ -11,7 +11,9 @@ import numpy as np
 
 from qfleet.build.components import Components
 from qfleet.errors import StorageError
+from qfleet.plan.schema import Plan
 from qfleet.system.timers import Stopwatch
+from qfleet.training.callbacks import RowCallback
 from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus
 from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
@@ -27,8 +29,6 @@ MAX_FAILED_WRITES = 3  # in a row
 MAX_PENDING_ROWS = 1_000  # kept in memory while the disk refuses them
 ALARMING_VALUE = 1e6
 
-Callback = Callable[[Row], object]
-
 
 class RunLog:
     """Reports what happens in a run: to the files of its folder, the watcher and the callbacks."""
@@ -38,13 +38,12 @@ class RunLog:
         components: Components,
         folder: Path,
         watcher: Watcher | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[RowCallback] = (),
         clock: Callable[[], float] = time.monotonic,
         require_folder: Callable[[], None] = lambda: None,
     ) -> None:
         self.require_folder = require_folder  # raises once the folder was renamed or removed
         self.components = components
-        self.plan = components.plan
         self.folder = folder
         self.train_state = TrainState()
         self.watcher = watcher
@@ -55,6 +54,7 @@ class RunLog:
         self.warnings: list[str] = []
         self.status = RunStatus(components, self.train_state, folder)
         self.stop_requested = False  # by a callback
+        self.more_metrics: Callable[[], Row] = dict  # of callback objects, for progress rows
         self.failed_writes = 0  # in a row
         self.pending_rows: list[Row] = []  # that could not be written yet
         self.num_dropped_rows = 0
@@ -87,6 +87,11 @@ class RunLog:
         self.began_at = self.clock()
         self.saved_at = self.clock()
         self.row_mark = (self.clock(), self.steps, self.updates)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, whose end a callback may move."""
+        return self.components.plan
 
     @property
     def steps(self) -> int:
@@ -179,6 +184,7 @@ class RunLog:
             **({} if self.components.peers is None else {"sent_bytes": self.components.peers.take_sent_bytes()}),
             **self.times.state(),
             **self.times.take_shares(),
+            **self.more_metrics(),
         )
 
     def speed(self) -> tuple[float, float]:
