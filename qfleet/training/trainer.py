@@ -265,6 +265,7 @@ class Trainer:
         # Actors would count on beyond the commit, and take processor time from the final evaluation.
         self.loop = None
         self.components.actor.stop()
+        self.run_log.warn_of_info(at_end=True)
         score = self.final_score() if ending.state == "done" else None
         if self.stop_request and ending.state == "done":
             ending = Ending(*ENDINGS[str(self.stop_request.name)], "stopped while the final score was measured")

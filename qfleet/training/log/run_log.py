@@ -14,6 +14,7 @@ from qfleet.errors import StorageError
 from qfleet.plan.schema import Plan
 from qfleet.system.timers import Stopwatch
 from qfleet.training.callbacks import RowCallback
+from qfleet.training.log.info_numbers import InfoNumbers
 from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus
 from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
@@ -45,7 +46,7 @@ class RunLog:
         self.require_folder = require_folder  # raises once the folder was renamed or removed
         self.components = components
         self.folder = folder
-        self.train_state = TrainState()
+        self.train_state = TrainState(info=InfoNumbers(components.plan.log.info))
         self.watcher = watcher
         self.callbacks = list(callbacks)
         self.clock = clock
@@ -173,6 +174,7 @@ class RunLog:
             epsilon=self.components.actor.explorer.epsilon(self.steps),
             loss=train_state.take_loss(),
             return_mean=train_state.return_mean(),
+            length_mean=train_state.length_mean(),
             episodes=train_state.episodes,
             value_mean=train_state.value_mean,
             gradient_norm=train_state.gradient_norm,
@@ -184,8 +186,10 @@ class RunLog:
             **({} if self.components.peers is None else {"sent_bytes": self.components.peers.take_sent_bytes()}),
             **self.times.state(),
             **self.times.take_shares(),
+            **train_state.info.means(),
             **self.more_metrics(),
         )
+        self.warn_of_info()
 
     def speed(self) -> tuple[float, float]:
         """Steps and updates per second since the last row."""
@@ -242,6 +246,12 @@ class RunLog:
         if text not in self.warnings:
             self.warnings.append(text)
             self.events.event("warning", text=text, env_steps=self.steps)
+
+    def warn_of_info(self, *, at_end: bool = False) -> None:
+        """Warn of names in log.info that never appear or are no numbers."""
+        info = self.train_state.info
+        for text in info.problems(1) if at_end else info.problems():
+            self.warn(text)
 
     def mark_inexact(self, reasons: Iterable[str]) -> None:
         """Warn, and keep for as long as the run lives, that its seed no longer decides it."""
