@@ -99,9 +99,7 @@ def pack_rollout(
     return message
 
 
-def unpack_rollout(
-    view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int, num_info: int = 0
-) -> Rollout:
+def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int, num_info: int = 0) -> Rollout:
     """The rollout of a message's bytes."""
     header, arrays = unpack(view, RolloutHeader, limit_bytes=limit_bytes)
     return as_rollout(header, arrays, spec, lanes, num_info)

@@ -50,11 +50,7 @@ def write_card(run_dir: Path | str) -> Path:
 
 def _scores(run: Mapping[str, Any]) -> str:
     rows = (("test", run["status"].get("score")), ("best", run["best_row"]), ("last evaluation", run["last_eval"]))
-    found = [
-        (name, row)
-        for name, row in rows
-        if isinstance(row, Mapping) and isinstance(row.get("mean"), int | float)
-    ]
+    found = [(name, row) for name, row in rows if isinstance(row, Mapping) and isinstance(row.get("mean"), int | float)]
     if not found:
         return "Not evaluated yet."
     more = _more_columns([row for _, row in found])

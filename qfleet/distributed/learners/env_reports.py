@@ -24,7 +24,8 @@ class EnvReports:
     def add(self, report: EnvReport) -> None:
         """Count one report; before its first batch an actor-learner reports no steps."""
         info = report.info or [()] * len(report.episodes)
-        self.finished += [(*pair, *numbers) for pair, numbers in zip(report.episodes, info, strict=True)]
+        pairs = zip(report.episodes, info, strict=True)
+        self.finished += [(value, length, *numbers) for (value, length), numbers in pairs]
         self.faults += report.faults
         if report.totals is not None:
             self.steps += report.totals.steps - self.counted_steps.get(report.instance_id, 0)

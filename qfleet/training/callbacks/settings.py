@@ -92,7 +92,7 @@ class ChangeableSettings:
             raise UsageError(
                 f"a callback cannot set {BATCH} to {size}",
                 f"This run has room for batches of {plan.learners.num} to {largest} items.",
-                "Choose a number between these; steer.batch.largest makes more room where batches go to another process.",
+                "Choose a number between these; where batches go to another process, steer.batch.largest makes room.",
             )
 
     def largest_batch(self, planned: int) -> int:
