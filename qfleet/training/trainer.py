@@ -265,7 +265,8 @@ class Trainer:
         # Actors would count on beyond the commit, and take processor time from the final evaluation.
         self.loop = None
         self.components.actor.stop()
-        self.run_log.warn_of_info(at_end=True)
+        for text in self.train_state.info.problems(enough_episodes=1):
+            self.run_log.warn(text)
         score = self.final_score() if ending.state == "done" else None
         if self.stop_request and ending.state == "done":
             ending = Ending(*ENDINGS[str(self.stop_request.name)], "stopped while the final score was measured")

@@ -11,7 +11,6 @@ import numpy as np
 
 from qfleet.build.components import Components
 from qfleet.errors import StorageError
-from qfleet.plan.schema import Plan
 from qfleet.system.timers import Stopwatch
 from qfleet.training.callbacks import RowCallback
 from qfleet.training.log.info_numbers import InfoNumbers
@@ -88,11 +87,6 @@ class RunLog:
         self.began_at = self.clock()
         self.saved_at = self.clock()
         self.row_mark = (self.clock(), self.steps, self.updates)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan, whose end a callback may move."""
-        return self.components.plan
 
     @property
     def steps(self) -> int:
@@ -189,7 +183,8 @@ class RunLog:
             **train_state.info.means(),
             **self.more_metrics(),
         )
-        self.warn_of_info()
+        for text in train_state.info.problems():
+            self.warn(text)
 
     def speed(self) -> tuple[float, float]:
         """Steps and updates per second since the last row."""
@@ -220,7 +215,7 @@ class RunLog:
         steps_per_second, updates_per_second = self.speed()
         return {
             "env_steps": self.steps,
-            "until_steps": self.plan.until.steps,
+            "until_steps": self.components.plan.until.steps,
             "updates": self.updates,
             "seconds": self.seconds(),
             "steps_per_second": steps_per_second,
@@ -247,12 +242,6 @@ class RunLog:
             self.warnings.append(text)
             self.events.event("warning", text=text, env_steps=self.steps)
 
-    def warn_of_info(self, *, at_end: bool = False) -> None:
-        """Warn of names in log.info that never appear or are no numbers."""
-        info = self.train_state.info
-        for text in info.problems(1) if at_end else info.problems():
-            self.warn(text)
-
     def mark_inexact(self, reasons: Iterable[str]) -> None:
         """Warn, and keep for as long as the run lives, that its seed no longer decides it."""
         for reason in reasons:
@@ -268,7 +257,7 @@ class RunLog:
 
     def drain_learner_events(self) -> None:
         """Record what happened to other learners, and to the compiled update, since the last call."""
-        if self.components.peers is not None or self.plan.runtime.compile:
+        if self.components.peers is not None or self.components.plan.runtime.compile:
             self.faults.drain_learner_events()
 
     # Status
