@@ -7,13 +7,17 @@ if TYPE_CHECKING:
     from qfleet.api import Run, load, resume, train
     from qfleet.plan import Plan, make_plan
     from qfleet.sweep.sweep import Group, resume_group, train_group
+    from qfleet.training.callbacks import Callback
+    from qfleet.training.callbacks.run_view import RunView
     from qfleet.watch.compare import compare
 
 __all__ = [
+    "Callback",
     "Group",
     "Plan",
     "Policy",
     "Run",
+    "RunView",
     "compare",
     "load",
     "make_plan",
@@ -24,9 +28,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Callback": "qfleet.training.callbacks",
     "Group": "qfleet.sweep.sweep",
     "Plan": "qfleet.plan",
     "compare": "qfleet.watch.compare",
+    "RunView": "qfleet.training.callbacks.run_view",
     "make_plan": "qfleet.plan",
     "resume_group": "qfleet.sweep.sweep",
     "train_group": "qfleet.sweep.sweep",

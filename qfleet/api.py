@@ -26,10 +26,10 @@ from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
 from qfleet.save import Checkpoints
+from qfleet.training.callbacks import AnyCallback, checked_callbacks
 from qfleet.training.checkpoints.saved_policy import restore_policy
 from qfleet.training.checkpoints.saved_weights import SavedWeights
 from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
@@ -130,7 +130,7 @@ def train(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
@@ -155,7 +155,8 @@ def train(
         sampler: which items of the replay are learned from, in place of `replay.sampler`.
         optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
         explore: a function that chooses actions while training, in place of `algo.explore`.
-        callbacks: functions that get every row of metrics; one that returns True stops the run.
+        callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
+            returns True stops the run.
         watcher: shows progress, as the command line does; None shows nothing.
         weights_from: a run whose best weights this one starts with; nothing else is taken from it.
         command: the words of a command line, for `provenance.json`.
@@ -164,6 +165,7 @@ def train(
         The run, with its best policy if it is done.
     """
     plan = checked(as_plan(plan, preset, overrides))
+    callbacks = checked_callbacks(callbacks)
     out = local_path(out)
     custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     if is_on_ray(plan):
@@ -196,7 +198,7 @@ def resume(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
     watcher: Watcher | None = None,
     trust_env: bool = False,
     trust_run: bool = False,
@@ -221,7 +223,8 @@ def resume(
         sampler: which items of the replay are learned from, in place of `replay.sampler`.
         optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
         explore: a function that chooses actions while training, in place of `algo.explore`.
-        callbacks: functions that get every row of metrics; one that returns True stops the run.
+        callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
+            returns True stops the run.
         watcher: shows progress, as the command line does; None shows nothing.
         trust_env: allow the code that the run directory of somebody else names as its environment.
         trust_run: allow that, and the addresses that it names.
@@ -231,6 +234,7 @@ def resume(
         The run, after it has reached its end.
     """
     folder = find_run(path, out)
+    callbacks = checked_callbacks(callbacks)
     custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     before = open_plan(folder, custom_parts.env, trust_env or trust_run)
     require_places(folder, before, trust_run)

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 Array: TypeAlias = NDArray[Any]
 # State to be saved: a tree of dicts whose leaves are JSON values or NumPy arrays.
 State: TypeAlias = dict[str, Any]
+# Return and length of an episode that ended, and the numbers of `log.info` at its last step: NaN where there was none,
+# infinity where it was not a number.
+Episode: TypeAlias = tuple[float, int, *tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class Step:
     # Lanes [B] whose step never happened, because their environment failed: the observation before was the episode's
     # last, and this one begins a new episode. None: no lane failed.
     lost: Array | None = None
+    info: Array | None = None  # [B, I] float64, the numbers of `log.info`; NaN and infinity as in `Episode`
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class Rollout:
     mask: Array | None = None  # [T, B, A] bool
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
     value: Array | None = None  # [T, B, 2] float32, the policy's Q-values: of its action, of the best action
-    finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended
+    finished: tuple[Episode, ...] = ()  # the episodes that ended
     ends: tuple[int, ...] = ()  # the row in which each of these ended
 
 

@@ -22,12 +22,12 @@ from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
 from qfleet.plan.setting_text import format_value
+from qfleet.training.callbacks import AnyCallback
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
 from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign
-from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest
 from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
 from qfleet.training.trainer import Trainer
@@ -69,7 +69,7 @@ def train_here(
     name: str | None,
     source: Path | None,
     command: list[str] | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     endpoint: "LearnerEndpoint | None" = None,
     stop_request: StopRequest | None = None,
@@ -133,7 +133,7 @@ def resume_here(
     notes: Sequence[str],
     changed_parts: Sequence[str],
     strict: bool,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     endpoint: "LearnerEndpoint | None" = None,
     stop_request: StopRequest | None = None,

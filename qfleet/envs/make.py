@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +41,30 @@ def make_world(
     threads: int = 1,
     render_mode: str | None = None,
     logs: Path | None = None,
+    info: tuple[str, ...] = (),
 ) -> World:
     """The plan's world with `num` lanes; `make`, if given, is used instead of the id. `stream` separates seeds.
 
+    `info` names numbers in the info of a step, which native worlds do not have.
     Output of environments in worker processes goes to files in the folder `logs`, or beside it if `logs` is a file;
     without `logs` it is discarded. A world with a render mode stays in this process.
     """
     num = num or env.num
     heartbeat.update_run_info(env=env.id, step_seconds=env.step_timeout_seconds)
     if make is None and _ATARI_ID.fullmatch(env.id):
-        _refuse_settings_of_single_envs(env)
+        _refuse_settings_of_single_envs(env, info)
         return _atari(env, num, seed, stream, threads)
     _refuse_atari_settings(env)
     if is_native(env, make) and render_mode is None:
-        _refuse_settings_of_single_envs(env)
+        _refuse_settings_of_single_envs(env, info)
         given = checked_options(env.options, OPTIONS, env.id) if env.options else {}
         options = {"max_episode_steps": _CARTPOLE_STEPS[env.id], **given}
         return CartPole(num, seed=seed, stream=stream, **options)  # type: ignore[arg-type]
     if env.workers and render_mode is None:
-        return _process_vector(env, num, seed, stream, make, logs)
+        return _process_vector(env, num, seed, stream, make, logs, info)
     maker = user_env_maker(env, make, render_mode) if make is not None else env_maker(env, render_mode)
     return SyncVectorEnv(
-        maker, num, seed=seed, stream=stream, name=env.id, bins=env.bins, check_bounds=env.check_bounds
+        maker, num, seed=seed, stream=stream, name=env.id, bins=env.bins, check_bounds=env.check_bounds, info=info
     )
 
 
@@ -96,10 +99,16 @@ def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
 
 
 def _process_vector(
-    env: Env, num: int, seed: int, stream: int, make: Callable[[], AnyEnv] | None, logs: Path | None
+    env: Env,
+    num: int,
+    seed: int,
+    stream: int,
+    make: Callable[[], AnyEnv] | None,
+    logs: Path | None,
+    info: tuple[str, ...],
 ) -> ProcessVectorEnv:
     return ProcessVectorEnv(
-        _task(env, make),
+        replace(_task(env, make), info=info),
         num,
         seed=seed,
         stream=stream,
@@ -133,7 +142,13 @@ def _pickled(env: Env, value: Any, name: str) -> bytes:
         ) from error
 
 
-def _refuse_settings_of_single_envs(env: Env) -> None:
+def _refuse_settings_of_single_envs(env: Env, info: tuple[str, ...]) -> None:
+    if info:
+        raise UsageError(
+            f"log.info={','.join(info)} has no effect on {env.id}.",
+            "It is stepped in native code, whose steps have no info.",
+            "Remove log.info.",
+        )
     if env.workers:
         why = "All its copies are stepped together in native code, faster than one process can answer another."
         raise _no_effect("workers", env.workers, env.id, why)

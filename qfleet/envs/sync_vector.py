@@ -38,14 +38,16 @@ class SyncVectorEnv:
         name: str = "the environment",
         bins: int | None = None,
         check_bounds: bool = True,
+        info: tuple[str, ...] = (),
     ) -> None:
         self.num = num
+        self._num_info = len(info)
         self._name = name
         self._envs: list[AnyEnv] = []
         try:
             for _ in range(num):
                 self._envs.append(make_checked_env(make, name))
-            self._adapter = EnvAdapter(self._envs[0], bins, name, check_bounds=check_bounds)
+            self._adapter = EnvAdapter(self._envs[0], bins, name, check_bounds=check_bounds, info=info)
             self._episodes = EpisodeRecorder(num, seed, stream)
             self._adapter.detect_masks(self._envs[0], episode_seed(seed, stream, 0, 0))
         except (EnvRaised, OutsideSpace) as error:
@@ -59,14 +61,14 @@ class SyncVectorEnv:
         self.spaces = EnvSpaces(first.observation_space, first.action_space, self.spec.masked)
         self.notes = self._adapter.notes
         self._sent: Array | None = None
-        self._last = blank_step(self.spec, num)
+        self._last = blank_step(self.spec, num, self._num_info)
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
         self._episodes.rewind()
         self._sent = None
         self._episodes.begin(np.ones(self.num, bool))
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         for lane in range(self.num):
             self._reset_lane(lane, step)
         return self._checked(step)
@@ -82,7 +84,7 @@ class SyncVectorEnv:
         action = self._sent
         self._sent = None
         ended = self._last.terminated | self._last.truncated
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         if ended.any():
             self._episodes.begin(ended)
         for lane in range(self.num):
@@ -108,7 +110,7 @@ class SyncVectorEnv:
         self._episodes.load_state_dict(state, self.spec.num_actions)
         ended = saved_array(state, "ended", FLAGS, (self.num,))
         self._sent = None
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         for lane in range(self.num):
             self._redrive(lane, step)
         # An abandoned episode had not ended by itself, and does not end when it is repeated.

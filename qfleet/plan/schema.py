@@ -565,13 +565,19 @@ class Until(Section):
     score: float | None = None
 
 
+InfoName = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
+
+
 class Log(Section):
     """How often a progress row is written, in environment steps (so that rows are deterministic), and where else to.
 
-    `history` also records every operation of a run with several actors, so that its guarantees can be audited.
+    `info` names numbers in the `info` of an episode's last step: their means are shown in rows as `info.NAME`. A dot
+    leads into a dict: `episode.r`. `history` also records every operation of a run with several actors, so that its
+    guarantees can be audited.
     """
 
     every_steps: Positive = 1_000
+    info: Annotated[tuple[InfoName, ...], Meta(max_length=32)] = ()
     tensorboard: bool = False
     history: bool = False
 

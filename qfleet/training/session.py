@@ -3,7 +3,7 @@
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,9 @@ from qfleet.files import make_folder, open_log, require_regular_files
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
+from qfleet.training.callbacks import AnyCallback, Callback, RowCallback, split_callbacks
 from qfleet.training.checkpoints.checkpointer import Checkpointer
-from qfleet.training.log.run_log import Callback, RunLog
+from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import CLOCK_ENDS, Ending, Row
 from qfleet.training.process.hang_warnings import watching
 from qfleet.training.process.signals import StopRequest, listening
@@ -39,7 +40,7 @@ def run_session(
     begin: Callable[[Trainer], list[str]],
     *,
     env: EnvMaker | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     stop_request: StopRequest | None = None,
 ) -> None:
@@ -48,6 +49,7 @@ def run_session(
     `stop_request` is passed where signals reach another process, which forwards them.
     """
     plan = components.plan
+    objects, functions = split_callbacks(callbacks)
     heartbeat.update_run_info(folder=str(folder.absolute()))
     watcher = watcher if watcher is not None else interactive_watcher()
     with (
@@ -57,8 +59,8 @@ def run_session(
         listening(watcher, stop_request) as stop_request,
         error_log(folder) as log,
     ):
-        run_log = RunLog(components, folder, watcher, callbacks, require_folder=require_folder)
-        trainer = make_trainer(components, run_log, env, stop_request)
+        run_log = RunLog(components, folder, watcher, functions, require_folder=require_folder)
+        trainer = make_trainer(components, run_log, env, stop_request, objects)
         status: Row = {}
         try:
             notes = begin(trainer)
@@ -126,7 +128,7 @@ def progress_note(watcher: Watcher | None) -> Callable[[str], object]:
     return found
 
 
-def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
+def row_writers(plan: Plan, folder: Path, first_step: int) -> list[RowCallback]:
     """Callbacks that write rows besides metrics.jsonl."""
     if not plan.log.tensorboard:
         return []
@@ -135,8 +137,14 @@ def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
     return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)]
 
 
-def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, stop_request: StopRequest) -> Trainer:
-    """The trainer of these components, with its checkpointer."""
+def make_trainer(
+    components: Components,
+    run_log: RunLog,
+    env: EnvMaker | None,
+    stop_request: StopRequest,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """The trainer of these components, with its checkpointer and callback objects."""
     keep = components.plan.save.keep
     events = run_log.events.event
     checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, log_event=events, warn=warner(run_log))
@@ -147,7 +155,7 @@ def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, 
         components.remote_replay.use_run_folder(run_log.folder)
     if components.peers is not None:
         components.peers.use_run_folder(run_log.folder)
-    return Trainer(components, env, checkpointer, run_log, stop_request)
+    return Trainer(components, env, checkpointer, run_log, stop_request, callbacks)
 
 
 def warner(run_log: RunLog) -> Callable[[str], None]:

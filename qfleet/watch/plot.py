@@ -30,6 +30,10 @@ LARGEST_DRAWN = 1e30
 MOST_CHARACTERS = 200  # of a name in a picture
 MOST_ROWS_KEPT = 100_000  # of a run: more than a picture can show
 DRAWN = ("kind", "split", "env_steps", "checkpoint", "loss", "steps_per_second", "return_mean", "mean", "low", "high")
+MORE_DRAWN = ("info.", "callback.")  # names that begin so have a panel each
+MOST_PANELS = 8  # of these
+MOST_NAMES_KEPT = 64  # of a run
+LENGTH = "length_mean"
 Points = tuple[list[float], list[float]]  # steps, returns
 INK = "#333333"
 PALE = "#E6E6E6"
@@ -52,10 +56,14 @@ STYLE: dict[Any, Any] = {
 
 
 def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
-    """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`."""
+    """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`.
+
+    Below them are the lengths of episodes, numbers of `log.info` and metrics of callbacks, a panel each.
+    """
     target = _target(local_path(file))
     runs = {name: _rows(Path(path)) for name, path in _labels(paths).items()}
-    return _save(target, (12, 9), lambda figure: _draw(figure, runs, _title(paths)))
+    height = 9 + 2.25 * len(_more_names(runs))
+    return _save(target, (12, height), lambda figure: _draw(figure, runs, _title(paths)))
 
 
 def plot_sides(sides: Mapping[str, Sequence[Path]], file: Path | str) -> Path:
@@ -112,9 +120,12 @@ def _labels(paths: Sequence[Path | str]) -> dict[str, Path | str]:
 
 def _rows(path: Path) -> list[Row]:
     rows: list[Row] = []
+    more = {LENGTH: None}  # a dict: an ordered set
     for row in each_row(path / "metrics.jsonl"):
         if row.get("kind") in ("progress", "eval"):
-            rows.append({name: row[name] for name in DRAWN if name in row})
+            found = [name for name in row if name.startswith(MORE_DRAWN) and name not in more]
+            more |= dict.fromkeys(found[: MOST_NAMES_KEPT - len(more)])
+            rows.append({name: row[name] for name in (*DRAWN, *more) if name in row})
         if len(rows) > MOST_ROWS_KEPT:
             rows = rows[::2]  # every second one: the curve keeps its shape
     if not rows:
@@ -162,9 +173,34 @@ def _is_drawable(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < LARGEST_DRAWN
 
 
+def _more_names(runs: dict[str, list[Row]]) -> list[str]:
+    """The names of numbers that have a panel of their own: lengths first, then in the order in which they appear."""
+    names = dict.fromkeys(
+        name
+        for rows in runs.values()
+        for row in rows
+        for name in row
+        if name.startswith((LENGTH, *MORE_DRAWN)) and _is_drawable(row[name])
+    )
+    return sorted(names, key=lambda name: name != LENGTH)[:MOST_PANELS]
+
+
+def _draw_more(axes: "Axes", runs: dict[str, list[Row]], name: str) -> None:
+    """Draw one number: a thin line of training episodes, a thick one with dots of evaluations."""
+    for index, rows in enumerate(runs.values()):
+        colour = COLOURS[index % len(COLOURS)]
+        line = "-" if index < len(COLOURS) else "--"
+        axes.plot(*_curve(rows, "progress", name), color=colour, linestyle=line, linewidth=1.2)
+        axes.plot(*_curve(rows, "eval", name), color=colour, linestyle=line, linewidth=2.2, marker="o", markersize=4)
+    _label(axes, "episode length" if name == LENGTH else _text(name))
+
+
 def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:
-    grid: Any = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
-    returns, loss, speed = grid
+    names = _more_names(runs)
+    grid: Any = figure.subplots(3 + len(names), 1, sharex=True, height_ratios=(2, 1, 1, *(1 for _ in names)))
+    returns, loss, speed, *more = grid
+    for axes, name in zip(more, names, strict=True):
+        _draw_more(axes, runs, name)
     for index, (name, rows) in enumerate(runs.items()):
         colour = COLOURS[index % len(COLOURS)]
         line = "-" if index < len(COLOURS) else "--"
@@ -176,7 +212,7 @@ def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:
     _label(speed, "steps per second")
     _scale(loss, runs)
     speed.set_ylim(bottom=0)
-    _steps_axis(speed)
+    _steps_axis(speed, grid[-1])
     figure.align_ylabels()
     returns.set_title(title, loc="left", fontweight="bold", pad=14)
     returns.legend(loc="best", ncols=1 + len(runs) // 8)
@@ -251,10 +287,11 @@ def _scale(axes: "Axes", runs: dict[str, list[Row]]) -> None:
         axes.set_yscale("log")
 
 
-def _steps_axis(axes: "Axes") -> None:
+def _steps_axis(axes: "Axes", lowest: "Axes | None" = None) -> None:
+    """Format the axes; the steps are named below the lowest panel."""
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
-    axes.set_xlabel("environment steps")
+    (lowest or axes).set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

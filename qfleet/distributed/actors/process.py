@@ -116,7 +116,8 @@ class ProcessActorLauncher:
             self.replaced_counts[name] += self.counters.read(worker)[name]
         self.counters.clear(worker)
         compressed = COMPRESSED_COLUMNS if self.runtime.compress else ()
-        rollouts = RolloutRing(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=compressed)
+        shape = (self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots)
+        rollouts = RolloutRing(*shape, compress=compressed, num_info=len(self.plan.log.info))
         faults = FaultRing()
         files = actor_files(self.plan, self.folder, worker, incarnation)
         setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, self.custom_parts, *files)

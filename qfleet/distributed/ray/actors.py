@@ -128,9 +128,9 @@ class RayActorLauncher:
             raise RuntimeError("actors on Ray need a trainer that runs on Ray; see qfleet.distributed.ray.driver")
         self.keep_counts(worker)
         runtime = self.runtime
-        inbox = self.endpoint.open(
-            rpc.RolloutInbox(self.spec, self.lanes, runtime.chunk_rows, runtime.slots, source=(worker, incarnation))
-        )
+        shape = (self.spec, self.lanes, runtime.chunk_rows, runtime.slots)
+        num_info = len(self.plan.log.info)
+        inbox = self.endpoint.open(rpc.RolloutInbox(*shape, source=(worker, incarnation), num_info=num_info))
         options = {"num_cpus": runtime.actor_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         host = ray.remote(ActorHost).options(**options).remote()
         files = actor_files(self.plan, self.folder, worker, incarnation)

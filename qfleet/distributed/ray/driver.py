@@ -29,7 +29,7 @@ from qfleet.errors import QfleetError, UsageError
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import WorkerHung, WorkerLost
-from qfleet.training.log.run_log import Callback
+from qfleet.training.callbacks import AnyCallback, Callback, split_callbacks
 from qfleet.training.process.signals import StopRequest, listening
 from qfleet.training.session import interactive_watcher, progress_note
 from qfleet.watch import Watcher, find_run, program
@@ -98,7 +98,7 @@ def train(
     weights_from: str | Path | None,
     command: list[str] | None,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
 ) -> Path:
     """Train on Ray; returns the run directory.
 
@@ -124,7 +124,7 @@ def resume(
     changed_parts: list[str],
     strict: bool,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
 ) -> Path:
     """Resume on Ray; returns the run directory."""
     task = messages.TrainTask(
@@ -137,13 +137,17 @@ def run_trainer(
     task: messages.TrainTask,
     custom_parts: CustomParts,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     notes: Sequence[str] = (),
 ) -> Path:
-    """Run the trainer on Ray, and deliver what it relays."""
-    reader = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
+    """Run the trainer on Ray, and deliver what it relays: plain functions of a row are called here.
+
+    Callback objects see more than rows, so they are sent to the trainer.
+    """
+    objects, functions = split_callbacks(callbacks)
+    reader = RelayReader(watcher if watcher is not None else interactive_watcher(), functions, notes)
     with session(task.plan):
-        trainer = launch_trainer(task, custom_parts)
+        trainer = launch_trainer(task, custom_parts, objects)
         try:
             wait_until_ready(trainer, ray_of(task.plan))
             with listening(reader.watcher) as stop_request:
@@ -156,7 +160,9 @@ def run_trainer(
     return Path(result.path)
 
 
-def launch_trainer(task: messages.TrainTask, custom_parts: CustomParts) -> WorkerHandle:
+def launch_trainer(
+    task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback] = ()
+) -> WorkerHandle:
     """Start the trainer's process on this node, which has the run directory."""
     runtime = ray_of(task.plan)
     options = {
@@ -168,7 +174,14 @@ def launch_trainer(task: messages.TrainTask, custom_parts: CustomParts) -> Worke
     }
     packed = pack_parts(custom_parts)
     host = ray.remote(TrainerHost).options(**options).remote()
-    result = host.run.remote(to_bytes(task), packed)
+    try:
+        result = host.run.remote(to_bytes(task), packed, callbacks)
+    except TypeError as error:
+        raise UsageError(
+            f"callbacks={callbacks!r} cannot be given to another process",
+            f"On Ray they see the run in the process that trains, and Ray said: {error}",
+            "Let them hold no open files, locks or generators: open these in on_start.",
+        ) from error
     transport = CallTransport(host, host.start.remote(), messages.News, REPLY_SECONDS)
     return WorkerHandle(0, transport, RayWorker(host, result), start_seconds=START_SECONDS)
 

@@ -3,6 +3,7 @@
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from qfleet.distributed.worker.messages import Failed, Ready
 from qfleet.distributed.worker.transport import MAX_MESSAGE_BYTES
 from qfleet.errors import QfleetError
 from qfleet.system.worker_process import final_error_of
+from qfleet.training.callbacks import Callback
 from qfleet.training.process.signals import StopRequest
 
 NEWS_SECONDS = 0.25  # between two replies with news
@@ -34,19 +36,21 @@ class TrainerWorker:
         self.result: messages.RunResult | None = None
         self.over = threading.Event()
 
-    def train(self, task: messages.TrainTask, custom_parts: CustomParts) -> None:
+    def train(self, task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback] = ()) -> None:
         """Train or resume to the end, and keep the result."""
         try:
-            self.result = messages.RunDone(str(self.train_or_resume(task, custom_parts)))
+            self.result = messages.RunDone(str(self.train_or_resume(task, custom_parts, callbacks)))
         except QfleetError as error:
             self.result = messages.RunFailed(type(error).__name__, error.what, error.why, error.fix)
         except BaseException as error:
             self.result = messages.RunFailed("", f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         self.over.set()
 
-    def train_or_resume(self, task: messages.TrainTask, custom_parts: CustomParts) -> Path:
+    def train_or_resume(
+        self, task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback]
+    ) -> Path:
         """Train or resume as in a local run; returns the run directory."""
-        here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
+        here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call, *callbacks]}
         here |= {"endpoint": self.endpoint, "stop_request": self.stop_request}
         folder = Path(task.path)
         if not task.fresh:
@@ -95,11 +99,10 @@ class TrainerHost:
         """The process has started."""
         return to_bytes(Ready())
 
-    def run(self, task: bytes, custom_parts: bytes) -> None:
+    def run(self, task: bytes, custom_parts: bytes, callbacks: Sequence[Callback] = ()) -> None:
         """Train; never returns, so that the driver notices the end of the process, and kills it at the end."""
-        self.trainer.train(
-            unpack(task, messages.TrainTask, limit_bytes=MAX_MESSAGE_BYTES)[0], unpack_parts(custom_parts)
-        )
+        found = unpack(task, messages.TrainTask, limit_bytes=MAX_MESSAGE_BYTES)[0]
+        self.trainer.train(found, unpack_parts(custom_parts), callbacks)
         while True:
             time.sleep(IDLE_SECONDS)
 

@@ -75,6 +75,7 @@ class RemoteReplay:
         """Send rows to be stored, without waiting."""
         first, stop, _ = lanes.indices(self.lanes)
         header, arrays = rollout_parts(rollout)
+        arrays.pop("info", None)  # a replay has no use for the numbers of episodes
         extra = {"gain": gain} if gain is not None and self.template.store.gain is not None else {}
         self.connection.send(messages.Add(header, first, stop), {**arrays, **extra})
         return count_steps(rollout)

@@ -47,6 +47,7 @@ class EnvWorkerTask:
     registered: bytes | None  # Gymnasium's entry for the id in the parent process, pickled
     folder: str  # the folder that relative paths in ids start from
     variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
+    info: tuple[str, ...] = ()  # numbers to read from the info of every step
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment in this process."""
@@ -153,7 +154,14 @@ class EnvWorker:
 
     def _make_adapter(self, env: AnyEnv) -> EnvAdapter:
         plan = self._task.env
-        adapter = EnvAdapter(env, plan.bins, plan.id, masked=self._spec.masked, check_bounds=plan.check_bounds)
+        adapter = EnvAdapter(
+            env,
+            plan.bins,
+            plan.id,
+            masked=self._spec.masked,
+            check_bounds=plan.check_bounds,
+            info=self._task.info,
+        )
         if adapter.spec != self._spec:
             raise OutsideSpace("spaces of a new copy", str(self._spec), str(adapter.spec))
         return adapter
@@ -168,7 +176,8 @@ class EnvWorker:
 
 def env_worker_main(setup: EnvWorkerSetup) -> None:
     """The main function of a worker: execute commands until the parent sends STOP or ends."""
-    worker = EnvWorker(setup.task, setup.spec, EnvWorkerMemory(setup.spec, setup.lanes, setup.region))
+    memory = EnvWorkerMemory(setup.spec, setup.lanes, setup.region, num_info=len(setup.task.info))
+    worker = EnvWorker(setup.task, setup.spec, memory)
     connection = setup.connection
     connection.settimeout(_POLL_SECONDS)
     with contextlib.suppress(ConnectionError):

@@ -45,7 +45,7 @@ class EnvWorkerProcess:
     """One worker with its own memory, so that its replacement after a fault shares nothing with it."""
 
     def __init__(self, task: EnvWorkerTask, spec: Spec, lanes: int, log: str, now: float) -> None:
-        self.memory = EnvWorkerMemory(spec, lanes)
+        self.memory = EnvWorkerMemory(spec, lanes, num_info=len(task.info))
         self._log = log
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.since = now  # when it was started, or when its last commands were sent
