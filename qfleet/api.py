@@ -17,11 +17,11 @@ from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
-from qfleet.envs import AnyEnv, absolute_id
+from qfleet.envs import AnyEnv, absolute_env
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
 from qfleet.nets import state_arrays
-from qfleet.plan import check, diff, make_plan, names_code, read_plan
+from qfleet.plan import check, diff, make_plan, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
@@ -269,10 +269,7 @@ def checked(plan: Plan) -> Plan:
     except msgspec.ValidationError as error:
         raise UsageError("the plan holds a value it cannot have", f"{error}.", "See `qfleet plan schema`.") from error
     check(plan)
-    if not names_code(plan.env.id):
-        return plan
-    # run.toml must not depend on the folder the command was typed in.
-    return msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, id=absolute_id(plan.env.id)))
+    return msgspec.structs.replace(plan, env=absolute_env(plan.env))
 
 
 def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
@@ -284,7 +281,8 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
             "That environment was a Python object, which a run directory cannot hold.",
             "Pass it again from Python: resume(path, env=...) or load(path, env=...).",
         )
-    require_trust(folder, plan.env, trust_env or env is not None)
+    # The user's own environment replaces the one that the run names, but the run's wrappers are put around it.
+    require_trust(folder, plan.env, trust_env or (env is not None and not plan.env.wrappers))
     return plan
 
 

@@ -59,9 +59,12 @@ def make_world(
     if env.workers and render_mode is None:
         return _process_vector(env, num, seed, stream, make, logs)
     maker = user_env_maker(env, make, render_mode) if make is not None else env_maker(env, render_mode)
-    return SyncVectorEnv(
+    world = SyncVectorEnv(
         maker, num, seed=seed, stream=stream, name=env.id, bins=env.bins, check_bounds=env.check_bounds
     )
+    if env.wrappers and make is None and env.id in _CARTPOLE_STEPS:
+        world.notes = (*world.notes, f"{env.id}: with env.wrappers its copies are stepped one by one, which is slower")
+    return world
 
 
 def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
@@ -71,6 +74,8 @@ def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
     """Are all copies of the environment stepped together in native code?"""
+    if env.wrappers and env.id in _CARTPOLE_STEPS:
+        return False  # a wrapper wraps one environment
     if make is not None or env.id not in _CARTPOLE_STEPS:
         return make is None and _ATARI_ID.fullmatch(env.id) is not None
     return not env.options or checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys()
@@ -144,6 +149,13 @@ def _refuse_settings_of_single_envs(env: Env) -> None:
         raise _no_effect("secrets", env.secrets, env.id, "It takes no secrets.")
     if env.bins is not None:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
+    if env.wrappers:
+        raise UsageError(
+            f"env.wrappers={list(env.wrappers)} cannot be applied to {env.id}.",
+            "All its copies are stepped together in native code, and a wrapper wraps a single environment.",
+            "Write a function that makes and wraps one (gymnasium.make, AtariPreprocessing, your wrapper), "
+            "and name it: path/to/file.py:function; it is slower.",
+        )
 
 
 def _refuse_atari_settings(env: Env) -> None:
