@@ -1,10 +1,10 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -14,7 +14,7 @@ from qfleet.act import Explore, Policy
 from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate, require_network
-from qfleet.build.resolve import torch_threads, usable_device
+from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv, absolute_env
@@ -34,6 +34,9 @@ from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
+
+if TYPE_CHECKING:
+    from qfleet.training.evaluation.variants import TrainedPolicy
 
 AnyPath = str | Path
 MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
@@ -69,15 +72,42 @@ class Run:
         score: dict[str, Any] | None = self.status.get("score")
         return score
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
-        """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
-        from qfleet.training.evaluator import Evaluator
+    def evaluate(
+        self,
+        episodes: int = 100,
+        seed: int | None = None,
+        *,
+        env: str | EnvMaker | AnyEnv | None = None,
+        options: Mapping[str, Any] | None = None,
+        wrappers: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes.
 
-        plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
-        with torch_threads(plan.runtime.threads):
-            found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
-        named = {} if self.weights is None else self.weights.row()
-        return {"kind": "eval", **named, "seed": plan.seed, **found}
+        `env` is another environment with the same spaces (an id or a function), `options` and `wrappers` make another
+        variant of it.
+        """
+        from qfleet.training.evaluation.variants import make_variant
+
+        return self.trained().evaluate(make_variant(env, options, wrappers), episodes, seed)
+
+    def evaluate_variants(
+        self, variants: Mapping[str, Mapping[str, Any]], episodes: int = 100, seed: int | None = None
+    ) -> list[dict[str, Any]]:
+        """A row for the training environment and one per variant: {"windy": {"env": id, "options": {"wind": True}}}.
+
+        Each has the `difference` of its mean to the first; a variant that fails has an `error` instead of scores.
+        """
+        from qfleet.plan.validate.case import PYTHON
+        from qfleet.training.evaluation.variants import OWN_WORLD, read_variants, with_differences
+
+        named = [OWN_WORLD, *read_variants(variants, PYTHON)]
+        return with_differences(self.trained().evaluate_each(named, episodes, seed))
+
+    def trained(self) -> "TrainedPolicy":
+        """The policy with all that an evaluation in any world needs."""
+        from qfleet.training.evaluation.variants import TrainedPolicy
+
+        return TrainedPolicy(self.plan, self.policy, self.make, self.weights)
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """A video of the greedy policy."""

@@ -203,7 +203,11 @@ def _read(text: str, kind: kinds.Type) -> Any:
         case kinds.VarTupleType(item_type=item):
             body = text.removeprefix("[").removesuffix("]").strip().removesuffix(",")
             parts = [each.strip() for each in _split_list(body)] if body else []
-            return list(map(_unquoted, parts)) if isinstance(item, kinds.StrType) else [_read(each, item) for each in parts]
+            return (
+                list(map(_unquoted, parts))
+                if isinstance(item, kinds.StrType)
+                else [_read(each, item) for each in parts]
+            )
     return text
 
 

@@ -37,8 +37,8 @@ class Env(Section):
     `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
     variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
 
-    `wrappers` are applied to every copy, the first one innermost: `module:Class` or `file.py:Class`, with settings as in
-    `gymnasium.wrappers:TimeLimit(max_episode_steps=200)`.
+    `wrappers` are put around every copy, the first one innermost: `module:Class` or `file.py:Class`, with settings as
+    in `gymnasium.wrappers:TimeLimit(max_episode_steps=200)`.
     """
 
     id: str
