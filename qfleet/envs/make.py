@@ -1,5 +1,6 @@
 """Making the world of a plan."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -15,11 +16,13 @@ from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.env_id import env_maker, unknown_id_error, user_env_maker
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.options import checked_options, secret_variables
+from qfleet.envs.single_env import declared_render_modes, make_checked_env
 from qfleet.envs.sync_vector import AnyEnv, SyncVectorEnv
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.process import measure_step_seconds
 from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
+from qfleet.heartbeat import CLOSE, env_call
 from qfleet.plan.schema import Env
 
 _ATARI_ID = re.compile(r"ALE/\w+-v5|\w+NoFrameskip-v4")  # of the standard Atari task
@@ -79,6 +82,18 @@ def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
     if make is not None or env.id not in _CARTPOLE_STEPS:
         return make is None and _ATARI_ID.fullmatch(env.id) is not None
     return not env.options or checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys()
+
+
+def render_modes(env: Env, make: Callable[[], AnyEnv] | None = None) -> tuple[str, ...]:
+    """The render modes that an environment declares; one with a render() and no declaration is taken for pictures."""
+    if make is None and _ATARI_ID.fullmatch(env.id):
+        return ("rgb_array",)
+    one = make_checked_env(user_env_maker(env, make) if make is not None else env_maker(env), env.id)
+    try:
+        return declared_render_modes(one)
+    finally:
+        with env_call(CLOSE), contextlib.suppress(Exception):
+            one.close()
 
 
 def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
