@@ -105,7 +105,7 @@ def _with_clear_errors(env: Env, make: Callable[..., AnyEnv], render_mode: str |
             raise UsageError(
                 f"env.id={env.id!r} needs a package that is not installed.",
                 f"{error}.",
-                _install_extra(env.id) or "Install the package that the message names.",
+                install_extra(env.id) or "Install the package that the message names.",
             ) from error
         except StopRequested:
             raise
@@ -180,12 +180,12 @@ def unknown_id_error(name: str) -> UsageError:
     return UsageError(
         f"env.id={name!r} is not a known environment.",
         f"The nearest known ids are {', '.join(near)}." if near else "No known id is like it.",
-        _install_extra(name)
+        install_extra(name)
         or "Use a known id, module:Id for one that a module registers, or path/to/file.py:ClassName for your own.",
     )
 
 
-def _install_extra(name: str) -> str:
+def install_extra(name: str) -> str:
     """How to install the packages of an id, if qfleet has an extra for them."""
     for extra, parts in _EXTRAS.items():
         if any(part in name for part in parts):
