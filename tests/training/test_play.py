@@ -336,7 +336,7 @@ def test_the_pace_is_kept_whatever_drawing_takes() -> None:
     pace = Pace(10, clock, clock.sleep)
     for took in (0.0, 0.03, 0.12, 0.0):
         clock.now += took
-        pace.wait()
+        pace.hold()
     assert clock.slept == [0.1, 0.07, 0.08]
     assert clock.now == pytest.approx(0.4)
 
@@ -345,8 +345,8 @@ def test_a_pause_is_not_made_up_for() -> None:
     clock = Clock()
     pace = Pace(10, clock, clock.sleep)
     clock.now = 60.0
-    pace.wait()
-    pace.wait()
+    pace.hold()
+    pace.hold()
     assert clock.slept == [0.1]
 
 

@@ -1,5 +1,6 @@
 """`qfleet eval`: a run's policy on test episodes, in its own world or in others."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -47,35 +48,31 @@ def evaluate(
     weights = parse_which(which)
     num = parse_count("--episodes", episodes) or 100
     other = parse_count("--seed", seed, 0)
-    if trust_variants and variants is None:
-        raise UsageError(
-            "--trust-variants has no effect", "It is about a file of variants, and none is given.", "Leave it out."
-        )
     variant = parse_variant(env, arguments)
+    _refuse_idle_trust(trust_variants, variants)
     from qfleet.api import load
     from qfleet.watch import find_run
 
-    path = find_run(run, out)
+    opened = partial(load, find_run(run, out), which=weights, trust_env=trust_env)
     if variants is not None:
         from qfleet.cli.policies.variants import evaluate_file
 
-        return evaluate_file(
-            lambda: load(path, which=weights, trust_env=trust_env),
-            variants,
-            variant,
-            num,
-            other,
-            trusted=trust_variants,
-            json=json,
-        )
+        return evaluate_file(opened, variants, variant, num, other, trusted=trust_variants, json=json)
     with echo_warnings():
-        loaded = load(path, which=weights, trust_env=trust_env)
+        loaded = opened()
         row = loaded.trained().evaluate(variant, num, other)
     if json:
         echo_json(row)
     else:
         _print_row(row, loaded)
     return 0
+
+
+def _refuse_idle_trust(trust_variants: bool, variants: str | None) -> None:
+    if trust_variants and variants is None:
+        raise UsageError(
+            "--trust-variants has no effect", "It is about a file of variants, and none is given.", "Leave it out."
+        )
 
 
 def _print_row(row: dict[str, Any], run: "Run") -> None:

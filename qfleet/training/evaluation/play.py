@@ -73,8 +73,8 @@ class Pace:
         self.sleep = sleep
         self.next_at = clock()
 
-    def wait(self) -> None:
-        """Wait until the next moment is due."""
+    def hold(self) -> None:
+        """Sleep until the next moment is due."""
         self.next_at += self.seconds
         left = self.next_at - self.clock()
         if left > 0:
@@ -117,7 +117,7 @@ class Player:
                     ended.append(moment)
                     screen.write(moment.text)
                 if pace is not None:
-                    pace.wait()
+                    pace.hold()
         return ended
 
 
