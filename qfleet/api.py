@@ -1,10 +1,10 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -14,13 +14,13 @@ from qfleet.act import Explore, Policy
 from qfleet.act.predict import make_predictor
 from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, record_parts, require_parts, with_parts
 from qfleet.build.memory_check import estimate
-from qfleet.build.resolve import torch_threads, usable_device
+from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
-from qfleet.envs import AnyEnv, absolute_id
+from qfleet.envs import AnyEnv, absolute_env
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
-from qfleet.plan import check, diff, make_plan, names_code, read_plan
+from qfleet.plan import check, diff, make_plan, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
@@ -33,6 +33,9 @@ from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
+
+if TYPE_CHECKING:
+    from qfleet.training.evaluation.variants import TrainedPolicy
 
 AnyPath = str | Path
 
@@ -75,23 +78,55 @@ class Run:
         score: dict[str, Any] | None = self.status.get("score")
         return score
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
-        """Play the greedy policy on test episodes.
+    def evaluate(
+        self,
+        episodes: int = 100,
+        seed: int | None = None,
+        *,
+        env: str | EnvMaker | AnyEnv | None = None,
+        options: Mapping[str, Any] | None = None,
+        wrappers: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Play the greedy policy on test episodes, here or in another environment.
 
         Args:
             episodes: how many episodes.
             seed: another seed than the run's own means other episodes.
+            env: another environment with the same spaces: its id, a function that makes it, or one of `gymnasium.make`.
+            options: keyword arguments of its constructor, for another variant of it.
+            wrappers: wrappers in place of the plan's.
 
         Returns:
             A row of kind `eval`: `mean`, its interval `low` to `high`, `median`, `iqm`, `episodes` and more.
         """
-        from qfleet.training.evaluator import Evaluator
+        from qfleet.training.evaluation.variants import make_variant
 
-        plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
-        with torch_threads(plan.runtime.threads):
-            found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
-        named = {} if self.weights is None else self.weights.row()
-        return {"kind": "eval", **named, "seed": plan.seed, **found}
+        return self.trained().evaluate(make_variant(env, options, wrappers), episodes, seed)
+
+    def evaluate_variants(
+        self, variants: Mapping[str, Mapping[str, Any]], episodes: int = 100, seed: int | None = None
+    ) -> list[dict[str, Any]]:
+        """Evaluate the greedy policy in the training environment and in variants of it.
+
+        Args:
+            variants: by name, what is different: {"windy": {"env": id, "options": {"wind": True}}}.
+            episodes: how many episodes in each.
+            seed: another seed than the run's own means other episodes.
+
+        Returns:
+            A row per environment with the `difference` of its mean to the first; a variant that fails has an `error`.
+        """
+        from qfleet.plan.validate.case import PYTHON
+        from qfleet.training.evaluation.variants import OWN_WORLD, read_variants, with_differences
+
+        named = [OWN_WORLD, *read_variants(variants, PYTHON)]
+        return with_differences(self.trained().evaluate_each(named, episodes, seed))
+
+    def trained(self) -> "TrainedPolicy":
+        """The policy with all that an evaluation in any world needs."""
+        from qfleet.training.evaluation.variants import TrainedPolicy
+
+        return TrainedPolicy(self.plan, self.policy, self.make, self.weights)
 
     def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
         """Make a video of the greedy policy; needs the extra `video` and an environment that draws pictures.
@@ -310,10 +345,7 @@ def checked(plan: Plan) -> Plan:
     except msgspec.ValidationError as error:
         raise UsageError("the plan holds a value it cannot have", f"{error}.", "See `qfleet plan schema`.") from error
     check(plan)
-    if not names_code(plan.env.id):
-        return plan
-    # run.toml must not depend on the folder the command was typed in.
-    return msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, id=absolute_id(plan.env.id)))
+    return msgspec.structs.replace(plan, env=absolute_env(plan.env))
 
 
 def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
@@ -325,7 +357,8 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
             "That environment was a Python object, which a run directory cannot hold.",
             "Pass it again from Python: resume(path, env=...) or load(path, env=...).",
         )
-    require_trust(folder, plan.env, trust_env or env is not None)
+    # The user's own environment replaces the one that the run names, but the run's wrappers are put around it.
+    require_trust(folder, plan.env, trust_env or (env is not None and not plan.env.wrappers))
     return plan
 
 

@@ -9,12 +9,12 @@ import msgspec
 import torch
 
 from qfleet.data import Spec
+from qfleet.data.joint_actions import MAX_OUTPUTS
 from qfleet.errors import UsageError
 from qfleet.nets import NATURE, Convolution
 from qfleet.plan import total_updates
 from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
 
-MAX_JOINT_ACTIONS = 10_000
 MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 
 
@@ -122,12 +122,12 @@ def check_actions(plan: Plan, spec: Spec) -> None:
             "Masks are about joint actions, a decoupled network values each dimension by itself.",
             "Leave net.decoupled off.",
         )
-    if plan.net.decoupled or spec.num_actions <= MAX_JOINT_ACTIONS:
+    if plan.net.decoupled or spec.num_actions <= MAX_OUTPUTS:
         return
     counts = " x ".join(map(str, spec.actions))
     raise UsageError(
         f"{plan.env.id} has {spec.num_actions:,} joint actions (dimensions {counts})",
-        f"The network would need an output for each of them; the limit is {MAX_JOINT_ACTIONS:,}.",
+        f"The network would need an output for each of them; the limit is {MAX_OUTPUTS:,}.",
         "Set net.decoupled=true (preset decqn), which values each dimension by itself; fewer env.bins help a Box.",
     )
 

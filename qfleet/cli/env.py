@@ -1,11 +1,11 @@
-"""`qfleet env check`: check an environment's contract and measure its speed."""
+"""`qfleet env`: list environments; check an environment's contract and measure its speed."""
 
 from typing import Annotated
 
 from cyclopts import App, Parameter
 
 from qfleet.cli.arguments import COMMANDS, PREPARE, compose_arguments
-from qfleet.cli.output import echo_json, echo_table
+from qfleet.cli.output import echo, echo_json, echo_table, table_lines
 from qfleet.errors import EnvError
 
 app = App(
@@ -13,7 +13,7 @@ app = App(
     help="Look at environments.",
     group=PREPARE,
     group_commands=COMMANDS,
-    help_epilogue="Example:\n  qfleet env check CartPole-v1",
+    help_epilogue="Example:\n  qfleet env list\n  qfleet env check CartPole-v1",
 )
 
 
@@ -40,4 +40,37 @@ def check(
     return 0
 
 
+def list_all(
+    pattern: Annotated[
+        str | None, Parameter(name="PATTERN", help="Part of an id, or a pattern with wildcards such as '*Lander*'.")
+    ] = None,
+    /,
+    *,
+    all_: Annotated[
+        bool, Parameter(name="--all", help="Older versions and retired ids too.", show_default=False)
+    ] = False,
+    json: Annotated[bool, Parameter(help="As JSON.", show_default=False)] = False,
+) -> int:
+    """List the environments that are registered here, and what training on them needs."""
+    from qfleet.envs.lookup.listing import list_envs
+
+    found = list_envs(pattern, all_versions=all_)
+    if json:
+        echo_json([entry._asdict() for entry in found])
+        return 0
+    header = ("id", "observation", "action", "trains", "note")
+    rows = [(entry.id, entry.observation, entry.action, entry.trains, entry.note) for entry in found]
+    sources = [entry.source for entry in found]
+    for number, line in enumerate(table_lines(rows, header)):
+        if number and (number == 1 or sources[number - 1] != sources[number - 2]):
+            echo("", f"{sources[number - 1]}:")
+        echo(line)
+    return 0
+
+
+app.command(
+    list_all,
+    name="list",
+    help_epilogue="Examples:\n  qfleet env list\n  qfleet env list lander\n  qfleet env list 'ALE/*' --json",
+)
 app.command(check, help_epilogue="Example:\n  qfleet env check CartPole-v1\n  qfleet env check my_env.py:MyEnv")

@@ -1,5 +1,6 @@
 """Making the world of a plan."""
 
+import contextlib
 import os
 import re
 from collections.abc import Callable
@@ -16,11 +17,13 @@ from qfleet.envs.cartpole import OPTIONS, CartPole
 from qfleet.envs.env_id import env_maker, unknown_id_error, user_env_maker
 from qfleet.envs.episodes import TRAIN
 from qfleet.envs.options import checked_options, secret_variables
+from qfleet.envs.single_env import declared_render_modes, make_checked_env
 from qfleet.envs.sync_vector import AnyEnv, SyncVectorEnv
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.process import measure_step_seconds
 from qfleet.envs.workers.vector import ProcessVectorEnv
 from qfleet.errors import UsageError
+from qfleet.heartbeat import CLOSE, env_call
 from qfleet.plan.schema import Env
 from qfleet.system.sent_objects import pack_object
 
@@ -63,9 +66,12 @@ def make_world(
     if env.workers and render_mode is None:
         return _process_vector(env, num, seed, stream, make, logs, info)
     maker = user_env_maker(env, make, render_mode) if make is not None else env_maker(env, render_mode)
-    return SyncVectorEnv(
+    world = SyncVectorEnv(
         maker, num, seed=seed, stream=stream, name=env.id, bins=env.bins, check_bounds=env.check_bounds, info=info
     )
+    if env.wrappers and make is None and env.id in _CARTPOLE_STEPS:
+        world.notes = (*world.notes, f"{env.id}: with env.wrappers its copies are stepped one by one, which is slower")
+    return world
 
 
 def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
@@ -75,9 +81,23 @@ def time_env(env: Env, make: Callable[[], AnyEnv] | None = None) -> float:
 
 def is_native(env: Env, make: Callable[[], AnyEnv] | None = None) -> bool:
     """Are all copies of the environment stepped together in native code?"""
+    if env.wrappers and env.id in _CARTPOLE_STEPS:
+        return False  # a wrapper wraps one environment
     if make is not None or env.id not in _CARTPOLE_STEPS:
         return make is None and _ATARI_ID.fullmatch(env.id) is not None
     return not env.options or checked_options(env.options, OPTIONS, env.id).keys() <= OPTIONS.keys()
+
+
+def render_modes(env: Env, make: Callable[[], AnyEnv] | None = None) -> tuple[str, ...]:
+    """The render modes that an environment declares; one with a render() and no declaration is taken for pictures."""
+    if make is None and _ATARI_ID.fullmatch(env.id):
+        return ("rgb_array",)
+    one = make_checked_env(user_env_maker(env, make) if make is not None else env_maker(env), env.id)
+    try:
+        return declared_render_modes(one)
+    finally:
+        with env_call(CLOSE), contextlib.suppress(Exception):
+            one.close()
 
 
 def _atari(env: Env, num: int, seed: int, stream: int, threads: int) -> Atari:
@@ -158,6 +178,13 @@ def _refuse_settings_of_single_envs(env: Env, info: tuple[str, ...]) -> None:
         raise _no_effect("secrets", env.secrets, env.id, "It takes no secrets.")
     if env.bins is not None:
         raise _no_effect("bins", env.bins, env.id, "Its actions are discrete already.")
+    if env.wrappers:
+        raise UsageError(
+            f"env.wrappers={list(env.wrappers)} cannot be applied to {env.id}.",
+            "All its copies are stepped together in native code, and a wrapper wraps a single environment.",
+            "Write a function that makes and wraps one (gymnasium.make, AtariPreprocessing, your wrapper), "
+            "and name it: path/to/file.py:function; it is slower.",
+        )
 
 
 def _refuse_atari_settings(env: Env) -> None:

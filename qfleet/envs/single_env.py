@@ -144,6 +144,24 @@ def make_checked_env(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     return one
 
 
+def defines_render(env: AnyEnv) -> bool:
+    """Does the environment define render()? The one inherited from Gymnasium draws nothing."""
+    kind = type(getattr(env, "unwrapped", env))
+    return getattr(kind, "render", gym.Env.render) is not gym.Env.render
+
+
+def declared_render_modes(env: AnyEnv) -> tuple[str, ...]:
+    """The render modes of an environment: the one it was made with, or those that its metadata lists."""
+    if not defines_render(env):
+        return ()
+    if isinstance(chosen := getattr(env, "render_mode", None), str):
+        return (chosen,)
+    metadata = getattr(env, "metadata", None)
+    listed = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    modes = tuple(mode for mode in listed or () if isinstance(mode, str))
+    return modes or ("rgb_array",)
+
+
 def blank_step(spec: Spec, num: int, num_info: int = 0) -> Step:
     """A `Step` of zeros in new arrays: callers keep the steps they receive."""
     mask = np.ones((num, spec.num_actions), bool) if spec.masked else None

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
@@ -18,7 +17,7 @@ from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
 from qfleet.envs.single_env import AnyEnv as AnyEnv
-from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, describe_error, make_checked_env
+from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, defines_render, describe_error, make_checked_env
 from qfleet.envs.step_values import require_idle
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, env_call
@@ -129,9 +128,13 @@ class SyncVectorEnv:
 
     @property
     def has_render(self) -> bool:
-        """Does the environment define render()? The one inherited from Gymnasium draws nothing."""
-        kind = type(getattr(self._envs[0], "unwrapped", self._envs[0]))
-        return getattr(kind, "render", gym.Env.render) is not gym.Env.render
+        """Does the environment define render()?"""
+        return defines_render(self._envs[0])
+
+    @property
+    def render_fps(self) -> Any:
+        """The frames per second that the first lane's environment asks for."""
+        return (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
 
     def close(self) -> None:
         """Close every environment, even if close() of another one fails."""

@@ -115,6 +115,13 @@ def _refuse_code_from_file(draft: Draft, file: str) -> None:
             "A plan file may come from anywhere, so it may not choose which code is imported.",
             f"If you trust it, name it yourself: qfleet train {format_value(env_id)} --plan {file}",
         )
+    wrappers = draft.values["env.wrappers"]
+    if wrappers and draft.origins["env.wrappers"] == file:
+        raise UsageError(
+            f"env.wrappers={format_value(wrappers)} names code to run ({file})",
+            "A plan file may come from anywhere, so it may not choose which code is imported.",
+            f"If you trust it, name it yourself: qfleet train --plan {file} 'env.wrappers={format_value(wrappers)}'",
+        )
 
 
 def _refuse_trusted_from_file(draft: Draft, file: str) -> None:

@@ -36,6 +36,9 @@ class Env(Section):
 
     `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
     variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
+
+    `wrappers` are put around every copy, the first one innermost: `module:Class` or `file.py:Class`, with settings as
+    in `gymnasium.wrappers:TimeLimit(max_episode_steps=200)`.
     """
 
     id: str
@@ -52,6 +55,7 @@ class Env(Section):
     normalize: Literal["off", "obs", "reward", "both"] = "off"
     options: dict[str, Scalar] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    wrappers: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
 
 
 class MaxRule(Section, tag="max"):

@@ -18,6 +18,7 @@ SAMPLE = (
     "name-line",
     "text-resume-command",
     "plan-code-file",
+    "plan-wrapper-file",
     "plan-count-threads",
     "group-member-up",
     "spaces-wide-box",
