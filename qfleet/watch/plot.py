@@ -11,6 +11,7 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
+from qfleet.install import install_command
 from qfleet.plan.local_paths import local_path
 from qfleet.watch.read_files import each_row
 from qfleet.watch.run_files import Row, write_file
@@ -81,7 +82,7 @@ def _save(target: Path, size: tuple[float, float], draw: Callable[["Figure"], No
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise UsageError(
-            "plots need the package matplotlib", f"it cannot be imported: {error}", 'pip install "qfleet[plot]"'
+            "plots need the package matplotlib", f"it cannot be imported: {error}", install_command("plot")
         ) from error
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.15))

@@ -26,6 +26,7 @@ from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
 from qfleet.distributed.worker.handle import WorkerHandle, await_ready
 from qfleet.errors import QfleetError, UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import WorkerHung, WorkerLost
@@ -38,7 +39,7 @@ try:
     import ray
 except ImportError as error:
     raise UsageError(
-        "runtime.type=ray, but Ray is not installed", "It is an extra.", 'Install it: pip install "qfleet[ray]"'
+        "runtime.type=ray, but Ray is not installed", "It is an extra.", f"Install it: {install_command('ray')}"
     ) from error
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
