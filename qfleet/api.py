@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -23,6 +23,7 @@ from qfleet.learn import OptimizerMaker
 from qfleet.nets import state_arrays
 from qfleet.plan import check, diff, make_plan, names_code, read_plan
 from qfleet.plan.local_paths import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
@@ -32,8 +33,12 @@ from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_po
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.watch import Watcher, find_run, read_json, read_rows
+from qfleet.watch import Watcher, default_watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 AnyPath = str | Path
 MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
@@ -87,9 +92,29 @@ class Run:
         inside = self.path if target.is_relative_to(self.path) else None
         return record(self.plan, self.policy, target, episodes, self.make, run=inside)
 
+    def frame(self, kind: str | None = None) -> "DataFrame":
+        """The rows of metrics.jsonl as a pandas DataFrame, those of one kind if asked; needs the extra `pandas`."""
+        from qfleet.watch.notebook.frame import rows_frame
+
+        return rows_frame([({}, self.path)], kind)
+
+    def plot(self, file: AnyPath | None = None) -> "Figure":
+        """Return, loss and speed over steps as a figure of matplotlib; `file` saves it too. Needs the extra `plot`."""
+        from qfleet.watch.plot import draw_runs
+
+        return draw_runs([self.path], file)
+
     def __repr__(self) -> str:
-        """Its folder and state."""
-        return f"Run({str(self.path)!r}, state={self.status.get('state')!r})"
+        """Its folder, state, score and steps."""
+        from qfleet.watch.notebook.run_html import run_line
+
+        return f"Run({str(self.path)!r}: {run_line(self.path)})"
+
+    def _repr_html_(self) -> str:
+        """How it stands, and a small curve, in a notebook."""
+        from qfleet.watch.notebook.run_html import run_html
+
+        return run_html(self.path, self.plan.env.id, algorithm_name(self.plan))
 
 
 def train(
@@ -109,6 +134,7 @@ def train(
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
@@ -116,8 +142,11 @@ def train(
     """Train a plan, or an environment id with a preset, in a new run directory under `out`, to its end.
 
     The parts from `env` to `explore` are your own Python objects in place of the plan's; `qfleet.custom` documents
-    each. They work in every runtime, and are passed again to `resume`.
+    each. They work in every runtime, and are passed again to `resume`. Progress is a screen in a terminal or a
+    notebook, else sparse lines on standard error; `progress=False` shows nothing, `watcher` is your own. The first
+    Ctrl-C saves and returns the run.
     """
+    watcher = watcher if watcher is not None else default_watcher(progress)
     plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
     custom_parts = CustomParts(
@@ -162,6 +191,7 @@ def resume(
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[Callback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     trust_env: bool = False,
     trust_run: bool = False,
@@ -171,8 +201,9 @@ def resume(
 
     Parts of your own are passed again. The resumed run is exact if their source is the same, they keep no state of
     their own, and draw random numbers only from torch's generator or from the one that they are given. Code that a
-    foreign run names needs `trust_env`, places need `trust_run`.
+    foreign run names needs `trust_env`, places need `trust_run`. Progress is shown as by `train`.
     """
+    watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
     custom_parts = CustomParts(
         as_env_maker("env", env),

@@ -32,7 +32,7 @@ from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import WorkerHung, WorkerLost
 from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest, listening
-from qfleet.training.session import interactive_watcher, progress_note
+from qfleet.training.session import progress_note
 from qfleet.watch import Watcher, find_run, program
 
 try:
@@ -142,7 +142,7 @@ def run_trainer(
     notes: Sequence[str] = (),
 ) -> Path:
     """Run the trainer on Ray, and deliver what it relays."""
-    reader = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
+    reader = RelayReader(watcher, list(callbacks), notes)
     with session(task.plan):
         trainer = launch_trainer(task, custom_parts)
         try:
