@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
+from qfleet.build.custom_parts import CustomParts, record_parts, require_parts, with_parts
+from qfleet.build.env_instances import env_maker
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
@@ -19,6 +20,7 @@ from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv, absolute_id
 from qfleet.errors import UsageError
+from qfleet.escape import escaped
 from qfleet.learn import OptimizerMaker
 from qfleet.nets import state_arrays
 from qfleet.plan import check, diff, make_plan, names_code, read_plan
@@ -108,7 +110,7 @@ class Run:
         """Its folder, state, score and steps."""
         from qfleet.watch.notebook.run_html import run_line
 
-        return f"Run({str(self.path)!r}: {run_line(self.path)})"
+        return f"Run({str(self.path)!r}: {escaped(run_line(self.path))})"
 
     def _repr_html_(self) -> str:
         """How it stands, and a small curve, in a notebook."""
@@ -150,8 +152,8 @@ def train(
     plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
     custom_parts = CustomParts(
-        as_env_maker("env", env),
-        as_env_maker("eval_env", eval_env),
+        env_maker("env", env),
+        env_maker("eval_env", eval_env),
         torso,
         head,
         rule,
@@ -206,8 +208,8 @@ def resume(
     watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
     custom_parts = CustomParts(
-        as_env_maker("env", env),
-        as_env_maker("eval_env", eval_env),
+        env_maker("env", env),
+        env_maker("eval_env", eval_env),
         torso,
         head,
         rule,
@@ -258,11 +260,7 @@ def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] |
     if isinstance(plan, str):
         return make_plan(plan, preset, overrides)
     if not isinstance(plan, Plan):
-        raise UsageError(
-            f"train was given a {type(plan).__name__}",
-            "It takes a plan, or the id of an environment.",
-            'Write train("CartPole-v1") or train(Plan.of("CartPole-v1"), env=make_env).',
-        )
+        raise not_a_plan(plan)
     if preset is not None or overrides:
         raise UsageError(
             "preset= and overrides= do not go with a plan",
@@ -270,6 +268,16 @@ def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] |
             f'Write train("{plan.env.id}", preset=...) or Plan.of("{plan.env.id}", preset, overrides).',
         )
     return plan
+
+
+def not_a_plan(given: Any) -> UsageError:
+    """The error for a first argument that is neither a plan nor an id; an environment may know its own."""
+    env_id = getattr(getattr(given, "spec", None), "id", "CartPole-v1")
+    return UsageError(
+        f"train was given a {type(given).__name__}",
+        "It takes a plan, or the id of an environment.",
+        f'Write train("{env_id}") or train("{env_id}", env=your_env).',
+    )
 
 
 def rehearse(
@@ -362,7 +370,7 @@ def load(
     from qfleet.training.evaluator import Evaluator
 
     folder = find_run(path, out)
-    make = as_env_maker("env", env)
+    make = env_maker("env", env)
     plan = open_plan(folder, make, trust_env)
     parts = CustomParts(make, torso=torso, head=head)
     require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)

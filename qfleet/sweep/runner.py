@@ -83,7 +83,7 @@ class SweepRunner:
         self.origin = origin  # where the sweep comes from: fields of group.json
         self.members = {member.name: member for member in members}
         self.watcher = watcher
-        self.options: dict[str, bool] = {}  # fields of every member's setup
+        self.options: dict[str, Any] = {}  # fields of every member's setup
         self.began_at = time.monotonic()
 
     def run(self, todo: list[Member]) -> None:
