@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.custom_parts import CustomParts, record_parts, require_parts, with_parts
-from qfleet.build.env_instances import env_maker
+from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
@@ -152,8 +151,8 @@ def train(
     plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
     custom_parts = CustomParts(
-        env_maker("env", env),
-        env_maker("eval_env", eval_env),
+        as_env_maker("env", env),
+        as_env_maker("eval_env", eval_env),
         torso,
         head,
         rule,
@@ -208,8 +207,8 @@ def resume(
     watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
     custom_parts = CustomParts(
-        env_maker("env", env),
-        env_maker("eval_env", eval_env),
+        as_env_maker("env", env),
+        as_env_maker("eval_env", eval_env),
         torso,
         head,
         rule,
@@ -370,7 +369,7 @@ def load(
     from qfleet.training.evaluator import Evaluator
 
     folder = find_run(path, out)
-    make = env_maker("env", env)
+    make = as_env_maker("env", env)
     plan = open_plan(folder, make, trust_env)
     parts = CustomParts(make, torso=torso, head=head)
     require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)

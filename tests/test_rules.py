@@ -22,7 +22,7 @@ PICKLE_FILES = [
     "qfleet/build/custom_parts.py",
     "qfleet/envs/make.py",
     "qfleet/envs/workers/main.py",
-    "qfleet/sweep/member_parts.py",
+    "qfleet/system/sent_objects.py",
 ]
 RAY_FILES = [path for path in SOURCES if path.parent.name == "ray"]
 UNSAFE_CALLS = {"eval", "exec", "os.system", "torch.load", "torch.save"}

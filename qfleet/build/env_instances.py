@@ -1,50 +1,56 @@
 """Environments that the user gives as objects of `gymnasium.make`: how a run makes more of them."""
 
 import dataclasses
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
-from qfleet.build.custom_parts import as_env_maker
-from qfleet.build.worlds import EnvMaker
 from qfleet.errors import UsageError
 
 Layer = tuple[Any, dict[str, Any]]  # a wrapper's class and the arguments that it was called with
 MAIN = "__main__:"
 
 
-def env_maker(argument: str, env: Any) -> EnvMaker | None:
-    """A function that makes environments: the user's own function or class, or one that repeats how an object was made.
+@dataclass(frozen=True)
+class EnvRecipe:
+    """Makes environments like one that the user has made."""
 
-    The wrappers around the object are made again too, by their classes: another process knows no module `__main__`.
+    id: str
+    wrappers: str  # names and arguments, for run.toml
+    spec: EnvSpec
+    layers: list[Layer]
+
+    def __call__(self) -> "gymnasium.Env[Any, Any]":
+        """Make one."""
+        env = gymnasium.make(self.spec)
+        for kind, arguments in self.layers:
+            env = kind(env, **arguments)
+        return env
+
+
+def recipe_of(argument: str, env: "gymnasium.Env[Any, Any]", spec: EnvSpec) -> EnvRecipe:
+    """How an environment was made, with the wrappers around it.
+
+    They are made again by their classes: another process knows no module `__main__`.
     """
-    if not isinstance(env, gymnasium.Env) or env.spec is None:
-        return as_env_maker(argument, env)
-    known = gymnasium.registry.get(env.spec.id)
+    known = gymnasium.registry.get(spec.id)
     num_registered = 0 if known is None else len(known.additional_wrappers)
-    added = env.spec.additional_wrappers[num_registered:]
+    added = spec.additional_wrappers[num_registered:]
     if lost := [each.name for each in added if each.kwargs is None]:
-        raise _unrecorded(argument, lost[0], env.spec.id)
-    kinds = [type(layer) for layer in _layers(env)[: len(added)]]
+        raise _unrecorded(argument, lost[0], spec.id)
+    kinds = _wrappers(env)[: len(added)]
     layers = [(kind, each.kwargs or {}) for kind, each in zip(reversed(kinds), added, strict=True)]
-    return partial(make_again, _bare(env.spec, num_registered), layers)
+    named = ", ".join(f"{kind.__module__}:{kind.__qualname__}({', '.join(values)})" for kind, values in layers)
+    return EnvRecipe(spec.id, named, _bare(spec, num_registered), layers)
 
 
-def make_again(spec: EnvSpec, layers: list[Layer]) -> "gymnasium.Env[Any, Any]":
-    """Make an environment like the one that the user made."""
-    env = gymnasium.make(spec)
-    for kind, arguments in layers:
-        env = kind(env, **arguments)
-    return env
-
-
-def _layers(env: "gymnasium.Env[Any, Any]") -> list["gymnasium.Env[Any, Any]"]:
-    """The wrappers around an environment, the outermost first."""
-    found: list[gymnasium.Env[Any, Any]] = []
+def _wrappers(env: "gymnasium.Env[Any, Any]") -> list[Any]:
+    """The classes of the wrappers around an environment, the outermost first."""
+    found: list[Any] = []
     while isinstance(env, gymnasium.Wrapper):
-        found.append(env)
+        found.append(type(env))
         env = env.env
     return found
 

@@ -1,12 +1,12 @@
 """The user's own parts and callbacks on their way to the processes of members."""
 
-import pickle
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from qfleet.build.custom_parts import CustomParts
 from qfleet.errors import UsageError
+from qfleet.system.sent_objects import pack_object, unpack_object
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,21 @@ def pack_member_parts(custom_parts: CustomParts, callbacks: Iterable[Any]) -> by
     given = [*custom_parts.given(), *(("callbacks", each) for each in parts.callbacks)]
     if not given:
         return b""
-    import cloudpickle  # most groups need none
-
     for name, value in given:
         try:
-            cloudpickle.dumps(value)
+            pack_object(value)
         except Exception as error:
             raise UsageError(
                 f"{name}={value!r} cannot be given to the members of a group",
                 f"Each member is a process of its own, and Python said: {error}.",
                 "Let it hold no open files, locks or generators, or train the seeds one after another with train().",
             ) from error
-    return bytes(cloudpickle.dumps(parts))
+    return pack_object(parts)
 
 
 def unpack_member_parts(packed: bytes) -> MemberParts:
     """The parts that the group's process has sent."""
     if not packed:
         return MemberParts(CustomParts())
-    parts: MemberParts = pickle.loads(packed)  # noqa: S301 - from the parent process
+    parts: MemberParts = unpack_object(packed)
     return parts
