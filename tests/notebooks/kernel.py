@@ -1,6 +1,5 @@
 """Cells in a real kernel, as a notebook runs them."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,9 @@ def run_cells(cells: list[str], folder: Path, *, seconds: int = 120) -> list[lis
 
 
 def make_client(notebook: nbformat.NotebookNode, folder: Path, seconds: int) -> NotebookClient:
-    """A client whose kernel cannot write into the user's own folders."""
-    os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
-    return NotebookClient(
-        notebook, timeout=seconds, resources={"metadata": {"path": str(folder)}}, kernel_name="python3"
-    )
+    """A client that starts a kernel in this folder."""
+    where = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, timeout=seconds, resources=where, kernel_name="python3")
 
 
 def bundle_of(output: Bundle) -> Bundle:
