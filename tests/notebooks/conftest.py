@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.run_fixtures import no_waiting_for_the_disk  # noqa: F401
+
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:

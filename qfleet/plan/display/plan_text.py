@@ -4,6 +4,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from qfleet.errors import QfleetError
+from qfleet.escape import escaped
 from qfleet.plan.compose import make_plan
 from qfleet.plan.display.html import folded, heading, html_table
 from qfleet.plan.naming import algorithm_description
@@ -61,7 +62,7 @@ def plan_text(plan: "Plan") -> str:
 
 
 def _title(plan: "Plan") -> str:
-    return f"{plan.env.id}: {algorithm_description(plan)}, {plan.until.steps:,} steps, seed {plan.seed}"
+    return f"{escaped(plan.env.id)}: {algorithm_description(plan)}, {plan.until.steps:,} steps, seed {plan.seed}"
 
 
 def plan_html(plan: "Plan") -> str:

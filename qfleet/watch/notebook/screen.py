@@ -100,10 +100,10 @@ class NotebookWatcher:
         self._draw()
 
     def start(self, info: Mapping[str, Any]) -> None:
-        """Show the notes and the panel."""
-        self.screen.info = info
+        """Show the run's folder, the notes and the panel."""
+        self.screen.info = {**info, "run": None}  # a long folder would not fit into the panel's title
         self._begun = True
-        self._cell.above += [str(note) for note in info.get("notes") or ()]
+        self._cell.above += [str(info.get("run") or ""), *(str(note) for note in info.get("notes") or ())]
         self._draw()
 
     def row(self, row: Mapping[str, Any]) -> None:
