@@ -19,9 +19,11 @@ from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv, absolute_env
 from qfleet.errors import UsageError
+from qfleet.escape import escaped
 from qfleet.learn import OptimizerMaker
 from qfleet.plan import check, diff, make_plan, read_plan
 from qfleet.plan.local_paths import local_path
+from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
@@ -31,10 +33,13 @@ from qfleet.training.checkpoints.saved_policy import restore_policy
 from qfleet.training.checkpoints.saved_weights import SavedWeights
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.watch import Watcher, find_run, read_json, read_rows
+from qfleet.watch import Watcher, default_watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
     from qfleet.training.evaluation.variants import TrainedPolicy
 
 AnyPath = str | Path
@@ -144,9 +149,29 @@ class Run:
         inside = self.path if target.is_relative_to(self.path) else None
         return record(self.plan, self.policy, target, episodes, self.make, run=inside)
 
+    def frame(self, kind: str | None = None) -> "DataFrame":
+        """The rows of metrics.jsonl as a pandas DataFrame, those of one kind if asked; needs the extra `pandas`."""
+        from qfleet.watch.notebook.frame import rows_frame
+
+        return rows_frame([({}, self.path)], kind)
+
+    def plot(self, file: AnyPath | None = None) -> "Figure":
+        """Return, loss and speed over steps as a figure of matplotlib; `file` saves it too. Needs the extra `plot`."""
+        from qfleet.watch.plot import draw_runs
+
+        return draw_runs([self.path], file)
+
     def __repr__(self) -> str:
-        """Its folder and state."""
-        return f"Run({str(self.path)!r}, state={self.status.get('state')!r})"
+        """Its folder, state, score and steps."""
+        from qfleet.watch.notebook.run_html import run_line
+
+        return f"Run({str(self.path)!r}: {escaped(run_line(self.path))})"
+
+    def _repr_html_(self) -> str:
+        """How it stands, and a small curve, in a notebook."""
+        from qfleet.watch.notebook.run_html import run_html
+
+        return run_html(self.path, self.plan.env.id, algorithm_name(self.plan))
 
 
 def train(
@@ -166,6 +191,7 @@ def train(
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[AnyCallback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
@@ -173,7 +199,7 @@ def train(
     """Train a plan, or an environment id with a preset, in a new run directory under `out`, to its end.
 
     The parts from `env` to `explore` are your own Python objects in place of the plan's; `qfleet.custom` documents
-    each. They work in every runtime, and are passed again to `resume`.
+    each. They work in every runtime, and are passed again to `resume`. The first Ctrl-C saves and returns the run.
 
     Args:
         plan: a plan, or the id of an environment.
@@ -192,13 +218,15 @@ def train(
         explore: a function that chooses actions while training, in place of `algo.explore`.
         callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
             returns True stops the run.
-        watcher: shows progress, as the command line does; None shows nothing.
+        progress: show progress: a screen in a terminal or a notebook, else sparse lines on standard error.
+        watcher: your own display of progress.
         weights_from: a run whose best weights this one starts with; nothing else is taken from it.
         command: the words of a command line, for `provenance.json`.
 
     Returns:
         The run, with its best policy if it is done.
     """
+    watcher = watcher if watcher is not None else default_watcher(progress)
     plan = checked(as_plan(plan, preset, overrides))
     callbacks = checked_callbacks(callbacks)
     out = local_path(out)
@@ -234,6 +262,7 @@ def resume(
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
     callbacks: Iterable[AnyCallback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     trust_env: bool = False,
     trust_run: bool = False,
@@ -260,7 +289,8 @@ def resume(
         explore: a function that chooses actions while training, in place of `algo.explore`.
         callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
             returns True stops the run.
-        watcher: shows progress, as the command line does; None shows nothing.
+        progress: show progress: a screen in a terminal or a notebook, else sparse lines on standard error.
+        watcher: your own display of progress.
         trust_env: allow the code that the run directory of somebody else names as its environment.
         trust_run: allow that, and the addresses that it names.
         strict: refuse a damaged checkpoint; by default the next older one is taken.
@@ -268,6 +298,7 @@ def resume(
     Returns:
         The run, after it has reached its end.
     """
+    watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
     callbacks = checked_callbacks(callbacks)
     custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
@@ -303,11 +334,7 @@ def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] |
     if isinstance(plan, str):
         return make_plan(plan, preset, overrides)
     if not isinstance(plan, Plan):
-        raise UsageError(
-            f"train was given a {type(plan).__name__}",
-            "It takes a plan, or the id of an environment.",
-            'Write train("CartPole-v1") or train(Plan.of("CartPole-v1"), env=make_env).',
-        )
+        raise not_a_plan(plan)
     if preset is not None or overrides:
         raise UsageError(
             "preset= and overrides= do not go with a plan",
@@ -315,6 +342,16 @@ def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] |
             f'Write train("{plan.env.id}", preset=...) or Plan.of("{plan.env.id}", preset, overrides).',
         )
     return plan
+
+
+def not_a_plan(given: Any) -> UsageError:
+    """The error for a first argument that is neither a plan nor an id; an environment may know its own."""
+    env_id = getattr(getattr(given, "spec", None), "id", "CartPole-v1")
+    return UsageError(
+        f"train was given a {type(given).__name__}",
+        "It takes a plan, or the id of an environment.",
+        f'Write train("{env_id}") or train("{env_id}", env=your_env).',
+    )
 
 
 def rehearse(

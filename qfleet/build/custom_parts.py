@@ -2,8 +2,10 @@
 
 import hashlib
 import inspect
+import os
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +16,7 @@ from msgspec.structs import asdict
 from torch import nn
 
 from qfleet.act import Explore
+from qfleet.build.env_instances import recipe_of
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
@@ -37,6 +40,7 @@ METHODS = {  # that a part must have
     "explore": ("__call__",),
 }
 ADDRESS = re.compile(" at 0x[0-9a-f]+")
+SENT_SOURCE = "__qfleet_source__"  # attribute: the process that found the source, and the source
 SIMPLE = (bool, int, float, str, type(None))
 
 
@@ -97,7 +101,19 @@ def settings_text(value: Any) -> str:
 
 
 def source_of(kind: Any) -> str:
-    """The source of a function or class; of a class in a notebook, the sources of its methods."""
+    """The source of a function or class. What a script or a notebook has sent here brings its source along."""
+    number, text = getattr(kind, "__dict__", {}).get(SENT_SOURCE, (os.getpid(), ""))
+    if number != os.getpid():
+        return str(text)
+    text = find_source(kind)
+    if getattr(kind, "__module__", None) == "__main__":  # it is sent whole, and its source cannot be found there
+        with suppress(AttributeError, TypeError):
+            setattr(kind, SENT_SOURCE, (os.getpid(), text))
+    return text
+
+
+def find_source(kind: Any) -> str:
+    """The source of a function or class of this process; of a class in a notebook, the sources of its methods."""
     try:
         return inspect.getsource(kind)
     except (OSError, TypeError):
@@ -106,7 +122,7 @@ def source_of(kind: Any) -> str:
         code = getattr(kind, "__code__", None)
         return repr(kind) if code is None else code_text(code)
     methods = sorted((name, each) for name, each in vars(kind).items() if inspect.isfunction(each))
-    return "\n".join(source_of(method) for _, method in methods)
+    return "\n".join(find_source(method) for _, method in methods)
 
 
 def code_text(code: Any) -> str:
@@ -224,7 +240,7 @@ def as_env_maker(argument: str, env: Any) -> EnvMaker | None:
         return env
     spec = getattr(env, "spec", None)
     if isinstance(env, gymnasium.Env) and spec is not None:
-        return partial(gymnasium.make, spec)
+        return recipe_of(argument, env, spec)
     if isinstance(env, str):
         raise UsageError(
             f"{argument}={env!r} is the id of an environment",

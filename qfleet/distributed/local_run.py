@@ -29,7 +29,7 @@ from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign
 from qfleet.training.process.signals import StopRequest
-from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
+from qfleet.training.session import progress_note, run_session, warner
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, collect_provenance, new_run_dir, write_json
 from qfleet.watch.new_run_dir import next_name
@@ -80,7 +80,6 @@ def train_here(
     `stop_request` receives the signals that the driver passes on.
     """
     env = custom_parts.env
-    watcher = watcher if watcher is not None else interactive_watcher()
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
     def begin(trainer: Trainer) -> list[str]:

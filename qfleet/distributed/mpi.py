@@ -32,6 +32,7 @@ from qfleet.distributed.worker.messages import PeerLost, Ready, Stop
 from qfleet.distributed.worker.serve import serve
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
+from qfleet.install import install_command
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -56,7 +57,7 @@ def mpi() -> Any:
         raise UsageError(
             "learners.backend=mpi, but MPI cannot be used",
             f"mpi4py said: {str(error).splitlines()[0]}",
-            'It is an extra, and needs an MPI of the system: pip install "qfleet[mpi]"',
+            f"It is an extra, and needs an MPI of the system: {install_command('mpi')}",
         ) from error
 
 

@@ -14,6 +14,7 @@ from qfleet.envs.episodes import EpisodeRecorder
 from qfleet.envs.options import Option, checked_options
 from qfleet.envs.step_values import require_idle, reset_step
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.plan.part import Positive, Scalar
 from qfleet.plan.secrets import redacted_options
 
@@ -39,7 +40,7 @@ def register() -> None:
         raise UsageError(
             "Atari environments need the package ale-py.",
             f"Importing it failed: {error}.",
-            'Install it: pip install "qfleet[atari]"',
+            f"Install it: {install_command('atari')}",
         ) from error
     gym.register_envs(ale_py)
 

@@ -17,6 +17,7 @@ from qfleet.envs.options import options_with_secrets
 from qfleet.envs.single_env import describe_error
 from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError, QfleetError, UsageError, redact_error
+from qfleet.install import install_command
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import redacted_options
 from qfleet.system.child_process import StopRequested
@@ -189,5 +190,5 @@ def install_extra(name: str) -> str:
     """How to install the packages of an id, if qfleet has an extra for them."""
     for extra, parts in _EXTRAS.items():
         if any(part in name for part in parts):
-            return f'Install what is missing: pip install "qfleet[{extra}]"'
+            return f"Install what is missing: {install_command(extra)}"
     return ""

@@ -640,3 +640,21 @@ class Plan(Section):
         from qfleet.plan.compose import make_plan
 
         return make_plan(env_id, preset, overrides)
+
+    def __repr__(self) -> str:
+        """The call that makes this plan."""
+        from qfleet.plan.display.plan_text import plan_repr
+
+        return plan_repr(self)
+
+    def __str__(self) -> str:
+        """What is trained, and what differs from the environment's defaults, a setting per line."""
+        from qfleet.plan.display.plan_text import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """The same as a table in a notebook, with all settings below it."""
+        from qfleet.plan.display.plan_text import plan_html
+
+        return plan_html(self)

@@ -1,7 +1,6 @@
 """A run in this process: its lock, signals, threads and log around the trainer, and the record of how it ended."""
 
 import logging
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +25,15 @@ from qfleet.training.checkpoints.checkpointer import Checkpointer
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import CLOCK_ENDS, Ending, Row
 from qfleet.training.process.hang_warnings import watching
-from qfleet.training.process.signals import StopRequest, listening
+from qfleet.training.process.signals import (
+    OUTSIDE_MAIN_THREAD,
+    LeftAtOnce,
+    StopRequest,
+    hears_signals,
+    listening,
+)
 from qfleet.training.trainer import Trainer
-from qfleet.watch import Watcher, auto_mode, collect_provenance, make_watcher
+from qfleet.watch import Watcher, collect_provenance
 from qfleet.watch.run_files import unwritable_error
 
 LOG_FILE = "run-0.log"
@@ -51,7 +56,7 @@ def run_session(
     plan = components.plan
     objects, functions = split_callbacks(callbacks)
     heartbeat.update_run_info(folder=str(folder.absolute()))
-    watcher = watcher if watcher is not None else interactive_watcher()
+    unheard = [OUTSIDE_MAIN_THREAD] if stop_request is None and not hears_signals() else []
     with (
         torch_threads(plan.runtime.threads),
         run_torch_rng(plan),
@@ -69,7 +74,7 @@ def run_session(
             run_log.start_timing()
             run_log.write_status()
             if watcher is not None:
-                watcher.start(run_introduction(plan, folder, notes))
+                watcher.start(run_introduction(plan, folder, [*notes, *unheard]))
                 watcher.live(run_log.snapshot())  # warnings are shown before the first step
             run_log.callbacks += row_writers(plan, folder, trainer.steps)
             with watching(stop_request, plan.env.step_timeout_seconds, folder, run_log.warn):
@@ -116,12 +121,6 @@ def write_error(error: BaseException, trainer: Trainer, log: logging.Logger) -> 
         return status
 
 
-def interactive_watcher() -> Watcher | None:
-    """A live screen in a terminal or a notebook; a script stays silent unless it passes a watcher."""
-    mode = auto_mode(sys.stdout)
-    return make_watcher(mode) if mode == "live" else None
-
-
 def progress_note(watcher: Watcher | None) -> Callable[[str], object]:
     """Shows what takes a while before a run begins, if the watcher can."""
     found: Callable[[str], object] = getattr(watcher, "note", str)
@@ -159,11 +158,11 @@ def make_trainer(
 
 
 def warner(run_log: RunLog) -> Callable[[str], None]:
-    """Warns of damage: in the run's log, and in a script without a watcher as a Python warning."""
+    """Warns of damage: in the run's log, and in a script that chose no watcher as a Python warning."""
 
     def warn(text: str) -> None:
         run_log.warn(text)
-        if run_log.watcher is None:
+        if run_log.watcher is None or getattr(run_log.watcher, "in_script", False):
             warnings.warn(text, CheckpointWarning, stacklevel=2)
 
     return warn
@@ -247,6 +246,8 @@ def error_ending(error: BaseException) -> Ending:
     if isinstance(error, QfleetError):
         state = "diverged" if error.exit_code == 3 else "failed"
         return Ending(state, error.exit_code, error.what)
+    if isinstance(error, LeftAtOnce):
+        return Ending("interrupted", 130, "left at once, by SIGINT")
     if isinstance(error, KeyboardInterrupt):
         return Ending("interrupted", 130, "stopped by SIGINT before it had begun")
     return Ending("failed", 1, f"{type(error).__name__}: {error}")

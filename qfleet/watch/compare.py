@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from qfleet.watch.statistics import (
     optimality_gap,
     probability_of_improvement,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Bounds = Mapping[str, tuple[float, float]]  # env id -> the scores that become 0 and 1
 
@@ -103,6 +106,18 @@ class Comparison:
             "improvements": [{"a": a, "b": b, **value._asdict()} for (a, b), value in self.improvements.items()],
             "notes": list(self.notes),
         }
+
+    def plot(self, file: Path | str | None = None) -> "Figure":
+        """The return of each side over steps as a figure of matplotlib; `file` saves it as well."""
+        from qfleet.watch.plot import draw_sides
+
+        return draw_sides({side.name: [run.path for run in side.runs] for side in self.sides}, file)
+
+    def _repr_html_(self) -> str:
+        """The aggregates as a table in a notebook."""
+        from qfleet.watch.notebook.run_html import comparison_html
+
+        return comparison_html(self)
 
 
 def compare(

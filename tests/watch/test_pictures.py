@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.training.log.tensorboard import TensorBoardWriter
 from qfleet.watch import RowLog
 from qfleet.watch.plot import plot_runs
@@ -135,14 +136,14 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     without(monkeypatch, "matplotlib")
     with pytest.raises(UsageError) as caught:
         plot_runs([run], tmp_path / "x.png")
-    assert caught.value.fix == 'pip install "qfleet[plot]"'
+    assert caught.value.fix == install_command("plot")
 
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "tensorboardX")
     with pytest.raises(UsageError) as caught:
         TensorBoardWriter(tmp_path)
-    assert caught.value.fix == 'pip install "qfleet[tb]"'
+    assert caught.value.fix == install_command("tb")
 
 
 def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:

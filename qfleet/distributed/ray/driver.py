@@ -26,19 +26,20 @@ from qfleet.distributed.ray.relay import RelayReader
 from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
 from qfleet.distributed.worker.handle import WorkerHandle, await_ready
 from qfleet.errors import QfleetError, UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import WorkerHung, WorkerLost
 from qfleet.training.callbacks import AnyCallback, Callback, split_callbacks
 from qfleet.training.process.signals import StopRequest, listening
-from qfleet.training.session import interactive_watcher, progress_note
+from qfleet.training.session import progress_note
 from qfleet.watch import Watcher, find_run, program
 
 try:
     import ray
 except ImportError as error:
     raise UsageError(
-        "runtime.type=ray, but Ray is not installed", "It is an extra.", 'Install it: pip install "qfleet[ray]"'
+        "runtime.type=ray, but Ray is not installed", "It is an extra.", f"Install it: {install_command('ray')}"
     ) from error
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -145,7 +146,7 @@ def run_trainer(
     Callback objects see more than rows, so they are sent to the trainer.
     """
     objects, functions = split_callbacks(callbacks)
-    reader = RelayReader(watcher if watcher is not None else interactive_watcher(), functions, notes)
+    reader = RelayReader(watcher, functions, notes)
     with session(task.plan):
         trainer = launch_trainer(task, custom_parts, objects)
         try:
