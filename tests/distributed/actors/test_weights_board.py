@@ -103,7 +103,7 @@ def test_a_population_loads_new_weights_in_place() -> None:
             for learner in learners:
                 learner.torso.bias += version  # type: ignore[operator]
         board.publish(version, weights)
-        population.load(*board.read(version - 1) or pytest.fail("nothing there"))
+        population.load_weights(*board.read(version - 1) or pytest.fail("nothing there"))
         for policy, learner in zip(population.policies, learners, strict=True):
             pairs = zip(policy.net.parameters(), learner.parameters(), strict=True)
             assert all(torch.equal(own, other) for own, other in pairs)
