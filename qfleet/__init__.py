@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qfleet.act import Policy
     from qfleet.api import Run, load, resume, train
     from qfleet.plan import Plan, make_plan
     from qfleet.sweep.sweep import Group, resume_group, train_group
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Group",
     "Plan",
+    "Policy",
     "Run",
     "compare",
     "load",

@@ -11,24 +11,23 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
+from qfleet.act.predict import make_predictor
 from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
-from qfleet.build.make import make_policy
-from qfleet.build.memory_check import estimate, require_network
+from qfleet.build.memory_check import estimate
 from qfleet.build.resolve import torch_threads, usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv, absolute_id
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
-from qfleet.nets import state_arrays
 from qfleet.plan import check, diff, make_plan, names_code, read_plan
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
 from qfleet.save import Checkpoints
-from qfleet.training.checkpoints.migrations import max_file_bytes
-from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
+from qfleet.training.checkpoints.saved_policy import restore_policy
+from qfleet.training.checkpoints.saved_weights import SavedWeights
 from qfleet.training.env_trust import require_places, require_trust
 from qfleet.training.log.run_log import Callback
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
@@ -36,7 +35,6 @@ from qfleet.watch import Watcher, find_run, read_json, read_rows
 from qfleet.watch.new_run_dir import require_free
 
 AnyPath = str | Path
-MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
 
 
 @dataclass(eq=False)
@@ -336,12 +334,8 @@ def load(
     parts = CustomParts(make, torso=torso, head=head)
     require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
     with closing(Evaluator(plan, make).world(0, 1)) as world:
-        if torso is None:
-            require_network(plan, world.spec)
-        policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), parts)
-    limit = max_file_bytes(state_arrays(policy.net).values())
-    if plan.custom.loss is not None:
-        limit += MAX_LOSS_LAYERS_BYTES
-    weights = read_weights(folder, limit, which).without("loss_layers.")
-    load_into_policy(policy, weights, plan, own_env=make is not None)
+        device = torch.device(usable_device(plan))
+        policy, weights = restore_policy(folder, plan, world.spec, parts, which, device)
+    if world.spaces is not None:
+        policy.predictor = make_predictor(plan, world.spaces)
     return Run(folder, plan, policy, make, weights)

@@ -253,7 +253,7 @@ def run_actor(
         for _ in range(rows):
             with watch.sync:
                 if (newer := board.read(actor.policy.version)) is not None:
-                    actor.policy.load(*newer)
+                    actor.policy.load_weights(*newer)
             with watch.infer:
                 actor.send()
             yield Tick(busy=True)

@@ -26,6 +26,10 @@ ChooseActions: TypeAlias = Callable[[Array], Array]  # values -> actions
 Explore: TypeAlias = Callable[[Array, int, np.random.Generator, Array | None], Array]
 
 
+class NonFiniteValues(Exception):
+    """The network has diverged: no action can be chosen by its values."""
+
+
 class Explorer(Protocol):
     """Chooses actions during training; evaluation and serving are greedy."""
 

@@ -2,9 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from qfleet.data.space_format import EnvSpaces
 
 Array: TypeAlias = NDArray[Any]
 # State to be saved: a tree of dicts whose leaves are JSON values or NumPy arrays.
@@ -129,6 +132,10 @@ class World(Protocol):
 
     spec: Spec
     num: int
+
+    @property
+    def spaces(self) -> "EnvSpaces | None":
+        """The environment's own spaces; None if its process cannot write them as text."""
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qfleet.act.predict import make_predictor
 from qfleet.build.components import Components
 from qfleet.build.custom_parts import CustomParts, record_parts
 from qfleet.build.make import make_components
@@ -22,6 +23,7 @@ from qfleet.plan.secrets import write_run_plan
 from qfleet.plan.setting_text import format_value
 from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
 from qfleet.training.checkpoints.migrations import max_file_bytes
+from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign
 from qfleet.training.log.run_log import Callback
@@ -99,6 +101,7 @@ def train_here(
         folder = new_run_dir(out, plan.env.id, chosen)
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_origin(plan, folder, origin)
+        components.notes += use_spaces(components, world, folder)
         run_session(
             components,
             folder,
@@ -118,6 +121,15 @@ def write_origin(plan: Plan, folder: Path, origin: dict[str, Any]) -> None:
     settings = trusted_settings(plan)
     if settings or needs_trust(plan.env):
         sign(folder, plan.env, settings)
+
+
+def use_spaces(components: Components, world: World, folder: Path) -> list[str]:
+    """Keep the environment's spaces in the run's folder, and let the policies predict in them; returns notes."""
+    if world.spaces is not None:
+        for policy in components.policies:
+            policy.predictor = make_predictor(components.plan, world.spaces)
+    note = keep_spaces(folder, world.spaces)
+    return [] if note is None else [note]
 
 
 def resume_here(
@@ -146,7 +158,7 @@ def resume_here(
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
-        return [f"resumed at step {trainer.steps}", *notes]
+        return [f"resumed at step {trainer.steps}", *notes, *use_spaces(trainer.components, world, folder)]
 
     with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)

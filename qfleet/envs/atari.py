@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from qfleet.data import Array, Spec, State, Step
+from qfleet.data.space_format import EnvSpaces
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder
 from qfleet.envs.options import Option, checked_options
@@ -68,6 +69,8 @@ class Atari:
         self._reseed_steps = reseed_steps
         self._env = _native(game, num, size, sticky, threads, options or {})
         self.spec = Spec((size, size), "uint8", (int(self._env.single_action_space.n),), stack=STACK)
+        native = self._env
+        self.spaces = EnvSpaces(native.single_observation_space, native.single_action_space, stack=STACK)
         self._episodes = EpisodeRecorder(num, seed, stream)
         self._sent: Array | None = None
         self._abandoned = np.zeros(num, bool)

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.data import Array, split_actions
+from qfleet.data import Array, Spec, split_actions
 from qfleet.data.joint_actions import MAX_JOINT_ACTIONS
 from qfleet.envs.bounds import Bounds, OutsideSpace
 from qfleet.envs.space_parts import SpacePart, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
+MAX_TABLE_ROWS = 4_096  # of prepared one-hot rows: more of them would cost more memory than they save time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +81,24 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
 def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
     size = int(space.n)
     start = int(space.start)
-    rows = np.eye(size, dtype=np.float32)
+    rows = np.eye(size, dtype=np.float32) if size <= MAX_TABLE_ROWS else None
 
     def encode(obs: Any) -> Array:
         array = np.asarray(obs)
         if array.size != 1 or array.dtype.kind not in "iu" or not 0 <= int(array.item()) - start < size:
             raise OutsideSpace("observation", f"an integer from {start} to {start + size - 1}", repr(obs))
-        row: Array = rows[int(array.item()) - start]
+        index = int(array.item()) - start
+        row: Array = one_hot_row(size, index) if rows is None else rows[index]
         return row
 
     return ObsAdapter((size,), "float32", encode)
+
+
+def one_hot_row(size: int, index: int) -> Array:  # [size]
+    """Zeros, and a one at the index."""
+    row: Array = np.zeros(size, np.float32)
+    row[index] = 1.0
+    return row
 
 
 def _flat_obs(leaves: list[SpacePart], notes: tuple[str, ...]) -> ObsAdapter:
@@ -100,6 +109,11 @@ def _flat_obs(leaves: list[SpacePart], notes: tuple[str, ...]) -> ObsAdapter:
 
     bounds = Bounds.joined([leaf.bounds() for leaf in leaves], [leaf.key for leaf in leaves])
     return ObsAdapter(shape, "float32", encode, bounds, notes)
+
+
+def make_spec(obs: ObsAdapter, actions: ActionAdapter, *, masked: bool, stack: int = 1) -> Spec:
+    """The spec of a world of these spaces; with `stack` > 1 the first axis of an observation is that of the frames."""
+    return Spec(obs.shape[1:] if stack > 1 else obs.shape, obs.dtype, actions.counts, stack=stack, masked=masked)
 
 
 def adapt_actions(space: spaces.Space[Any], bins: int | None, name: str) -> ActionAdapter:

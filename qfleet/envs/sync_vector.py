@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
+from qfleet.data.space_format import EnvSpaces
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
@@ -54,6 +55,8 @@ class SyncVectorEnv:
             self.close()
             raise
         self.spec = self._adapter.spec
+        first = self._envs[0]
+        self.spaces = EnvSpaces(first.observation_space, first.action_space, self.spec.masked)
         self.notes = self._adapter.notes
         self._sent: Array | None = None
         self._last = blank_step(self.spec, num)

@@ -95,7 +95,7 @@ class ActorLearner:
     def act(self) -> None:
         """One step in every lane."""
         if self.policy_version != self.learner.updates:
-            self.actor.policy.load(self.learner.updates, self.learner.weights())
+            self.actor.policy.load_weights(self.learner.updates, self.learner.weights())
             self.policy_version = self.learner.updates
         self.actor.send()
         rollout, finished = self.actor.receive()

@@ -14,6 +14,7 @@ import gymnasium as gym
 import msgspec
 
 from qfleet.data import Spec
+from qfleet.data.space_format import MAX_BYTES, EnvSpaces, SpacesNotKept, write_spaces
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.env_id import env_maker, user_env_maker
 from qfleet.envs.single_env import AnyEnv, EnvAdapter, EnvRaised, describe_error, make_checked_env
@@ -30,7 +31,7 @@ READY = b"+"
 RUN = b"!"
 FINISHED = b"."
 STOP = b"q"
-REPORT_BYTES = 65_536
+REPORT_BYTES = 2 * MAX_BYTES + 65_536  # spaces are a text in a text, whose quotes take two bytes each
 MADE_FLAG_AT = REPORT_BYTES - 1  # the byte that is set once an environment was made and reset
 _CLOSE_SECONDS = 2
 _POLL_SECONDS = 60.0
@@ -90,6 +91,7 @@ class EnvProbe(msgspec.Struct):
     traceback: str = ""
     notes: tuple[str, ...] = ()
     step_seconds: float = 0.0
+    spaces: str = ""  # as JSON; empty if they cannot be written
 
 
 class EnvWorker:
@@ -224,7 +226,10 @@ def _probe_spec(setup: EnvProbeSetup) -> EnvProbe:
     with contextlib.suppress(Exception):
         env.close()
     spec = adapter.spec
-    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes)
+    text = ""
+    with contextlib.suppress(SpacesNotKept):
+        text = write_spaces(EnvSpaces(env.observation_space, env.action_space, spec.masked)).decode()
+    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes, spaces=text)
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
+from qfleet.data.space_format import EnvSpaces, read_spaces
 from qfleet.envs.workers.main import (
     MADE_FLAG_AT,
     REPORT_BYTES,
@@ -132,10 +133,11 @@ def make_process(name: str, target: Callable[[Any], None], task: EnvWorkerTask, 
     return WorkerProcess(context, name, target, setup, options)
 
 
-def probe_spec(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
-    """Make and reset an environment in a process of its own; its spec, and notes about it."""
+def probe_env(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...], EnvSpaces | None]:
+    """Make and reset an environment in a process of its own; its spec, notes about it, and its spaces."""
     probe = _run_probe(task, seed, log, "when the first copy was made and reset")
-    return Spec(probe.obs, probe.dtype, probe.actions, masked=probe.masked), probe.notes
+    spec = Spec(probe.obs, probe.dtype, probe.actions, masked=probe.masked)
+    return spec, probe.notes, read_spaces(probe.spaces.encode()) if probe.spaces else None
 
 
 def measure_step_seconds(task: EnvWorkerTask, step_seconds: float) -> float:

@@ -22,7 +22,7 @@ from qfleet.envs.step_values import require_idle
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import IDLE, RESET, STEP
 from qfleet.envs.workers.pool import EnvFault, EnvWorkerPool
-from qfleet.envs.workers.process import EnvWorkerFailed, probe_spec
+from qfleet.envs.workers.process import EnvWorkerFailed, probe_env
 from qfleet.errors import EnvError
 from qfleet.system.restart_budget import RestartBudget
 
@@ -57,7 +57,7 @@ class ProcessVectorEnv:
         self.num = num
         self._name = task.env.id
         self._clock = clock
-        self.spec, self.notes = probe_spec(task, episode_seed(seed, stream, 0, 0), os.devnull)
+        self.spec, self.notes, self.spaces = probe_env(task, episode_seed(seed, stream, 0, 0), os.devnull)
         self._pool = EnvWorkerPool(
             task,
             self.spec,

@@ -1,0 +1,131 @@
+"""A run's policy without its environment: spaces.json beside the plan, and the weights of a checkpoint."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from qfleet.act import Policy
+from qfleet.act.predict import make_predictor
+from qfleet.build.custom_parts import CustomParts, require_parts, with_parts
+from qfleet.build.make import make_policy
+from qfleet.build.memory_check import network_bytes, require_network
+from qfleet.build.resolve import check_actions, check_normalize, require_device, usable_device
+from qfleet.data import Spec
+from qfleet.data.space_format import MAX_BYTES, EnvSpaces, SpacesNotKept, read_spaces, write_reason, write_spaces
+from qfleet.errors import UsageError
+from qfleet.escape import escaped
+from qfleet.files import is_file, read_inside
+from qfleet.nets import state_arrays
+from qfleet.plan import read_plan
+from qfleet.plan.schema import Plan
+from qfleet.qlearn import CustomHead
+from qfleet.training.checkpoints.checkpointer import malformed, require_same_plan
+from qfleet.training.checkpoints.migrations import SPARE_BYTES, max_file_bytes
+from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
+from qfleet.watch import find_run, write_file
+
+SPACES_FILE = "spaces.json"
+MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
+
+
+def keep_spaces(folder: Path, spaces: EnvSpaces | None) -> str | None:
+    """Write spaces.json into a run's folder; returns a note if the spaces cannot be kept."""
+    try:
+        if spaces is None:
+            raise SpacesNotKept("the process of the environment could not write them as text")
+        text = write_spaces(spaces)
+        note = None
+    except SpacesNotKept as error:
+        text = write_reason(str(error))
+        note = f"the spaces of the environment are not kept, so Policy.load does not work: {error}"
+    write_file(folder / SPACES_FILE, text)
+    return note
+
+
+def kept_spaces(folder: Path) -> EnvSpaces:
+    """The spaces of a run's environment."""
+    instead = f"Use load({str(folder)!r}).policy, which makes the environment to see its spaces."
+    if not is_file(folder, SPACES_FILE):
+        raise UsageError(
+            f"{escaped(folder.name)} has no {SPACES_FILE}",
+            "It holds the spaces of the environment, and runs of older versions do not have it.",
+            f"Resume the run once, which writes it. {instead}",
+        )
+    try:
+        return read_spaces(read_inside(folder, SPACES_FILE, MAX_BYTES))
+    except SpacesNotKept as error:
+        raise UsageError(
+            f"the spaces of {escaped(folder.name)} were not kept", f"{escaped(error)}.", escaped(instead)
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{SPACES_FILE} of {escaped(folder.name)} cannot be used",
+            f"{escaped(error)[:500]}.",
+            escaped(f"Restore the file from a copy of the run. {instead}"),
+        ) from error
+
+
+def load_policy(
+    path: str | Path,
+    *,
+    which: str = "best",
+    out: str | Path = "runs",
+    torso: nn.Module | None = None,
+    head: CustomHead | None = None,
+    device: str | None = None,
+) -> Policy:
+    """The policy of a run, without its environment: nothing but qfleet has to be installed, and no code is trusted.
+
+    `path` is the run's folder, or its name below `out`; `which` is best, latest, or any that can be read. A torso or
+    head of your own is passed again. `device` is that of the plan if this machine has it, otherwise the CPU.
+    """
+    folder = find_run(path, out)
+    plan = read_plan(folder / "run.toml")
+    parts = CustomParts(torso=torso, head=head)
+    require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
+    if device is not None:
+        require_device("device", device)
+    predictor = make_predictor(plan, kept_spaces(folder))
+    spec = predictor.spaces.spec
+    check_actions(plan, spec)
+    check_normalize(plan, spec)
+    where = torch.device(device or usable_device(plan))
+    policy, _ = restore_policy(folder, plan, spec, parts, which, where)
+    policy.predictor = predictor
+    return policy
+
+
+def restore_policy(
+    folder: Path,
+    plan: Plan,
+    spec: Spec,
+    parts: CustomParts,
+    which: str,
+    device: torch.device,
+) -> tuple[Policy, SavedWeights]:
+    """A policy with a run's saved weights, which are refused before a network is made if it would be larger."""
+    spare = 0 if plan.custom.loss is None else MAX_LOSS_LAYERS_BYTES
+    if parts.torso is not None or parts.head is not None:  # only your own code knows the size
+        policy = make_policy(plan, spec, device, parts)
+        limit = max_file_bytes(state_arrays(policy.net).values()) + spare
+        weights = read_weights(folder, limit, which).without("loss_layers.")
+    else:
+        require_network(plan, spec)
+        size = network_bytes(plan, spec)
+        weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without("loss_layers.")
+        require_size(weights, size, plan)
+        policy = make_policy(plan, spec, device, parts)
+    load_into_policy(policy, weights, plan, own_env=parts.env is not None)
+    return policy, weights
+
+
+def require_size(weights: SavedWeights, size: int, plan: Plan) -> None:
+    """Refuse weights that are fewer than the network's."""
+    held = sum(array.nbytes for array in weights.arrays.values())
+    if held < size:
+        require_same_plan(weights.checkpoint.meta.get("plan", {}), plan)
+        raise malformed(weights.checkpoint, ValueError(f"{held:,} bytes of weights for a network of {size:,}"))
+
+
+Policy.load = staticmethod(load_policy)  # act, where Policy is, knows no run directories
