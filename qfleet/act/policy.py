@@ -5,7 +5,7 @@ Shapes: B lanes, A actions, D action dimensions; C and S, a memory's sizes (`net
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -50,6 +50,7 @@ class Policy:
     """
 
     load: ClassVar[PolicyLoader]
+    save: ClassVar[Callable[["Policy", str | Path], Path]]
     net: QNet
     head: Head
     actions: tuple[int, ...]  # the counts per dimension
@@ -88,7 +89,7 @@ class Policy:
 
     def __repr__(self) -> str:
         """Its environment and actions."""
-        name = "" if self.predictor is None else f"{self.predictor.env_id!r}, "
+        name = "" if self.predictor is None else f"{self.predictor.plan.env.id!r}, "
         return f"Policy({name}actions={self.actions}, device={str(self.device)!r})"
 
     def predict(

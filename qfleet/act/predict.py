@@ -39,9 +39,7 @@ class Predictor:
 
     def __init__(self, spaces: RawSpaces, plan: Plan) -> None:
         self.spaces = spaces
-        self.env_id = plan.env.id
-        self.decoupled = plan.net.decoupled
-        self.noisy = plan.net.noisy
+        self.plan = plan
         self.explorer = final_explorer(plan.algo, spaces.spec.actions, plan.env.num)
         self.rng = np.random.default_rng()
         self._lock = threading.Lock()
@@ -75,7 +73,7 @@ class Predictor:
         with self._lock, finite_values():
             policy.set_noisy(False)
             values, _ = policy.forward(rows, memory)
-        if self.decoupled:
+        if self.plan.net.decoupled:
             values = np.where(values <= NO_ACTION, -np.inf, values)
         return values if batched else values[0]
 
@@ -112,7 +110,7 @@ class Predictor:
     @contextmanager
     def _noise(self, policy: "Policy", exploring: bool) -> Iterator[None]:
         """Noise of the network's layers, drawn by `rng`; torch's own generator stays as it was."""
-        if not (exploring and self.noisy):
+        if not (exploring and self.plan.net.noisy):
             yield
             return
         seed = int(self.rng.integers(2**63))
@@ -129,11 +127,11 @@ class Predictor:
             if not self.spaces.spec.masked:
                 return None
             raise UsageError(
-                escaped(f"mask= is missing: {self.env_id} allows only some actions at each step"),
+                escaped(f"mask= is missing: {self.plan.env.id} allows only some actions at each step"),
                 "Without it the policy may choose an action that is not allowed.",
                 f'Pass mask=info["action_mask"], or np.ones({self.spaces.spec.num_actions}) to allow all.',
             )
-        if self.decoupled:
+        if self.plan.net.decoupled:
             raise UsageError(
                 "mask= does not go with net.decoupled",
                 "A mask is about joint actions; this network values each dimension by itself.",

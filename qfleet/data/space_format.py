@@ -227,12 +227,19 @@ def read_spaces(text: bytes) -> EnvSpaces:
     _require_small(saved.action)
     if math.prod(getattr(saved.action, "shape", ())) > MAX_ACTION_AXES:
         raise ValueError(f"its actions have more than {MAX_ACTION_AXES:,} dimensions")
+    _require_stack(saved.observation, saved.stack)
     try:
         observation = _make(saved.observation)
         action = _make(saved.action)
     except _BUILD_ERRORS as error:
         raise ValueError(f"there is no such space: {error}") from error
     return EnvSpaces(observation, action, saved.masked, saved.stack)
+
+
+def _require_stack(space: AnySaved, stack: int) -> None:
+    shape = space.shape if isinstance(space, SavedBox) else ()
+    if stack > 1 and (len(shape) < 2 or shape[0] != stack):
+        raise ValueError(f"its observation is no stack of {stack} frames")
 
 
 def _require_small(space: AnySaved) -> None:
@@ -283,7 +290,7 @@ def _make(space: AnySaved) -> spaces.Space[Any]:
             nvec = np.array(space.nvec, dtype).reshape(space.shape)
             return spaces.MultiDiscrete(nvec, dtype, start=np.array(space.start, dtype).reshape(space.shape))
         case SavedMultiBinary():
-            return spaces.MultiBinary(space.shape)
+            return spaces.MultiBinary(space.shape[0] if len(space.shape) == 1 else space.shape)
         case SavedText():
             return spaces.Text(space.max_length, min_length=space.min_length, charset=space.characters)
         case SavedDict():
@@ -297,11 +304,13 @@ def _make(space: AnySaved) -> spaces.Space[Any]:
 
 def _make_bound(bound: Any, box: SavedBox) -> Array:
     if not isinstance(bound, list):
-        return np.full(box.shape, _make_number(bound), box.dtype)
+        return np.full(box.shape, np.array(_make_number(bound, box), box.dtype), box.dtype)
     if len(bound) != math.prod(box.shape):
         raise ValueError(f"a Box of shape {box.shape} has {len(bound)} bounds")
-    return np.array([_make_number(each) for each in bound], box.dtype).reshape(box.shape)
+    return np.array([_make_number(each, box) for each in bound], box.dtype).reshape(box.shape)
 
 
-def _make_number(value: Number) -> int | float:
+def _make_number(value: Number, box: SavedBox) -> int | float:
+    if isinstance(value, str) and not box.dtype.startswith("float"):
+        raise ValueError(f"{box.dtype} has no infinity")
     return float(value) if isinstance(value, str) else value

@@ -86,7 +86,7 @@ def train_here(
         for text in warnings:
             warner(trainer.run_log)(text)
         trainer.start()
-        return trainer.components.notes
+        return [*trainer.components.notes, *use_spaces(trainer.components, world, folder)]
 
     with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)
@@ -101,7 +101,6 @@ def train_here(
         folder = new_run_dir(out, plan.env.id, chosen)
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_origin(plan, folder, origin)
-        components.notes += use_spaces(components, world, folder)
         run_session(
             components,
             folder,

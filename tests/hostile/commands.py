@@ -56,6 +56,7 @@ COMMANDS: dict[str, Command] = {
         lambda place: ["eval", run_or_member(place), "--episodes", "1", "--which", "latest", "--json"]
     ),
     "record": Command(lambda place: ["record", run_or_member(place)]),
+    "policy": Command(lambda place: ["Policy.load", run_or_member(place)]),
     "sync": Command(lambda place: ["sync", run_or_member(place), "sync.type=local"], (2, 5)),
     "train-plan": Command(
         lambda place: ["train", "--plan", run_or_member(place) + "/run.toml", "--steps", "16", "--out", "new"]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import nn
 
@@ -15,18 +16,24 @@ from qfleet.data import Spec
 from qfleet.data.space_format import MAX_BYTES, EnvSpaces, SpacesNotKept, read_spaces, write_reason, write_spaces
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
-from qfleet.files import is_file, read_inside
+from qfleet.files import is_file, make_folder, read_inside
 from qfleet.nets import state_arrays
 from qfleet.plan import read_plan
+from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
+from qfleet.plan.secrets import typed_secrets
+from qfleet.plan.toml import write_plan
 from qfleet.qlearn import CustomHead
-from qfleet.training.checkpoints.checkpointer import malformed, require_same_plan
+from qfleet.save import Checkpoints, pack_tensors
+from qfleet.training.checkpoints.checkpointer import decisive_settings, malformed, require_same_plan
 from qfleet.training.checkpoints.migrations import SPARE_BYTES, max_file_bytes
 from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
-from qfleet.watch import find_run, write_file
+from qfleet.watch import collect_provenance, find_run, write_file
+from qfleet.watch.run_files import unwritable_error
 
 SPACES_FILE = "spaces.json"
-MAX_LOSS_LAYERS_BYTES = 256 << 20  # of a user's own loss, which are in the file but not in the policy
+LOSS_LAYERS = "loss_layers."  # of a user's own loss, which are in the file but not in the policy
+MAX_LOSS_LAYERS_BYTES = 256 << 20
 
 
 def keep_spaces(folder: Path, spaces: EnvSpaces | None) -> str | None:
@@ -109,11 +116,11 @@ def restore_policy(
     if parts.torso is not None or parts.head is not None:  # only your own code knows the size
         policy = make_policy(plan, spec, device, parts)
         limit = max_file_bytes(state_arrays(policy.net).values()) + spare
-        weights = read_weights(folder, limit, which).without("loss_layers.")
+        weights = read_weights(folder, limit, which).without(LOSS_LAYERS)
     else:
         require_network(plan, spec)
         size = network_bytes(plan, spec)
-        weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without("loss_layers.")
+        weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without(LOSS_LAYERS)
         require_size(weights, size, plan)
         policy = make_policy(plan, spec, device, parts)
     load_into_policy(policy, weights, plan, own_env=parts.env is not None)
@@ -128,4 +135,41 @@ def require_size(weights: SavedWeights, size: int, plan: Plan) -> None:
         raise malformed(weights.checkpoint, ValueError(f"{held:,} bytes of weights for a network of {size:,}"))
 
 
+def save_policy(policy: Policy, path: str | Path) -> Path:
+    """Write the policy into a new folder, for `Policy.load`: plan, spaces and weights, without replay and history.
+
+    Options of the environment that look like secrets are left out.
+    """
+    predictor = policy.require_predictor()
+    folder = local_path(path)
+    if not folder.parent.is_dir() or folder.exists():
+        raise UsageError(
+            f"a policy cannot be saved as {folder}",
+            "There is something of that name, or the folder that it would be in is missing.",
+            "Name a new folder inside one that is there.",
+        )
+    try:
+        spaces = write_spaces(predictor.spaces.kept)
+    except SpacesNotKept as error:
+        raise UsageError("the policy cannot be saved", f"{escaped(error)}.", "Keep the whole run instead.") from error
+    try:
+        make_folder(folder.parent, folder.name)
+    except OSError as error:
+        raise unwritable_error(folder, error) from error
+    write_plan(without_secrets(predictor.plan), folder / "run.toml")
+    write_file(folder / SPACES_FILE, spaces)
+    meta = {"versions": collect_provenance(None)["versions"], "plan": decisive_settings(predictor.plan)}
+    arrays = {name: array for name, array in state_arrays(policy.net).items() if not name.startswith(LOSS_LAYERS)}
+    Checkpoints(folder / "checkpoints").commit(0, [("model.safetensors", pack_tensors(arrays))], meta)
+    return folder
+
+
+def without_secrets(plan: Plan) -> Plan:
+    """The plan without options that look like secrets: the policy does not need them."""
+    secret = typed_secrets(plan)
+    options = {name: value for name, value in plan.env.options.items() if name not in secret}
+    return msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, options=options))
+
+
 Policy.load = staticmethod(load_policy)  # act, where Policy is, knows no run directories
+Policy.save = save_policy
