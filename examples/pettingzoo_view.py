@@ -1,8 +1,4 @@
-"""One agent's view of a PettingZoo game: its turns are the steps, everybody else plays at random or by a policy.
-
-    pip install pettingzoo
-    qfleet train examples/pettingzoo_view.py:tictactoe --steps 20_000
-"""
+"""One agent's view of a PettingZoo game. `qfleet train examples/pettingzoo_view.py:tictactoe --steps 20_000`"""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +23,14 @@ class OneAgentView(gym.Env[Any, int]):
         self.action_space = game.action_space(agent)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin a game, up to the agent's first turn."""
         super().reset(seed=seed)
         self.game.reset(seed=seed)
         seen, _, _, _, info = self.next_turn()
         return seen, info
 
     def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take the agent's turn."""
         self.game.step(action)
         return self.next_turn()
 
@@ -40,15 +38,17 @@ class OneAgentView(gym.Env[Any, int]):
         """Let the others play until it is the agent's turn, or its game is over."""
         while self.game.agent_selection != self.agent:
             seen, _, terminated, truncated, _ = self.game.last()
-            over = terminated or truncated
-            self.game.step(None if over else self.opponent(seen["observation"], seen["action_mask"]))
+            playing = not (terminated or truncated)  # those whose game is over take a last step without an action
+            self.game.step(self.opponent(seen["observation"], seen["action_mask"]) if playing else None)
         seen, reward, terminated, truncated, _ = self.game.last()
         return seen["observation"], float(reward), terminated, truncated, {"action_mask": seen["action_mask"]}
 
     def random_action(self, observation: Any, mask: Any) -> int:
+        """Any allowed action, by the seed of the reset."""
         return int(self.np_random.choice(np.flatnonzero(mask)))
 
     def render(self) -> Any:
+        """A picture of the game."""
         return self.game.render()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium as gym
 
 from qfleet.envs import atari, minatar
-from qfleet.envs.options import options_with_secrets
+from qfleet.envs.options import missing_arguments, options_with_secrets
 from qfleet.envs.single_env import describe_error
 from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError, QfleetError, UsageError, redact_error
@@ -145,6 +145,12 @@ def _make_error(env: Env, render_mode: str | None, error: BaseException) -> Qfle
             f"Making it with render_mode={render_mode!r} raised: {error}.",
             f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
         )
+    if needed := missing_arguments(error):
+        return UsageError(
+            f"env.id={env.id!r} needs options that were not given: {', '.join(needed)}.",
+            f"Making the environment raised: {error}.",
+            f"Give its constructor's arguments: {' '.join(f'env.options.{name}=...' for name in needed)}",
+        )
     if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
             f"env.options={redacted_options(env.options)} was refused by {env.id!r}.",
@@ -162,6 +168,9 @@ def _registered(name: str) -> Callable[..., AnyEnv]:
     module, _, plain = name.rpartition(":")
     if module:
         _import(name, module)
+        make_own = getattr(sys.modules[module], plain, None)
+        if plain not in gym.registry and callable(make_own):  # module:Class
+            return make_own  # type: ignore[no-any-return]
     try:
         entry = gym.spec(plain).entry_point
     except gym.error.Error as error:
@@ -227,7 +236,7 @@ def _import(name: str, module: str) -> None:
         raise UsageError(
             f"env.id={name!r}: the module {module!r} could not be imported.",
             f"Python's error: {error}.",
-            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
+            _import_advice(module, error),
         ) from error
     except (Exception, SystemExit) as error:
         raise EnvError(
@@ -235,6 +244,16 @@ def _import(name: str, module: str) -> None:
             "The module must be imported without errors before its environment can be made.",
             "Mend the module.",
         ) from error
+
+
+def _import_advice(module: str, error: ImportError) -> str:
+    """What to do: a module that is there may ask for something else, as sumo_rl asks for SUMO_HOME."""
+    missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+    if missing or not _is_module(module):
+        return (
+            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName."
+        )
+    return f"{module} itself is there: do what the error asks for. `python -c 'import {module}'` must work first."
 
 
 def _from_file(name: str, path: Path, attribute: str) -> Callable[..., AnyEnv]:

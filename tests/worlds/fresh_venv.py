@@ -1,4 +1,4 @@
-"""A venv of its own with qfleet installed from this checkout by pip, and the packages of other people's environments."""
+"""A venv of its own: qfleet from this checkout by pip, and the packages of other people's environments."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,8 @@ class FreshVenv:
         """Run a program of the venv as a user would, who has activated it and sits at no display."""
         program = str(self.folder / "bin" / command[0])
         # Nothing of the checkout or of the venv that runs the tests is in the way.
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHON", "VIRTUAL"))}
+        hidden = ("PYTEST", "PYTHON", "VIRTUAL")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         env |= {"SDL_VIDEODRIVER": "dummy", "SUMO_HOME": str(self.site / "sumo"), "VIRTUAL_ENV": str(self.folder)}
         return subprocess.run(
             [program, *command[1:]], cwd=cwd, env=env, capture_output=True, text=True, timeout=seconds, check=False

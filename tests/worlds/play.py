@@ -1,6 +1,6 @@
 """Run in the fresh venv: play the original environment, made by Gymnasium, with a saved policy and raw observations.
 
-    python play.py RUN ID OPTIONS_AS_JSON STEPS
+python play.py RUN ID OPTIONS_AS_JSON STEPS
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Environments of other packages, in a fresh venv: `env check`, 2,000 steps of training, `Policy.load` and `predict`."""
+"""Environments of other packages in a fresh venv: `env check`, 2,000 steps of training, `Policy.load`, `predict`."""
 
 import json
 import os
