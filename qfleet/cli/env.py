@@ -32,11 +32,7 @@ def check(
         echo_table([(name, "ok" if ok else "FAILED", detail) for name, ok, detail in found])
     failed = [name for name, ok, _ in found if not ok]
     if failed:
-        raise EnvError(
-            f"{env.id} fails {', '.join(failed)}",
-            "Training on it would be wrong, inexact or impossible.",
-            "Fix the environment; the lines above show what was observed.",
-        )
+        raise _failure(env.id, failed)
     return 0
 
 
@@ -73,4 +69,22 @@ app.command(
     name="list",
     help_epilogue="Examples:\n  qfleet env list\n  qfleet env list lander\n  qfleet env list 'ALE/*' --json",
 )
+
+
+def _failure(env_id: str, failed: list[str]) -> EnvError:
+    """Say whether training works in spite of what failed."""
+    what = f"{env_id} fails {', '.join(failed)}"
+    if set(failed) <= {"determinism", "re-drive"}:
+        return EnvError(
+            what,
+            "Training on it works, but a run cannot be repeated, and a resumed run may be `not exact`.",
+            "Let all its randomness and state begin anew with reset(seed=...); docs/worlds.md shows how for Box2D.",
+        )
+    return EnvError(
+        what,
+        "Training on it would be wrong or impossible.",
+        "Fix the environment; the lines above show what was observed.",
+    )
+
+
 app.command(check, help_epilogue="Example:\n  qfleet env check CartPole-v1\n  qfleet env check my_env.py:MyEnv")

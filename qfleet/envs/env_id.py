@@ -13,7 +13,7 @@ import msgspec
 from qfleet.envs import atari, minatar
 from qfleet.envs.lookup.user_code import NamedCode, import_module, load_from_file
 from qfleet.envs.lookup.wrappers import absolute_wrappers, wrapped
-from qfleet.envs.options import options_with_secrets
+from qfleet.envs.options import missing_arguments, options_with_secrets
 from qfleet.envs.single_env import describe_error
 from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError, QfleetError, UsageError, redact_error
@@ -124,6 +124,12 @@ def _make_error(env: Env, render_mode: str | None, error: BaseException) -> Qfle
             f"Making it with render_mode={render_mode!r} raised: {error}.",
             f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
         )
+    if needed := missing_arguments(error):
+        return UsageError(
+            f"env.id={env.id!r} needs options that were not given: {', '.join(needed)}.",
+            f"Making the environment raised: {error}.",
+            f"Give its constructor's arguments: {' '.join(f'env.options.{name}=...' for name in needed)}",
+        )
     if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
             f"env.options={redacted_options(env.options)} was refused by {env.id!r}.",
@@ -140,7 +146,9 @@ def _make_error(env: Env, render_mode: str | None, error: BaseException) -> Qfle
 def _registered(name: str) -> Callable[..., AnyEnv]:
     module, _, plain = name.rpartition(":")
     if module:
-        import_module(NamedCode("env.id", name), module)
+        make_own = getattr(import_module(NamedCode("env.id", name), module), plain, None)
+        if plain not in gym.registry and callable(make_own):  # module:Class
+            return make_own  # type: ignore[no-any-return]
     try:
         entry = gym.spec(plain).entry_point
     except gym.error.Error as error:

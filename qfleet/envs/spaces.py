@@ -15,6 +15,7 @@ from qfleet.envs.space_parts import SpacePart, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
+MIN_PICTURE_SIZE = 36  # pixels: the smallest that the Nature convolutions take
 MAX_TABLE_ROWS = 4_096  # of prepared one-hot rows: more of them would cost more memory than they save time
 
 
@@ -22,7 +23,8 @@ MAX_TABLE_ROWS = 4_096  # of prepared one-hot rows: more of them would cost more
 class ObsAdapter:
     """Converts an observation into an array of `shape`, to be stored as `dtype`.
 
-    `bounds` are those of the stored array, if there are any; `notes` name the parts of the space that are left out.
+    `bounds` are those of the stored array, if there are any. `notes` name the parts of the space that are left out, or
+    that are not read as they could be.
     """
 
     shape: tuple[int, ...]
@@ -43,7 +45,7 @@ class ActionAdapter:
 def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
     """The adapter for an observation space."""
     if isinstance(space, spaces.Box):
-        return _box_obs(space)
+        return _box_obs(space, _picture_notes(space, name))
     if isinstance(space, spaces.Discrete):
         return _one_hot(space)
     leaves, left_out = encodable(space)
@@ -57,7 +59,16 @@ def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
     )
 
 
-def _box_obs(space: spaces.Box) -> ObsAdapter:
+def _picture_notes(space: spaces.Box, name: str) -> tuple[str, ...]:
+    """A note about pictures whose channels come last: convolutions would take the height for the channels."""
+    shape = space.shape
+    if space.dtype != np.uint8 or len(shape) != 3 or shape[2] > 4 or min(shape[:2]) < MIN_PICTURE_SIZE:
+        return ()
+    problem = f"{name}: observation {shape} is a picture with its channels last, so it gets no convolutions"
+    return (f"{problem}; wrap the environment so that they come first (docs/worlds.md has the wrapper)",)
+
+
+def _box_obs(space: spaces.Box, notes: tuple[str, ...] = ()) -> ObsAdapter:
     shape = space.shape
     kind = space.dtype
     stored = shape or (1,)
@@ -75,7 +86,7 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
             array = array.astype(np.uint8) * np.uint8(scale)
         return array.reshape(stored)
 
-    return ObsAdapter(stored, dtype, encode, None if scale else Bounds.of(space))
+    return ObsAdapter(stored, dtype, encode, None if scale else Bounds.of(space), notes)
 
 
 def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:

@@ -72,7 +72,7 @@ def import_module(code: NamedCode, name: str) -> ModuleType:
         raise UsageError(
             f"{code}: the module {name!r} could not be imported.",
             f"Python's error: {error}.",
-            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
+            _import_advice(name, error),
         ) from error
     except (Exception, SystemExit) as error:
         raise EnvError(
@@ -80,6 +80,16 @@ def import_module(code: NamedCode, name: str) -> ModuleType:
             f"The module must be imported without errors before its {code.kind} can be made.",
             "Mend the module.",
         ) from error
+
+
+def _import_advice(name: str, error: ImportError) -> str:
+    """What to do: a module that is there may ask for something else, as sumo_rl asks for SUMO_HOME."""
+    missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+    if missing or not _is_module(name):
+        return (
+            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName."
+        )
+    return f"{name} itself is there: do what the error asks for. `python -c 'import {name}'` must work first."
 
 
 def load_from_file(code: NamedCode, path: Path, attribute: str, *, reload: bool = True) -> Callable[..., Any]:
