@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qfleet.act import Policy
-    from qfleet.api import Run, load, resume, train
+    from qfleet.api import load, resume, train
     from qfleet.plan import Plan, make_plan
+    from qfleet.run_object import Run
     from qfleet.sweep.sweep import Group, resume_group, train_group
     from qfleet.training.callbacks import Callback
     from qfleet.training.callbacks.run_view import RunView
@@ -31,6 +32,7 @@ _HOMES = {
     "Callback": "qfleet.training.callbacks",
     "Group": "qfleet.sweep.sweep",
     "Plan": "qfleet.plan",
+    "Run": "qfleet.run_object",
     "compare": "qfleet.watch.compare",
     "RunView": "qfleet.training.callbacks.run_view",
     "make_plan": "qfleet.plan",

@@ -1,8 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,168 +9,32 @@ import msgspec
 import torch
 from torch import nn
 
-from qfleet.act import Explore, Policy
+from qfleet.act import Explore
 from qfleet.act.predict import make_predictor
 from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, record_parts, require_parts, with_parts
 from qfleet.build.memory_check import estimate
 from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
-from qfleet.envs import AnyEnv, absolute_env
-from qfleet.errors import UsageError
-from qfleet.escape import escaped
+from qfleet.envs import AnyEnv
+from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, with_steps
 from qfleet.learn import OptimizerMaker
-from qfleet.plan import check, diff, make_plan, read_plan
+from qfleet.plan import diff
 from qfleet.plan.local_paths import local_path
-from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
-from qfleet.save import Checkpoints
+from qfleet.run_object import Run
 from qfleet.training.callbacks import AnyCallback, checked_callbacks
 from qfleet.training.checkpoints.saved_policy import restore_policy
-from qfleet.training.checkpoints.saved_weights import SavedWeights
-from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.watch import Watcher, default_watcher, find_run, read_json, read_rows
+from qfleet.training.env_trust import require_places
+from qfleet.watch import Watcher, default_watcher, find_run, read_json
 from qfleet.watch.new_run_dir import require_free
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
-    from qfleet.training.evaluation.variants import TrainedPolicy
+    pass
 
 AnyPath = str | Path
-
-
-@dataclass(eq=False)
-class Run:
-    """A run on disk, and the policy it made: what `train`, `resume` and `load` return.
-
-    Attributes:
-        path: the run directory.
-        plan: the plan as it was run, with everything that was chosen for it.
-        policy: the trained policy.
-        make: makes the environments of evaluations, if the environment was a Python object; else None.
-        weights: of a run that was loaded, which checkpoint its weights come from; else None.
-    """
-
-    path: Path
-    plan: Plan
-    policy: Policy
-    make: EnvMaker | None = None  # of the user's own, for evaluations
-    weights: SavedWeights | None = None  # of a run that was loaded: which checkpoint they come from
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """status.json as it is now: `state`, `exit_code`, `reason`, `score`, and the command that continues the run."""
-        return read_json(self.path / "status.json")
-
-    @property
-    def exit_code(self) -> int:
-        """What the command line would have returned."""
-        return int(self.status.get("exit_code") or 0)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.jsonl as a dictionary; `kind` is `progress`, `eval` or `end`, among others."""
-        return read_rows(self.path / "metrics.jsonl")
-
-    def result(self) -> dict[str, Any] | None:
-        """The score on test episodes (`mean`, `low`, `high`, ...), or None if the run did not get that far."""
-        score: dict[str, Any] | None = self.status.get("score")
-        return score
-
-    def evaluate(
-        self,
-        episodes: int = 100,
-        seed: int | None = None,
-        *,
-        env: str | EnvMaker | AnyEnv | None = None,
-        options: Mapping[str, Any] | None = None,
-        wrappers: Sequence[str] | None = None,
-    ) -> dict[str, Any]:
-        """Play the greedy policy on test episodes, here or in another environment.
-
-        Args:
-            episodes: how many episodes.
-            seed: another seed than the run's own means other episodes.
-            env: another environment with the same spaces: its id, a function that makes it, or one of `gymnasium.make`.
-            options: keyword arguments of its constructor, for another variant of it.
-            wrappers: wrappers in place of the plan's.
-
-        Returns:
-            A row of kind `eval`: `mean`, its interval `low` to `high`, `median`, `iqm`, `episodes` and more.
-        """
-        from qfleet.training.evaluation.variants import make_variant
-
-        return self.trained().evaluate(make_variant(env, options, wrappers), episodes, seed)
-
-    def evaluate_variants(
-        self, variants: Mapping[str, Mapping[str, Any]], episodes: int = 100, seed: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Evaluate the greedy policy in the training environment and in variants of it.
-
-        Args:
-            variants: by name, what is different: {"windy": {"env": id, "options": {"wind": True}}}.
-            episodes: how many episodes in each.
-            seed: another seed than the run's own means other episodes.
-
-        Returns:
-            A row per environment with the `difference` of its mean to the first; a variant that fails has an `error`.
-        """
-        from qfleet.plan.validate.case import PYTHON
-        from qfleet.training.evaluation.variants import OWN_WORLD, read_variants, with_differences
-
-        named = [OWN_WORLD, *read_variants(variants, PYTHON)]
-        return with_differences(self.trained().evaluate_each(named, episodes, seed))
-
-    def trained(self) -> "TrainedPolicy":
-        """The policy with all that an evaluation in any world needs."""
-        from qfleet.training.evaluation.variants import TrainedPolicy
-
-        return TrainedPolicy(self.plan, self.policy, self.make, self.weights)
-
-    def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
-        """Make a video of the greedy policy; needs the extra `video` and an environment that draws pictures.
-
-        Args:
-            file: where to write it; by default `videos/play.mp4` in the run directory.
-            episodes: how many episodes it shows.
-
-        Returns:
-            The file.
-        """
-        from qfleet.training.video import record
-
-        target = local_path(file or self.path / "videos" / "play.mp4")
-        inside = self.path if target.is_relative_to(self.path) else None
-        return record(self.plan, self.policy, target, episodes, self.make, run=inside)
-
-    def frame(self, kind: str | None = None) -> "DataFrame":
-        """The rows of metrics.jsonl as a pandas DataFrame, those of one kind if asked; needs the extra `pandas`."""
-        from qfleet.watch.notebook.frame import rows_frame
-
-        return rows_frame([({}, self.path)], kind)
-
-    def plot(self, file: AnyPath | None = None) -> "Figure":
-        """Return, loss and speed over steps as a figure of matplotlib; `file` saves it too. Needs the extra `plot`."""
-        from qfleet.watch.plot import draw_runs
-
-        return draw_runs([self.path], file)
-
-    def __repr__(self) -> str:
-        """Its folder, state, score and steps."""
-        from qfleet.watch.notebook.run_html import run_line
-
-        return f"Run({str(self.path)!r}: {escaped(run_line(self.path))})"
-
-    def _repr_html_(self) -> str:
-        """How it stands, and a small curve, in a notebook."""
-        from qfleet.watch.notebook.run_html import run_html
-
-        return run_html(self.path, self.plan.env.id, algorithm_name(self.plan))
 
 
 def train(
@@ -329,31 +192,6 @@ def load_ended(folder: Path, parts: CustomParts) -> Run:
     return load(folder, which=which, env=parts.eval_maker, torso=parts.torso, head=parts.head, trust_env=True)
 
 
-def as_plan(plan: Plan | str, preset: str | None, overrides: Mapping[str, Any] | None) -> Plan:
-    """The plan that was given, or that of an environment id."""
-    if isinstance(plan, str):
-        return make_plan(plan, preset, overrides)
-    if not isinstance(plan, Plan):
-        raise not_a_plan(plan)
-    if preset is not None or overrides:
-        raise UsageError(
-            "preset= and overrides= do not go with a plan",
-            "They make a plan from the id of an environment, and this plan is made already.",
-            f'Write train("{plan.env.id}", preset=...) or Plan.of("{plan.env.id}", preset, overrides).',
-        )
-    return plan
-
-
-def not_a_plan(given: Any) -> UsageError:
-    """The error for a first argument that is neither a plan nor an id; an environment may know its own."""
-    env_id = getattr(getattr(given, "spec", None), "id", "CartPole-v1")
-    return UsageError(
-        f"train was given a {type(given).__name__}",
-        "It takes a plan, or the id of an environment.",
-        f'Write train("{env_id}") or train("{env_id}", env=your_env).',
-    )
-
-
 def rehearse(
     plan: Plan,
     *,
@@ -373,56 +211,6 @@ def rehearse(
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
         prepare_components(short, world, CustomParts(env), source, lambda text: None).close()
         return estimate(plan, world.spec)
-
-
-def checked(plan: Plan) -> Plan:
-    """The plan, with its values checked: msgspec does not check them when a Struct is made in Python."""
-    try:
-        plan = msgspec.convert(msgspec.to_builtins(plan), Plan)
-    except msgspec.ValidationError as error:
-        raise UsageError("the plan holds a value it cannot have", f"{error}.", "See `qfleet plan schema`.") from error
-    check(plan)
-    return msgspec.structs.replace(plan, env=absolute_env(plan.env))
-
-
-def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
-    """A run's plan, if its environment may and can be made again."""
-    plan = read_plan(folder / "run.toml")
-    if env is None and read_json(folder / "provenance.json").get("own_env"):
-        raise UsageError(
-            f"{folder.name} was trained in an environment of its own, env.id={plan.env.id}",
-            "That environment was a Python object, which a run directory cannot hold.",
-            "Pass it again from Python: resume(path, env=...) or load(path, env=...).",
-        )
-    # The user's own environment replaces the one that the run names, but the run's wrappers are put around it.
-    require_trust(folder, plan.env, trust_env or (env is not None and not plan.env.wrappers))
-    return plan
-
-
-def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
-    """Refuse an end that the run has passed; its own end, which the last step may have overshot, is allowed."""
-    reached = max(Checkpoints(folder / "checkpoints", writer=False).steps(), default=0)
-    if steps >= reached or steps == plan.until.steps:
-        return
-    raise UsageError(
-        f"--steps {steps} is behind {folder.name}, which has made {reached} steps",
-        "Steps are counted from the beginning of the run, and what is learned cannot be taken back.",
-        f"Give more than {reached}, or leave --steps out.",
-    )
-
-
-def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
-    """The plan with another end; a score, time or patience that ended it before no longer does."""
-    reason = str(status.get("reason", ""))
-    until = plan.until
-    score = None if reason.startswith(SOLVED) else until.score
-    seconds = None if reason.startswith(OUT_OF_TIME) else until.seconds
-    patience = None if reason.startswith(GAVE_UP) else plan.steer.stop_patience
-    return msgspec.structs.replace(
-        plan,
-        until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds),
-        steer=msgspec.structs.replace(plan.steer, stop_patience=patience),
-    )
 
 
 def load(

@@ -1,7 +1,7 @@
 """A run in this process, new or resumed. On Ray this is the process that trains, not the driver's."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,19 +14,15 @@ from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.data import Spec, World
+from qfleet.distributed.starting_weights import load_weights_from
 from qfleet.envs import VALIDATION, make_world
 from qfleet.errors import UsageError
-from qfleet.nets import match_names
-from qfleet.plan import diff, needs_trust, read_plan, trusted_settings
+from qfleet.plan import needs_trust, trusted_settings
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
-from qfleet.plan.setting_text import format_value
 from qfleet.training.callbacks import AnyCallback
-from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
-from qfleet.training.checkpoints.migrations import max_file_bytes
 from qfleet.training.checkpoints.saved_policy import keep_spaces
-from qfleet.training.checkpoints.saved_weights import read_weights
 from qfleet.training.env_trust import sign
 from qfleet.training.process.signals import StopRequest
 from qfleet.training.session import progress_note, run_session, warner
@@ -224,38 +220,3 @@ def make_components_here(
     from qfleet.distributed.components import components_for  # most runs need no other process
 
     return components_for(plan, world, custom_parts, endpoint)
-
-
-def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:
-    """Start from another run's weights, target network included."""
-    own = components.learner.model_arrays()
-    found = read_weights(source, max_file_bytes(own.values()), warn=warn)
-    weights = found.arrays
-    with suppress(KeyError):
-        weights = match_names(own.keys(), weights)
-    shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
-    different = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if different:
-        settings = net_settings(source, components.plan)
-        raise UsageError(
-            f"--from {source.name}: its weights do not fit this plan's network",
-            f"They differ in {', '.join(different[:4])}{', ...' if len(different) > 4 else ''}.",
-            f"Give this run the same network: {settings}"
-            if settings
-            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
-        )
-    try:
-        components.learner.load_initial_weights(weights)
-    except MALFORMED as error:
-        raise malformed(found.checkpoint, error) from error
-    components.notes.append(f"begins with the {found.text(components.plan)}, of {source.name}")
-
-
-def net_settings(source: Path, plan: Plan) -> str:
-    """The settings of another run's network that this plan does not have, as they are typed."""
-    try:
-        found = diff(read_plan(source / "run.toml"), plan)
-    except UsageError:
-        return f"see net.* in {source / 'run.toml'}"
-    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
-    return " ".join(f"{path}={format_value(value).strip('[]').replace(' ', '')}" for path, value in paths)

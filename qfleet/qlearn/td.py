@@ -1,14 +1,11 @@
 """The one TD loss: every head, every rule, every view. Shapes: N items, A actions, M rows learned from."""
 
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qfleet.data import split_actions
-from qfleet.nets import Network, QNet
+from qfleet.nets import Network
 from qfleet.qlearn.heads import NO_ACTION, Decoupled, Head, Scalar
-from qfleet.qlearn.losses import Loss, LossInputs, require_losses
 from qfleet.qlearn.rules import NextValues, Rule
 from qfleet.qlearn.views import StepView, Tensors, View
 
@@ -47,34 +44,6 @@ def td_loss(
     loss, priority = head.loss(out, view.actions(batch), targets)
     loss, priority = view.reduce(loss, priority, batch)
     return loss, priority, existing_values(head, out.detach())
-
-
-@dataclass(frozen=True)
-class CustomTdLoss:
-    """As `td_loss`, with a loss of the user's own; `nets` are the modules behind the online and the target network."""
-
-    loss: Loss
-    nets: tuple[QNet, QNet]
-
-    def __call__(
-        self, head: Head, rule: Rule | None, view: View, online: Network, target: Network, batch: Tensors
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Importance-weighted mean loss [], priorities [N] and the online network's values [M, A]."""
-        read_by_head = list[Tensor]()
-        net, target_net = self.nets
-        hook = net.head.register_forward_pre_hook(lambda _, inputs: read_by_head.append(inputs[0]))
-        try:
-            out, targets = outputs_and_targets(head, rule, view, online, target, batch)
-        finally:
-            hook.remove()
-        layers = net.loss_layers if net.loss_layers is not None else nn.Identity()
-        # First came the rows learned from; in bfloat16 if the network multiplies so.
-        features = read_by_head[0][: len(out)].float()
-        inputs = LossInputs(out, view.actions(batch), targets, features, batch, head, net, target_net, layers)
-        loss, priority = self.loss(inputs)
-        require_losses(loss, priority, len(out))
-        loss, priority = view.reduce(loss, priority.detach(), batch)
-        return loss, priority, existing_values(head, out.detach())
 
 
 def td_loss_and_gradient(

@@ -8,12 +8,13 @@ from qfleet.data import Spec
 from qfleet.plan import largest_n_step
 from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
 from qfleet.plan.schema import BufferReplay as Buffer
+from qfleet.replay.custom_sampler import CheckedSampler, CustomSampler
 from qfleet.replay.cuts import Cut, NStepReturn, SequenceCut, StepCut
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.mirror import Mirror
 from qfleet.replay.packed import CompressionSavings
 from qfleet.replay.replay import Replay, Span, queue_length, saved_spans
-from qfleet.replay.samplers import CheckedSampler, CustomSampler, Prioritized, Sampler, SamplerTotals, Uniform
+from qfleet.replay.samplers import Prioritized, Sampler, SamplerTotals, Uniform
 from qfleet.replay.store import ALL, Store, frame_bytes, ring_rows
 from qfleet.replay.tree import tree_levels
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from qfleet.api import Run, resume, train
+from qfleet.api import resume, train
 from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
+from qfleet.run_object import Run
 from qfleet.sweep.member_parts import unpack_member_parts
 from qfleet.sweep.member_process import MemberRow, MemberSetup, MemberWarning, send
 from qfleet.system.worker_errors import FinalError

@@ -15,13 +15,13 @@ import msgspec
 from torch import nn
 
 from qfleet.act import Explore
-from qfleet.api import as_plan, checked
 from qfleet.build.custom_parts import given_parts, record_parts, require_parts
 from qfleet.build.worlds import EnvMaker
 from qfleet.envs import AnyEnv
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
 from qfleet.files import is_folder, list_inside, remove_drafts
+from qfleet.given_plan import as_plan, checked
 from qfleet.learn import OptimizerMaker
 from qfleet.plan import plan_hash, read_plan, trusted_settings
 from qfleet.plan.local_paths import local_path

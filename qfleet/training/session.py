@@ -15,13 +15,12 @@ from qfleet.build.resolve import torch_threads
 from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import QfleetError, StorageError, UsageError
-from qfleet.escape import indented
-from qfleet.files import make_folder, open_log, require_regular_files
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
 from qfleet.training.callbacks import AnyCallback, Callback, RowCallback, split_callbacks
 from qfleet.training.checkpoints.checkpointer import Checkpointer
+from qfleet.training.log.error_log import LOG_FILE, error_log
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import CLOCK_ENDS, Ending, Row
 from qfleet.training.process.hang_warnings import watching
@@ -34,9 +33,6 @@ from qfleet.training.process.signals import (
 )
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, collect_provenance
-from qfleet.watch.run_files import unwritable_error
-
-LOG_FILE = "run-0.log"
 
 
 def run_session(
@@ -185,47 +181,6 @@ def run_torch_rng(plan: Plan) -> Iterator[None]:
             yield
         finally:
             set_device_rng(plan.runtime.device, before)
-
-
-class LogFile(logging.Handler):
-    """A log of the run folder, which no link can lead out of; it is made with its first record."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append one record."""
-        with open(open_log(self.file), "a", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(self.format(record) + "\n")
-
-
-class EscapedFormat(logging.Formatter):
-    """Lines that text from elsewhere cannot forge: control characters are escaped, lines after the first indented."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One record, its traceback below it."""
-        return indented(super().format(record))
-
-
-@contextmanager
-def error_log(folder: Path) -> Iterator[logging.Logger]:
-    """logs/run-0.log: the traceback of an error that ended this run."""
-    log = logging.getLogger(f"qfleet.{folder.name}")
-    try:
-        for name in ("logs", "history"):
-            require_regular_files(folder, name)  # these files are opened later, some of them by children
-        make_folder(folder, "logs")
-    except OSError as error:
-        raise unwritable_error(folder / "logs", error) from error
-    handler = LogFile(folder / "logs" / LOG_FILE)
-    handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield log
-    finally:
-        log.removeHandler(handler)
 
 
 def run_introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:

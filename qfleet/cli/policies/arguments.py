@@ -9,7 +9,7 @@ from qfleet.cli.arguments import split_arguments
 from qfleet.errors import UsageError
 
 if TYPE_CHECKING:
-    from qfleet.api import Run
+    from qfleet.run_object import Run
     from qfleet.training.evaluation.variants import Variant
 
 Which = Annotated[

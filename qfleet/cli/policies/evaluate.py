@@ -21,7 +21,7 @@ from qfleet.errors import UsageError
 from qfleet.plan.setting_text import format_value
 
 if TYPE_CHECKING:
-    from qfleet.api import Run
+    from qfleet.run_object import Run
 
 
 def evaluate(

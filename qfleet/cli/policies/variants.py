@@ -12,7 +12,7 @@ from qfleet.errors import QfleetError
 from qfleet.plan import read_toml
 
 if TYPE_CHECKING:
-    from qfleet.api import Run
+    from qfleet.run_object import Run
     from qfleet.training.evaluation.variants import Variant
 
 Row = dict[str, Any]
