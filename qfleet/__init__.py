@@ -32,6 +32,7 @@ _HOMES = {
     "Callback": "qfleet.training.callbacks",
     "Group": "qfleet.sweep.sweep",
     "Plan": "qfleet.plan",
+    "Policy": "qfleet.training.checkpoints.saved_policy",
     "Run": "qfleet.run_object",
     "compare": "qfleet.watch.compare",
     "RunView": "qfleet.training.callbacks.run_view",
