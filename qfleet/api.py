@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from qfleet.act import Explore, Policy
-from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts, with_parts
+from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, record_parts, require_parts, with_parts
 from qfleet.build.make import make_policy
 from qfleet.build.memory_check import estimate, require_network
 from qfleet.build.resolve import torch_threads, usable_device
@@ -150,17 +150,7 @@ def train(
     watcher = watcher if watcher is not None else default_watcher(progress)
     plan = checked(as_plan(plan, preset, overrides))
     out = local_path(out)
-    custom_parts = CustomParts(
-        as_env_maker("env", env),
-        as_env_maker("eval_env", eval_env),
-        torso,
-        head,
-        rule,
-        loss,
-        sampler,
-        optimizer,
-        explore,
-    )
+    custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
@@ -206,17 +196,7 @@ def resume(
     """
     watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
-    custom_parts = CustomParts(
-        as_env_maker("env", env),
-        as_env_maker("eval_env", eval_env),
-        torso,
-        head,
-        rule,
-        loss,
-        sampler,
-        optimizer,
-        explore,
-    )
+    custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     before = open_plan(folder, custom_parts.env, trust_env or trust_run)
     require_places(folder, before, trust_run)
     changed_parts = require_parts(before, custom_parts, folder.name)
@@ -225,25 +205,15 @@ def resume(
         require_ahead(folder, steps, before)
         plan = with_steps(before, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
+    options: dict[str, Any] = {"notes": notes, "changed_parts": changed_parts, "strict": strict}
+    options |= {"watcher": watcher, "callbacks": callbacks}
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
-        observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        driver.resume(
-            plan, custom_parts, folder=folder, notes=notes, changed_parts=changed_parts, strict=strict, **observers
-        )
+        driver.resume(plan, custom_parts, folder=folder, **options)
         return load_ended(folder, custom_parts)
     run_as_mpi_worker(plan, custom_parts)
-    components = resume_here(
-        plan,
-        custom_parts,
-        folder,
-        notes=notes,
-        changed_parts=changed_parts,
-        strict=strict,
-        callbacks=callbacks,
-        watcher=watcher,
-    )
+    components = resume_here(plan, custom_parts, folder, **options)
     return Run(folder, plan, components.policy, custom_parts.eval_maker)
 
 

@@ -156,6 +156,11 @@ def with_parts(plan: Plan, names: Collection[str]) -> Plan:
     return msgspec.structs.replace(plan, custom=Custom(**kept))
 
 
+def given_parts(env: Any, eval_env: Any, *parts: Any) -> CustomParts:
+    """The parts that a call was given, in the order of `CustomParts`."""
+    return CustomParts(as_env_maker("env", env), as_env_maker("eval_env", eval_env), *parts)
+
+
 def as_env_maker(argument: str, env: Any) -> EnvMaker | None:
     """A function that makes environments, from what the user gave: a function, a class, or one of `gymnasium.make`."""
     if env is None or (callable(env) and not isinstance(env, gymnasium.Env)):

@@ -16,7 +16,7 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.api import as_plan, checked
-from qfleet.build.custom_parts import CustomParts, as_env_maker, record_parts, require_parts
+from qfleet.build.custom_parts import given_parts, record_parts, require_parts
 from qfleet.build.worlds import EnvMaker
 from qfleet.envs import AnyEnv
 from qfleet.errors import UsageError
@@ -134,8 +134,7 @@ def train_group(
     Takes what `train` takes. Members are processes of their own: each gets a copy of your parts and callbacks, so what
     a callback appends to a list stays in its member; `watcher` sees the rows of all members in this process.
     """
-    makers = (as_env_maker("env", env), as_env_maker("eval_env", eval_env))
-    parts = CustomParts(*makers, torso, head, rule, loss, sampler, optimizer, explore)
+    parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     plan = record_parts(checked(as_plan(plan, preset, overrides)), parts)
     packed = pack_member_parts(parts, callbacks)
     out = local_path(out)
@@ -188,8 +187,7 @@ def resume_group(
     watcher: GroupWatcher | None = None,
 ) -> Group:
     """Resume the members that are not done; `steps` moves the end of all. Parts of your own are passed again."""
-    makers = (as_env_maker("env", env), as_env_maker("eval_env", eval_env))
-    parts = CustomParts(*makers, torso, head, rule, loss, sampler, optimizer, explore)
+    parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     folder = find_run_or_group(path, out)
     plan, members, origin = _open(folder)
     require_trust(folder, plan.env, trust_env or trust_run or parts.env is not None)
