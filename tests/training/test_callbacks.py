@@ -543,6 +543,13 @@ def test_callbacks_see_runs_with_other_processes(tmp_path: Path, changes: Settin
     assert progress[-1]["callback.x"] <= progress[-1]["env_steps"]
 
 
+@pytest.mark.timeout(90)  # a pool that does not know the new end takes no more rollouts
+def test_actors_act_up_to_an_end_that_was_moved_away(tmp_path: Path) -> None:
+    run = trained(small(PROCESSES), tmp_path, callbacks=[Asking(150, lambda run: run.change("until.steps", 400))])
+    assert run.status["reason"] == "reached until.steps=400"
+    assert 400 <= run.status["env_steps"] < 402  # the last rollout is cut there
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
