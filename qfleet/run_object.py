@@ -129,13 +129,21 @@ class Run:
         return record(self.plan, self.policy, target, episodes, self.make, run=inside)
 
     def frame(self, kind: str | None = None) -> "DataFrame":
-        """The rows of metrics.jsonl as a pandas DataFrame, those of one kind if asked; needs the extra `pandas`."""
+        """The rows of metrics.jsonl as a pandas DataFrame; needs the extra `pandas`.
+
+        Args:
+            kind: only rows of this kind, such as "progress" or "eval".
+        """
         from qfleet.watch.notebook.frame import rows_frame
 
         return rows_frame([({}, self.path)], kind)
 
     def plot(self, file: AnyPath | None = None) -> "Figure":
-        """Return, loss and speed over steps as a figure of matplotlib; `file` saves it too. Needs the extra `plot`."""
+        """Return, loss and speed over steps as a figure of matplotlib; needs the extra `plot`.
+
+        Args:
+            file: where to save it too.
+        """
         from qfleet.watch.plot import draw_runs
 
         return draw_runs([self.path], file)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from qfleet.act.explore import Explorer
-from qfleet.act.policy import Policy, add_reward
+from qfleet.act.policy import Policy
+from qfleet.act.policy_inputs import add_reward
 from qfleet.act.population_policy import PopulationPolicy
 from qfleet.data import Array, Channel, Episode, Rollout, State, Step, Tick, WeightsBoard, World, split_actions
 from qfleet.data.array_messages import COLUMNS

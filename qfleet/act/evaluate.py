@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qfleet.act.policy import Policy, add_reward
+from qfleet.act.policy import Policy
+from qfleet.act.policy_inputs import add_reward
 from qfleet.data import Array, World
 from qfleet.envs import ProcessVectorEnv
 from qfleet.errors import EnvError

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from qfleet.act.explore import ChooseActions, epsilon_greedy, greedy
 from qfleet.act.explore import NonFiniteValues as NonFiniteValues
+from qfleet.act.policy_inputs import require_batch
 from qfleet.act.predict import Predictor
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
@@ -105,26 +106,46 @@ class Policy:
     ) -> tuple[Any, Array | None]:
         """The action for a raw observation of the environment, or the actions for a batch, and the state after it.
 
-        `mask` is `info["action_mask"]`. `deterministic=False` explores as the plan does at its end, or with `epsilon`.
-        A recurrent policy is given the `state` of its last call, and the `reward` of its last action; None begins new
-        episodes, and `episode_start` does so in some lanes.
+        Args:
+            obs: an observation of the environment's own space, or a batch of them.
+            state: of a recurrent policy, what its last call returned; None begins new episodes.
+            mask: `info["action_mask"]`, if the environment has masks.
+            deterministic: False explores as the plan does at its end.
+            reward: of a recurrent policy, the reward of the last action.
+            episode_start: of a recurrent policy, which lanes begin a new episode.
+            epsilon: with deterministic=False, the share of random actions.
         """
         predictor = self.require_predictor()
         return predictor.predict(self, obs, state, mask, deterministic, reward, episode_start, epsilon)
 
     def values(self, obs: Any, state: Any = None, *, reward: Any = None, episode_start: Any = None) -> Array:
-        """The Q-values [A] of all actions for a raw observation, [B, A] for a batch; decoupled [D, A] and [B, D, A]."""
+        """The Q-values [A] of all actions for a raw observation, [B, A] for a batch; decoupled [D, A] and [B, D, A].
+
+        Args:
+            obs: as for `predict`.
+            state: as for `predict`.
+            reward: as for `predict`.
+            episode_start: as for `predict`.
+        """
         return self.require_predictor().values(self, obs, state, reward, episode_start)
 
     def raw_action(self, index: int) -> Any:
-        """The action of the environment whose value is at this index of `values`; of a joint action, its number."""
+        """The action of the environment whose value is at this index of `values`.
+
+        Args:
+            index: of a joint action, its number.
+        """
         num = math.prod(self.actions)
         if not 0 <= index < num:
             raise UsageError(f"there is no action {index}", f"There are {num}.", f"Give an index from 0 to {num - 1}.")
         return self.require_predictor().spaces.decode_one(index)
 
     def seed(self, seed: int) -> None:
-        """Seed the random numbers of `predict(..., deterministic=False)`."""
+        """Seed the random numbers of `predict(..., deterministic=False)`.
+
+        Args:
+            seed: any number.
+        """
         self.require_predictor().rng = np.random.default_rng(seed)
 
     def require_predictor(self) -> Predictor:
@@ -197,32 +218,3 @@ class Policy:
         state[:, : memory.cell_state_size] = cell_state
         state[np.arange(len(cell_state)), memory.cell_state_size + action] = 1.0
         return state
-
-
-def require_batch(obs: Any, spec: Spec) -> None:
-    """Refuse anything but a batch of observations of the spec's shape and type."""
-    wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
-    if not isinstance(obs, np.ndarray):
-        given = f"a {type(obs).__name__}"
-        fix = f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
-    elif obs.shape == spec.input_shape:
-        given = "one observation without a batch axis"
-        fix = "Write policy.act(obs[None])."
-    elif obs.shape[1:] != spec.input_shape:
-        given = f"an array of shape {obs.shape}"
-        fix = "Pass observations of the environment it was trained in."
-    elif obs.dtype != spec.dtype:
-        given = f"numbers of type {obs.dtype}"
-        fix = f"Write obs.astype(np.{spec.dtype})."
-    else:
-        return
-    raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)
-
-
-def add_reward(state: Array | None, reward: Array, new_episode: Array) -> Array | None:
-    """Write the reward of the last action into a recurrent state; reset lanes that begin a new episode."""
-    if state is None:
-        return None
-    state[:, -1] = reward
-    state[new_episode] = 0.0
-    return state

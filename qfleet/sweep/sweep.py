@@ -79,13 +79,21 @@ class Group:
         return compare(self.path)
 
     def frame(self, kind: str | None = None) -> "DataFrame":
-        """The rows of all members, with `member` and `seed` first, as a pandas DataFrame; needs the extra `pandas`."""
+        """The rows of all members, with `member` and `seed` first, as a pandas DataFrame; needs the extra `pandas`.
+
+        Args:
+            kind: only rows of this kind, such as "progress" or "eval".
+        """
         from qfleet.watch.notebook.frame import rows_frame
 
         return rows_frame([({"member": path.name, "seed": _seed_of(path)}, path) for path in self.members], kind)
 
     def plot(self, file: Path | str | None = None) -> "Figure":
-        """The return of all members over steps, their IQM and its interval; `file` saves it. Needs the extra `plot`."""
+        """The return of all members over steps, their IQM and its interval; `file` saves it. Needs the extra `plot`.
+
+        Args:
+            file: where to save it too.
+        """
         from qfleet.watch.plot import draw_sides
 
         return draw_sides({self.path.name: self.members}, file)

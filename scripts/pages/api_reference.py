@@ -14,6 +14,11 @@ from docstring_parser import Docstring, DocstringStyle, parse
 
 from scripts.pages.markdown import fenced, table
 
+# Users get these from qfleet, and do not make them.
+MADE_BY_QFLEET = {"Policy", "QNet", "RunView"}
+# The methods that users call, of classes with others for qfleet itself.
+FOR_USERS = {"Policy": ("load", "predict", "raw_action", "save", "seed", "values")}
+
 # Page, and the module whose public names it explains; one that does not exist has no page.
 MODULES = {
     "reference/qfleet.md": "qfleet",
@@ -170,12 +175,15 @@ def signature(name: str, function: Any) -> str:
 
 def constructor(kind: type) -> Any:
     """The class's own `__init__`; that of a dataclass or plan follows from its fields, and a Protocol is not called."""
-    return None if is_dataclass(kind) or getattr(kind, "_is_protocol", False) else vars(kind).get("__init__")
+    called = not (is_dataclass(kind) or getattr(kind, "_is_protocol", False) or kind.__name__ in MADE_BY_QFLEET)
+    return vars(kind).get("__init__") if called else None
 
 
 def field_hints(kind: type) -> list[tuple[str, str]]:
     """Fields of a dataclass or named tuple with their types as written; those of a plan have a page of their own."""
     if issubclass(kind, msgspec.Struct) or not (is_dataclass(kind) or hasattr(kind, "_fields")):
+        return []
+    if kind.__name__ in MADE_BY_QFLEET:
         return []
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
     body = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)).body
@@ -191,6 +199,8 @@ def field_hints(kind: type) -> list[tuple[str, str]]:
 def methods(kind: type) -> list[tuple[str, Any]]:
     """Public methods and properties of the class itself; `__call__` is what a Protocol of a function asks for."""
     public = [name for name in vars(kind) if not name.startswith("_") or name == "__call__"]
+    if kind.__name__ in FOR_USERS:
+        public = [name for name in public if name in FOR_USERS[kind.__name__]]
     found = [(name, vars(kind)[name]) for name in public]
     kinds = (property, classmethod, staticmethod)
     return [(name, value) for name, value in found if inspect.isfunction(value) or isinstance(value, kinds)]

@@ -20,22 +20,46 @@ class Callback:
     """
 
     def on_start(self, run: "RunView") -> None:
-        """Training begins or goes on: at the start, after a resume, and after going back to a checkpoint."""
+        """Training begins or goes on: at the start, after a resume, and after going back to a checkpoint.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def on_step(self, run: "RunView") -> None:
-        """A turn of the training loop has made `run.new_steps` environment steps and the updates that go with them."""
+        """A turn of the training loop has made `run.new_steps` environment steps and the updates that go with them.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def on_update(self, run: "RunView") -> None:
-        """One update was made; `run.learner` has its loss and gradient norm. It may come in the middle of a turn."""
+        """One update was made; `run.learner` has its loss and gradient norm. It may come in the middle of a turn.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def on_evaluation(self, run: "RunView") -> None:
-        """The policy was evaluated on validation episodes; the row is `run.last_evaluation`."""
+        """The policy was evaluated on validation episodes; the row is `run.last_evaluation`.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def on_save(self, run: "RunView") -> None:
-        """A checkpoint was committed; its folder is `run.checkpoint`."""
+        """A checkpoint was committed; its folder is `run.checkpoint`.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def on_end(self, run: "RunView") -> None:
-        """The run has ended without an error; `run.ending` says how, `run.score` is the score on test episodes."""
+        """The run has ended without an error; `run.ending` says how, `run.score` is the score on test episodes.
+
+        Args:
+            run: the run as it is now.
+        """
 
     def close(self) -> None:
         """The last call, also after an error: close what you have opened."""

@@ -227,11 +227,21 @@ class RunView:
     # What it may ask for
 
     def log(self, name: str, value: Any) -> None:
-        """Show a number in the next progress row, as `callback.NAME`; of several values the newest one."""
+        """Show a number in the next progress row, as `callback.NAME`; of several values the newest one.
+
+        Args:
+            name: of the metric; rows have it as `callback.NAME`.
+            value: a number.
+        """
         self._requests.add_metric(name, value, mean=False)
 
     def log_mean(self, name: str, value: Any) -> None:
-        """Show the mean of all values since the last progress row, as `callback.NAME`."""
+        """Show the mean of all values since the last progress row, as `callback.NAME`.
+
+        Args:
+            name: of the metric; rows have it as `callback.NAME`.
+            value: a number.
+        """
         self._requests.add_metric(name, value, mean=True)
 
     def request_save(self) -> None:
@@ -249,11 +259,21 @@ class RunView:
         self._requests.evaluate = True
 
     def stop(self, reason: str = "", *, done: bool = False) -> None:
-        """End the run at the next safe point: as one that can be resumed, or as done, with its score on test seeds."""
+        """End the run at the next safe point: as one that can be resumed, or as done, with its score on test seeds.
+
+        Args:
+            reason: a few words for status.json.
+            done: True: the run counts as done, with exit code 0 and a test score.
+        """
         self._requests.stop(reason, done=done)
 
     def change(self, path: str, value: float) -> None:
-        """Change `optim.learning_rate`, `algo.batch_size` or `until.steps` from the next safe point on."""
+        """Change `optim.learning_rate`, `algo.batch_size` or `until.steps` from the next safe point on.
+
+        Args:
+            path: of the setting, such as "optim.learning_rate".
+            value: the new value.
+        """
         self._requests.changes[path] = self._settings.checked(path, value)
 
 

@@ -84,8 +84,13 @@ def load_policy(
 ) -> Policy:
     """The policy of a run, without its environment: nothing but qfleet has to be installed, and no code is trusted.
 
-    `path` is the run's folder, or its name below `out`; `which` is best, latest, or any that can be read. A torso or
-    head of your own is passed again. `device` is that of the plan if this machine has it, otherwise the CPU.
+    Args:
+        path: the run directory, its name in `out`, or "latest".
+        which: "best", "latest", or "any": the best, or if it cannot be read the latest.
+        out: the folder in which a run is looked for by its name.
+        torso: the torso, if the run was trained with one of your own.
+        head: the head, if the run was trained with one of your own.
+        device: where it computes; by default that of the plan if this machine has it, otherwise the CPU.
     """
     folder = find_run(path, out)
     plan = read_plan(folder / "run.toml")
@@ -139,6 +144,10 @@ def save_policy(policy: Policy, path: str | Path) -> Path:
     """Write the policy into a new folder, for `Policy.load`: plan, spaces and weights, without replay and history.
 
     Options of the environment that look like secrets are left out.
+
+    Args:
+        policy: the policy.
+        path: a new folder.
     """
     predictor = policy.require_predictor()
     folder = local_path(path)
