@@ -701,7 +701,7 @@ WRONG = [
     Wrong(
         "env chekc CartPole-v1",
         "unknown command chekc",
-        "qfleet env has check.",
+        "qfleet env has list, check.",
         "Did you mean qfleet env check?",
     ),
     Wrong(
