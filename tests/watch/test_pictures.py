@@ -203,10 +203,10 @@ def test_lengths_infos_and_metrics_have_panels(tmp_path: Path, monkeypatch: pyte
 
 def test_a_panel_shows_training_and_evaluations(tmp_path: Path) -> None:
     figures = pytest.importorskip("matplotlib.figure")
-    from qfleet.watch.plot import _draw, _rows
+    from qfleet.watch.plot import _draw, curve_rows
 
     figure = figures.Figure()
-    _draw(figure, {"a": _rows(add_rows(make_run(tmp_path / "a"), **{"length_mean": 5.0, "info.x": 0.5}))}, "")
+    _draw(figure, {"a": curve_rows(add_rows(make_run(tmp_path / "a"), **{"length_mean": 5.0, "info.x": 0.5}))}, "")
     *_, length, info = figure.axes
     assert [list(line.get_xdata()) for line in length.lines] == [[1000, 2000, 3000], [3000]]
     assert {value for line in info.lines for value in line.get_ydata()} == {0.5}
@@ -214,9 +214,9 @@ def test_a_panel_shows_training_and_evaluations(tmp_path: Path) -> None:
 
 def test_a_row_with_very_many_names_has_few_panels(tmp_path: Path) -> None:
     figures = pytest.importorskip("matplotlib.figure")
-    from qfleet.watch.plot import MOST_PANELS, _draw, _rows
+    from qfleet.watch.plot import MOST_PANELS, _draw, curve_rows
 
-    rows = _rows(add_rows(make_run(tmp_path / "a"), **{f"info.x{number}": 1.0 for number in range(1000)}))
+    rows = curve_rows(add_rows(make_run(tmp_path / "a"), **{f"info.x{number}": 1.0 for number in range(1000)}))
     assert max(len(row) for row in rows) < 100
     figure = figures.Figure()
     _draw(figure, {"a": rows}, "")

@@ -126,7 +126,8 @@ def restore_policy(
         require_network(plan, spec)
         size = network_bytes(plan, spec)
         weights = read_weights(folder, 2 * size + SPARE_BYTES + spare, which).without(LOSS_LAYERS)
-        require_size(weights, size, plan)
+        if parts.env is None:  # otherwise the user's own environment may be another one, which is said below
+            require_size(weights, size, plan)
         policy = make_policy(plan, spec, device, parts)
     load_into_policy(policy, weights, plan, own_env=parts.env is not None)
     return policy, weights

@@ -31,6 +31,12 @@ class InfoNumbers:
         self.episodes = 0  # seen by this process
         self.not_numbers: set[str] = set()
 
+    def __eq__(self, other: object) -> bool:
+        """Do both hold the same values?"""
+        return isinstance(other, InfoNumbers) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
     def add(self, values: Sequence[float]) -> None:
         """Add the values of one episode: NaN where it has none, infinity where it has no number."""
         self.episodes += 1
