@@ -35,6 +35,7 @@ from qfleet.sweep.capacity import Capacity, find_capacity
 from qfleet.sweep.member_main import PLAN_FILE
 from qfleet.sweep.member_parts import pack_member_parts
 from qfleet.sweep.runner import FORMAT, Member, SweepRunner, file_hash
+from qfleet.training.callbacks import AnyCallback
 from qfleet.training.env_trust import require_places, require_trust, sign
 from qfleet.watch import find_run, new_run_dir, read_json
 from qfleet.watch.compare import Comparison, compare
@@ -135,7 +136,7 @@ def train_group(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Any] = (),
+    callbacks: Iterable[AnyCallback] = (),
     progress: bool = True,
     weights_from: Path | str | None = None,
     watcher: GroupWatcher | None = None,
@@ -214,7 +215,7 @@ def resume_group(
     sampler: CustomSampler | None = None,
     optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Any] = (),
+    callbacks: Iterable[AnyCallback] = (),
     progress: bool = True,
     trust_env: bool = False,
     trust_run: bool = False,
