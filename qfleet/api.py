@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -17,7 +17,7 @@ from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv
-from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, with_steps
+from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, require_whole_run, with_steps
 from qfleet.learn import OptimizerMaker
 from qfleet.plan import diff
 from qfleet.plan.local_paths import local_path
@@ -30,9 +30,6 @@ from qfleet.training.checkpoints.saved_policy import restore_policy
 from qfleet.training.env_trust import require_places
 from qfleet.watch import Watcher, default_watcher, find_run, read_json
 from qfleet.watch.new_run_dir import require_free
-
-if TYPE_CHECKING:
-    pass
 
 AnyPath = str | Path
 
@@ -165,6 +162,7 @@ def resume(
     folder = find_run(path, out)
     callbacks = checked_callbacks(callbacks)
     custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
+    require_whole_run(folder)
     before = open_plan(folder, custom_parts.env, trust_env or trust_run)
     require_places(folder, before, trust_run)
     changed_parts = require_parts(before, custom_parts, folder.name)

@@ -9,9 +9,11 @@ import msgspec
 from qfleet.build.worlds import EnvMaker
 from qfleet.envs import absolute_env
 from qfleet.errors import UsageError
+from qfleet.files import is_file
 from qfleet.plan import check, make_plan, read_plan
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
+from qfleet.training.checkpoints.saved_policy import SPACES_FILE
 from qfleet.training.env_trust import require_trust
 from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
 from qfleet.watch import read_json
@@ -57,6 +59,16 @@ def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
     # The user's own environment replaces the one that the run names, but the run's wrappers are put around it.
     require_trust(folder, plan.env, trust_env or (env is not None and not plan.env.wrappers))
     return plan
+
+
+def require_whole_run(folder: Path) -> None:
+    """Refuse the folder of a policy that was saved alone."""
+    if is_file(folder, SPACES_FILE) and not is_file(folder, "provenance.json"):
+        raise UsageError(
+            f"{folder.name} is a policy that was saved, not a run",
+            "It has no optimiser, no replay and no history.",
+            f"Start a new run with its weights: train(plan, weights_from={folder.name!r}).",
+        )
 
 
 def require_ahead(folder: Path, steps: int, plan: Plan) -> None:

@@ -1,13 +1,7 @@
 """Parts of a run that the user has written: how they are named in run.toml, asked for again, and sent to processes."""
 
-import hashlib
-import inspect
-import os
-import re
 from collections.abc import Collection, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
-from functools import partial
+from dataclasses import dataclass, fields
 from typing import Any
 
 import gymnasium
@@ -17,20 +11,23 @@ from torch import nn
 
 from qfleet.act import Explore
 from qfleet.build.env_instances import recipe_of
+from qfleet.build.part_names import part_name
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import UsageError
 from qfleet.learn import OptimizerMaker
-from qfleet.plan.schema import BufferReplay, Custom, FreshReplay, Plan, ScalarHead, UniformSampler
+from qfleet.plan import diff
+from qfleet.plan.schema import Adam, BufferReplay, Custom, FreshReplay, Plan, ScalarHead, UniformSampler
+from qfleet.plan.setting_text import format_value as setting_text
 from qfleet.plan.sync_schema import Serving
 from qfleet.qlearn import CustomHead, Loss, Rule
 from qfleet.replay import CustomSampler
 from qfleet.system.sent_objects import pack_object, unpack_object
 
-HASH_DIGITS = 16
-MAX_SETTINGS_CHARS = 200
 # A resumed run compares what an environment shows with what was saved, so a new version of it need not be refused.
+SCHEDULE = ("clip_norm", "warm_updates", "decay_updates", "base_batch", "scaling")  # kept with an optimiser of your own
 ENVIRONMENTS = ("env", "eval_env")
 LEARNING = ("head", "rule", "loss", "sampler", "optimizer")  # parts that a resumed run has had from its start
+ATTRIBUTES = {"rule": ("needs_online", "needs_current")}  # that a part must have besides
 METHODS = {  # that a part must have
     "head": ("make_layers", "values", "target", "loss"),
     "rule": ("__call__",),
@@ -39,9 +36,6 @@ METHODS = {  # that a part must have
     "optimizer": ("__call__",),
     "explore": ("__call__",),
 }
-ADDRESS = re.compile(" at 0x[0-9a-f]+")
-SENT_SOURCE = "__qfleet_source__"  # attribute: the process that found the source, and the source
-SIMPLE = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -77,60 +71,6 @@ class CustomParts:
 NO_CUSTOM_PARTS = CustomParts()
 
 
-def part_name(value: Any) -> str:
-    """`module:Class(setting=1) sha256:0123456789abcdef`: what a part is, and the hash of its source."""
-    named = value.func if isinstance(value, partial) else value
-    kind = named if inspect.isroutine(named) or isinstance(named, type) else type(named)
-    source = source_of(kind)
-    if isinstance(value, nn.Module):
-        source += ADDRESS.sub("", repr(value))  # its layers
-    name = f"{kind.__module__}:{kind.__qualname__}{settings_text(value)}"
-    return f"{name} sha256:{hashlib.sha256(source.encode()).hexdigest()[:HASH_DIGITS]}"
-
-
-def settings_text(value: Any) -> str:
-    """The plain settings of a dataclass object, or the arguments of a partial function."""
-    if isinstance(value, partial):
-        shown = [*(getattr(each, "id", each) for each in value.args), *value.keywords.items()]
-        return f"({', '.join(map(repr, shown))[:MAX_SETTINGS_CHARS]})"
-    if not is_dataclass(value) or isinstance(value, type):
-        return ""
-    shown = [(field.name, getattr(value, field.name)) for field in fields(value) if field.init]
-    text = ", ".join(f"{name}={each!r}" for name, each in shown if isinstance(each, SIMPLE))
-    return f"({text[:MAX_SETTINGS_CHARS]})"
-
-
-def source_of(kind: Any) -> str:
-    """The source of a function or class. What a script or a notebook has sent here brings its source along."""
-    number, text = getattr(kind, "__dict__", {}).get(SENT_SOURCE, (os.getpid(), ""))
-    if number != os.getpid():
-        return str(text)
-    text = find_source(kind)
-    if getattr(kind, "__module__", None) == "__main__":  # it is sent whole, and its source cannot be found there
-        with suppress(AttributeError, TypeError):
-            setattr(kind, SENT_SOURCE, (os.getpid(), text))
-    return text
-
-
-def find_source(kind: Any) -> str:
-    """The source of a function or class of this process; of a class in a notebook, the sources of its methods."""
-    try:
-        return inspect.getsource(kind)
-    except (OSError, TypeError):
-        pass
-    if not isinstance(kind, type):
-        code = getattr(kind, "__code__", None)
-        return repr(kind) if code is None else code_text(code)
-    methods = sorted((name, each) for name, each in vars(kind).items() if inspect.isfunction(each))
-    return "\n".join(find_source(method) for _, method in methods)
-
-
-def code_text(code: Any) -> str:
-    """Compiled code as text, for a function without source; without addresses, which change with each start."""
-    constants = [code_text(each) if inspect.iscode(each) else repr(each) for each in code.co_consts]
-    return "\n".join([code.co_code.hex(), *code.co_names, *constants])
-
-
 def record_parts(plan: Plan, parts: CustomParts) -> Plan:
     """The plan with the names of the given parts; settings that they replace are set to their defaults."""
     custom = parts.names()
@@ -148,7 +88,14 @@ def record_parts(plan: Plan, parts: CustomParts) -> Plan:
         net = msgspec.structs.replace(net, head=ScalarHead(), dueling=False, decoupled=False)
     if parts.sampler is not None and isinstance(replay, BufferReplay):
         replay = msgspec.structs.replace(replay, sampler=UniformSampler())
-    return msgspec.structs.replace(plan, custom=custom, algo=algo, net=net, replay=replay)
+    optim = plan.optim if parts.optimizer is None else Adam(**{name: getattr(plan.optim, name) for name in SCHEDULE})
+    return msgspec.structs.replace(plan, custom=custom, algo=algo, net=net, replay=replay, optim=optim)
+
+
+def replaced_settings(before: Plan, after: Plan) -> list[str]:
+    """Notes about settings of a plan that parts of the user's own have replaced."""
+    changes = [change for change in diff(before, after) if not change[0].startswith("custom.")]
+    return [f"{path}={setting_text(old)} is replaced by a part of your own" for path, old, _ in changes]
 
 
 def require_methods(parts: CustomParts) -> None:
@@ -162,12 +109,11 @@ def require_methods(parts: CustomParts) -> None:
                 f"Write {name}={value.__name__}().",
             )
         lacking = [each for each in wanted if not callable(getattr(value, each, None))]
-        if name == "rule":
-            lacking += [each for each in ("needs_online", "needs_current") if not hasattr(value, each)]
+        lacking += [each for each in ATTRIBUTES.get(name, ()) if not hasattr(value, each)]
         if lacking:
             raise UsageError(
                 f"{name}= was given {value!r}, which has no {', '.join(lacking)}",
-                f"A {name} needs {', '.join(wanted)}; see qfleet.custom.",
+                f"A {name} needs {', '.join((*wanted, *ATTRIBUTES.get(name, ())))}; see qfleet.custom.",
                 "docs/custom.md shows a complete one.",
             )
 
@@ -205,10 +151,11 @@ def require_parts(plan: Plan, parts: CustomParts, run: str) -> list[str]:
     now = asdict(parts.names())
     if missing := [name for name in before if now[name] is None]:
         arguments = ", ".join(f"{name}=..." for name in missing)
+        loading = f" or load(path, {arguments})" if set(missing) <= {"env", "torso", "head"} else ""
         raise UsageError(
             f"{run} was trained with parts of your own: {', '.join(f'{name} {before[name]}' for name in missing)}",
             "They are Python objects, which a run directory cannot hold.",
-            f"Pass them again from Python: resume(path, {arguments}) or load(path, {arguments}).",
+            f"Pass them again from Python: resume(path, {arguments}){loading}.",
         )
     if unexpected := [name for name, _ in parts.given() if name in LEARNING and name not in before]:
         raise UsageError(

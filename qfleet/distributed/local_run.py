@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qfleet.act.predict import make_predictor
 from qfleet.build.components import Components
-from qfleet.build.custom_parts import CustomParts, record_parts
+from qfleet.build.custom_parts import CustomParts, record_parts, replaced_settings
 from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
@@ -181,12 +181,14 @@ def prepare_components(
     `show` is called with what takes a while.
     """
     given_threads = plan.runtime.threads
-    plan = resolve(record_parts(plan, custom_parts), world.spec)
+    recorded = record_parts(plan, custom_parts)
+    replaced = replaced_settings(plan, recorded)
+    plan = resolve(recorded, world.spec)
     require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
     components = make_components_here(plan, world, custom_parts, endpoint)
-    components.notes = [*getattr(world, "notes", ()), *notes, *components.notes]
+    components.notes = [*getattr(world, "notes", ()), *replaced, *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
         close_on_error.callback(components.close)

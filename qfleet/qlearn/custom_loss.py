@@ -34,7 +34,6 @@ class CustomTdLoss:
         # First came the rows learned from; in bfloat16 if the network multiplies so.
         features = read_by_head[0][: len(out)].float()
         inputs = LossInputs(out, view.actions(batch), targets, features, batch, head, net, target_net, layers)
-        loss, priority = self.loss(inputs)
-        require_losses(loss, priority, len(out))
+        loss, priority = require_losses(self.loss(inputs), len(out))
         loss, priority = view.reduce(loss, priority.detach(), batch)
         return loss, priority, existing_values(head, out.detach())

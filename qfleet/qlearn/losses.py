@@ -15,7 +15,7 @@ from qfleet.qlearn.views import Tensors
 
 @dataclass(slots=True)
 class LossInputs:
-    """What a loss may use. Everything but `out`, `features` and what `net` returns is without gradient."""
+    """What a loss may use. Only `out`, `predicted`, `features` and what `net` returns have a gradient."""
 
     out: Tensor  # [M, *out], the online network's outputs
     action: Tensor  # [M], int64, the actions taken
@@ -63,8 +63,15 @@ class Loss(Protocol):
         """Loss [M] with gradient, and priorities [M] without: positive, larger where there is more to learn."""
 
 
-def require_losses(loss: object, priority: object, rows: int) -> None:
-    """Refuse what a user's loss returned if it is not a number per row."""
+def require_losses(returned: object, rows: int) -> tuple[Tensor, Tensor]:
+    """The losses and priorities that a user's loss returned, if they are a number per row."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UsageError(
+            f"the loss returned a {type(returned).__name__}",
+            f"It returns two tensors [{rows}]: the loss and the priority of each row.",
+            "Write return loss, priority; the priority may be the absolute error, detached.",
+        )
+    loss, priority = returned
     for name, value in (("losses", loss), ("priorities", priority)):
         if not isinstance(value, Tensor) or value.shape != (rows,):
             shape = tuple(value.shape) if isinstance(value, Tensor) else f"a {type(value).__name__}"
@@ -73,9 +80,10 @@ def require_losses(loss: object, priority: object, rows: int) -> None:
                 f"It was given {rows} rows, and returns a loss and a priority for each: two tensors [{rows}].",
                 "Do not average over the rows: the learner does, with their importance weights.",
             )
-    if not loss.requires_grad:  # type: ignore[attr-defined]
+    if not loss.requires_grad:
         raise UsageError(
             "the loss does not depend on the network",
             "It has no gradient.",
             "Compute it from inputs.out, inputs.predicted or inputs.features, without detach().",
         )
+    return loss, priority

@@ -273,7 +273,8 @@ class Trainer:
         result = None if score is None else without_returns(score)
         if self.callbacks is not None:
             self.callbacks.end(ending, result)
-        self.run_log.log_row("end", **ending.row(), score=result, **self.run_log.status.filtered())
+        more = {**self.run_log.status.filtered(), **self.run_log.more_metrics()}
+        self.run_log.log_row("end", **ending.row(), score=result, **more)
         self.run_log.flush_rows()
         return ending, score
 

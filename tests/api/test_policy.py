@@ -442,3 +442,15 @@ def test_policies_of_other_runtimes_predict_too(changes: dict[str, Any], tmp_pat
     run = trained(small({**changes, "runtime.inference_device": "cpu"}), tmp_path)
     obs: Array = np.full((2, 4), 0.1)
     assert run.policy.values(obs).tolist() == Policy.load(run.path, which="latest").values(obs).tolist()
+
+
+def test_a_saved_policy_is_no_run(tmp_path: Path) -> None:
+    run = trained(small(), tmp_path / "runs")
+    folder = run.policy.save(tmp_path / "alone")
+    before = sorted(path.name for path in folder.rglob("*"))
+    with pytest.raises(UsageError, match="is a policy that was saved, not a run"):
+        resume(folder)
+    assert sorted(path.name for path in folder.rglob("*")) == before
+    loaded = load(folder, which="latest")
+    assert loaded.weights is not None
+    assert loaded.weights.text(loaded.plan) == "weights of a saved policy"

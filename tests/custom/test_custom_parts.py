@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qfleet import Plan, load, make_plan, resume, train
+from qfleet import Callback, Plan, load, make_plan, resume, train
 from qfleet.build.custom_parts import part_name
 from qfleet.custom import ActionChoice, LossInputs, NextValues, greedy_probs
 from qfleet.errors import UsageError
@@ -176,6 +176,63 @@ def test_a_custom_loss_goes_with_bfloat16(tmp_path: Path) -> None:
     assert run.status["updates"] > 0
 
 
+class Plain:
+    """A rule with a setting in a plain attribute."""
+
+    needs_online = False
+    needs_current = False
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def __call__(self, values: NextValues) -> ActionChoice:
+        return ActionChoice(greedy_probs(values.target_next, values.next_mask))
+
+
+def sgd(rate: float) -> Callable[[list[Tensor]], torch.optim.Optimizer]:
+    """An optimiser whose rate is captured."""
+    return lambda parameters: torch.optim.SGD(parameters, lr=rate)
+
+
+def test_plain_attributes_and_captured_variables_are_named() -> None:
+    assert ":Plain(share=0.5) sha256:" in part_name(Plain(0.5))
+    assert "(rate=0.25) sha256:" in part_name(sgd(0.25))
+    assert part_name(Plain(0.5)) != part_name(Plain(0.75))
+    assert part_name(sgd(0.25)) != part_name(sgd(0.5))
+
+
+def test_the_source_of_own_base_classes_decides_the_hash() -> None:
+    def made(number: int) -> type:
+        space: dict[str, Any] = {"__name__": "nowhere"}
+        exec(f"class Base:\n  def f(self): return {number}\nclass Rule(Base): pass", space)  # noqa: S102
+        return space["Rule"]  # type: ignore[no-any-return]
+
+    assert part_name(made(1)()) == part_name(made(1)())
+    assert part_name(made(1)()) != part_name(made(2)())
+
+
+def test_a_replaced_setting_is_noted_and_says_nothing_false(tmp_path: Path) -> None:
+    plan = small({"optim.type": "rmsprop", "optim.learning_rate": 0.77, "optim.clip_norm": 5.0})
+    shown = list[str]()
+
+    class Screen:
+        def start(self, info: Any) -> None:
+            shown.extend(info["notes"])
+
+        def row(self, row: Any) -> None: ...
+        def live(self, snapshot: Any) -> None: ...
+        def stop(self, status: Any) -> None: ...
+
+    run = trained(until(plan, 60), tmp_path, optimizer=parts.nadam, watcher=Screen())
+    assert "optim.learning_rate=0.77 is replaced by a part of your own" in shown
+    assert (type(run.plan.optim).__name__, run.plan.optim.clip_norm) == ("Adam", 5.0)
+
+
+def test_a_run_with_parts_says_how_to_go_on_from_python(tmp_path: Path) -> None:
+    run = trained(until(small(), 60), tmp_path, rule=parts.Blend())
+    assert run.status["resume"] == f"qfleet.resume({str(run.path)!r}, rule=...)"
+
+
 def test_the_source_decides_the_hash() -> None:
     def one() -> int:
         return 1
@@ -248,6 +305,12 @@ def with_wrong_bonus(values: NextValues) -> ActionChoice:
     return ActionChoice(greedy_probs(values.target_next, None), bonus=values.target_next)
 
 
+class Misspelt(Callback):
+    """Has a method that no run calls."""
+
+    def on_stp(self, run: Any) -> None: ...
+
+
 class Narrow(parts.TanhHead):
     """A head with one output for all actions."""
 
@@ -268,6 +331,10 @@ class Narrow(parts.TanhHead):
         ({"sampler": parts.SameAsHead()}, "has no set_live, draw, update"),
         ({"rule": Answering(lambda values: values.target_next)}, "the rule returned a Tensor"),
         ({"rule": Answering(lambda values: ActionChoice(values.target_next[:, :1]))}, r"the rule returned \(16, 1\)"),
+        ({"rule": Answering(lambda values: ActionChoice(values.target_next))}, "are no probabilities"),
+        ({"loss": loss_of(lambda inputs: inputs.td_loss()[0])}, "the loss returned a Tensor"),
+        ({"callbacks": lambda row: None}, r"Write callbacks=\[\.\.\.\]"),
+        ({"callbacks": [Misspelt()]}, "a method on_stp, which a run never calls"),
         ({"rule": Answering(with_wrong_bonus)}, r"a bonus of shape \(16, 2\)"),
         ({"head": Narrow()}, r"values have shape \(2, 1\)"),
         ({"env": "CartPole-v1"}, "is the id of an environment"),

@@ -70,9 +70,27 @@ AnyCallback: TypeAlias = Callback | RowCallback
 
 def checked_callbacks(callbacks: Iterable[AnyCallback]) -> list[AnyCallback]:
     """All callbacks as a list; what cannot be one is refused before the run begins."""
+    if isinstance(callbacks, Callback) or callable(callbacks):
+        raise UsageError(
+            f"callbacks= was given one {type(callbacks).__name__}", "It takes a list.", "Write callbacks=[...]."
+        )
     found = list(callbacks)
-    split_callbacks(found)
+    objects, _ = split_callbacks(found)
+    for each in objects:
+        require_known_methods(each)
     return found
+
+
+def require_known_methods(callback: Callback) -> None:
+    """Refuse a method that is named like one of a callback, but would never be called."""
+    known = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(callback):
+        if name.startswith("on_") and name not in known and callable(getattr(callback, name)):
+            raise UsageError(
+                f"the callback {type(callback).__name__} has a method {name}, which a run never calls",
+                f"It calls {', '.join(known)}.",
+                "Correct the name, or let it begin in another way.",
+            )
 
 
 def split_callbacks(callbacks: Iterable[AnyCallback]) -> tuple[list[Callback], list[RowCallback]]:

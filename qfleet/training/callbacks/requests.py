@@ -54,7 +54,7 @@ class RunRequests:
     def stop(self, reason: str, *, done: bool) -> None:
         """End the run at the next safe point; the first reason counts."""
         if self.ending is None:
-            text = f"{STOPPED}: {reason[:MAX_REASON_CHARACTERS]}" if reason else STOPPED
+            text = f"{STOPPED}: {str(reason)[:MAX_REASON_CHARACTERS]}" if reason else STOPPED
             self.ending = Ending("done", 0, text) if done else Ending("stopped", 75, text)
 
     def state_dict(self) -> State:

@@ -43,6 +43,8 @@ class SavedWeights:
 
     def text(self, plan: Plan) -> str:
         """What they are, for a message."""
+        if "spec" not in self.checkpoint.meta:  # `Policy.save` wrote it
+            return "weights of a saved policy"
         untrained = ", untrained" if self.step <= max(0, plan.algo.learn_start_steps) else ""
         return f"{self.which} weights, step {self.step}{untrained}"
 

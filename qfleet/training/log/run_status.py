@@ -55,7 +55,7 @@ class RunStatus:
             "env_steps": self.components.steps,
             "updates": self.components.learner.updates,
             "seconds": round(seconds, 3),
-            "resume": resume_command(self.folder),
+            "resume": self.resume_text(),
             "best": self.train_state.best,
             **self.train_state.best_context(),
             "score": None if score is None else without_returns(score),
@@ -68,6 +68,12 @@ class RunStatus:
         }
         write_json(self.folder / "status.json", status)
         return status
+
+    def resume_text(self) -> str:
+        """How to go on: the command, or with parts of the user's own the call."""
+        custom = msgspec.structs.asdict(self.components.plan.custom)
+        parts = "".join(f", {name}=..." for name, value in custom.items() if value is not None)
+        return f"qfleet.resume({str(self.folder)!r}{parts})" if parts else resume_command(self.folder)
 
     def exactness(self) -> Row:
         """`exact`: the plan and its seed decide this run, stopped and resumed or not; otherwise the reasons."""
