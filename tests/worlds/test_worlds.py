@@ -16,7 +16,7 @@ PLAYED_STEPS = 60
 TINY = ("algo.learn_start_steps=500", "algo.batch_size=16", "eval.episodes=2", "eval.test_episodes=2")
 SECONDS = 400  # for one command: a few worlds make 20 steps in a second
 
-pytestmark = [pytest.mark.slow, pytest.mark.worlds]
+pytestmark = [pytest.mark.slow, pytest.mark.worlds, pytest.mark.timeout(900)]  # it may have to make the venv first
 
 
 @pytest.fixture(scope="session")
