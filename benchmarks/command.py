@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.report import ROOT
@@ -38,12 +39,14 @@ def qfleet(*arguments: str) -> list[str]:
     return [str(script), *arguments] if script.exists() else [sys.executable, "-m", "qfleet", *arguments]
 
 
-def run(command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None) -> Finished:
-    """Run to the end or to the limit, whichever is first."""
+def run(
+    command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None, root: Path = ROOT
+) -> Finished:
+    """Run to the end or to the limit, whichever is first; `root` holds the code that is run."""
     done = Finished(list(command))
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         begin = time.monotonic()
-        process = start(command, errors, env)
+        process = start(command, errors, env, root=root)
         reader = threading.Thread(target=_collect, args=(process.stdout, begin, done.rows), daemon=True)
         reader.start()
         try:
@@ -59,13 +62,17 @@ def run(command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | N
 
 
 def start(
-    command: Sequence[str], errors: IO[str], env: Mapping[str, str] | None = None, quiet: bool = False
+    command: Sequence[str],
+    errors: IO[str],
+    env: Mapping[str, str] | None = None,
+    quiet: bool = False,
+    root: Path = ROOT,
 ) -> "subprocess.Popen[str]":
     """Begin a command in a process group of its own, so that all of it can be stopped."""
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **(env or {})}
+    surroundings = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1", **(env or {})}
     return subprocess.Popen(  # noqa: S603 - commands are made by the benchmarks themselves
         list(command),
-        cwd=ROOT,
+        cwd=root,
         env=surroundings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,

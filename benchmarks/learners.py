@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from benchmarks import report
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS
 from qfleet.data import Batch, Spec
 from qfleet.distributed.actors.process import fork_server
 from qfleet.distributed.learners.group import LearnerGroup
@@ -51,7 +52,7 @@ def samples_per_second(learners: int, seconds: float) -> float:
     """Items learned from per second: by one learner with two threads, or by two with one each; 64 in a batch."""
     plan = plan_of(learners, 64, threads=2 if learners == 1 else 1)
     torch.set_num_threads(plan.runtime.threads or 1)
-    learner, batch = build_learner(plan, SPEC, SPEC, None), batch_of(64)
+    learner, batch = build_learner(plan, SPEC, SPEC, NO_CUSTOM_PARTS), batch_of(64)
     group = (
         LearnerGroup(plan, learner, LocalLearnerLauncher(plan, SPEC, SPEC, make_cut(plan.algo)))
         if learners > 1
@@ -75,7 +76,7 @@ def push_pull(rounds: int) -> tuple[float, float]:
     """Median seconds of a push and pull of 6.7 MB (2 shards, 2 workers in turn); and of two copies and a step."""
     torch.set_num_threads(1)
     plan = plan_of(2, 64, 1)
-    learner = build_learner(plan, SPEC, SPEC, None)
+    learner = build_learner(plan, SPEC, SPEC, NO_CUSTOM_PARTS)
     sync = ServerSync(shards=2, max_staleness=None)
     servers = ShardProcesses(fork_server(), plan, sync, learner)
     try:

@@ -20,6 +20,7 @@ import torch
 
 from benchmarks import report
 from benchmarks.learners import SPEC, batch_of, plan_of
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS
 from qfleet.distributed.learners.worker import build_learner
 from qfleet.plan.sync_schema import (
     AllreduceSync,
@@ -146,7 +147,7 @@ def acts(comm: ProcessGroupComm, shapes: list[tuple[int, ...]]) -> dict[str, Cal
 def computing(shapes: list[tuple[int, ...]]) -> Callable[[], object]:
     """What an update computes before anybody agrees: gradients of 32 items by networks of this size."""
     if shapes == NETS["6.7 MB"]:
-        learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
+        learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, NO_CUSTOM_PARTS), batch_of(32)
         return lambda: learner.prepare_shared_update(batch)
     weight, values = torch.randn(shapes[0], requires_grad=True), torch.randn(32, shapes[0][1])
     return lambda: torch.autograd.grad((values @ weight.T).square().mean(), weight)
@@ -154,7 +155,7 @@ def computing(shapes: list[tuple[int, ...]]) -> Callable[[], object]:
 
 def in_buckets(comm: ProcessGroupComm) -> Callable[[], object]:
     """An update whose sums are begun while it computes."""
-    learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, None), batch_of(32)
+    learner, batch = build_learner(plan_of(2, 64, 1), SPEC, SPEC, NO_CUSTOM_PARTS), batch_of(32)
     buckets = Buckets(comm, learner.parameters, AllreduceSync().bucket_bytes)
     return lambda: buckets.sums(learner.prepare_shared_update(batch, 1.0, buckets.add).gradients)
 

@@ -1,8 +1,7 @@
 """What users call: train a plan, resume a run, load a run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,114 +9,102 @@ import msgspec
 import torch
 from torch import nn
 
-from qfleet.act import Explore, Policy
-from qfleet.build.make import make_policy
-from qfleet.build.memory_check import estimate, require_network
-from qfleet.build.resolve import torch_threads, usable_device
+from qfleet.act import Explore
+from qfleet.act.predict import make_predictor
+from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, record_parts, require_parts, with_parts
+from qfleet.build.memory_check import estimate
+from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
-from qfleet.envs import absolute_id
-from qfleet.errors import UsageError
-from qfleet.nets import state_arrays
-from qfleet.plan import check, diff, names_code, read_plan
+from qfleet.envs import AnyEnv
+from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, require_whole_run, with_steps
+from qfleet.learn import OptimizerMaker
+from qfleet.plan import diff
 from qfleet.plan.local_paths import local_path
 from qfleet.plan.schema import Plan
-from qfleet.save import Checkpoints
-from qfleet.training.checkpoints.migrations import max_file_bytes
-from qfleet.training.checkpoints.saved_weights import SavedWeights, load_into_policy, read_weights
-from qfleet.training.env_trust import require_places, require_trust
-from qfleet.training.log.run_log import Callback
-from qfleet.training.trainer import GAVE_UP, OUT_OF_TIME, SOLVED
-from qfleet.watch import Watcher, find_run, read_json, read_rows
+from qfleet.qlearn import CustomHead, Loss, Rule
+from qfleet.replay import CustomSampler
+from qfleet.run_object import Run
+from qfleet.training.callbacks import AnyCallback, checked_callbacks
+from qfleet.training.checkpoints.saved_policy import restore_policy
+from qfleet.training.env_trust import require_places
+from qfleet.watch import Watcher, default_watcher, find_run, read_json
 from qfleet.watch.new_run_dir import require_free
 
 AnyPath = str | Path
 
 
-@dataclass(eq=False)
-class Run:
-    """A run on disk, and the policy it made."""
-
-    path: Path
-    plan: Plan
-    policy: Policy
-    make: EnvMaker | None = None
-    weights: SavedWeights | None = None  # of a run that was loaded: which checkpoint they come from
-
-    @property
-    def status(self) -> dict[str, Any]:
-        """status.json as it is now."""
-        return read_json(self.path / "status.json")
-
-    @property
-    def exit_code(self) -> int:
-        """What the command line would have returned."""
-        return int(self.status.get("exit_code") or 0)
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """Every row of metrics.jsonl."""
-        return read_rows(self.path / "metrics.jsonl")
-
-    def result(self) -> dict[str, Any] | None:
-        """The score on test episodes, if the run got that far."""
-        score: dict[str, Any] | None = self.status.get("score")
-        return score
-
-    def evaluate(self, episodes: int = 100, seed: int | None = None) -> dict[str, Any]:
-        """The greedy policy on test episodes, as a row of kind `eval`; another seed means other episodes."""
-        from qfleet.training.evaluator import Evaluator
-
-        plan = self.plan if seed is None else msgspec.structs.replace(self.plan, seed=seed)
-        with torch_threads(plan.runtime.threads):
-            found = Evaluator(plan, self.make).test(self.policy, max(1, episodes)) or {}
-        named = {} if self.weights is None else self.weights.row()
-        return {"kind": "eval", **named, "seed": plan.seed, **found}
-
-    def record(self, file: AnyPath | None = None, episodes: int = 1) -> Path:
-        """A video of the greedy policy."""
-        from qfleet.training.video import record
-
-        target = local_path(file or self.path / "videos" / "play.mp4")
-        inside = self.path if target.is_relative_to(self.path) else None
-        return record(self.plan, self.policy, target, episodes, self.make, run=inside)
-
-    def __repr__(self) -> str:
-        """Its folder and state."""
-        return f"Run({str(self.path)!r}, state={self.status.get('state')!r})"
-
-
 def train(
-    plan: Plan,
+    plan: Plan | str,
     *,
+    preset: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
     out: AnyPath = "runs",
     name: str | None = None,
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
+    eval_env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
+    rule: Rule | None = None,
+    loss: Loss | None = None,
+    sampler: CustomSampler | None = None,
+    optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     weights_from: AnyPath | None = None,
     command: list[str] | None = None,
 ) -> Run:
-    """Train a plan in a new run directory under `out`, to its end."""
-    plan = checked(plan)
+    """Train a plan, or an environment id with a preset, in a new run directory under `out`, to its end.
+
+    The parts from `env` to `explore` are your own Python objects in place of the plan's; `qfleet.custom` documents
+    each. They work in every runtime, and are passed again to `resume`. The first Ctrl-C saves and returns the run.
+
+    Args:
+        plan: a plan, or the id of an environment.
+        preset: with an id, the name of a preset, such as "rainbow-small".
+        overrides: with an id, settings by their paths, such as {"algo.n_step": 3}.
+        out: the folder that gets the run directory.
+        name: the name of the run directory; by default that of environment and algorithm, with a number.
+        env: your own environment: a class or a function that returns one.
+        eval_env: another environment for evaluations; by default the same as `env`.
+        torso: a `torch.nn.Module` from observations [N, *obs] to features [N, F], in place of `net.torso`.
+        head: what the outputs of the network mean, in place of `net.head`.
+        rule: how the next state is valued, in place of `algo.rule`.
+        loss: the loss of every row, in place of `algo.loss`.
+        sampler: which items of the replay are learned from, in place of `replay.sampler`.
+        optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
+        explore: a function that chooses actions while training, in place of `algo.explore`.
+        callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
+            returns True stops the run.
+        progress: show progress: a screen in a terminal or a notebook, else sparse lines on standard error.
+        watcher: your own display of progress.
+        weights_from: a run whose best weights this one starts with; nothing else is taken from it.
+        command: the words of a command line, for `provenance.json`.
+
+    Returns:
+        The run, with its best policy if it is done.
+    """
+    watcher = watcher if watcher is not None else default_watcher(progress)
+    plan = checked(as_plan(plan, preset, overrides))
+    callbacks = checked_callbacks(callbacks)
     out = local_path(out)
-    user_parts = (env, torso, explore)
+    custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
         observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
         folder = driver.train(
-            plan, user_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
+            plan, custom_parts, out=out, name=name, weights_from=weights_from, command=command, **observers
         )
-        return load_ended(folder, env, torso)
-    run_as_mpi_worker(plan, user_parts)
+        return load_ended(folder, custom_parts)
+    run_as_mpi_worker(plan, custom_parts)
     source = None if weights_from is None else find_run(weights_from, out)
     folder, components = train_here(
-        plan, user_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
+        plan, custom_parts, out=out, name=name, source=source, command=command, callbacks=callbacks, watcher=watcher
     )
-    return Run(folder, components.plan, components.policy, env)
+    return Run(folder, components.plan, components.policy, custom_parts.eval_maker)
 
 
 def resume(
@@ -125,10 +112,17 @@ def resume(
     *,
     steps: int | None = None,
     out: AnyPath = "runs",
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
+    eval_env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
+    rule: Rule | None = None,
+    loss: Loss | None = None,
+    sampler: CustomSampler | None = None,
+    optimizer: OptimizerMaker | None = None,
     explore: Explore | None = None,
-    callbacks: Iterable[Callback] = (),
+    callbacks: Iterable[AnyCallback] = (),
+    progress: bool = True,
     watcher: Watcher | None = None,
     trust_env: bool = False,
     trust_run: bool = False,
@@ -136,33 +130,64 @@ def resume(
 ) -> Run:
     """Resume a run exactly from its newest valid checkpoint; `steps` moves its end.
 
-    Objects of your own (env, torso, explore) are passed again; the resumed run is exact if they are the same, and an
-    explore function has no state of its own. Code that a foreign run names needs `trust_env`, places need `trust_run`.
+    Parts of your own are passed again. The resumed run is exact if their source is the same, they keep no state of
+    their own, and draw random numbers only from torch's generator or from the one that they are given. Code that a
+    foreign run names needs `trust_env`, places need `trust_run`.
+
+    Args:
+        path: the run directory, its name in `out`, or "latest".
+        steps: another end, counted from the beginning of the run.
+        out: the folder in which a run is looked for by its name.
+        env: your own environment: a class or a function that returns one.
+        eval_env: another environment for evaluations; by default the same as `env`.
+        torso: a `torch.nn.Module` from observations [N, *obs] to features [N, F], in place of `net.torso`.
+        head: what the outputs of the network mean, in place of `net.head`.
+        rule: how the next state is valued, in place of `algo.rule`.
+        loss: the loss of every row, in place of `algo.loss`.
+        sampler: which items of the replay are learned from, in place of `replay.sampler`.
+        optimizer: a function that makes a `torch.optim.Optimizer`, in place of `optim`.
+        explore: a function that chooses actions while training, in place of `algo.explore`.
+        callbacks: objects of classes derived from `qfleet.Callback`, or functions of a row of metrics; a function that
+            returns True stops the run.
+        progress: show progress: a screen in a terminal or a notebook, else sparse lines on standard error.
+        watcher: your own display of progress.
+        trust_env: allow the code that the run directory of somebody else names as its environment.
+        trust_run: allow that, and the addresses that it names.
+        strict: refuse a damaged checkpoint; by default the next older one is taken.
+
+    Returns:
+        The run, after it has reached its end.
     """
+    watcher = watcher if watcher is not None else default_watcher(progress)
     folder = find_run(path, out)
-    before = open_plan(folder, env, trust_env or trust_run)
+    callbacks = checked_callbacks(callbacks)
+    custom_parts = given_parts(env, eval_env, torso, head, rule, loss, sampler, optimizer, explore)
+    require_whole_run(folder)
+    before = open_plan(folder, custom_parts.env, trust_env or trust_run)
     require_places(folder, before, trust_run)
-    plan = before
+    changed_parts = require_parts(before, custom_parts, folder.name)
+    plan = record_parts(before, custom_parts)
     if steps is not None:
         require_ahead(folder, steps, before)
-        plan = with_steps(before, steps, read_json(folder / "status.json"))
+        plan = with_steps(plan, steps, read_json(folder / "status.json"))
     notes = [f"changed {name}: {old} -> {new}" for name, old, new in diff(before, plan)]
-    user_parts = (env, torso, explore)
+    options: dict[str, Any] = {"notes": notes, "changed_parts": changed_parts, "strict": strict}
+    options |= {"watcher": watcher, "callbacks": callbacks}
     if is_on_ray(plan):
         from qfleet.distributed.ray import driver
 
-        observers: dict[str, Any] = {"watcher": watcher, "callbacks": callbacks}
-        driver.resume(plan, user_parts, folder=folder, notes=notes, strict=strict, **observers)
-        return load_ended(folder, env, torso)
-    run_as_mpi_worker(plan, user_parts)
-    components = resume_here(plan, user_parts, folder, notes=notes, strict=strict, callbacks=callbacks, watcher=watcher)
-    return Run(folder, plan, components.policy, env)
+        driver.resume(plan, custom_parts, folder, **options)
+        return load_ended(folder, custom_parts)
+    run_as_mpi_worker(plan, custom_parts)
+    components = resume_here(plan, custom_parts, folder, **options)
+    return Run(folder, plan, components.policy, custom_parts.eval_maker)
 
 
-def load_ended(folder: Path, env: EnvMaker | None, torso: nn.Module | None) -> Run:
+def load_ended(folder: Path, parts: CustomParts) -> Run:
     """A run that has ended in another process: with its best weights if it is done, else with its latest."""
     ended = read_json(folder / "status.json").get("state")
-    return load(folder, which="best" if ended == "done" else "latest", env=env, torso=torso, trust_env=True)
+    which = "best" if ended == "done" else "latest"
+    return load(folder, which=which, env=parts.eval_maker, torso=parts.torso, head=parts.head, trust_env=True)
 
 
 def rehearse(
@@ -182,60 +207,8 @@ def rehearse(
     with closing(make_train_world(plan, env)) as world:
         # Nothing is measured for a short run, and a long one is refused for the same reasons.
         short = msgspec.structs.replace(plan, until=msgspec.structs.replace(plan.until, steps=1))
-        prepare_components(short, world, (env, None, None), source, lambda text: None).close()
+        prepare_components(short, world, CustomParts(env), source, lambda text: None).close()
         return estimate(plan, world.spec)
-
-
-def checked(plan: Plan) -> Plan:
-    """The plan, with its values checked: msgspec does not check them when a Struct is made in Python."""
-    try:
-        plan = msgspec.convert(msgspec.to_builtins(plan), Plan)
-    except msgspec.ValidationError as error:
-        raise UsageError("the plan holds a value it cannot have", f"{error}.", "See `qfleet plan schema`.") from error
-    check(plan)
-    if not names_code(plan.env.id):
-        return plan
-    # run.toml must not depend on the folder the command was typed in.
-    return msgspec.structs.replace(plan, env=msgspec.structs.replace(plan.env, id=absolute_id(plan.env.id)))
-
-
-def open_plan(folder: Path, env: EnvMaker | None, trust_env: bool) -> Plan:
-    """A run's plan, if its environment may and can be made again."""
-    plan = read_plan(folder / "run.toml")
-    if env is None and read_json(folder / "provenance.json").get("own_env"):
-        raise UsageError(
-            f"{folder.name} was trained in an environment of its own, env.id={plan.env.id}",
-            "That environment was a Python object, which a run directory cannot hold.",
-            "Pass it again from Python: resume(path, env=...) or load(path, env=...).",
-        )
-    require_trust(folder, plan.env, trust_env or env is not None)
-    return plan
-
-
-def require_ahead(folder: Path, steps: int, plan: Plan) -> None:
-    """Refuse an end that the run has passed; its own end, which the last step may have overshot, is allowed."""
-    reached = max(Checkpoints(folder / "checkpoints", writer=False).steps(), default=0)
-    if steps >= reached or steps == plan.until.steps:
-        return
-    raise UsageError(
-        f"--steps {steps} is behind {folder.name}, which has made {reached} steps",
-        "Steps are counted from the beginning of the run, and what is learned cannot be taken back.",
-        f"Give more than {reached}, or leave --steps out.",
-    )
-
-
-def with_steps(plan: Plan, steps: int, status: dict[str, Any]) -> Plan:
-    """The plan with another end; a score, time or patience that ended it before no longer does."""
-    reason = str(status.get("reason", ""))
-    until = plan.until
-    score = None if reason.startswith(SOLVED) else until.score
-    seconds = None if reason.startswith(OUT_OF_TIME) else until.seconds
-    patience = None if reason.startswith(GAVE_UP) else plan.steer.stop_patience
-    return msgspec.structs.replace(
-        plan,
-        until=msgspec.structs.replace(until, steps=steps, score=score, seconds=seconds),
-        steer=msgspec.structs.replace(plan.steer, stop_patience=patience),
-    )
 
 
 def load(
@@ -243,22 +216,37 @@ def load(
     *,
     which: str = "best",
     out: AnyPath = "runs",
-    env: EnvMaker | None = None,
+    env: EnvMaker | AnyEnv | None = None,
     torso: nn.Module | None = None,
+    head: CustomHead | None = None,
     trust_env: bool = False,
 ) -> Run:
     """A run's policy, from its best checkpoint or its latest (`which`: best, latest, or any that can be read).
 
     `weights` of the run says which one it is; a best checkpoint that cannot be read is an error.
+
+    Args:
+        path: the run directory, its name in `out`, or "latest".
+        which: "best", "latest", or "any": the best, or if it cannot be read the latest.
+        out: the folder in which a run is looked for by its name.
+        env: the environment, if the run was trained in one that is a Python object.
+        torso: the torso, if the run was trained with one of its own.
+        head: the head, if the run was trained with one of its own.
+        trust_env: allow the code that the run directory of somebody else names as its environment.
+
+    Returns:
+        The run, ready to act and to be evaluated.
     """
     from qfleet.training.evaluator import Evaluator
 
     folder = find_run(path, out)
-    plan = open_plan(folder, env, trust_env)
-    with closing(Evaluator(plan, env).world(0, 1)) as world:
-        if torso is None:
-            require_network(plan, world.spec)
-        policy = make_policy(plan, world.spec, torch.device(usable_device(plan)), torso)
-    weights = read_weights(folder, max_file_bytes(state_arrays(policy.net).values()), which)
-    load_into_policy(policy, weights, plan, own_env=env is not None)
-    return Run(folder, plan, policy, env, weights)
+    make = as_env_maker("env", env)
+    plan = open_plan(folder, make, trust_env)
+    parts = CustomParts(make, torso=torso, head=head)
+    require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
+    with closing(Evaluator(plan, make).world(0, 1)) as world:
+        device = torch.device(usable_device(plan))
+        policy, weights = restore_policy(folder, plan, world.spec, parts, which, device)
+    if world.spaces is not None:
+        policy.predictor = make_predictor(plan, world.spaces)
+    return Run(folder, plan, policy, make, weights)

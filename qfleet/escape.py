@@ -1,4 +1,6 @@
-"""Making untrusted text safe to print or log."""
+"""Making untrusted text safe to print, log or show in a notebook."""
+
+import html
 
 
 def escaped(text: object, keep: str = "") -> str:
@@ -8,6 +10,11 @@ def escaped(text: object, keep: str = "") -> str:
     terminal, or forge a line of output. Characters in `keep` stay as they are.
     """
     return "".join(mark if mark.isprintable() or mark in keep else ascii(mark)[1:-1] for mark in str(text))
+
+
+def html_text(value: object) -> str:
+    """A value as text inside HTML, or inside an attribute in double quotes: no tags, no control characters."""
+    return html.escape(escaped(value))
 
 
 def indented(text: object, by: str = "  ") -> str:

@@ -87,9 +87,9 @@ def main() -> None:
     collector = LinkCollector(session=session, search_scope=scope)
     known = pins(ROOT / "constraints.txt")
     audit = pins(ROOT / "scripts/locked/audit.in")
-    sets = {extra: {name: known[name] for name in needed(extra) if name in known} for extra in ("all", "dev")} | {
-        "audit": audit
-    }
+    extras = ("all", "docs", "dev")
+    sets = {extra: {name: known[name] for name in needed(extra) if name in known} for extra in extras}
+    sets["audit"] = audit
     cache: dict[tuple[str, str], str] = {}
     for each, packages in sets.items():
         for name, pin in packages.items():

@@ -39,6 +39,7 @@ FILE_METHODS = {"read_text", "read_bytes", "write_text", "write_bytes", "unlink"
 # Files that are not in a run folder, or whose folder is made here: each with the reason.
 OTHER_FILES = {
     "qfleet/files.py": "the one place",
+    "qfleet/install.py": "what pip recorded about this installation",
     "qfleet/training/process/supervised_process.py": "/proc",
     "qfleet/system/descendants.py": "/proc",
     "qfleet/heartbeat.py": "descriptors of this process",
@@ -156,10 +157,11 @@ def vague_names(tree: ast.Module) -> Iterator[str]:
 
 
 def long_functions(tree: ast.Module) -> Iterator[str]:
-    """A function can be seen at once."""
+    """A function can be seen at once. What a docstring says of parameters after its first line does not count."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            lines -= (ast.get_docstring(node) or "").count("\n")
             if lines > MAX_FUNCTION_LINES:
                 yield f"{node.lineno}: {node.name} has {lines} lines"
 
@@ -210,7 +212,11 @@ RULES: list[Rule] = [
     vague_names,
     long_functions,
 ]
-EXEMPT: dict[Rule, list[Path]] = {ray_imports: RAY_FILES, direct_file_calls: [ROOT / name for name in OTHER_FILES]}
+EXEMPT: dict[Rule, list[Path]] = {
+    ray_imports: RAY_FILES,
+    direct_file_calls: [ROOT / name for name in OTHER_FILES],
+    unsafe_imports: [ROOT / "qfleet/system/sent_objects.py"],  # its first lines say why
+}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -253,6 +259,7 @@ def test_sources_keep_the_rule(rule: Rule) -> None:
         (direct_file_calls, "os.open(path, os.O_RDONLY)"),
         (direct_file_calls, "shutil.rmtree(path)"),
         (long_functions, "def f():\n" + "    x = 1\n" * 60),
+        (long_functions, 'def f():\n    """One line."""\n' + "    x = 1\n" * 60),
         (packed_assignments, "a, b = 1, 2"),
         (packed_assignments, "self.a, self.b = a, b"),
         (large_classes, "class Wide:\n" + "".join(f"    def f{each}(self): ...\n" for each in range(26))),
@@ -284,6 +291,7 @@ def test_the_rule_catches(rule: Rule, code: str) -> None:
         (vague_names, "class Learner: ..."),
         (packed_assignments, "a, b = b, a"),
         (packed_assignments, "a, b = f()"),
+        (long_functions, 'def f():\n    """F.\n\n    Args:\n' + "        x: a number.\n" * 60 + '    """\n'),
         (retired_names, "def judgement(extend, order): ..."),
         (direct_file_calls, "open(open_inside(folder, 'x'), 'rb')"),
         (direct_file_calls, "os.open(os.devnull, os.O_WRONLY)"),
@@ -328,7 +336,18 @@ def test_the_house_plan_and_the_layers_name_every_room() -> None:
     page = (ROOT / "docs/house.md").read_text("utf-8")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = re.findall(r"qfleet\.(\w+)", " ".join(contracts[0]["layers"]))
-    single_files = ["api", "errors", "escape", "files", "frames", "heartbeat"]
+    single_files = [
+        "api",
+        "custom",
+        "errors",
+        "escape",
+        "files",
+        "frames",
+        "given_plan",
+        "heartbeat",
+        "install",
+        "run_object",
+    ]
     assert sorted(layers) == sorted([*ROOMS, *single_files])
     assert sorted(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == ROOMS
 
@@ -358,19 +377,23 @@ def test_slow_suites_are_picked_by_path() -> None:
         done = subprocess.run(command, input=changed, capture_output=True, text=True, timeout=30, check=True)
         return [line.split("\t")[0] for line in done.stdout.splitlines()]
 
-    assert picked("README.md\ndocs/tour.md\n") == []
-    assert picked("README.md\nqfleet/watch/screen.py\n") == ["slow"]
+    assert picked("LICENSE\n.gitignore\n") == []
+    assert picked("README.md\ndocs/tour.md\n") == ["site"]
+    assert picked("qfleet/watch/screen.py\n") == ["slow"]
+    assert picked("qfleet/api.py\n") == ["slow", "site"]
     assert picked("qfleet/qlearn/td.py\n") == ["slow", "learning"]
     assert picked("qfleet/replay/store.py\n") == ["slow", "atari", "learning", "ray"]
+    assert picked("tests/worlds/play.py\n")[-1] == "worlds"
 
 
 def test_slow_suites_name_paths_that_exist_and_fit_in_ci() -> None:
     suites = tomllib.loads((ROOT / "scripts/suites.toml").read_text("utf-8"))["suite"]
     assert not [path for suite in suites for path in [*suite["paths"], *suite["tests"]] if not (ROOT / path).exists()]
     minutes = {suite["name"]: suite["minutes"] for suite in suites}
-    # Of .ci/run's 40. Few changes call for `hostile`; where it does not fit beside the others, CI says so.
-    assert sum(minutes.values()) - minutes["hostile"] <= 30
-    assert minutes["slow"] + minutes["hostile"] <= 30
+    # Of .ci/run's 40. Few changes call for these; where one does not fit beside the others, CI says so.
+    few = {"hostile", "site", "worlds"}
+    assert sum(limit for name, limit in minutes.items() if name not in few) <= 30
+    assert all(minutes["slow"] + minutes[name] <= 30 for name in few)
 
 
 def test_constraints_pin_what_the_project_asks_for() -> None:

@@ -11,7 +11,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HASHED = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
-TOOLS = ("bash", "cat", "chmod", "cksum", "cp", "dirname", "flock", "mkdir", "mv", "readlink", "rm", "sleep", "tail")
+TOOLS = (
+    "bash",
+    "cat",
+    "chmod",
+    "cksum",
+    "cp",
+    "dirname",
+    "flock",
+    "grep",
+    "mkdir",
+    "mv",
+    "readlink",
+    "rm",
+    "sleep",
+    "tail",
+)
 
 # Answers the questions scripts/setup asks, makes a "venv" that holds itself, and counts its pip installs.
 STUB = """#!/usr/bin/env bash
@@ -47,9 +62,9 @@ class Machine:
         (self.path / "python3").write_text(STUB)
         (self.path / "python3").chmod(0o755)
 
-    def start(self, *arguments: str, **settings: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, script: str = "qfleet", **settings: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [str(self.root / "scripts/qfleet"), *arguments],
+            [str(self.root / "scripts" / script), *arguments],
             cwd=self.path,
             env={"PATH": str(self.path), "STUB_LOG": str(self.log), **settings},
             stdout=subprocess.PIPE,
@@ -203,6 +218,28 @@ def test_a_wrong_choice_of_python_is_not_ignored(machine: Machine) -> None:
 
 
 def test_every_script_can_be_run() -> None:
-    scripts = [ROOT / ".ci/run", *(ROOT / "scripts" / name for name in ("bench", "check", "fix", "qfleet", "test"))]
+    names = ("bench", "check", "docs", "fix", "qfleet", "test")
+    scripts = [ROOT / ".ci/run", *(ROOT / "scripts" / name for name in names)]
     assert not [script.name for script in scripts if not os.access(script, os.X_OK)]
     assert not [script.name for script in scripts if "set -euo pipefail" not in script.read_text()]
+
+
+def test_run_by_itself_it_adds_extras(machine: Machine) -> None:
+    machine.add_python()
+    code, _, err = machine.call("ray", "mpi", script="setup")
+    assert (code, "adding ray,mpi" in err) == (0, True)
+    assert machine.installs[0].endswith(f"--editable {machine.root}[all]")
+    assert machine.installs[1].endswith(
+        f"--constraint {machine.root}/constraints.txt --editable {machine.root}[ray,mpi]"
+    )
+
+
+def test_an_extra_that_is_none_or_fails_is_said(machine: Machine) -> None:
+    machine.add_python()
+    code, _, err = machine.call("plt", script="setup")
+    assert code == 2
+    assert "there is no extra 'plt'" in err
+    assert len(machine.installs) == 1
+    code, _, err = machine.call("plot", script="setup", STUB_PIP="1")
+    assert code == 1
+    assert "the disk is full" in err

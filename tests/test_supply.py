@@ -103,7 +103,7 @@ def pinned(file: Path) -> dict[str, str]:
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-@pytest.mark.parametrize("name", ["all", "dev", "audit"])
+@pytest.mark.parametrize("name", ["all", "docs", "dev", "audit"])
 def test_every_locked_package_has_hashes(name: str) -> None:
     text = (ROOT / f"scripts/locked/{name}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if not line.startswith("#")]
@@ -112,7 +112,7 @@ def test_every_locked_package_has_hashes(name: str) -> None:
     assert [line for line in lines if not form.fullmatch(line)] == []
 
 
-@pytest.mark.parametrize("name", ["all", "dev"])
+@pytest.mark.parametrize("name", ["all", "docs", "dev"])
 def test_hashes_are_of_the_pinned_versions(name: str) -> None:
     locked, pins = pinned(ROOT / f"scripts/locked/{name}.txt"), pinned(ROOT / "constraints.txt")
     assert locked.items() <= pins.items()

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from qfleet.act.explore import Explorer
-from qfleet.act.policy import Policy, add_reward
+from qfleet.act.policy import Policy
+from qfleet.act.policy_inputs import add_reward
 from qfleet.act.population_policy import PopulationPolicy
-from qfleet.data import Array, Channel, Rollout, State, Step, Tick, WeightsBoard, World, split_actions
+from qfleet.data import Array, Channel, Episode, Rollout, State, Step, Tick, WeightsBoard, World, split_actions
 from qfleet.data.array_messages import COLUMNS
 from qfleet.data.state_reader import (
     FLAGS,
@@ -36,13 +37,16 @@ class EpisodeCounts:
         self.returns[lanes] = 0.0
         self.lengths[lanes] = 0
 
-    def count(self, reward: Array, stepped: Array, ended: Array) -> list[tuple[float, int]]:
-        """Add one row; returns (return, length) of each episode it ended."""
+    def count(self, reward: Array, stepped: Array, ended: Array, info: Array | None = None) -> list[Episode]:
+        """Add one row; returns each episode it ended, with its row of `info` [B, I]."""
         self.returns += reward * stepped
         self.lengths += stepped
         if not ended.any():
             return []
-        finished = [(float(self.returns[lane]), int(self.lengths[lane])) for lane in np.flatnonzero(ended)]
+        lanes = np.flatnonzero(ended)
+        finished: list[Episode] = [(float(self.returns[lane]), int(self.lengths[lane])) for lane in lanes]
+        if info is not None:
+            finished = [(*episode, *info[lane].tolist()) for episode, lane in zip(finished, lanes, strict=True)]
         self.drop(ended)
         return finished
 
@@ -114,7 +118,7 @@ class Actor:
         choices = [self.action] if values.ndim == 2 else split_actions(self.action, self.policy.actions)
         return taken_and_best_values(values, choices, mask)
 
-    def receive(self) -> tuple[Rollout, list[tuple[float, int]]]:
+    def receive(self) -> tuple[Rollout, list[Episode]]:
         """Finish the step: returns its row, and the episodes it ended."""
         previous = self.current()
         now = self.world.receive()
@@ -126,7 +130,7 @@ class Actor:
             last = last | now.lost
             ended = ended & ~now.lost
             self.episodes.drop(now.lost)
-        finished = self.episodes.count(now.reward, ~last, ended)
+        finished = self.episodes.count(now.reward, ~last, ended, now.info)
         newest_frame = previous.obs[:, -1] if self.world.spec.stack > 1 else previous.obs
         rollout = Rollout(
             obs=newest_frame[None],
@@ -253,7 +257,7 @@ def run_actor(
         for _ in range(rows):
             with watch.sync:
                 if (newer := board.read(actor.policy.version)) is not None:
-                    actor.policy.load(*newer)
+                    actor.policy.load_weights(*newer)
             with watch.infer:
                 actor.send()
             yield Tick(busy=True)

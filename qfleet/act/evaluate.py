@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from qfleet.act.policy import Policy, add_reward
+from qfleet.act.policy import Policy
+from qfleet.act.policy_inputs import add_reward
 from qfleet.data import Array, World
 from qfleet.envs import ProcessVectorEnv
 from qfleet.errors import EnvError
@@ -17,16 +18,19 @@ MAX_FAILURES = 100
 
 @dataclass
 class EvaluationResult:
-    """Returns of an evaluation's episodes, and how many were cut at the limit or lost."""
+    """Returns, lengths and infos of an evaluation's episodes, and how many were cut at the limit or lost."""
 
     returns: list[float] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    info: list[list[float]] = field(default_factory=list)  # the numbers of `log.info`, as in `Episode`
     cut_episodes: int = 0  # of those counted: they had not ended after `max_steps`
     lost_episodes: int = 0  # not counted: their environment failed
 
-    def row(self) -> dict[str, int]:
-        """The counts for an evaluation row."""
+    def row(self) -> dict[str, float | None]:
+        """The counts for an evaluation row, and the mean length."""
         lost = {"lost_episodes": self.lost_episodes} if self.lost_episodes else {}
-        return {"cut_episodes": self.cut_episodes, **lost}
+        length = sum(self.lengths) / len(self.lengths) if self.lengths else None
+        return {"cut_episodes": self.cut_episodes, **lost, "length_mean": length}
 
 
 def num_eval_lanes(episodes: int) -> int:
@@ -53,7 +57,7 @@ def evaluate_policy(
     """Returns of `episodes` full episodes (cut after `max_steps` each); fewer if `stop` returns True."""
     quota = math.ceil(episodes / world.num)
     num_lost = 0
-    finished: list[list[tuple[float, bool]]] = [[] for _ in range(world.num)]
+    finished: list[list[tuple[float, int, bool, list[float]]]] = [[] for _ in range(world.num)]
     returns_so_far = np.zeros(world.num, np.float64)
     lengths = np.zeros(world.num, np.int64)
     last = np.zeros(world.num, np.bool_)
@@ -77,8 +81,15 @@ def evaluate_policy(
         last = (step.terminated | step.truncated | over_limit) & ~(last | lost)
         for lane in np.flatnonzero(last):
             ended = bool(step.terminated[lane] | step.truncated[lane])
-            finished[lane].append((float(returns_so_far[lane]), not ended))
+            info = [] if step.info is None else step.info[lane].tolist()
+            finished[lane].append((float(returns_so_far[lane]), int(lengths[lane]), not ended, info))
         returns_so_far[last] = lengths[last] = 0
     # First the first episode of every lane, then the second, and so on.
-    played = [pair for round_ in range(quota) for lane in finished for pair in lane[round_ : round_ + 1]][:episodes]
-    return EvaluationResult([value for value, _ in played], sum(cut for _, cut in played), num_lost)
+    played = [each for round_ in range(quota) for lane in finished for each in lane[round_ : round_ + 1]][:episodes]
+    return EvaluationResult(
+        [each[0] for each in played],
+        [each[1] for each in played],
+        [each[3] for each in played if each[3]],
+        sum(each[2] for each in played),
+        num_lost,
+    )

@@ -4,32 +4,54 @@ Shapes: B lanes, A actions, D action dimensions; C and S, a memory's sizes (`net
 [B, D, A] when decoupled.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qfleet.act.explore import ChooseActions, epsilon_greedy, greedy
+from qfleet.act.explore import NonFiniteValues as NonFiniteValues
+from qfleet.act.policy_inputs import require_batch
+from qfleet.act.predict import Predictor
 from qfleet.data import Array, Spec
 from qfleet.errors import UsageError
 from qfleet.nets import QNet, can_share_weights, make_chain, require_memory, set_noise, write_weights
-from qfleet.qlearn import Head
+from qfleet.qlearn import CustomHead, Head
 
 CPU = torch.device("cpu")
 
 
-class NonFiniteValues(Exception):
-    """The network has diverged: no action can be chosen by its values."""
+class PolicyLoader(Protocol):
+    """Loads the policy of a run; `training/checkpoints/saved_policy.py` has it, for it knows run directories."""
+
+    def __call__(
+        self,
+        path: str | Path,
+        *,
+        which: str = "best",
+        out: str | Path = "runs",
+        torso: nn.Module | None = None,
+        head: CustomHead | None = None,
+        device: str | None = None,
+    ) -> "Policy":
+        """The policy of the run at `path`."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Policy:
-    """Greedy in the network's values, random with probability epsilon."""
+    """Greedy in the network's values, random with probability epsilon.
 
+    `predict` and `values` take raw observations of the environment; `act` is for qfleet's own worlds.
+    """
+
+    load: ClassVar[PolicyLoader]
+    save: ClassVar[Callable[["Policy", str | Path], Path]]
     net: QNet
     head: Head
     actions: tuple[int, ...]  # the counts per dimension
@@ -39,13 +61,14 @@ class Policy:
     source: Mapping[str, Tensor] | None = None  # the published weights that these follow
     tensor_versions: list[int] = field(default_factory=list)
     noisy: bool = False
+    predictor: Predictor | None = None  # knows the original spaces of the environment
 
     def __post_init__(self) -> None:
         self.fast_net = make_chain(self.net) or self.net
         self.shares_weights = can_share_weights(self.net)
         set_noise(self.net, active=False)
 
-    def load(self, version: int, weights: Mapping[str, Tensor]) -> None:
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Use these weights and what is later written to them: shared if possible, else copied in place."""
         if weights is not self.source:
             self.source = weights
@@ -64,6 +87,76 @@ class Policy:
         if versions != self.tensor_versions:
             write_weights(self.net, self.source)
             self.tensor_versions = versions
+
+    def __repr__(self) -> str:
+        """Its environment and actions."""
+        name = "" if self.predictor is None else f"{self.predictor.plan.env.id!r}, "
+        return f"Policy({name}actions={self.actions}, device={str(self.device)!r})"
+
+    def predict(
+        self,
+        obs: Any,
+        state: Any = None,
+        mask: Any = None,
+        deterministic: bool = True,
+        *,
+        reward: Any = None,
+        episode_start: Any = None,
+        epsilon: float | None = None,
+    ) -> tuple[Any, Array | None]:
+        """The action for a raw observation of the environment, or the actions for a batch, and the state after it.
+
+        Args:
+            obs: an observation of the environment's own space, or a batch of them.
+            state: of a recurrent policy, what its last call returned; None begins new episodes.
+            mask: `info["action_mask"]`, if the environment has masks.
+            deterministic: False explores as the plan does at its end.
+            reward: of a recurrent policy, the reward of the last action.
+            episode_start: of a recurrent policy, which lanes begin a new episode.
+            epsilon: with deterministic=False, the share of random actions.
+        """
+        predictor = self.require_predictor()
+        return predictor.predict(self, obs, state, mask, deterministic, reward, episode_start, epsilon)
+
+    def values(self, obs: Any, state: Any = None, *, reward: Any = None, episode_start: Any = None) -> Array:
+        """The Q-values [A] of all actions for a raw observation, [B, A] for a batch; decoupled [D, A] and [B, D, A].
+
+        Args:
+            obs: as for `predict`.
+            state: as for `predict`.
+            reward: as for `predict`.
+            episode_start: as for `predict`.
+        """
+        return self.require_predictor().values(self, obs, state, reward, episode_start)
+
+    def raw_action(self, index: int) -> Any:
+        """The action of the environment whose value is at this index of `values`.
+
+        Args:
+            index: of a joint action, its number.
+        """
+        num = math.prod(self.actions)
+        if not 0 <= index < num:
+            raise UsageError(f"there is no action {index}", f"There are {num}.", f"Give an index from 0 to {num - 1}.")
+        return self.require_predictor().spaces.decode_one(index)
+
+    def seed(self, seed: int) -> None:
+        """Seed the random numbers of `predict(..., deterministic=False)`.
+
+        Args:
+            seed: any number.
+        """
+        self.require_predictor().rng = np.random.default_rng(seed)
+
+    def require_predictor(self) -> Predictor:
+        """The predictor, if the spaces of the environment are known."""
+        if self.predictor is None:
+            raise UsageError(
+                "this policy does not know the spaces of its environment",
+                "It was not made by train, resume, load or Policy.load, or these spaces cannot be written as text.",
+                "Use policy.act with arrays as the network reads them.",
+            )
+        return self.predictor
 
     def initial_state(self, lanes: int) -> Array | None:  # [B, S]
         """The state at the beginning of episodes; None without memory."""
@@ -125,32 +218,3 @@ class Policy:
         state[:, : memory.cell_state_size] = cell_state
         state[np.arange(len(cell_state)), memory.cell_state_size + action] = 1.0
         return state
-
-
-def require_batch(obs: Any, spec: Spec) -> None:
-    """Refuse anything but a batch of observations of the spec's shape and type."""
-    wanted = f"[B, {', '.join(map(str, spec.input_shape))}] of {spec.dtype}"
-    if not isinstance(obs, np.ndarray):
-        given = f"a {type(obs).__name__}"
-        fix = f"Write np.asarray(obs, np.{spec.dtype}) with one row per observation."
-    elif obs.shape == spec.input_shape:
-        given = "one observation without a batch axis"
-        fix = "Write policy.act(obs[None])."
-    elif obs.shape[1:] != spec.input_shape:
-        given = f"an array of shape {obs.shape}"
-        fix = "Pass observations of the environment it was trained in."
-    elif obs.dtype != spec.dtype:
-        given = f"numbers of type {obs.dtype}"
-        fix = f"Write obs.astype(np.{spec.dtype})."
-    else:
-        return
-    raise UsageError(f"policy.act was given {given}", f"It takes a batch of observations, an array {wanted}.", fix)
-
-
-def add_reward(state: Array | None, reward: Array, new_episode: Array) -> Array | None:
-    """Write the reward of the last action into a recurrent state; reset lanes that begin a new episode."""
-    if state is None:
-        return None
-    state[:, -1] = reward
-    state[new_episode] = 0.0
-    return state

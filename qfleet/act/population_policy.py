@@ -18,10 +18,10 @@ class PopulationPolicy:
         self.actions = self.policies[0].actions
         self.version = 0
 
-    def load(self, version: int, weights: Sequence[Mapping[str, Tensor]]) -> None:
+    def load_weights(self, version: int, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Use these weights, one entry per member."""
         for policy, member_weights in zip(self.policies, weights, strict=True):
-            policy.load(version, member_weights)
+            policy.load_weights(version, member_weights)
         self.version = version
 
     def initial_state(self, lanes: int) -> Array | None:  # [B, S]

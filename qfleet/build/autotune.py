@@ -163,7 +163,7 @@ def timed_reason(names: Iterable[str], chosen: Mapping[str, object]) -> list[str
 
 def is_measurable(plan: Plan) -> bool:
     """Can an update be tried with random data: a built-in network that learns from single steps?"""
-    built_in = plan.net.torso is not None and not isinstance(plan.net.torso, OwnTorso)
+    built_in = plan.net.torso is not None and not isinstance(plan.net.torso, OwnTorso) and plan.custom.head is None
     return built_in and isinstance(plan.net.memory, NoMemory) and isinstance(plan.algo.view, StepsView)
 
 

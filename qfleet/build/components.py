@@ -62,6 +62,7 @@ class RemoteActors(ActorSide, Protocol):
 
     history: HistoryLog
     keeps_history: bool
+    until_steps: int  # where the run ends: no rollout is taken beyond it
     version: int  # of the weights that were published last
     workers: int
 
@@ -106,6 +107,7 @@ class Components:
     remote_replay: ReplayProcess | None = None  # the process of the replay, if it has one
     notes: list[str] = field(default_factory=list)  # what was measured and chosen, shown at the start
     inexact_reasons: list[str] = field(default_factory=list)  # why the plan and its seed alone do not decide this run
+    changed_settings: set[str] = field(default_factory=set)  # paths of settings that callbacks have changed
 
     @property
     def remote_actors(self) -> RemoteActors | None:
@@ -147,6 +149,7 @@ class Components:
             "learning_rate": self.learner.learning_rate,
             "torch": torch.get_rng_state().numpy().copy(),  # a torso's dropout draws from it
             **({} if drawn is None else {"accelerator": drawn}),
+            **({"changed": sorted(self.changed_settings)} if self.changed_settings else {}),
             **({} if self.peers is None else {"together": self.peers.state_dict()}),
         }
 
@@ -156,6 +159,7 @@ class Components:
         self.learner.updates = saved_count(state, "updates")
         # Before a rate could be steered it was the plan's own, which the learner has.
         self.learner.learning_rate = float(state.get("learning_rate", self.learner.learning_rate))
+        self.changed_settings = {str(path) for path in state.get("changed", ())}
         torch.set_rng_state(torch.from_numpy(state["torch"].copy()))
         set_device_rng(self.plan.runtime.device, state.get("accelerator"))
         if self.peers is not None and "together" in state:
@@ -176,9 +180,11 @@ class Components:
         batch_source = self.batch_source
         now: State = {}
         scheduled = plan.optim.decay_updates is not None or plan.optim.warm_updates > 0
-        if scheduled or plan.steer.learning_rate != SteadyRate():
+        changed = self.changed_settings
+        if scheduled or plan.steer.learning_rate != SteadyRate() or "optim.learning_rate" in changed:
             now["learning_rate"] = learner.current_rate()
-        if isinstance(batch_source, ReplaySource) and plan.steer.batch != SteadyBatch():
+        varies = plan.steer.batch != SteadyBatch() or "algo.batch_size" in changed
+        if isinstance(batch_source, ReplaySource) and varies:
             now["batch_size"] = batch_source.batch_size
         if isinstance(batch_source, ReplaySource) and batch_source.anneal is not None:
             now |= {"n_step": batch_source.replay.n_step.n, "discount": batch_source.replay.n_step.gamma}

@@ -85,8 +85,8 @@ def estimate(plan: Plan, spec: Spec) -> dict[str, int]:
 
 
 def network_bytes(plan: Plan, spec: Spec) -> int:
-    """Bytes of one copy of the network's weights; 0 for a torso of the user's own, which is there already."""
-    if isinstance(plan.net.torso, OwnTorso):
+    """Bytes of one copy of the network's weights; 0 for a torso or head of the user's own, which a plan cannot know."""
+    if isinstance(plan.net.torso, OwnTorso) or plan.custom.head is not None:
         return 0
     with torch.device("meta"):  # shapes only
         net = make_net(plan.net, spec, normalize=plan.env.normalize, seed=0)

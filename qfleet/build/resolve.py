@@ -9,12 +9,12 @@ import msgspec
 import torch
 
 from qfleet.data import Spec
+from qfleet.data.joint_actions import MAX_OUTPUTS
 from qfleet.errors import UsageError
 from qfleet.nets import NATURE, Convolution
 from qfleet.plan import total_updates
 from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
 
-MAX_JOINT_ACTIONS = 10_000
 MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 
 
@@ -47,10 +47,10 @@ def is_picture(spec: Spec, smallest: int) -> bool:
     return len(shape) == 3 and min(shape[1:]) >= smallest
 
 
-def choose_torso(plan: Plan, spec: Spec, own: bool) -> Plan:
+def choose_torso(plan: Plan, spec: Spec) -> Plan:
     """Convolutions for pictures, fully connected layers for the rest, unless the plan says otherwise."""
     torso = plan.net.torso
-    if own:
+    if plan.custom.torso is not None:
         torso = OwnTorso()
     elif isinstance(torso, OwnTorso):
         raise UsageError(
@@ -122,22 +122,22 @@ def check_actions(plan: Plan, spec: Spec) -> None:
             "Masks are about joint actions, a decoupled network values each dimension by itself.",
             "Leave net.decoupled off.",
         )
-    if plan.net.decoupled or spec.num_actions <= MAX_JOINT_ACTIONS:
+    if plan.net.decoupled or spec.num_actions <= MAX_OUTPUTS:
         return
     counts = " x ".join(map(str, spec.actions))
     raise UsageError(
         f"{plan.env.id} has {spec.num_actions:,} joint actions (dimensions {counts})",
-        f"The network would need an output for each of them; the limit is {MAX_JOINT_ACTIONS:,}.",
+        f"The network would need an output for each of them; the limit is {MAX_OUTPUTS:,}.",
         "Set net.decoupled=true (preset decqn), which values each dimension by itself; fewer env.bins help a Box.",
     )
 
 
-def resolve(plan: Plan, spec: Spec, *, own_torso: bool = False, own_explore: bool = False) -> Plan:
+def resolve(plan: Plan, spec: Spec) -> Plan:
     """The plan with nothing left open."""
     check_normalize(plan, spec)
     check_actions(plan, spec)
-    plan = choose_torso(plan, spec, own_torso)
-    if own_explore:  # a function of the user's own replaces the exploration of the plan
+    plan = choose_torso(plan, spec)
+    if plan.custom.explore is not None:  # a function of the user's own replaces the exploration of the plan
         plan = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
     runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
     return msgspec.structs.replace(plan, runtime=runtime)

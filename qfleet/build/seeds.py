@@ -14,6 +14,7 @@ NOVELTY = 105
 WORLDS = 106
 SYNC = 107
 ACTOR_LEARNERS = 109
+CALLBACKS = 110
 
 
 def stream(seed: int, purpose: int, *more: int) -> np.random.Generator:

@@ -25,7 +25,7 @@ def make_train_world(plan: Plan, make: EnvMaker | None = None) -> World:
         fork_server(ROLES)  # before environments start one with fewer modules
     num = actor_learner_plan(plan).env.num if isinstance(plan.runtime, InlineRuntime) or has_actor_learners(plan) else 1
     threads = plan.runtime.threads or world_threads(plan, num)
-    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads)
+    return make_world(plan.env, seed=plan.seed, stream=TRAIN, num=num, make=make, threads=threads, info=plan.log.info)
 
 
 def world_threads(plan: Plan, num: int) -> int:
@@ -47,4 +47,4 @@ def make_own_world(
         threads = plan.actors.num
     elif has_central_inference(plan):
         env = msgspec.structs.replace(env, workers=max(env.workers, plan.actors.num))
-    return make_world(env, seed=seed, stream=TRAIN, num=num, make=make, threads=threads, logs=logs)
+    return make_world(env, seed=seed, stream=TRAIN, num=num, make=make, threads=threads, logs=logs, info=plan.log.info)

@@ -6,6 +6,7 @@ from cyclopts import App, Parameter
 
 from qfleet.cli import compare, completion, doctor, env, plan, results, runs, sync, training
 from qfleet.cli.arguments import ABOUT, LOOK, PREPARE, TRAIN
+from qfleet.cli.policies import evaluate, play
 
 
 def installed_version() -> str:
@@ -62,7 +63,23 @@ app.command(
     help_epilogue="Example:\n  qfleet sync latest sync.type=server sync.max_staleness=4",
 )
 app.command(
-    results.evaluate, name="eval", group=LOOK, help_epilogue="Example:\n  qfleet eval latest --episodes 200 --json"
+    evaluate.evaluate,
+    name="eval",
+    group=LOOK,
+    usage="Usage: qfleet eval RUN [OPTIONS] [env.PATH=value ...]",
+    help_epilogue=(
+        "Examples:\n"
+        "  qfleet eval latest --episodes 200 --json\n"
+        "  qfleet eval latest env.options.gravity=-12\n"
+        "  qfleet eval latest --env CartPole-v0\n"
+        "  qfleet eval latest --variants variants.toml"
+    ),
+)
+app.command(
+    play.play,
+    group=LOOK,
+    usage="Usage: qfleet play RUN [OPTIONS] [env.PATH=value ...]",
+    help_epilogue="Examples:\n  qfleet play latest\n  qfleet play latest --episodes 5 --fps 15 --terminal",
 )
 app.command(results.record, group=LOOK, help_epilogue="Example:\n  qfleet record latest --episodes 3")
 app.command(results.plot, group=LOOK, help_epilogue="Example:\n  qfleet plot latest cartpole-dqn-0001 --file both.png")

@@ -10,7 +10,7 @@ from qfleet.errors import UsageError
 from qfleet.plan import Composed, compose
 from qfleet.plan.part import Count, Positive
 from qfleet.plan.paths import parse
-from qfleet.plan.schema import OwnTorso
+from qfleet.plan.schema import Custom, OwnTorso
 from qfleet.plan.setting_text import nearest_path
 from qfleet.plan.validate.case import COMMAND_LINE
 
@@ -66,6 +66,12 @@ def compose_arguments(
             f"net.torso.type=own needs Python ({composed.origins['net.torso.type']})",
             "A network of your own is an object, which a command line cannot name.",
             "Call qfleet.train(plan, torso=my_module) from Python, or set net.torso.type=mlp",
+        )
+    if named := [name for name in Custom.__struct_fields__ if getattr(composed.plan.custom, name) is not None]:
+        raise UsageError(
+            f"custom.{named[0]} needs Python ({composed.origins[f'custom.{named[0]}']})",
+            "A part of your own is an object, which a command line cannot name.",
+            f"Call qfleet.train(plan, {named[0]}=...) from Python, or remove custom.{named[0]} from the plan.",
         )
     return composed
 

@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from qfleet.cli.output import echo, echo_json, echo_table, size
 from qfleet.cli.training import Out
+from qfleet.install import install_command
 
 NEEDED = ("torch", "numpy", "gymnasium", "safetensors", "msgspec", "numba")
 # Each extra's module and the package that provides it.
@@ -24,6 +25,7 @@ EXTRAS = {
     "minatar": ("minatar", "minatar"),
     "video": ("imageio", "imageio"),
     "plot": ("matplotlib", "matplotlib"),
+    "pandas": ("pandas", "pandas"),
     "tb": ("tensorboardX", "tensorboardX"),
     "lz4": ("lz4", "lz4"),
     "ray": ("ray", "ray"),
@@ -110,7 +112,7 @@ def _write_probe(folder: Path) -> DoctorFinding:
 
 def _installed(extra: str, module: str, package: str) -> str:
     if find_spec(module) is None:
-        return f'not installed: pip install "qfleet[{extra}]"'
+        return f"not installed: {install_command(extra)}"
     try:
         found = version(package)
     except PackageNotFoundError:

@@ -27,9 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from qfleet.cli.app import app
 
-        runs_env_code = arguments[:1] in (["eval"], ["record"]) or arguments[:2] == ["env", "check"]
         work = partial(app, arguments)
-        code = run_in_fork(work) if runs_env_code and may_fork() else as_exit_code(work())
+        code = run_in_fork(work) if runs_env_code(arguments) and may_fork() else as_exit_code(work())
     except ENDING_ERRORS as error:
         code = report_error(error, debug)
     finally:
@@ -38,6 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         heartbeat.set_exit_code(code)
     return code
+
+
+def runs_env_code(arguments: Sequence[str]) -> bool:
+    """Does the whole command run code of environments? Training forks by itself, and so does a table of variants."""
+    if arguments[:1] == ["eval"]:
+        return not any(argument.split("=")[0] == "--variants" for argument in arguments)
+    return arguments[:1] in (["record"], ["play"]) or arguments[:2] == ["env", "check"]
 
 
 def exit_code_of(work: Callable[[], object]) -> int:

@@ -59,10 +59,15 @@ def _finite(value: Any) -> Any:
 
 def echo_table(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> None:
     """Print rows in aligned columns, never truncated, so that they can be searched and piped."""
+    for line in table_lines(rows, header):
+        echo(line)
+
+
+def table_lines(rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> list[str]:
+    """Rows in aligned columns, as lines."""
     table = [tuple(map(escaped, row)) for row in ([header] if header else []) + list(rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
 
 
 def echo_error(error: QfleetError) -> None:

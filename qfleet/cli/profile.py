@@ -14,7 +14,7 @@ from qfleet.watch import write_file, write_json
 from qfleet.watch.text import compression_lines, number
 
 if TYPE_CHECKING:
-    from qfleet.api import Run
+    from qfleet.run_object import Run
 
 TOP = 15
 

@@ -1,58 +1,15 @@
-"""`qfleet eval`, `record`, `plot` and `verify`: evaluate, film, plot and check a run."""
+"""`qfleet record`, `plot` and `verify`: film, plot and check a run."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from qfleet.cli.arguments import parse_count
-from qfleet.cli.output import echo, echo_json, echo_table, echo_warnings
+from qfleet.cli.output import echo, echo_table, echo_warnings
+from qfleet.cli.policies.arguments import Episodes, Which, parse_which, weights_text
 from qfleet.cli.training import GroupName, Out, RunName, TrustEnv
 from qfleet.errors import NoCheckpointError, QfleetError, StorageError, UsageError
-
-if TYPE_CHECKING:
-    from qfleet.api import Run
-
-Which = Annotated[
-    str, Parameter(name="--which", help="Whose weights: best, latest, or any that can be read.", metavar="WHICH")
-]
-Episodes = Annotated[str | None, Parameter(help="How many whole episodes.", metavar="N")]
-
-
-def evaluate(
-    run: RunName,
-    /,
-    *,
-    episodes: Episodes = "100",
-    which: Which = "best",
-    out: Out = "runs",
-    seed: Annotated[
-        str | None, Parameter(help="Other test episodes than those of the run's own report.", metavar="N")
-    ] = None,
-    trust_env: TrustEnv = False,
-    json: Annotated[bool, Parameter(help="Print the result as JSON.", show_default=False)] = False,
-) -> int:
-    """Evaluate the greedy policy on fresh test episodes: mean with its 95 % interval, median, IQM."""
-    weights = _weights(which)
-    num = parse_count("--episodes", episodes) or 100
-    other = parse_count("--seed", seed, 0)
-    from qfleet.api import load
-    from qfleet.watch import find_run
-
-    with echo_warnings():
-        loaded = load(find_run(run, out), which=weights, trust_env=trust_env)
-        row = loaded.evaluate(episodes=num, seed=other)
-    if json:
-        echo_json(row)
-        return 0
-    echo(f"mean {row['mean']:.2f}, 95 % interval {row['low']:.2f} to {row['high']:.2f}")
-    echo(f"median {row['median']:.2f}, IQM {row['iqm']:.2f}, {row['episodes']} episodes, greedy")
-    if row["cut_episodes"]:
-        echo(
-            f"cut: {row['cut_episodes']} episodes had not ended after eval.max_steps={loaded.plan.eval.max_steps} steps"
-        )
-    echo(f"{_weights_text(loaded)}, seed {row['seed']}")
-    return 0
 
 
 def record(
@@ -68,7 +25,7 @@ def record(
     trust_env: TrustEnv = False,
 ) -> int:
     """Film the greedy policy."""
-    weights = _weights(which)
+    weights = parse_which(which)
     num = parse_count("--episodes", episodes) or 1
     from qfleet.api import load
     from qfleet.watch import find_run
@@ -78,16 +35,9 @@ def record(
         loaded = load(path, which=weights, trust_env=trust_env)
         name = weights if loaded.weights is None else loaded.weights.which
         film = loaded.record(Path(file) if file is not None else path / "videos" / f"{name}.mp4", episodes=num)
-    echo(_weights_text(loaded), to_stderr=True)
+    echo(weights_text(loaded), to_stderr=True)
     echo(str(film))
     return 0
-
-
-def _weights_text(run: "Run") -> str:
-    """Which checkpoint's weights were used."""
-    if run.weights is None:
-        return "weights of the run itself"
-    return f"{run.weights.text(run.plan)}, checkpoint {run.weights.checkpoint.path.name}"
 
 
 def plot(
@@ -172,14 +122,3 @@ def _worst(errors: list[QfleetError], num: int) -> QfleetError:
         return errors[0]
     worst = max(errors, key=lambda error: error.exit_code)
     return type(worst)(f"{len(errors)} of {num} runs fail", "\n".join(error.what for error in errors), worst.fix)
-
-
-def _weights(which: str) -> Literal["best", "latest", "any"]:
-    known: dict[str, Literal["best", "latest", "any"]] = {"best": "best", "latest": "latest", "any": "any"}
-    if which in known:
-        return known[which]
-    raise UsageError(
-        f"--which {which} is not valid",
-        "--which must be one of best, latest, any.",
-        "Write --which best, --which latest or --which any",
-    )

@@ -19,8 +19,8 @@ from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 
 if TYPE_CHECKING:
-    from qfleet.api import Run
     from qfleet.cli.profile import FunctionProfiler
+    from qfleet.run_object import Run
     from qfleet.sweep.sweep import Group
 
 

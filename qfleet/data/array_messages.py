@@ -1,6 +1,7 @@
 """Rollouts, batches and priorities as arrays of messages, and back with checks: what does not fit is a ValueError.
 
-Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from, A actions, K ended episodes.
+Shapes: T rows, B lanes, N items, W rows of a window of which L are learned from, A actions, K ended episodes with I
+numbers of `log.info` each.
 """
 
 import time
@@ -10,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from qfleet.data.types import Array, Batch, Rollout, Sequences, Spec
+from qfleet.data.types import Array, Batch, Episode, Rollout, Sequences, Spec
 from qfleet.data.wire_format import Arrays, Count, Message, packed_bytes, to_bytes, unpack
 
 # A dtype and a shape, in which a letter stands for a length that is free but the same in all arrays of a message.
@@ -33,27 +34,41 @@ def rollout_parts(rollout: Rollout) -> tuple[RolloutHeader, Arrays]:
     arrays["returns"] = np.array([episode[0] for episode in rollout.finished], np.float64)
     arrays["lengths"] = np.array([episode[1] for episode in rollout.finished], np.int64)
     arrays["ends"] = np.array(rollout.ends, np.int64)
+    if rollout.finished and len(rollout.finished[0]) > 2:
+        arrays["info"] = np.array([episode[2:] for episode in rollout.finished], np.float64)
     return RolloutHeader(rollout.source, rollout.version), arrays
 
 
-def as_rollout(header: RolloutHeader, arrays: Arrays, spec: Spec, lanes: int) -> Rollout:
-    """The rollout of a message, checked against the spec and the number of lanes."""
-    require_forms(arrays, rollout_forms(spec, lanes), optional=("value",))
+def as_rollout(header: RolloutHeader, arrays: Arrays, spec: Spec, lanes: int, num_info: int = 0) -> Rollout:
+    """The rollout of a message, checked against the spec, the number of lanes and that of `log.info`."""
+    require_forms(arrays, rollout_forms(spec, lanes, num_info), optional=("value", "info"))
     require_range("action", arrays["action"], spec.num_actions)
     columns: dict[str, Any] = {name: arrays[name] for name in COLUMNS if name in arrays}
     if len(arrays["returns"]) > arrays["last"].size:
         raise ValueError(f"{len(arrays['returns'])} episodes cannot end in {arrays['last'].size} steps")
     if len(arrays["ends"]):
         require_range("ends", arrays["ends"], len(arrays["last"]))
-    columns["finished"] = tuple(zip(arrays["returns"].tolist(), arrays["lengths"].tolist(), strict=True))
+    columns["finished"] = as_episodes(arrays, num_info)
     columns["ends"] = tuple(arrays["ends"].tolist())
     return Rollout(**columns, source=header.source, version=header.version)
 
 
-def rollout_bytes(spec: Spec, lanes: int, rows: int) -> int:
+def as_episodes(arrays: Arrays, num_info: int) -> tuple[Episode, ...]:
+    """The episodes of a rollout's message."""
+    pairs = zip(arrays["returns"].tolist(), arrays["lengths"].tolist(), strict=True)
+    if not num_info:
+        return tuple(pairs)
+    episodes = list(pairs)
+    if episodes and "info" not in arrays:
+        raise ValueError("info missing")
+    numbers = arrays["info"].tolist() if episodes else []
+    return tuple((value, length, *info) for (value, length), info in zip(episodes, numbers, strict=True))
+
+
+def rollout_bytes(spec: Spec, lanes: int, rows: int, num_info: int = 0) -> int:
     """The largest message of a rollout with this many rows."""
     free = {"T": rows, "K": rows * lanes}
-    arrays = {name: empty_array(form, free) for name, form in rollout_forms(spec, lanes).items()}
+    arrays = {name: empty_array(form, free) for name, form in rollout_forms(spec, lanes, num_info).items()}
     return packed_bytes(RolloutHeader((MAX_COUNT, MAX_COUNT, MAX_COUNT), MAX_COUNT), arrays)
 
 
@@ -84,10 +99,10 @@ def pack_rollout(
     return message
 
 
-def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int) -> Rollout:
+def unpack_rollout(view: memoryview | bytes, spec: Spec, lanes: int, *, limit_bytes: int, num_info: int = 0) -> Rollout:
     """The rollout of a message's bytes."""
     header, arrays = unpack(view, RolloutHeader, limit_bytes=limit_bytes)
-    return as_rollout(header, arrays, spec, lanes)
+    return as_rollout(header, arrays, spec, lanes, num_info)
 
 
 def batch_form(batch: Batch | Sequences) -> BatchForm:
@@ -127,7 +142,7 @@ def as_priorities(arrays: Arrays) -> tuple[Array, Array]:
     return arrays["ids"], arrays["priority"]
 
 
-def rollout_forms(spec: Spec, lanes: int) -> dict[str, ArrayForm]:
+def rollout_forms(spec: Spec, lanes: int, num_info: int = 0) -> dict[str, ArrayForm]:
     """The forms of a rollout's arrays."""
     row = ("T", lanes)
     forms: dict[str, ArrayForm] = {
@@ -141,6 +156,8 @@ def rollout_forms(spec: Spec, lanes: int) -> dict[str, ArrayForm]:
         "lengths": ("int64", ("K",)),
         "ends": ("int64", ("K",)),
     }
+    if num_info:
+        forms["info"] = ("float64", ("K", num_info))
     masks: dict[str, ArrayForm] = {"mask": ("bool", (*row, spec.num_actions))} if spec.masked else {}
     return forms | masks | ({"state": ("float32", (*row, *spec.state))} if spec.state else {})
 

@@ -5,6 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 MAX_JOINT_ACTIONS = 2**62  # fits into 64 bits with room to spare
+MAX_OUTPUTS = 10_000  # of a network that values every joint action
 
 
 def strides(counts: Sequence[int]) -> list[int]:

@@ -2,13 +2,19 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from qfleet.data.space_format import EnvSpaces
 
 Array: TypeAlias = NDArray[Any]
 # State to be saved: a tree of dicts whose leaves are JSON values or NumPy arrays.
 State: TypeAlias = dict[str, Any]
+# Return and length of an episode that ended, and the numbers of `log.info` at its last step: NaN where there was none,
+# infinity where it was not a number.
+Episode: TypeAlias = tuple[float, int, *tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class Step:
     # Lanes [B] whose step never happened, because their environment failed: the observation before was the episode's
     # last, and this one begins a new episode. None: no lane failed.
     lost: Array | None = None
+    info: Array | None = None  # [B, I] float64, the numbers of `log.info`; NaN and infinity as in `Episode`
 
 
 @dataclass(slots=True)
@@ -61,7 +68,7 @@ class Rollout:
     mask: Array | None = None  # [T, B, A] bool
     state: Array | None = None  # [T, B, S] float32, a recurrent policy's memory before each row
     value: Array | None = None  # [T, B, 2] float32, the policy's Q-values: of its action, of the best action
-    finished: tuple[tuple[float, int], ...] = ()  # return and length of each episode that ended
+    finished: tuple[Episode, ...] = ()  # the episodes that ended
     ends: tuple[int, ...] = ()  # the row in which each of these ended
 
 
@@ -129,6 +136,10 @@ class World(Protocol):
 
     spec: Spec
     num: int
+
+    @property
+    def spaces(self) -> "EnvSpaces | None":
+        """The environment's own spaces; None if its process cannot write them as text."""
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""

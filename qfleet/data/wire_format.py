@@ -20,6 +20,7 @@ from msgspec import Meta, Struct
 
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 
 Arrays: TypeAlias = dict[str, Array]
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
@@ -248,7 +249,7 @@ def lz4_block() -> Any:
         raise UsageError(
             "Compression is asked for, but lz4 is not installed.",
             "The compression of messages and of the replay store is an extra.",
-            "Install it with `pip install 'qfleet[lz4]'`, or switch compression off.",
+            f"Install it: {install_command('lz4')}, or switch compression off.",
         ) from error
 
 

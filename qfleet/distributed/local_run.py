@@ -1,31 +1,31 @@
 """A run in this process, new or resumed. On Ray this is the process that trains, not the driver's."""
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qfleet.act.predict import make_predictor
 from qfleet.build.components import Components
-from qfleet.build.make import UserParts, make_components
+from qfleet.build.custom_parts import CustomParts, record_parts, replaced_settings
+from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
 from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
-from qfleet.build.worlds import make_train_world
-from qfleet.data import World
+from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.data import Spec, World
+from qfleet.distributed.starting_weights import load_weights_from
+from qfleet.envs import VALIDATION, make_world
 from qfleet.errors import UsageError
-from qfleet.nets import match_names
-from qfleet.plan import diff, needs_trust, read_plan, trusted_settings
+from qfleet.plan import needs_trust, trusted_settings
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import InlineRuntime, Plan, RayRuntime
 from qfleet.plan.secrets import write_run_plan
-from qfleet.plan.setting_text import format_value
-from qfleet.training.checkpoints.checkpointer import MALFORMED, malformed
-from qfleet.training.checkpoints.migrations import max_file_bytes
-from qfleet.training.checkpoints.saved_weights import read_weights
+from qfleet.training.callbacks import AnyCallback
+from qfleet.training.checkpoints.saved_policy import keep_spaces
 from qfleet.training.env_trust import sign
-from qfleet.training.log.run_log import Callback
 from qfleet.training.process.signals import StopRequest
-from qfleet.training.session import interactive_watcher, progress_note, run_session, warner
+from qfleet.training.session import progress_note, run_session, warner
 from qfleet.training.trainer import Trainer
 from qfleet.watch import Watcher, collect_provenance, new_run_dir, write_json
 from qfleet.watch.new_run_dir import next_name
@@ -46,26 +46,26 @@ def is_on_ray(plan: Plan) -> bool:
     return True
 
 
-def run_as_mpi_worker(plan: Plan, user_parts: UserParts) -> None:
+def run_as_mpi_worker(plan: Plan, custom_parts: CustomParts) -> None:
     """If MPI has started this process as another learner, run it; raises `RankFinished` when its run is over."""
     if plan.learners.backend != "mpi" or plan.learners.num == 1:
         return
     from qfleet.distributed import mpi
 
     if mpi.is_worker_rank(plan):
-        mpi.rank_main(user_parts)
+        mpi.rank_main(custom_parts)
         raise RankFinished(0)
 
 
 def train_here(
     plan: Plan,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     *,
     out: Path,
     name: str | None,
     source: Path | None,
     command: list[str] | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     endpoint: "LearnerEndpoint | None" = None,
     stop_request: StopRequest | None = None,
@@ -75,22 +75,21 @@ def train_here(
     `source` is the run whose weights this one begins with. On Ray, actors reach the run through `endpoint`, and
     `stop_request` receives the signals that the driver passes on.
     """
-    env = user_parts[0]
-    watcher = watcher if watcher is not None else interactive_watcher()
+    env = custom_parts.env
     warnings: list[str] = []  # of the run whose weights this one begins with, before there is a log
 
     def begin(trainer: Trainer) -> list[str]:
         for text in warnings:
             warner(trainer.run_log)(text)
         trainer.start()
-        return trainer.components.notes
+        return [*trainer.components.notes, *use_spaces(trainer.components, world, folder)]
 
     with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)
     with ExitStack() as closing_all:
         closing_all.callback(world.close)
         components = prepare_components(
-            plan, world, user_parts, source, warnings.append, progress_note(watcher), endpoint
+            plan, world, custom_parts, source, warnings.append, progress_note(watcher), endpoint
         )
         closing_all.callback(components.close)
         plan = components.plan
@@ -98,7 +97,8 @@ def train_here(
         folder = new_run_dir(out, plan.env.id, chosen)
         origin = {**collect_provenance(command), "own_env": env is not None, "not_exact": components.inexact_reasons}
         write_origin(plan, folder, origin)
-        run_session(components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request)
+        observers: dict[str, Any] = {"callbacks": callbacks, "watcher": watcher, "stop_request": stop_request}
+        run_session(components, folder, begin, env=custom_parts.eval_maker, **observers)
     return folder, components
 
 
@@ -111,28 +111,42 @@ def write_origin(plan: Plan, folder: Path, origin: dict[str, Any]) -> None:
         sign(folder, plan.env, settings)
 
 
+def use_spaces(components: Components, world: World, folder: Path) -> list[str]:
+    """Keep the environment's spaces in the run's folder, and let the policies predict in them; returns notes."""
+    if world.spaces is not None:
+        for policy in components.policies:
+            policy.predictor = make_predictor(components.plan, world.spaces)
+    note = keep_spaces(folder, world.spaces)
+    return [] if note is None else [note]
+
+
 def resume_here(
     plan: Plan,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     folder: Path,
     *,
     notes: Sequence[str],
+    changed_parts: Sequence[str],
     strict: bool,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     endpoint: "LearnerEndpoint | None" = None,
     stop_request: StopRequest | None = None,
 ) -> Components:
-    """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components."""
-    env = user_parts[0]
+    """Go on with the run in `folder` by `plan`; `notes` say what was changed in it. Returns the run's components.
+
+    `changed_parts` are the user's own parts that are not those of the beginning.
+    """
+    env = custom_parts.env
 
     def begin(trainer: Trainer) -> list[str]:
         lost = trainer.resume(strict=strict)
+        trainer.run_log.mark_inexact(changed_parts)
         write_run_plan(plan, folder / "run.toml")
         trainer.run_log.events.event("resumed", env_steps=trainer.steps, changes=list(notes), lost_episodes=lost)
         if plan.save.replay == "none":
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
-        return [f"resumed at step {trainer.steps}", *notes]
+        return [f"resumed at step {trainer.steps}", *notes, *use_spaces(trainer.components, world, folder)]
 
     with torch_threads(plan.runtime.threads):
         world = make_train_world(plan, env)
@@ -140,9 +154,15 @@ def resume_here(
         if plan.runtime.device is not None:
             require_device("runtime.device", plan.runtime.device)
         require_memory(plan, world.spec)
-        with closing(make_components_here(plan, world, user_parts, endpoint)) as components:
+        with closing(make_components_here(plan, world, custom_parts, endpoint)) as components:
             run_session(
-                components, folder, begin, env=env, callbacks=callbacks, watcher=watcher, stop_request=stop_request
+                components,
+                folder,
+                begin,
+                env=custom_parts.eval_maker,
+                callbacks=callbacks,
+                watcher=watcher,
+                stop_request=stop_request,
             )
     return components
 
@@ -150,7 +170,7 @@ def resume_here(
 def prepare_components(
     plan: Plan,
     world: World,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     source: Path | None,
     warn: Callable[[str], object],
     show: Callable[[str], object] = lambda text: None,
@@ -161,11 +181,14 @@ def prepare_components(
     `show` is called with what takes a while.
     """
     given_threads = plan.runtime.threads
-    plan = resolve(plan, world.spec, own_torso=user_parts[1] is not None, own_explore=user_parts[2] is not None)
+    recorded = record_parts(plan, custom_parts)
+    replaced = replaced_settings(plan, recorded)
+    plan = resolve(recorded, world.spec)
+    require_eval_env(plan, custom_parts.eval_env, world.spec)
     require_memory(plan, world.spec)
     plan, notes, inexact_reasons = choose_machine_settings(plan, given_threads, world.spec, show)
-    components = make_components_here(plan, world, user_parts, endpoint)
-    components.notes = [*getattr(world, "notes", ()), *notes, *components.notes]
+    components = make_components_here(plan, world, custom_parts, endpoint)
+    components.notes = [*getattr(world, "notes", ()), *replaced, *notes, *components.notes]
     components.inexact_reasons = inexact_reasons
     with ExitStack() as close_on_error:
         close_on_error.callback(components.close)
@@ -175,47 +198,27 @@ def prepare_components(
     return components
 
 
+def require_eval_env(plan: Plan, make: EnvMaker | None, spec: Spec) -> None:
+    """Refuse a user's own environment for evaluations that has other spaces than that of training."""
+    if make is None:
+        return
+    with closing(make_world(plan.env, seed=plan.seed, stream=VALIDATION, num=1, make=make)) as world:
+        found = world.spec
+    if found != spec:
+        raise UsageError(
+            "eval_env has other spaces than the environment of training",
+            f"Observations {found.input_shape} {found.dtype} and actions {found.actions}, "
+            f"not {spec.input_shape} {spec.dtype} and {spec.actions}.",
+            "Let both environments have the same observation and action spaces, and both or none action masks.",
+        )
+
+
 def make_components_here(
-    plan: Plan, world: World, user_parts: UserParts, endpoint: "LearnerEndpoint | None"
+    plan: Plan, world: World, custom_parts: CustomParts, endpoint: "LearnerEndpoint | None"
 ) -> Components:
     """The components of a run: all in this process, unless the plan asks for others."""
     if isinstance(plan.runtime, InlineRuntime) and plan.learners.num == 1:
-        return make_components(plan, world, *user_parts[1:])
+        return make_components(plan, world, custom_parts)
     from qfleet.distributed.components import components_for  # most runs need no other process
 
-    return components_for(plan, world, user_parts, endpoint)
-
-
-def load_weights_from(components: Components, source: Path, warn: Callable[[str], object]) -> None:
-    """Start from another run's weights, target network included."""
-    own = components.learner.model_arrays()
-    found = read_weights(source, max_file_bytes(own.values()), warn=warn)
-    weights = found.arrays
-    with suppress(KeyError):
-        weights = match_names(own.keys(), weights)
-    shapes = [{name: value.shape for name, value in values.items()} for values in (weights, own)]
-    different = sorted({name for name, _ in shapes[0].items() ^ shapes[1].items()})
-    if different:
-        settings = net_settings(source, components.plan)
-        raise UsageError(
-            f"--from {source.name}: its weights do not fit this plan's network",
-            f"They differ in {', '.join(different[:4])}{', ...' if len(different) > 4 else ''}.",
-            f"Give this run the same network: {settings}"
-            if settings
-            else f"Its net.* settings are the same; are the environment's spaces, too? See {source / 'run.toml'}.",
-        )
-    try:
-        components.learner.load_initial_weights(weights)
-    except MALFORMED as error:
-        raise malformed(found.checkpoint, error) from error
-    components.notes.append(f"begins with the {found.text(components.plan)}, of {source.name}")
-
-
-def net_settings(source: Path, plan: Plan) -> str:
-    """The settings of another run's network that this plan does not have, as they are typed."""
-    try:
-        found = diff(read_plan(source / "run.toml"), plan)
-    except UsageError:
-        return f"see net.* in {source / 'run.toml'}"
-    paths = [(path, value) for path, value, _ in found if path.startswith("net.") or path == "env.normalize"]
-    return " ".join(f"{path}={format_value(value).strip('[]').replace(' ', '')}" for path, value in paths)
+    return components_for(plan, world, custom_parts, endpoint)

@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 import torch
 
-from qfleet.build.make import UserParts, make_policy, policy_spec
+from qfleet.build.custom_parts import CustomParts
+from qfleet.build.make import make_policy, policy_spec
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Spec
 from qfleet.data.wire_format import Arrays, Message, Parts, to_bytes, unpack
@@ -31,6 +32,7 @@ from qfleet.distributed.worker.messages import PeerLost, Ready, Stop
 from qfleet.distributed.worker.serve import serve
 from qfleet.envs import TRAIN, make_world
 from qfleet.errors import QfleetError, UsageError
+from qfleet.install import install_command
 from qfleet.learn import Learner
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -55,7 +57,7 @@ def mpi() -> Any:
         raise UsageError(
             "learners.backend=mpi, but MPI cannot be used",
             f"mpi4py said: {str(error).splitlines()[0]}",
-            'It is an extra, and needs an MPI of the system: pip install "qfleet[mpi]"',
+            f"It is an extra, and needs an MPI of the system: {install_command('mpi')}",
         ) from error
 
 
@@ -230,11 +232,11 @@ def stop_all_ranks() -> None:
             send_stop(MpiTransport(world, rank, Ready))
 
 
-def rank_main(user_parts: UserParts) -> None:
+def rank_main(custom_parts: CustomParts) -> None:
     """Run a rank other than 0. If it fails it aborts all ranks, because MPI would wait for it."""
     world = mpi().COMM_WORLD
     try:
-        serve_rank(world, user_parts)
+        serve_rank(world, custom_parts)
     except QfleetError as error:
         sys.stderr.write(f"rank {world.Get_rank()}: {error}\n")
         world.Abort(error.exit_code)
@@ -250,7 +252,7 @@ def probe_env_spec(plan: Plan, make: EnvMaker | None) -> Spec:
     return world.spec
 
 
-def serve_rank(world: Any, user_parts: UserParts) -> None:
+def serve_rank(world: Any, custom_parts: CustomParts) -> None:
     """Wait for the run to begin, and handle requests until rank 0 sends `Stop`; signals are left to rank 0."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     transport = MpiTransport(world, 0, LearnerRequest | BeginRun | Stop)
@@ -264,7 +266,7 @@ def serve_rank(world: Any, user_parts: UserParts) -> None:
     if not isinstance(parts[0], BeginRun):
         return  # rank 0 has ended, or its run has fewer learners than there are ranks
     plan = msgspec.json.decode(parts[0].plan, type=Plan)
-    env_spec = probe_env_spec(plan, user_parts[0])
-    spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), user_parts[1]))
-    setup = make_setup(plan, env_spec, spec, world.Get_rank(), 0, user_parts)
+    env_spec = probe_env_spec(plan, custom_parts.env)
+    spec = policy_spec(env_spec, make_policy(plan, env_spec, torch.device("cpu"), custom_parts))
+    setup = make_setup(plan, env_spec, spec, world.Get_rank(), 0, custom_parts)
     serve(LearnerWorker(setup, MpiPeerConnections), transport)

@@ -8,11 +8,13 @@ import numpy as np
 from msgspec import Meta
 
 from qfleet.data import Array, Spec, State, Step
+from qfleet.data.space_format import EnvSpaces
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.episodes import EpisodeRecorder
 from qfleet.envs.options import Option, checked_options
 from qfleet.envs.step_values import require_idle, reset_step
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.plan.part import Positive, Scalar
 from qfleet.plan.secrets import redacted_options
 
@@ -38,7 +40,7 @@ def register() -> None:
         raise UsageError(
             "Atari environments need the package ale-py.",
             f"Importing it failed: {error}.",
-            'Install it: pip install "qfleet[atari]"',
+            f"Install it: {install_command('atari')}",
         ) from error
     gym.register_envs(ale_py)
 
@@ -68,6 +70,8 @@ class Atari:
         self._reseed_steps = reseed_steps
         self._env = _native(game, num, size, sticky, threads, options or {})
         self.spec = Spec((size, size), "uint8", (int(self._env.single_action_space.n),), stack=STACK)
+        native = self._env
+        self.spaces = EnvSpaces(native.single_observation_space, native.single_action_space, stack=STACK)
         self._episodes = EpisodeRecorder(num, seed, stream)
         self._sent: Array | None = None
         self._abandoned = np.zeros(num, bool)

@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from qfleet.data import Array, Spec, State, Step
+from qfleet.data.space_format import EnvSpaces
 from qfleet.data.state_reader import (
     FLAGS,
     FLOATS,
@@ -43,6 +44,7 @@ class CartPole:
         self.spec = Spec((4,), "float32", (2,))
         self._entropy = (seed, stream)
         self._env: Any = CartPoleVectorEnv(num, max_episode_steps, sutton_barto_reward=sutton_barto_reward)
+        self.spaces = EnvSpaces(self._env.single_observation_space, self._env.single_action_space)
         self._env.action_space = _UncheckedActions(np.full(num, 2))
         self._sent: Array | None = None
         self._last = reset_step(np.zeros((num, 4), np.float32))

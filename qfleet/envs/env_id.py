@@ -2,23 +2,22 @@
 
 import contextlib
 import difflib
-import importlib.util
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from itertools import accumulate
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
+import msgspec
 
 from qfleet.envs import atari, minatar
-from qfleet.envs.options import options_with_secrets
+from qfleet.envs.lookup.user_code import NamedCode, import_module, load_from_file
+from qfleet.envs.lookup.wrappers import absolute_wrappers, wrapped
+from qfleet.envs.options import missing_arguments, options_with_secrets
 from qfleet.envs.single_env import describe_error
 from qfleet.envs.sync_vector import AnyEnv
 from qfleet.errors import EnvError, QfleetError, UsageError, redact_error
-from qfleet.heartbeat import IMPORT, env_call
+from qfleet.install import install_command
 from qfleet.plan.schema import Env
 from qfleet.plan.secrets import redacted_options
 from qfleet.system.child_process import StopRequested
@@ -34,7 +33,8 @@ def env_maker(env: Env, render_mode: str | None = None) -> Callable[[], AnyEnv]:
     """The function that makes one copy of the plan's environment, with `env.options` as keyword arguments."""
     path, _, name = env.id.rpartition(":")
     if path.endswith(".py"):
-        return _with_clear_errors(env, _from_file(env.id, Path(path), name), render_mode)
+        make = load_from_file(NamedCode("env.id", env.id), Path(path), name)
+        return _with_clear_errors(env, make, render_mode)
     if env.id.startswith("MinAtar/"):
         return _with_clear_errors(env, _minatar(env.id), render_mode)
     return _with_clear_errors(env, _registered(env.id), render_mode)
@@ -46,30 +46,9 @@ def absolute_id(env_id: str) -> str:
     return f"{Path(path).resolve()}:{name}" if path.endswith(".py") else env_id
 
 
-def module_file(env_id: str) -> str | None:
-    """The file of the module in `module:Id`, found without importing it; None for other ids, or if there is none."""
-    name = env_id.rpartition(":")[0]
-    if not _is_module(name) or name.endswith(".py"):
-        return None
-    file = getattr(sys.modules.get(name), "__file__", None) or _origin(name)
-    return None if file is None else str(Path(file).resolve())
-
-
-def _is_module(name: str) -> bool:
-    return all(part.isidentifier() for part in name.split("."))
-
-
-def _origin(module: str) -> str | None:
-    # importlib.util.find_spec would import the parent packages.
-    path = [*sys.path, str(Path.cwd())]
-    spec = None
-    for name in accumulate(module.split("."), "{}.{}".format):
-        found = (finder.find_spec(name, path) for finder in sys.meta_path)
-        spec = next((each for each in found if each is not None), None)
-        if spec is None:
-            return None
-        path = list(spec.submodule_search_locations or ())
-    return spec.origin if spec is not None and spec.has_location else None
+def absolute_env(env: Env) -> Env:
+    """The same environment with absolute paths of its files: run.toml must not depend on the current folder."""
+    return msgspec.structs.replace(env, id=absolute_id(env.id), wrappers=absolute_wrappers(env))
 
 
 def user_env_maker(env: Env, make: Callable[[], AnyEnv], render_mode: str | None = None) -> Callable[[], AnyEnv]:
@@ -127,7 +106,7 @@ def _with_clear_errors(env: Env, make: Callable[..., AnyEnv], render_mode: str |
             raise UsageError(
                 f"env.id={env.id!r} needs a package that is not installed.",
                 f"{error}.",
-                _install_extra(env.id) or "Install the package that the message names.",
+                install_extra(env.id) or "Install the package that the message names.",
             ) from error
         except StopRequested:
             raise
@@ -135,7 +114,7 @@ def _with_clear_errors(env: Env, make: Callable[..., AnyEnv], render_mode: str |
             redact_error(error)
             raise _make_error(env, render_mode, error) from error
 
-    return make_env
+    return wrapped(env, make_env)
 
 
 def _make_error(env: Env, render_mode: str | None, error: BaseException) -> QfleetError:
@@ -144,6 +123,12 @@ def _make_error(env: Env, render_mode: str | None, error: BaseException) -> Qfle
             f"env.id={env.id!r} cannot be recorded: its constructor takes no render_mode.",
             f"Making it with render_mode={render_mode!r} raised: {error}.",
             f"Give its __init__ the argument render_mode=None, and let render() return a picture for {render_mode!r}.",
+        )
+    if needed := missing_arguments(error):
+        return UsageError(
+            f"env.id={env.id!r} needs options that were not given: {', '.join(needed)}.",
+            f"Making the environment raised: {error}.",
+            f"Give its constructor's arguments: {' '.join(f'env.options.{name}=...' for name in needed)}",
         )
     if isinstance(error, TypeError | ValueError | AssertionError | gym.error.Error) and env.options:
         return UsageError(
@@ -161,7 +146,9 @@ def _make_error(env: Env, render_mode: str | None, error: BaseException) -> Qfle
 def _registered(name: str) -> Callable[..., AnyEnv]:
     module, _, plain = name.rpartition(":")
     if module:
-        _import(name, module)
+        make_own = getattr(import_module(NamedCode("env.id", name), module), plain, None)
+        if plain not in gym.registry and callable(make_own):  # module:Class
+            return make_own  # type: ignore[no-any-return]
     try:
         entry = gym.spec(plain).entry_point
     except gym.error.Error as error:
@@ -202,95 +189,14 @@ def unknown_id_error(name: str) -> UsageError:
     return UsageError(
         f"env.id={name!r} is not a known environment.",
         f"The nearest known ids are {', '.join(near)}." if near else "No known id is like it.",
-        _install_extra(name)
+        install_extra(name)
         or "Use a known id, module:Id for one that a module registers, or path/to/file.py:ClassName for your own.",
     )
 
 
-def _install_extra(name: str) -> str:
+def install_extra(name: str) -> str:
     """How to install the packages of an id, if qfleet has an extra for them."""
     for extra, parts in _EXTRAS.items():
         if any(part in name for part in parts):
-            return f'Install what is missing: pip install "qfleet[{extra}]"'
+            return f"Install what is missing: {install_command(extra)}"
     return ""
-
-
-def _import(name: str, module: str) -> None:
-    # At the end of sys.path: installed modules take precedence in every folder.
-    _stay_importable(str(Path.cwd()))
-    try:
-        if not _is_module(module):
-            raise ImportError(f"{module!r} is not the name of a module")
-        with env_call(IMPORT):
-            importlib.import_module(module)
-    except ImportError as error:
-        raise UsageError(
-            f"env.id={name!r}: the module {module!r} could not be imported.",
-            f"Python's error: {error}.",
-            "Install the package, or run from the folder that holds it; a file is given as path/to/file.py:ClassName.",
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise EnvError(
-            f"{name}: importing {module} {describe_error(error)}",
-            "The module must be imported without errors before its environment can be made.",
-            "Mend the module.",
-        ) from error
-
-
-def _from_file(name: str, path: Path, attribute: str) -> Callable[..., AnyEnv]:
-    if not path.is_file():
-        raise UsageError(
-            f"env.id={name!r}: there is no file {path}.",
-            "An own environment is given as path/to/file.py:ClassName.",
-            "Correct the path; it is relative to the folder the command runs in.",
-        )
-    module = _load(name, path)
-    make = getattr(module, attribute, None)
-    if not callable(make):
-        classes = sorted(key for key, value in vars(module).items() if _is_env_class(value, module))
-        raise UsageError(
-            f"env.id={name!r}: {path} has no class or function {attribute!r}.",
-            f"Its environment classes are: {', '.join(classes) or 'none'}.",
-            "Name a gymnasium.Env class, or a function that returns one, after the colon.",
-        )
-    return make  # type: ignore[no-any-return]
-
-
-def _is_env_class(value: Any, module: ModuleType) -> bool:
-    return isinstance(value, type) and issubclass(value, gym.Env) and value.__module__ == module.__name__
-
-
-def _stay_importable(folder: str) -> None:
-    if folder not in sys.path:
-        sys.path.append(folder)
-
-
-@contextlib.contextmanager
-def _importable(folder: str) -> Iterator[None]:
-    """Put a folder first in sys.path inside the block, as for a script in it, and last afterwards for lazy imports."""
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
-        _stay_importable(folder)
-
-
-def _load(name: str, path: Path) -> ModuleType:
-    key = f"qfleet_own_{path.stem}"
-    spec = importlib.util.spec_from_file_location(key, path.resolve())
-    if spec is None or spec.loader is None:
-        raise UsageError(f"env.id={name!r}: {path} cannot be loaded.", "It is not Python source.", "Give a .py file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[key] = module  # dataclasses look up their own module
-    try:
-        with _importable(str(path.resolve().parent)), env_call(IMPORT):
-            spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[key]
-        raise EnvError(
-            f"{name}: running {path} {describe_error(error)}",
-            "The file must run without errors before its environment can be made.",
-            "Mend the file.",
-        ) from error
-    return module

@@ -9,6 +9,7 @@ from gymnasium import spaces
 from qfleet.data import Array
 from qfleet.envs.options import Option, checked_options
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.plan.part import Fraction
 
 GAMES = {
@@ -34,7 +35,7 @@ class MinAtar(gym.Env[Array, Any]):
             raise UsageError(
                 "MinAtar environments need the package MinAtar.",
                 f"Importing it failed: {error}.",
-                'Install it: pip install "qfleet[minatar]"',
+                f"Install it: {install_command('minatar')}",
             ) from error
         self.render_mode = render_mode
         self._game = Environment(game, **checked_options(options, OPTIONS, "MinAtar"))

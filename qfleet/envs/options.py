@@ -1,6 +1,7 @@
 """Checking `env.options` of built-in worlds, and adding the values of `env.secrets`."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,6 +10,8 @@ from qfleet.plan.part import Scalar
 from qfleet.plan.paths import convert
 from qfleet.plan.schema import Env
 from qfleet.plan.setting_text import accepted_values, format_value
+
+_MISSING = re.compile(r"__init__\(\) missing \d+ required [\w-]+ arguments?: ((?:'\w+'(?:, | and |, and )?)+)")
 
 
 class Option(NamedTuple):
@@ -43,6 +46,12 @@ def options_with_secrets(env: Env) -> dict[str, Any]:
         options[name] = os.environ[variable]
         register_secret(options[name])
     return options
+
+
+def missing_arguments(error: BaseException) -> list[str]:
+    """The constructor's arguments that have no default, if their absence is the error."""
+    found = _MISSING.search(str(error)) if isinstance(error, TypeError) else None
+    return [] if found is None else re.findall(r"'(\w+)'", found[1])
 
 
 def _checked(name: str, value: Scalar, option: Option, world: str) -> Scalar:

@@ -9,7 +9,7 @@ import numpy as np
 from qfleet.data import Array, Spec, Step
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.spaces import adapt_actions, adapt_obs
-from qfleet.envs.step_values import as_flag, as_info, as_mask, as_reward, reset_step
+from qfleet.envs.step_values import as_flag, as_info, as_mask, as_reward, info_number, reset_step
 from qfleet.errors import UsageError, redact_error
 from qfleet.frames import user_location
 from qfleet.heartbeat import MAKE, RESET, STEP, enter_env_call, env_call, leave_env_call
@@ -38,8 +38,16 @@ class EnvAdapter:
     """Resets and steps environments with the spaces of `env`, and writes each result into a row of a `Step`."""
 
     def __init__(
-        self, env: AnyEnv, bins: int | None, name: str, *, masked: bool = False, check_bounds: bool = True
+        self,
+        env: AnyEnv,
+        bins: int | None,
+        name: str,
+        *,
+        masked: bool = False,
+        check_bounds: bool = True,
+        info: tuple[str, ...] = (),
     ) -> None:
+        self._info = info  # the numbers to read from the info of every step
         self._obs = adapt_obs(env.observation_space, name)
         self.bounds = self._obs.bounds if check_bounds else None
         self.notes = self._obs.notes
@@ -76,6 +84,8 @@ class EnvAdapter:
         out.terminated[lane] = terminated if type(terminated) is bool else as_flag("terminated", terminated)
         out.truncated[lane] = truncated if type(truncated) is bool else as_flag("truncated", truncated)
         self._write_obs(lane, obs, as_info(info), out)
+        if out.info is not None:
+            out.info[lane] = [info_number(info, name) for name in self._info]
 
     def all_valid(self, step: Step) -> bool:
         """Are all rewards and observations finite and within the bounds of their space?"""
@@ -134,10 +144,30 @@ def make_checked_env(make: Callable[[], AnyEnv], name: str) -> AnyEnv:
     return one
 
 
-def blank_step(spec: Spec, num: int) -> Step:
+def defines_render(env: AnyEnv) -> bool:
+    """Does the environment define render()? The one inherited from Gymnasium draws nothing."""
+    kind = type(getattr(env, "unwrapped", env))
+    return getattr(kind, "render", gym.Env.render) is not gym.Env.render
+
+
+def declared_render_modes(env: AnyEnv) -> tuple[str, ...]:
+    """The render modes of an environment: the one it was made with, or those that its metadata lists."""
+    if not defines_render(env):
+        return ()
+    if isinstance(chosen := getattr(env, "render_mode", None), str):
+        return (chosen,)
+    metadata = getattr(env, "metadata", None)
+    listed = metadata.get("render_modes") if isinstance(metadata, dict) else None
+    modes = tuple(mode for mode in listed or () if isinstance(mode, str))
+    return modes or ("rgb_array",)
+
+
+def blank_step(spec: Spec, num: int, num_info: int = 0) -> Step:
     """A `Step` of zeros in new arrays: callers keep the steps they receive."""
     mask = np.ones((num, spec.num_actions), bool) if spec.masked else None
-    return reset_step(np.zeros((num, *spec.obs), spec.dtype), mask)
+    step = reset_step(np.zeros((num, *spec.obs), spec.dtype), mask)
+    step.info = np.full((num, num_info), np.nan) if num_info else None
+    return step
 
 
 def check_finite(field: str, values: Array) -> None:

@@ -67,6 +67,11 @@ def encodable(space: spaces.Space[Any]) -> tuple[list[SpacePart], list[str]]:
     return leaves, left_out
 
 
+def is_read(space: spaces.Space[Any]) -> bool:
+    """Does a network read this part of a composite space, or anything in it?"""
+    return any(isinstance(part, _ENCODED) for _, part in _walk(space, ()))
+
+
 def _key(path: tuple[Any, ...]) -> str:
     return "".join(f"[{key!r}]" for key in path)
 

@@ -8,20 +8,23 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from qfleet.data import Array, split_actions
+from qfleet.data import Array, Spec, split_actions
 from qfleet.data.joint_actions import MAX_JOINT_ACTIONS
 from qfleet.envs.bounds import Bounds, OutsideSpace
 from qfleet.envs.space_parts import SpacePart, encodable
 from qfleet.errors import UsageError
 
 DEFAULT_BINS = 5
+MIN_PICTURE_SIZE = 36  # pixels: the smallest that the Nature convolutions take
+MAX_TABLE_ROWS = 4_096  # of prepared one-hot rows: more of them would cost more memory than they save time
 
 
 @dataclass(frozen=True, slots=True)
 class ObsAdapter:
     """Converts an observation into an array of `shape`, to be stored as `dtype`.
 
-    `bounds` are those of the stored array, if there are any; `notes` name the parts of the space that are left out.
+    `bounds` are those of the stored array, if there are any. `notes` name the parts of the space that are left out, or
+    that are not read as they could be.
     """
 
     shape: tuple[int, ...]
@@ -42,7 +45,7 @@ class ActionAdapter:
 def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
     """The adapter for an observation space."""
     if isinstance(space, spaces.Box):
-        return _box_obs(space)
+        return _box_obs(space, _picture_notes(space, name))
     if isinstance(space, spaces.Discrete):
         return _one_hot(space)
     leaves, left_out = encodable(space)
@@ -56,7 +59,16 @@ def adapt_obs(space: spaces.Space[Any], name: str) -> ObsAdapter:
     )
 
 
-def _box_obs(space: spaces.Box) -> ObsAdapter:
+def _picture_notes(space: spaces.Box, name: str) -> tuple[str, ...]:
+    """A note about pictures whose channels come last: convolutions would take the height for the channels."""
+    shape = space.shape
+    if space.dtype != np.uint8 or len(shape) != 3 or shape[2] > 4 or min(shape[:2]) < MIN_PICTURE_SIZE:
+        return ()
+    problem = f"{name}: observation {shape} is a picture with its channels last, so it gets no convolutions"
+    return (f"{problem}; wrap the environment so that they come first (docs/worlds.md has the wrapper)",)
+
+
+def _box_obs(space: spaces.Box, notes: tuple[str, ...] = ()) -> ObsAdapter:
     shape = space.shape
     kind = space.dtype
     stored = shape or (1,)
@@ -74,22 +86,30 @@ def _box_obs(space: spaces.Box) -> ObsAdapter:
             array = array.astype(np.uint8) * np.uint8(scale)
         return array.reshape(stored)
 
-    return ObsAdapter(stored, dtype, encode, None if scale else Bounds.of(space))
+    return ObsAdapter(stored, dtype, encode, None if scale else Bounds.of(space), notes)
 
 
 def _one_hot(space: spaces.Discrete[Any]) -> ObsAdapter:
     size = int(space.n)
     start = int(space.start)
-    rows = np.eye(size, dtype=np.float32)
+    rows = np.eye(size, dtype=np.float32) if size <= MAX_TABLE_ROWS else None
 
     def encode(obs: Any) -> Array:
         array = np.asarray(obs)
         if array.size != 1 or array.dtype.kind not in "iu" or not 0 <= int(array.item()) - start < size:
             raise OutsideSpace("observation", f"an integer from {start} to {start + size - 1}", repr(obs))
-        row: Array = rows[int(array.item()) - start]
+        index = int(array.item()) - start
+        row: Array = one_hot_row(size, index) if rows is None else rows[index]
         return row
 
     return ObsAdapter((size,), "float32", encode)
+
+
+def one_hot_row(size: int, index: int) -> Array:  # [size]
+    """Zeros, and a one at the index."""
+    row: Array = np.zeros(size, np.float32)
+    row[index] = 1.0
+    return row
 
 
 def _flat_obs(leaves: list[SpacePart], notes: tuple[str, ...]) -> ObsAdapter:
@@ -100,6 +120,11 @@ def _flat_obs(leaves: list[SpacePart], notes: tuple[str, ...]) -> ObsAdapter:
 
     bounds = Bounds.joined([leaf.bounds() for leaf in leaves], [leaf.key for leaf in leaves])
     return ObsAdapter(shape, "float32", encode, bounds, notes)
+
+
+def make_spec(obs: ObsAdapter, actions: ActionAdapter, *, masked: bool, stack: int = 1) -> Spec:
+    """The spec of a world of these spaces; with `stack` > 1 the first axis of an observation is that of the frames."""
+    return Spec(obs.shape[1:] if stack > 1 else obs.shape, obs.dtype, actions.counts, stack=stack, masked=masked)
 
 
 def adapt_actions(space: spaces.Space[Any], bins: int | None, name: str) -> ActionAdapter:

@@ -1,5 +1,6 @@
 """Steps of a world, and what environments return besides observations: reward, flags, info, action mask."""
 
+import math
 from numbers import Real
 from typing import Any
 
@@ -48,6 +49,24 @@ def as_info(value: Any) -> dict[str, Any]:
     return value
 
 
+def info_number(info: dict[str, Any], name: str) -> float:
+    """The number of this name in an info: NaN if there is none, infinity if it is not a finite number.
+
+    A name that is no key is a path with dots: `episode.r` is `info["episode"]["r"]`.
+    """
+    value = info[name] if name in info else _nested(info, name)
+    if value is None:
+        return math.nan
+    if isinstance(value, Real):
+        number = float(value)
+    else:
+        array = _array(value)
+        if array is None or array.size != 1 or array.dtype.kind not in "biuf":
+            return math.inf
+        number = float(array.reshape(()).item())
+    return number if math.isfinite(number) else math.inf
+
+
 def as_mask(value: Any, num: int) -> Array:
     """The mask of allowed actions, bool [num]."""
     array = _array(value)
@@ -66,6 +85,15 @@ def shown(value: Any) -> str:
         text = f"(its repr raised {type(error).__name__})"
     short = text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "..."
     return f"{short} of type {type(value).__name__}"
+
+
+def _nested(info: dict[str, Any], path: str) -> Any:
+    value: Any = info
+    for key in path.split("."):
+        if not isinstance(value, dict) or key not in value:
+            return None
+        value = value[key]
+    return value
 
 
 def _array(value: Any) -> Array | None:

@@ -9,15 +9,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from qfleet.data import Array, State, Step
+from qfleet.data.space_format import EnvSpaces
 from qfleet.data.state_reader import FLAGS, saved_array
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.episodes import EpisodeRecorder, episode_seed
 from qfleet.envs.single_env import AnyEnv as AnyEnv
-from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, describe_error, make_checked_env
+from qfleet.envs.single_env import EnvAdapter, EnvRaised, blank_step, defines_render, describe_error, make_checked_env
 from qfleet.envs.step_values import require_idle
 from qfleet.errors import EnvError
 from qfleet.heartbeat import CLOSE, RENDER, env_call
@@ -37,14 +37,16 @@ class SyncVectorEnv:
         name: str = "the environment",
         bins: int | None = None,
         check_bounds: bool = True,
+        info: tuple[str, ...] = (),
     ) -> None:
         self.num = num
+        self._num_info = len(info)
         self._name = name
         self._envs: list[AnyEnv] = []
         try:
             for _ in range(num):
                 self._envs.append(make_checked_env(make, name))
-            self._adapter = EnvAdapter(self._envs[0], bins, name, check_bounds=check_bounds)
+            self._adapter = EnvAdapter(self._envs[0], bins, name, check_bounds=check_bounds, info=info)
             self._episodes = EpisodeRecorder(num, seed, stream)
             self._adapter.detect_masks(self._envs[0], episode_seed(seed, stream, 0, 0))
         except (EnvRaised, OutsideSpace) as error:
@@ -54,16 +56,18 @@ class SyncVectorEnv:
             self.close()
             raise
         self.spec = self._adapter.spec
+        first = self._envs[0]
+        self.spaces = EnvSpaces(first.observation_space, first.action_space, self.spec.masked)
         self.notes = self._adapter.notes
         self._sent: Array | None = None
-        self._last = blank_step(self.spec, num)
+        self._last = blank_step(self.spec, num, self._num_info)
 
     def reset(self) -> Step:
         """Begin the first episode in every lane."""
         self._episodes.rewind()
         self._sent = None
         self._episodes.begin(np.ones(self.num, bool))
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         for lane in range(self.num):
             self._reset_lane(lane, step)
         return self._checked(step)
@@ -79,7 +83,7 @@ class SyncVectorEnv:
         action = self._sent
         self._sent = None
         ended = self._last.terminated | self._last.truncated
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         if ended.any():
             self._episodes.begin(ended)
         for lane in range(self.num):
@@ -105,7 +109,7 @@ class SyncVectorEnv:
         self._episodes.load_state_dict(state, self.spec.num_actions)
         ended = saved_array(state, "ended", FLAGS, (self.num,))
         self._sent = None
-        step = blank_step(self.spec, self.num)
+        step = blank_step(self.spec, self.num, self._num_info)
         for lane in range(self.num):
             self._redrive(lane, step)
         # An abandoned episode had not ended by itself, and does not end when it is repeated.
@@ -124,9 +128,13 @@ class SyncVectorEnv:
 
     @property
     def has_render(self) -> bool:
-        """Does the environment define render()? The one inherited from Gymnasium draws nothing."""
-        kind = type(getattr(self._envs[0], "unwrapped", self._envs[0]))
-        return getattr(kind, "render", gym.Env.render) is not gym.Env.render
+        """Does the environment define render()?"""
+        return defines_render(self._envs[0])
+
+    @property
+    def render_fps(self) -> Any:
+        """The frames per second that the first lane's environment asks for."""
+        return (getattr(self._envs[0], "metadata", None) or {}).get("render_fps")
 
     def close(self) -> None:
         """Close every environment, even if close() of another one fails."""

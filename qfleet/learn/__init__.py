@@ -11,17 +11,29 @@ from qfleet.learn.batch_source import BatchSource, Diverging, NormalizationStati
 from qfleet.learn.compiled_update import make_compiled_update
 from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
-from qfleet.learn.learner import Learner, NonFiniteUpdate
-from qfleet.learn.optimizer import RateSchedule, make_optimizer
+from qfleet.learn.learner import Learner, NonFiniteUpdate, TdLoss
+from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, make_optimizer
 from qfleet.learn.plasticity import Anneal, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import PopulationLearner, rate_factors
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.learn.target_network import detached, make_target_update
+from qfleet.learn.torch_optimizer import OptimizerMaker, TorchOptimizer
 from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
 from qfleet.plan.validate.placement import num_senders
-from qfleet.qlearn import StepView, make_head, make_rule, make_view, td_loss
+from qfleet.qlearn import (
+    CheckedRule,
+    CustomTdLoss,
+    Head,
+    Loss,
+    Rule,
+    StepView,
+    make_head,
+    make_rule,
+    make_view,
+    td_loss,
+)
 from qfleet.replay import Replay
 
 
@@ -46,22 +58,37 @@ def make_learner(
     device: torch.device,
     fresh: Callable[[int], QNet] | None = None,
     rate_factor: float = 1.0,
+    *,
+    head: Head | None = None,
+    rule: Rule | None = None,
+    loss: Loss | None = None,
+    custom_optimizer: OptimizerMaker | None = None,
 ) -> Learner:
-    """The plan's learner for this network; `fresh` makes a network with new weights from the number of a reset."""
+    """The plan's learner for this network; `fresh` makes a network with new weights from the number of a reset.
+
+    `head`, `rule`, `loss` and `custom_optimizer` are the user's own, in place of the plan's.
+    """
     net.to(device)
     target = make_target(plan, net)
-    optimizer = make_optimizer(plan.optim, detached(p for p in net.parameters() if p.requires_grad))
-    head = make_head(plan, spec)
+    trained = detached(p for p in net.parameters() if p.requires_grad)
+    optimizer: FusedOptimizer = make_optimizer(plan.optim, trained)
+    if custom_optimizer is not None:
+        optimizer = TorchOptimizer(trained, custom_optimizer)
+    head = head or make_head(plan, spec)
     view = make_view(plan.algo)
-    rule = None if isinstance(plan.replay, FreshReplay) else make_rule(plan.algo)
-    loss = partial(td_loss, head, rule, view)
+    rule = make_rule(plan.algo) if rule is None else CheckedRule(rule)
+    compute_loss: TdLoss = td_loss if loss is None else CustomTdLoss(loss, (net, target))
+    compiled_update = None
+    if plan.runtime.compile:
+        compiled_update = make_compiled_update(plan, net, target, optimizer, partial(td_loss, head, rule, view))
     return Learner(
         net,
         target,
         optimizer,
         head=head,
-        rule=rule,
+        rule=None if isinstance(plan.replay, FreshReplay) else rule,
         view=view,
+        compute_loss=compute_loss,
         update_target=make_target_update(plan),
         clip_norm=plan.optim.clip_norm,
         schedule=make_schedule(plan),
@@ -70,7 +97,7 @@ def make_learner(
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
-        compiled_update=make_compiled_update(plan, net, target, optimizer, loss) if plan.runtime.compile else None,
+        compiled_update=compiled_update,
     )
 
 
@@ -113,6 +140,7 @@ __all__ = [
     "Learner",
     "NonFiniteUpdate",
     "NormalizationStatistics",
+    "OptimizerMaker",
     "PopulationLearner",
     "RateLimiter",
     "ReplaySource",

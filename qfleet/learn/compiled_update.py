@@ -34,6 +34,9 @@ AdamState: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]  # weight, mean, sq
 Loss: TypeAlias = Callable[[Network, Network, Tensors], tuple[Tensor, Tensor, Tensor]]
 
 
+CUSTOM_PARTS = ("head", "rule", "loss", "optimizer")
+
+
 class CannotCompile(Exception):
     """There is no compiler, or it failed on this update; nothing was changed."""
 
@@ -243,6 +246,7 @@ def why_not_compilable(plan: Plan) -> str | None:
     net = plan.net
     reasons = (
         (isinstance(net.torso, OwnTorso), "net.torso.type=own may do anything"),
+        *((getattr(plan.custom, name) is not None, f"custom.{name} may do anything") for name in CUSTOM_PARTS),
         (not isinstance(net.memory, NoMemory), "a memory is unrolled row by row"),
         (isinstance(plan.algo.view, SequencesView), "algo.view.type=sequences is unrolled row by row"),
         (draws_random_numbers(net), "its layers draw random numbers"),

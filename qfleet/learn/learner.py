@@ -2,10 +2,11 @@
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ from qfleet.nets.gradients import OnGradient, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
 from qfleet.nets.weights import can_share_weights, copy_array, load_state_arrays, match_names, state_arrays
 from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
+
+# As `td_loss`: from head, rule, view, both networks and a batch to loss [], priorities [N] and values [M, A].
+TdLoss: TypeAlias = Callable[[Head, Rule | None, View, Network, Network, Tensors], tuple[Tensor, Tensor, Tensor]]
 
 
 class NonFiniteUpdate(Exception):
@@ -48,6 +52,7 @@ class Learner:
     head: Head
     rule: Rule | None
     view: View
+    compute_loss: TdLoss
     update_target: TargetUpdate | None
     clip_norm: float | None
     schedule: RateSchedule
@@ -78,7 +83,8 @@ class Learner:
         """The network itself, or a faster view of it."""
         if self.reduced:
             return Reduced(net, self.device)
-        has_chain = isinstance(self.head, Scalar) and isinstance(self.view, StepView)  # its gradient needs no autograd
+        # Their gradient needs no autograd.
+        has_chain = isinstance(self.head, Scalar) and isinstance(self.view, StepView) and self.compute_loss is td_loss
         return (make_chain(net) if has_chain else None) or net
 
     def update(self, batch: Batch | Sequences) -> Report:
@@ -173,7 +179,7 @@ class Learner:
         if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, StepView):
             loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, online, target, batch)
             return loss, priority, values, online.gradients(gradient, on_gradient)
-        loss, priority, values = td_loss(head, self.rule, view, online, target, batch)
+        loss, priority, values = self.compute_loss(head, self.rule, view, online, target, batch)
         return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
 
     def apply_update(self, pending: PendingUpdate) -> Report:

@@ -11,7 +11,16 @@ from qfleet.nets.layers import (
     set_noise,
 )
 from qfleet.nets.normalize import Normalize
-from qfleet.nets.qnet import QNet, Reduced, draws_random_numbers, make_net, require_memory
+from qfleet.nets.qnet import (
+    HeadLayers,
+    LossLayers,
+    QNet,
+    Reduced,
+    count_own_features,
+    draws_random_numbers,
+    make_net,
+    require_memory,
+)
 from qfleet.nets.rescale import signed_hyperbolic, signed_parabolic
 from qfleet.nets.torso import NATURE, Convolution
 from qfleet.nets.weights import (
@@ -27,13 +36,16 @@ __all__ = [
     "NATURE",
     "Chain",
     "Convolution",
+    "HeadLayers",
     "ImplicitQuantileHead",
+    "LossLayers",
     "Network",
     "Normalize",
     "QNet",
     "Reduced",
     "can_share_weights",
     "copy_array",
+    "count_own_features",
     "dormant_fraction",
     "draws_random_numbers",
     "gradients_of",

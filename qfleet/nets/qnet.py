@@ -4,6 +4,8 @@
 are the sizes of a memory; see `nets/memory.py`.
 """
 
+from typing import Protocol, runtime_checkable
+
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +19,21 @@ from qfleet.nets.torso import Convolutions, Impala, bytes_channels_last, make_to
 from qfleet.plan.schema import ImplicitHead, LstmMemory, Net, NoMemory, OwnTorso
 
 
+class HeadLayers(Protocol):
+    """Makes the layers of a user's own head."""
+
+    def make_layers(self, features: int, hidden: int, actions: int) -> nn.Module:
+        """Layers from features [N, features] to outputs [N, *out]."""
+
+
+@runtime_checkable
+class LossLayers(Protocol):
+    """Makes the layers of a user's own loss."""
+
+    def make_layers(self, features: int, actions: int) -> nn.Module:
+        """Layers that the loss applies to features [N, features] as it likes."""
+
+
 class QNet(nn.Module):
     """Scale pixels or normalise vectors, then torso, perhaps memory, then head."""
 
@@ -27,11 +44,13 @@ class QNet(nn.Module):
         normalize: Normalize | None = None,
         rewards: Normalize | None = None,
         memory: Memory | None = None,
+        loss_layers: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.torso = torso
         self.memory = memory
         self.head = head
+        self.loss_layers = loss_layers  # of a user's own loss, trained with the rest
         self.takes_images = isinstance(torso, Convolutions | Impala)
         self.normalize = normalize
         self.rewards = rewards
@@ -108,8 +127,20 @@ def make_memory(net: Net, features: int, actions: int) -> Memory | None:
     return Memory(features, net.memory.size, actions, "lstm" if isinstance(net.memory, LstmMemory) else "gru")
 
 
-def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Module | None = None) -> QNet:
-    """A network with new weights from the seed; no global generator is changed."""
+def make_net(
+    net: Net,
+    spec: Spec,
+    *,
+    normalize: str,
+    seed: int,
+    torso: nn.Module | None = None,
+    head: HeadLayers | None = None,
+    loss: object | None = None,
+) -> QNet:
+    """A network with new weights from the seed; no global generator is changed.
+
+    `torso`, `head` and `loss` are the user's own: the torso is used as it is, the others make their layers.
+    """
     style = Style(net.noisy, net.noisy_sigma, net.layer_norm, net.spectral_norm, net.dropout)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -117,13 +148,19 @@ def make_net(net: Net, spec: Spec, *, normalize: str, seed: int, torso: nn.Modul
         features = count_own_features(body, spec) if torso is not None else int(body.features)  # type: ignore[arg-type]
         memory = make_memory(net, features, spec.num_actions)
         hidden = int(getattr(body, "hidden", 0))
-        head = make_output_head(net, spec, features if memory is None else memory.size, hidden, style)
+        read = features if memory is None else memory.size
+        if head is None:
+            outputs = make_output_head(net, spec, read, hidden, style)
+        else:
+            outputs = head.make_layers(read, hidden, spec.num_actions)
+        loss_layers = loss.make_layers(read, spec.num_actions) if isinstance(loss, LossLayers) else None
     return QNet(
         body,
-        head,
+        outputs,
         Normalize(spec.input_shape) if normalize in ("obs", "both") else None,
         Normalize(()) if normalize in ("reward", "both") else None,
         memory,
+        loss_layers,
     )
 
 

@@ -1,6 +1,6 @@
 """The whole run as frozen data."""
 
-from qfleet.plan.changes import SyncSwitch, sync_switches, with_settings
+from qfleet.plan.changes import SyncSwitch, sync_switches, with_assignments, with_settings
 from qfleet.plan.compose import Composed, compose, make_plan
 from qfleet.plan.derived import largest_n_step, total_updates, updates_per_step
 from qfleet.plan.paths import flatten
@@ -33,6 +33,7 @@ __all__ = [
     "total_updates",
     "trusted_settings",
     "updates_per_step",
+    "with_assignments",
     "with_settings",
     "write_plan",
 ]

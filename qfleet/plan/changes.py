@@ -33,10 +33,18 @@ def with_settings(
 
     With `allow_single_learner` a plan of one learner may have any sync settings.
     """
+    typed = [Assignment(path, value, where, text=True, explicit=True) for path, value, where in settings]
+    return with_assignments(plan, origin, typed, allow_single_learner=allow_single_learner)
+
+
+def with_assignments(
+    plan: Plan, origin: str, assignments: Iterable[Assignment], *, allow_single_learner: bool = False
+) -> Plan:
+    """As `with_settings`, with assignments whose values need not be text."""
     draft = Draft()
     # Not explicit: settings of a variant that is replaced may be dropped.
     draft.apply_layer([replace(entry, explicit=False) for entry in entries_of(to_tables(plan), origin)])
-    draft.apply_layer([Assignment(path, value, where, text=True, explicit=True) for path, value, where in settings])
+    draft.apply_layer(assignments)
     found = draft.plan()
     if not (allow_single_learner and found.learners.num == 1):
         check(found, draft.origins)

@@ -57,7 +57,16 @@ def compose(
 
 
 def make_plan(env_id: str, preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> Plan:
-    """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`."""
+    """A plan from Python: `make_plan("CartPole-v1", overrides={"algo.n_step": 3})`.
+
+    Args:
+        env_id: the id of an environment, or "file.py:Class".
+        preset: the name of a preset; `qfleet presets` lists them.
+        overrides: settings by their paths, such as {"algo.n_step": 3, "net.dueling": True}.
+
+    Returns:
+        The plan, checked.
+    """
     settings = [(path, value, PYTHON) for path, value in (overrides or {}).items()]
     return compose(env_id, preset, overrides=settings, origin=PYTHON).plan
 
@@ -105,6 +114,13 @@ def _refuse_code_from_file(draft: Draft, file: str) -> None:
             f"env.id={format_value(env_id)} names code to run ({file})",
             "A plan file may come from anywhere, so it may not choose which code is imported.",
             f"If you trust it, name it yourself: qfleet train {format_value(env_id)} --plan {file}",
+        )
+    wrappers = draft.values["env.wrappers"]
+    if wrappers and draft.origins["env.wrappers"] == file:
+        raise UsageError(
+            f"env.wrappers={format_value(wrappers)} names code to run ({file})",
+            "A plan file may come from anywhere, so it may not choose which code is imported.",
+            f"If you trust it, name it yourself: qfleet train --plan {file} 'env.wrappers={format_value(wrappers)}'",
         )
 
 

@@ -79,7 +79,7 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
     fresh = isinstance(replay, schema.FreshReplay)
     per = isinstance(replay, schema.BufferReplay) and isinstance(replay.sampler, schema.PrioritizedSampler)
     return [
-        rule.get(type(plan.algo.rule), ("", "")),
+        rule.get(type(plan.algo.rule), ("", "")) if plan.custom.rule is None else ("", ""),
         *([("pqn", "")] if fresh else []),
         *([(head, "")] if head else []),
         *([("dueling", "dueling")] if net.dueling else []),
@@ -88,7 +88,13 @@ def algorithm_parts(plan: Plan) -> list[tuple[str, str]]:
         *([(memory, f"{memory.upper()} memory")] if memory else []),
         *([("per", "prioritised replay")] if per else []),
         *([(f"n{steps}", f"{steps}-step returns")] if steps > 1 and not fresh else []),
+        *([("custom", f"custom {', '.join(own)}")] if (own := custom_parts(plan)) else []),
     ]
+
+
+def custom_parts(plan: Plan) -> list[str]:
+    """The parts of the algorithm that are the user's own."""
+    return [name for name in ("rule", "loss", "head", "sampler", "optimizer") if getattr(plan.custom, name) is not None]
 
 
 def has_settings(plan: Plan, settings: Settings) -> bool:

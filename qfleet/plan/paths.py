@@ -202,8 +202,32 @@ def _read(text: str, kind: kinds.Type) -> Any:
             return float(text)
         case kinds.VarTupleType(item_type=item):
             body = text.removeprefix("[").removesuffix("]").strip().removesuffix(",")
-            return [_read(each.strip(), item) for each in body.split(",")] if body else []
+            parts = [each.strip() for each in _split_list(body)] if body else []
+            return (
+                list(map(_unquoted, parts))
+                if isinstance(item, kinds.StrType)
+                else [_read(each, item) for each in parts]
+            )
     return text
+
+
+def _split_list(body: str) -> list[str]:
+    """The parts between commas; commas within parentheses, as in `Class(a=1, b=2)`, separate nothing."""
+    parts = [""]
+    depth = 0
+    for mark in body:
+        depth += (mark == "(") - (mark == ")")
+        if mark == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += mark
+    return parts
+
+
+def _unquoted(text: str) -> str:
+    """The text without the quotes around it, if it has some: they are as good on a command line as in a file."""
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
 
 
 def _read_bool(text: str) -> bool:

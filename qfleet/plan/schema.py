@@ -36,6 +36,9 @@ class Env(Section):
 
     `options` are keyword arguments of its constructor. So are `secrets`, but a plan holds only the names of environment
     variables: with `env.secrets.key=MY_KEY` the constructor gets `key` with the value of MY_KEY.
+
+    `wrappers` are put around every copy, the first one innermost: `module:Class` or `file.py:Class`, with settings as
+    in `gymnasium.wrappers:TimeLimit(max_episode_steps=200)`.
     """
 
     id: str
@@ -52,6 +55,7 @@ class Env(Section):
     normalize: Literal["off", "obs", "reward", "both"] = "off"
     options: dict[str, Scalar] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
+    wrappers: Annotated[tuple[str, ...], Meta(max_length=20)] = ()
 
 
 class MaxRule(Section, tag="max"):
@@ -565,15 +569,39 @@ class Until(Section):
     score: float | None = None
 
 
+InfoName = Annotated[str, Meta(min_length=1, max_length=80, pattern=r"\A[^\x00-\x1f\x7f]+\Z")]
+
+
 class Log(Section):
     """How often a progress row is written, in environment steps (so that rows are deterministic), and where else to.
 
-    `history` also records every operation of a run with several actors, so that its guarantees can be audited.
+    `info` names numbers in the `info` of an episode's last step: their means are shown in rows as `info.NAME`. A dot
+    leads into a dict: `episode.r`. `history` also records every operation of a run with several actors, so that its
+    guarantees can be audited.
     """
 
     every_steps: Positive = 1_000
+    info: Annotated[tuple[InfoName, ...], Meta(max_length=32)] = ()
     tensorboard: bool = False
     history: bool = False
+
+
+class Custom(Section):
+    """The parts of a run that were given to `qfleet.train` as Python objects, written there by the run itself.
+
+    A text names the object's class or function, the settings of a dataclass, and the hash of its source. The part
+    replaces the plan's own: `custom.rule` replaces `algo.rule`.
+    """
+
+    env: str | None = None
+    eval_env: str | None = None
+    torso: str | None = None
+    head: str | None = None
+    rule: str | None = None
+    loss: str | None = None
+    sampler: str | None = None
+    optimizer: str | None = None
+    explore: str | None = None
 
 
 class Plan(Section):
@@ -594,11 +622,39 @@ class Plan(Section):
     population: Population = Population()
     until: Until = Until()
     log: Log = Log()
+    custom: Custom = Custom()
     seed: Count = 0
 
     @classmethod
     def of(cls, env_id: str, preset: str | None = None, overrides: Mapping[str, Any] | None = None) -> "Plan":
-        """A checked plan with the environment's defaults: `Plan.of("CartPole-v1", overrides={"algo.n_step": 3})`."""
+        """A checked plan with the environment's defaults: `Plan.of("CartPole-v1", overrides={"algo.n_step": 3})`.
+
+        Args:
+            env_id: the id of an environment, or "file.py:Class".
+            preset: the name of a preset; `qfleet presets` lists them.
+            overrides: settings by their paths, such as {"algo.n_step": 3, "net.dueling": True}.
+
+        Returns:
+            The plan, checked.
+        """
         from qfleet.plan.compose import make_plan
 
         return make_plan(env_id, preset, overrides)
+
+    def __repr__(self) -> str:
+        """The call that makes this plan."""
+        from qfleet.plan.display.plan_text import plan_repr
+
+        return plan_repr(self)
+
+    def __str__(self) -> str:
+        """What is trained, and what differs from the environment's defaults, a setting per line."""
+        from qfleet.plan.display.plan_text import plan_text
+
+        return plan_text(self)
+
+    def _repr_html_(self) -> str:
+        """The same as a table in a notebook, with all settings below it."""
+        from qfleet.plan.display.plan_text import plan_html
+
+        return plan_html(self)

@@ -22,12 +22,12 @@ HEADER = """\
 """
 
 
-def read_toml(file: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file; every failure is a UsageError."""
+def read_toml(file: str | Path, kind: str = "plan") -> dict[str, Any]:
+    """The tables of a TOML file that the user named; every failure is a UsageError. `kind`: what it should hold."""
     path = Path(file)
     try:
         if not path.is_file():
-            raise _missing(file)
+            raise _missing(file, kind)
         with path.open("rb") as stream:
             data = stream.read(LARGEST_FILE_BYTES + 1)
     except OSError as error:
@@ -39,8 +39,8 @@ def read_toml(file: str | Path) -> dict[str, Any]:
     return _parse(data, file)
 
 
-def _missing(file: str | Path) -> UsageError:
-    return UsageError(f"there is no plan file {file}", "The path is missing or not a file.", "Check the path given.")
+def _missing(file: str | Path, kind: str = "plan") -> UsageError:
+    return UsageError(f"there is no {kind} file {file}", "The path is missing or not a file.", "Check the path given.")
 
 
 def _too_large(file: str | Path) -> UsageError:

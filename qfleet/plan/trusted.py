@@ -2,7 +2,7 @@
 
 They are accepted from the user's own command line, and from a run that this user signed (`training/env_trust.py`). From
 any other plan file or run folder they are refused. Add every new setting of this kind to TRUSTED. Code that `env.id`
-names has the same rule.
+and `env.wrappers` name has the same rule.
 """
 
 from typing import Any
@@ -28,4 +28,4 @@ def trusted_settings(plan: Plan) -> dict[str, Any]:
 def needs_trust(env: Env) -> bool:
     """Does it name code to import, environment variables to read, or a file or module in its options?"""
     names = any(isinstance(value, str) and set(value) & PLACE_MARKS for value in env.options.values())
-    return names_code(env.id) or bool(env.secrets) or names
+    return names_code(env.id) or bool(env.wrappers) or bool(env.secrets) or names

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, assert_never
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from qfleet.data import Spec, split_actions
@@ -36,6 +36,13 @@ class Head(Protocol):
 
     def loss(self, out: Tensor, action: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Loss per item [N] and priority per item [N] (detached)."""
+
+
+class CustomHead(Head, Protocol):
+    """A head of the user's own: its layers, and what their outputs mean."""
+
+    def make_layers(self, features: int, hidden: int, actions: int) -> nn.Module:
+        """Layers from features [N, features] to outputs [N, *out]; `hidden` is the width that the torso proposes."""
 
 
 def to_returns(out: Tensor, rescale: bool) -> Tensor:

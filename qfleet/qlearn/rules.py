@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from qfleet.errors import UsageError
 from qfleet.plan.schema import Algo, DoubleRule, MunchausenRule
 
 
@@ -41,6 +42,51 @@ class Rule(Protocol):
 
     def __call__(self, values: NextValues) -> ActionChoice:
         """Next-action probabilities and added terms."""
+
+
+class CheckedRule:
+    """A user's own rule, whose answers are checked."""
+
+    def __init__(self, custom: Rule) -> None:
+        self.custom = custom
+        self.needs_online = custom.needs_online
+        self.needs_current = custom.needs_current
+        self.first = True
+
+    def __call__(self, values: NextValues) -> ActionChoice:
+        """The rule's answer, if its shapes are right."""
+        choice = self.custom(values)
+        shape = values.target_next.shape
+        if not isinstance(choice, ActionChoice) or choice.probs.shape != shape:
+            given = tuple(choice.probs.shape) if isinstance(choice, ActionChoice) else f"a {type(choice).__name__}"
+            raise UsageError(
+                f"the rule returned {given}",
+                f"It returns ActionChoice(probs), with probabilities of shape {tuple(shape)}, like values.target_next.",
+                "A one-hot choice is greedy_probs(values.target_next, values.next_mask).",
+            )
+        if self.first:
+            self.first = False
+            require_probabilities(choice.probs)
+        for name in ("bonus", "entropy"):
+            amount = getattr(choice, name)
+            if amount is not None and amount.shape != shape[:1]:
+                raise UsageError(
+                    f"the rule returned a {name} of shape {tuple(amount.shape)}",
+                    f"It is one number per item, of shape {tuple(shape[:1])}.",
+                    "Sum or average it over the actions.",
+                )
+        return choice
+
+
+def require_probabilities(probs: Tensor) -> None:
+    """Refuse what are no probabilities over the actions."""
+    sums = probs.sum(-1)
+    if bool((probs < -1e-6).any()) or not bool(torch.allclose(sums, torch.ones_like(sums), atol=1e-3)):
+        raise UsageError(
+            "the rule returned numbers that are no probabilities",
+            f"Each row must be positive and add up to 1; the first one adds up to {float(sums.flatten()[0]):.4g}.",
+            "Return probabilities over the next actions, not their values.",
+        )
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:

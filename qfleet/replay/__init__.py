@@ -1,11 +1,14 @@
 """Replay buffer: store, samplers, and how batches are cut from stored rows."""
 
+import copy
+
 import numpy as np
 
 from qfleet.data import Spec
 from qfleet.plan import largest_n_step
 from qfleet.plan.schema import Algo, DuplicatesFilter, FreshReplay, NoBonus, Plan, PrioritizedSampler, SequencesView
 from qfleet.plan.schema import BufferReplay as Buffer
+from qfleet.replay.custom_sampler import CheckedSampler, CustomSampler
 from qfleet.replay.cuts import Cut, NStepReturn, SequenceCut, StepCut
 from qfleet.replay.duplicates import DuplicateFilter
 from qfleet.replay.mirror import Mirror
@@ -25,8 +28,10 @@ def make_cut(algo: Algo) -> Cut:
     return StepCut(n)
 
 
-def make_sampler(buffer: Buffer, items: int) -> Sampler:
-    """The sampler that the plan names, for at most `items` items."""
+def make_sampler(buffer: Buffer, items: int, custom: CustomSampler | None = None) -> Sampler:
+    """The sampler that the plan names, or a copy of the user's own, for at most `items` items."""
+    if custom is not None:
+        return CheckedSampler(copy.deepcopy(custom))
     sampler = buffer.sampler
     if not isinstance(sampler, PrioritizedSampler):
         return Uniform()
@@ -34,7 +39,9 @@ def make_sampler(buffer: Buffer, items: int) -> Sampler:
     return Prioritized(items, **{name: getattr(sampler, name) for name in names})
 
 
-def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) -> Replay:
+def make_replay(
+    plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator, custom: CustomSampler | None = None
+) -> Replay:
     """The replay that the plan describes; for learning from fresh rows, one that holds only these."""
     # A bonus is added to clipped rewards, not clipped with them.
     clip = plan.env.clip_reward and isinstance(plan.algo.bonus, NoBonus)
@@ -50,7 +57,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
         spec,
         lanes,
         plan.replay.capacity,
-        make_sampler(plan.replay, cut.items_in(plan.replay.capacity)),
+        make_sampler(plan.replay, cut.items_in(plan.replay.capacity), custom),
         rng,
         cut=cut,
         n_step=NStepReturn(plan.algo.n_step, plan.algo.discount, clip, plan.algo.rescale),
@@ -64,6 +71,7 @@ def make_replay(plan: Plan, spec: Spec, lanes: int, rng: np.random.Generator) ->
 __all__ = [
     "ALL",
     "CompressionSavings",
+    "CustomSampler",
     "Cut",
     "Mirror",
     "NStepReturn",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from qfleet.build.memory_check import estimate, require_memory
 from qfleet.build.resolve import resolve
-from qfleet.build.worlds import make_train_world
+from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.plan.schema import Plan
 
 PROCESS_BYTES = 600 << 20  # a Python process with torch imported, beside its replay
@@ -22,9 +22,12 @@ class Capacity(NamedTuple):
     notes: tuple[str, ...]
 
 
-def find_capacity(plan: Plan, num: int, jobs: int | None = None) -> Capacity:
-    """As many members at once as there are cores for their threads and memory for their replays."""
-    with closing(make_train_world(plan)) as world:
+def find_capacity(plan: Plan, num: int, jobs: int | None = None, make: EnvMaker | None = None) -> Capacity:
+    """As many members at once as there are cores for their threads and memory for their replays.
+
+    `make` makes an environment of the user's own.
+    """
+    with closing(make_train_world(plan, make)) as world:
         plan = resolve(plan, world.spec)
         require_memory(plan, world.spec)
         needs = estimate(plan, world.spec)

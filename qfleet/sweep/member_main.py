@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from qfleet.api import Run, resume, train
+from qfleet.api import resume, train
 from qfleet.errors import QfleetError
 from qfleet.escape import indented
 from qfleet.plan import read_plan
+from qfleet.run_object import Run
+from qfleet.sweep.member_parts import unpack_member_parts
 from qfleet.sweep.member_process import MemberRow, MemberSetup, MemberWarning, send
 from qfleet.system.worker_errors import FinalError
 from qfleet.training.env_trust import require_places, require_trust
@@ -38,9 +40,10 @@ def train_member(setup: MemberSetup, connection: socket) -> int:
 
 def _run(setup: MemberSetup, watcher: RowWatcher) -> Run:
     path = setup.group / setup.name
+    given = unpack_member_parts(setup.parts).arguments()
     if is_run(path):
         trust: dict[str, Any] = {"trust_env": setup.trust_env, "trust_run": setup.trust_run}
-        return resume(path, steps=setup.steps, strict=setup.strict, watcher=watcher, **trust)
+        return resume(path, steps=setup.steps, strict=setup.strict, watcher=watcher, **trust, **given)
     plan = read_plan(setup.group / PLAN_FILE)
     require_trust(setup.group, plan.env, setup.trust_env or setup.trust_run)
     require_places(setup.group, plan, setup.trust_run)
@@ -51,6 +54,7 @@ def _run(setup: MemberSetup, watcher: RowWatcher) -> Run:
         watcher=watcher,
         weights_from=setup.weights_from,
         command=["qfleet", "train", "--plan", str(setup.group / PLAN_FILE), "--seed", str(setup.seed)],
+        **given,
     )
 
 

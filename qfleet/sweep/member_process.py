@@ -39,6 +39,7 @@ class MemberSetup(msgspec.Struct, frozen=True):
     trust_env: bool = False
     trust_run: bool = False
     strict: bool = False
+    parts: bytes = b""  # packed by `pack_member_parts`
 
 
 class MemberRow(msgspec.Struct, tag=True):

@@ -19,13 +19,12 @@ from qfleet.sweep.member_process import MemberMessage, MemberRow, MemberSetup, M
 from qfleet.sweep.process_pool import ProcessPool, outcome
 from qfleet.system.worker_errors import FinalError
 from qfleet.training.process.forward_signals import ENDINGS
-from qfleet.training.process.signals import StopRequest, listening
+from qfleet.training.process.signals import LeftAtOnce, StopRequest, listening
 from qfleet.watch import read_json, write_file
-from qfleet.watch.console import auto_mode
 from qfleet.watch.provenance import resume_command
 from qfleet.watch.run_directory import GROUP_FILE
 from qfleet.watch.run_files import unwritable_error
-from qfleet.watch.sweep_console import GroupWatcher, make_group_watcher
+from qfleet.watch.sweep_console import GroupWatcher
 
 FORMAT = 1
 # Of several exit codes the sweep returns the first of these: a bug first, what can simply be resumed last.
@@ -83,8 +82,8 @@ class SweepRunner:
         self.capacity = capacity
         self.origin = origin  # where the sweep comes from: fields of group.json
         self.members = {member.name: member for member in members}
-        self.watcher = watcher if watcher is not None else interactive_watcher()
-        self.options: dict[str, bool] = {}  # fields of every member's setup
+        self.watcher = watcher
+        self.options: dict[str, Any] = {}  # fields of every member's setup
         self.began_at = time.monotonic()
 
     def run(self, todo: list[Member]) -> None:
@@ -186,6 +185,8 @@ class SweepRunner:
                 member.state = "stopped"
                 member.exit_code = 75
                 member.reason = "the group's own process failed"
+        if isinstance(error, LeftAtOnce):
+            return "interrupted", 130, "left at once, by SIGINT"
         return "failed", int(getattr(error, "exit_code", 1)), f"{type(error).__name__}: {error}".splitlines()[0]
 
     def _end(self, state: str, code: int, reason: str) -> None:
@@ -222,12 +223,6 @@ def shown(member: Member, stop_request: StopRequest) -> dict[str, Any]:
     """What a display shows of a member; those that still run after a stop request are saving."""
     saving = stop_request and member.state == "running"
     return {**member.summary(), **({"state": "saving"} if saving else {})}
-
-
-def interactive_watcher() -> GroupWatcher | None:
-    """A live screen in a terminal or a notebook; a script stays silent unless it passes a watcher."""
-    mode = auto_mode()
-    return make_group_watcher(mode) if mode == "live" else None
 
 
 def file_hash(file: Path) -> str:

@@ -58,11 +58,10 @@ class StopRequested(SystemExit):
 
 
 @contextmanager
-def hidden_main(hide: bool = True) -> Iterator[None]:
+def hidden_main() -> Iterator[None]:
     """Processes that multiprocessing starts inside the block do not run the user's script again."""
     main = sys.modules["__main__"]
-    if hide:
-        sys.modules["__main__"] = ModuleType("__main__")
+    sys.modules["__main__"] = ModuleType("__main__")
     try:
         with safe_path():
             yield

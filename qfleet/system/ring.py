@@ -134,10 +134,13 @@ class Ring:
 class RolloutRing:
     """A `Channel` between two processes, for rollouts of at most `rows` rows."""
 
-    def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = ()) -> None:
+    def __init__(
+        self, spec: Spec, lanes: int, rows: int, slots: int, *, compress: Collection[str] = (), num_info: int = 0
+    ) -> None:
         self.spec = spec
         self.lanes = lanes
-        self.ring = Ring(RolloutHeader, slots, rollout_bytes(spec, lanes, rows), compress=compress)
+        self.num_info = num_info  # numbers of `log.info` for each episode
+        self.ring = Ring(RolloutHeader, slots, rollout_bytes(spec, lanes, rows, num_info), compress=compress)
 
     def put(self, rollout: Rollout) -> bool:
         """Append a rollout; False if the ring is full."""
@@ -146,7 +149,7 @@ class RolloutRing:
     def get(self) -> Rollout | None:
         """Remove and return the oldest rollout, if any."""
         parts = self.ring.get()
-        return None if parts is None else as_rollout(*parts, self.spec, self.lanes)
+        return None if parts is None else as_rollout(*parts, self.spec, self.lanes, self.num_info)
 
     @property
     def compression_stats(self) -> CompressionStats:

@@ -65,12 +65,9 @@ class WorkerProcess:
         target: Callable[[Any], None],
         setup: Any,
         options: WorkerOptions,
-        *,
-        needs_main: bool = False,
     ) -> None:
         self.memory = SharedMemory(MEMORY_BYTES)
         self.options = options
-        self.needs_main = needs_main  # does its setup hold something that the user's script defines?
         self.oom_kills = oom_kills()  # when it started
         self.closed = False
         self.pid = 0  # before the start
@@ -84,7 +81,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start the process."""
-        with hidden_main(not self.needs_main), held_signals() if self.is_spawned else nullcontext():
+        with hidden_main(), held_signals() if self.is_spawned else nullcontext():
             self.process.start()
         self.pid = self.process.pid or 0
         has_group = self.options.own_group or self.options.starts_processes

@@ -64,7 +64,7 @@ class AsyncLoop:
         parts = (components.learner, batch_source, RolloutQueue(1), self.latest_weights)
         self.learner = run_learner(*parts, skipped=skipped, watch=self.watch, update=components.update)
         # At once: an evaluation may come before the first step.
-        pool.policy.load(0, components.learner.weights())
+        pool.policy.load_weights(0, components.learner.weights())
         pool.publish(components.learner.updates + 1, components.learner.weights())
         pool.start()
 

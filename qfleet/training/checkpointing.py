@@ -1,6 +1,7 @@
 """When a run is saved, what is committed, and which checkpoints are kept."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from qfleet.act.policy import NonFiniteValues
 from qfleet.audit.history import HistoryLog
@@ -12,14 +13,24 @@ from qfleet.training.log.run_log import RunLog
 from qfleet.watch import write_json
 from qfleet.watch.run_files import unwritable_error
 
+if TYPE_CHECKING:
+    from qfleet.training.callbacks.dispatch import RunCallbacks
+
 
 class Saver:
     """Saves a run often enough, but never for more than the plan's share of the time."""
 
-    def __init__(self, components: Components, checkpointer: Checkpointer, run_log: RunLog) -> None:
+    def __init__(
+        self,
+        components: Components,
+        checkpointer: Checkpointer,
+        run_log: RunLog,
+        callbacks: "RunCallbacks | None" = None,
+    ) -> None:
         self.components = components
         self.checkpointer = checkpointer
         self.run_log = run_log
+        self.callbacks = callbacks
         self.plan = components.plan.save
         self.train_state = run_log.train_state
         self.clock = run_log.clock
@@ -57,11 +68,15 @@ class Saver:
         self.mark_tried()  # a save that fails is due again after the usual time, not in the next step
         began_at = self.tried_at
         self.run_log.flush_rows()
+        before = self.checkpointer.last
         with self.run_log.stopwatch.save:
             self.commit()
             self.tidy(self.write_best, self.prune)
         self.run_log.saved_at = self.tried_at = self.clock()
         self.save_seconds = self.tried_at - began_at
+        last = self.checkpointer.last
+        if self.callbacks is not None and last is not None and last is not before:
+            self.callbacks.after_save(last.path)
 
     def mark_tried(self) -> None:
         """Count the time and steps to the next save from here."""
@@ -72,7 +87,8 @@ class Saver:
         """Write a checkpoint."""
         steps = self.components.steps
         meta = {"seconds": self.run_log.seconds(), "rows": self.run_log.rows.position()}
-        self.checkpointer.save(steps, self.train_state.state_dict(), meta)
+        more = {} if self.callbacks is None else self.callbacks.state_dict()
+        self.checkpointer.save(steps, {**self.train_state.state_dict(), **more}, meta)
         if self.history is not None:
             self.history.note("learner", "committed", env_steps=steps, updates=self.components.learner.updates)
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qfleet.envs import absolute_id, module_file
+from qfleet.envs import absolute_id, absolute_wrappers, module_file, wrapper_files
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import sync_folder
 from qfleet.plan import names_code, needs_trust, trusted_settings
@@ -79,6 +79,8 @@ def proof(run_dir: Path, env: Env) -> str:
         facts["secrets"] = env.secrets
     if file := module_file(env.id):
         facts["file"] = file  # in another folder the same name may lead to another module
+    if env.wrappers:
+        facts |= {"wrappers": absolute_wrappers(env), "wrapper_files": wrapper_files(env)}
     return keyed_hash(facts)
 
 
@@ -132,9 +134,11 @@ def _has(run_dir: Path, name: str, expected: str) -> bool:
 
 
 def _refused(run_dir: Path, env: Env) -> UsageError:
-    what = f"{run_dir.name} names code to run: env.id={env.id}"
+    named = [f"env.id={env.id}"] if names_code(env.id) else []
+    named += [f"env.wrappers={format_value(env.wrappers)}"] if env.wrappers else []
+    what = f"{run_dir.name} names code to run: {', '.join(named)}"
     why = "This run was not created by a command of yours at this place, so its code is not imported."
-    if not names_code(env.id):
+    if not named:
         what = f"{run_dir.name} asks for your environment variables: {', '.join(env.secrets.values())}"
         why = "This run was not created by a command of yours at this place, so it is not given them."
     if file := module_file(env.id):

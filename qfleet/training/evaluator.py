@@ -1,6 +1,6 @@
 """Evaluation of the greedy policy in worlds of its own: validation seeds choose the best, test seeds only report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -16,6 +16,7 @@ from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints
 from qfleet.training.checkpoints.checkpointer import MALFORMED
 from qfleet.training.checkpoints.migrations import max_file_bytes, read_arrays
+from qfleet.training.log.info_numbers import FIELD, info_means, info_text
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import ENV_FAULT, Row, without_returns
 from qfleet.training.train_state import TrainState
@@ -41,6 +42,7 @@ class Evaluator:
             num=num_eval_lanes(episodes),
             make=self.make,
             threads=self.plan.runtime.threads or 1,
+            info=self.plan.log.info,
         )
 
     def validate(self, policy: Policy, stop: Stop = lambda: False) -> Row | None:
@@ -48,14 +50,14 @@ class Evaluator:
         episodes = self.plan.eval.episodes
         self.validation = self.validation or self.world(VALIDATION, episodes)
         played = evaluate_policy(policy, self.validation, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
-        return None if stop() else evaluation("validation", played)
+        return None if stop() else evaluation("validation", played, self.plan.log.info)
 
     def test(self, policy: Policy, episodes: int | None = None, stop: Stop = lambda: False) -> Row | None:
         """Play episodes that nothing else in the run has seen; None if `stop` interrupted it."""
         episodes = episodes or self.plan.eval.test_episodes
         with closing(self.world(TEST, episodes)) as world:
             played = evaluate_policy(policy, world, episodes, max_steps=self.plan.eval.max_steps, stop=stop)
-        return None if stop() else evaluation("test", played)
+        return None if stop() else evaluation("test", played, self.plan.log.info)
 
     def close(self) -> None:
         """Close the validation world."""
@@ -64,9 +66,10 @@ class Evaluator:
             self.validation = None
 
 
-def evaluation(split: str, played: EvaluationResult) -> Row:
-    """The fields of an evaluation row."""
-    return {"split": split, "epsilon": 0.0, **played.row(), **summarize(played.returns)}
+def evaluation(split: str, played: EvaluationResult, info: Sequence[str] = ()) -> Row:
+    """The fields of an evaluation row, with the means of the numbers of `log.info`."""
+    means = info_means(info, played.info)
+    return {"split": split, "epsilon": 0.0, **played.row(), **means, **summarize(played.returns)}
 
 
 @dataclass
@@ -161,6 +164,9 @@ class RunEvaluation:
             self.run_log.warn(cut_warning(self.components.plan.eval.max_steps))
         if row.get("lost_episodes"):
             self.run_log.mark_inexact([ENV_FAULT])
+        for name, values in self.train_state.info.recent.items():
+            if values and row[f"{FIELD}{name}"] is None:  # else a warning about training episodes is enough
+                self.run_log.warn(f"log.info: training episodes have {info_text(name)}, evaluation episodes have not")
         self.run_log.log_row("eval", **row)
 
 

@@ -30,7 +30,7 @@ class InlineLoop:
         self.actor = run_actor(actor, self.channel, self.latest_weights, watch=self.watch)
         self.policy = actor.policy
         # At once: an evaluation may come before the first step.
-        actor.policy.load(0, components.learner.weights())
+        actor.policy.load_weights(0, components.learner.weights())
 
     def turn(self) -> Iterator[Tick]:
         """One step in every lane and the updates that go with it; then nothing is under way."""

@@ -2,11 +2,12 @@
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from qfleet.build.components import Components
 from qfleet.build.seeds import SAMPLE, stream
-from qfleet.data import Array, Batch, Sequences
+from qfleet.data import Array, Batch, Sequences, State
 from qfleet.data.state_reader import saved_count, saved_number
 from qfleet.errors import DivergedError, EnvError
 from qfleet.files import make_folder
@@ -82,11 +83,21 @@ class Recovery:
         train_state, lost = self.checkpointer.load(found)
         try:
             self.train_state.load_state_dict(train_state)
+            self.restore_callbacks(train_state, found.path)
             saved_count(found.meta, "rows")
             saved_number(found.meta, "seconds")
         except MALFORMED as error:
             raise malformed(found, error) from error
         return found.meta, lost
+
+    def restore_callbacks(self, train_state: State, checkpoint: Path) -> None:
+        """Restore the state of callback objects; warn of those that were not passed again."""
+        if self.saver.callbacks is not None:
+            self.saver.callbacks.load_state_dict(train_state, checkpoint)
+        elif "callbacks" in train_state:
+            from qfleet.training.callbacks.dispatch import saved_states, warn_of_unused  # most runs have none
+
+            warn_of_unused(self.run_log, saved_states(train_state))
 
     def forget_missing_best(self) -> None:
         """Look for a new best policy if the checkpoint of the best one is missing."""

@@ -1,9 +1,8 @@
 """A run in this process: its lock, signals, threads and log around the trainer, and the record of how it ended."""
 
 import logging
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,21 +15,24 @@ from qfleet.build.resolve import torch_threads
 from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import QfleetError, StorageError, UsageError
-from qfleet.escape import indented
-from qfleet.files import make_folder, open_log, require_regular_files
 from qfleet.plan.naming import algorithm_name
 from qfleet.plan.schema import Plan
 from qfleet.save import Checkpoints, CheckpointWarning, hold_run
+from qfleet.training.callbacks import AnyCallback, Callback, RowCallback, split_callbacks
 from qfleet.training.checkpoints.checkpointer import Checkpointer
-from qfleet.training.log.run_log import Callback, RunLog
+from qfleet.training.log.error_log import LOG_FILE, error_log
+from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import CLOCK_ENDS, Ending, Row
 from qfleet.training.process.hang_warnings import watching
-from qfleet.training.process.signals import StopRequest, listening
+from qfleet.training.process.signals import (
+    OUTSIDE_MAIN_THREAD,
+    LeftAtOnce,
+    StopRequest,
+    hears_signals,
+    listening,
+)
 from qfleet.training.trainer import Trainer
-from qfleet.watch import Watcher, auto_mode, collect_provenance, make_watcher
-from qfleet.watch.run_files import unwritable_error
-
-LOG_FILE = "run-0.log"
+from qfleet.watch import Watcher, collect_provenance
 
 
 def run_session(
@@ -39,7 +41,7 @@ def run_session(
     begin: Callable[[Trainer], list[str]],
     *,
     env: EnvMaker | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     watcher: Watcher | None,
     stop_request: StopRequest | None = None,
 ) -> None:
@@ -48,8 +50,9 @@ def run_session(
     `stop_request` is passed where signals reach another process, which forwards them.
     """
     plan = components.plan
+    objects, functions = split_callbacks(callbacks)
     heartbeat.update_run_info(folder=str(folder.absolute()))
-    watcher = watcher if watcher is not None else interactive_watcher()
+    unheard = [OUTSIDE_MAIN_THREAD] if stop_request is None and not hears_signals() else []
     with (
         torch_threads(plan.runtime.threads),
         run_torch_rng(plan),
@@ -57,8 +60,8 @@ def run_session(
         listening(watcher, stop_request) as stop_request,
         error_log(folder) as log,
     ):
-        run_log = RunLog(components, folder, watcher, callbacks, require_folder=require_folder)
-        trainer = make_trainer(components, run_log, env, stop_request)
+        run_log = RunLog(components, folder, watcher, functions, require_folder=require_folder)
+        trainer = make_trainer(components, run_log, env, stop_request, objects)
         status: Row = {}
         try:
             notes = begin(trainer)
@@ -67,7 +70,7 @@ def run_session(
             run_log.start_timing()
             run_log.write_status()
             if watcher is not None:
-                watcher.start(run_introduction(plan, folder, notes))
+                watcher.start(run_introduction(plan, folder, [*notes, *unheard]))
                 watcher.live(run_log.snapshot())  # warnings are shown before the first step
             run_log.callbacks += row_writers(plan, folder, trainer.steps)
             with watching(stop_request, plan.env.step_timeout_seconds, folder, run_log.warn):
@@ -114,19 +117,13 @@ def write_error(error: BaseException, trainer: Trainer, log: logging.Logger) -> 
         return status
 
 
-def interactive_watcher() -> Watcher | None:
-    """A live screen in a terminal or a notebook; a script stays silent unless it passes a watcher."""
-    mode = auto_mode(sys.stdout)
-    return make_watcher(mode) if mode == "live" else None
-
-
 def progress_note(watcher: Watcher | None) -> Callable[[str], object]:
     """Shows what takes a while before a run begins, if the watcher can."""
     found: Callable[[str], object] = getattr(watcher, "note", str)
     return found
 
 
-def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
+def row_writers(plan: Plan, folder: Path, first_step: int) -> list[RowCallback]:
     """Callbacks that write rows besides metrics.jsonl."""
     if not plan.log.tensorboard:
         return []
@@ -135,8 +132,14 @@ def row_writers(plan: Plan, folder: Path, first_step: int) -> list[Callback]:
     return [TensorBoardWriter(folder / "tensorboard", first_step=first_step)]
 
 
-def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, stop_request: StopRequest) -> Trainer:
-    """The trainer of these components, with its checkpointer."""
+def make_trainer(
+    components: Components,
+    run_log: RunLog,
+    env: EnvMaker | None,
+    stop_request: StopRequest,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """The trainer of these components, with its checkpointer and callback objects."""
     keep = components.plan.save.keep
     events = run_log.events.event
     checkpoints = Checkpoints(run_log.folder / "checkpoints", keep=keep, log_event=events, warn=warner(run_log))
@@ -147,15 +150,15 @@ def make_trainer(components: Components, run_log: RunLog, env: EnvMaker | None, 
         components.remote_replay.use_run_folder(run_log.folder)
     if components.peers is not None:
         components.peers.use_run_folder(run_log.folder)
-    return Trainer(components, env, checkpointer, run_log, stop_request)
+    return Trainer(components, env, checkpointer, run_log, stop_request, callbacks)
 
 
 def warner(run_log: RunLog) -> Callable[[str], None]:
-    """Warns of damage: in the run's log, and in a script without a watcher as a Python warning."""
+    """Warns of damage: in the run's log, and in a script that chose no watcher as a Python warning."""
 
     def warn(text: str) -> None:
         run_log.warn(text)
-        if run_log.watcher is None:
+        if run_log.watcher is None or getattr(run_log.watcher, "in_script", False):
             warnings.warn(text, CheckpointWarning, stacklevel=2)
 
     return warn
@@ -180,47 +183,6 @@ def run_torch_rng(plan: Plan) -> Iterator[None]:
             set_device_rng(plan.runtime.device, before)
 
 
-class LogFile(logging.Handler):
-    """A log of the run folder, which no link can lead out of; it is made with its first record."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.file = file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Append one record."""
-        with open(open_log(self.file), "a", encoding="utf-8", errors="backslashreplace") as stream:
-            stream.write(self.format(record) + "\n")
-
-
-class EscapedFormat(logging.Formatter):
-    """Lines that text from elsewhere cannot forge: control characters are escaped, lines after the first indented."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One record, its traceback below it."""
-        return indented(super().format(record))
-
-
-@contextmanager
-def error_log(folder: Path) -> Iterator[logging.Logger]:
-    """logs/run-0.log: the traceback of an error that ended this run."""
-    log = logging.getLogger(f"qfleet.{folder.name}")
-    try:
-        for name in ("logs", "history"):
-            require_regular_files(folder, name)  # these files are opened later, some of them by children
-        make_folder(folder, "logs")
-    except OSError as error:
-        raise unwritable_error(folder / "logs", error) from error
-    handler = LogFile(folder / "logs" / LOG_FILE)
-    handler.setFormatter(EscapedFormat("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    log.propagate = False
-    try:
-        yield log
-    finally:
-        log.removeHandler(handler)
-
-
 def run_introduction(plan: Plan, folder: Path, notes: Iterable[str]) -> dict[str, Any]:
     """What a watcher shows first."""
     return {
@@ -239,6 +201,8 @@ def error_ending(error: BaseException) -> Ending:
     if isinstance(error, QfleetError):
         state = "diverged" if error.exit_code == 3 else "failed"
         return Ending(state, error.exit_code, error.what)
+    if isinstance(error, LeftAtOnce):
+        return Ending("interrupted", 130, "left at once, by SIGINT")
     if isinstance(error, KeyboardInterrupt):
         return Ending("interrupted", 130, "stopped by SIGINT before it had begun")
     return Ending("failed", 1, f"{type(error).__name__}: {error}")

@@ -8,8 +8,9 @@ import msgspec
 
 from qfleet.data import State, Tick
 from qfleet.data.state_reader import saved_count, saved_number
+from qfleet.training.log.info_numbers import InfoNumbers
 
-RECENT = 100  # episodes that `return_mean` averages over
+RECENT = 100  # episodes that `return_mean` and `length_mean` average over
 MAX_REASONS = 20  # kept of a run that is not exact
 SAVED_NAMES = {"evaluated_steps": "judged_steps"}  # fields with another name in checkpoints
 UNKNOWN = "an earlier version of qfleet did not write down why"
@@ -17,7 +18,7 @@ UNKNOWN = "an earlier version of qfleet did not write down why"
 
 def field_types() -> dict[str, Any]:
     """The type of each field as it is saved, by its name in checkpoints."""
-    types = {**get_type_hints(TrainState), "recent": list[float]}
+    types = {**get_type_hints(TrainState), "recent": list[float], "lengths": list[int], "info": dict[str, list[float]]}
     return {SAVED_NAMES.get(name, name): kind for name, kind in types.items()}
 
 
@@ -40,6 +41,7 @@ class TrainState:
     loss_count: int = 0
     lag_sum: int = 0  # updates between the weights that chose a rollout's actions and those when it arrived
     lag_count: int = 0
+    last_loss: float | None = None
     gradient_norm: float = 0.0
     value_mean: float = 0.0  # of the last update: the first sign of divergence
     skipped: int = 0
@@ -58,6 +60,8 @@ class TrainState:
     stale: int = 0
     rate_waited: int = 0
     batch_waited: int = 0
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # of recent episodes
+    info: InfoNumbers = field(default_factory=InfoNumbers)  # of recent episodes
 
     def add_tick(self, tick: Tick) -> None:
         """Add what a worker's tick reports."""
@@ -65,6 +69,7 @@ class TrainState:
         if "loss" in stats:
             self.loss_sum += stats["loss"]
             self.loss_count += 1
+            self.last_loss = stats["loss"]
             self.gradient_norm = stats["gradient_norm"]
             self.value_mean = stats["value_mean"]
             self.skipped_in_a_row = 0
@@ -74,9 +79,12 @@ class TrainState:
         if "lag" in stats:
             self.lag_sum += stats["lag"]
             self.lag_count += 1
-        for value, _ in stats.get("episodes", ()):
+        for value, length, *info in stats.get("episodes", ()):
             self.recent.append(value)
+            self.lengths.append(length)
             self.episodes += 1
+            if info:
+                self.info.add(info)
 
     def mark_inexact(self, reason: str) -> None:
         """The run is not exact, for this reason."""
@@ -106,6 +114,10 @@ class TrainState:
         """Mean return of the newest training episodes."""
         return sum(self.recent) / len(self.recent) if self.recent else None
 
+    def length_mean(self) -> float | None:
+        """Mean length of the newest training episodes, in steps."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else None
+
     def take_loss(self) -> float | None:
         """Mean loss since it was last taken."""
         mean = self.loss_sum / self.loss_count if self.loss_count else None
@@ -123,7 +135,8 @@ class TrainState:
     def state_dict(self) -> State:
         """Plain values."""
         values = {SAVED_NAMES.get(name, name): value for name, value in vars(self).items()}
-        return {**values, "recent": list(self.recent), "not_exact": list(self.not_exact), "lost": list(self.lost)}
+        lists = {name: list(getattr(self, name)) for name in ("recent", "lengths", "not_exact", "lost")}
+        return {**values, **lists, "info": self.info.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         """Load them; counters that an older version did not have start afresh, but the best score is known."""
@@ -137,7 +150,9 @@ class TrainState:
             require_score(row)
         fresh["peak"] = (known["best"] or {}).get("mean")
         fresh["evaluations"] = None if known["best"] else 0
-        for name in fresh:
+        self.info.load_state_dict(known.get("info"))
+        for name in fresh.keys() - {"info"}:
             setattr(self, name, known.get(SAVED_NAMES.get(name, name), fresh[name]))
         self.recent = deque(state["recent"], maxlen=RECENT)
+        self.lengths = deque(known.get("lengths", ()), maxlen=RECENT)
         self.not_exact = list(self.not_exact or ([] if self.exact else [UNKNOWN]))

@@ -1,5 +1,6 @@
 """The training loop: act and learn; evaluate, save and adjust when due; recover from faults; report at the end."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -10,9 +11,11 @@ from qfleet.build.worlds import EnvMaker
 from qfleet.data import Tick
 from qfleet.learn import Diverging
 from qfleet.plan import sync_switches
+from qfleet.plan.schema import Plan
 from qfleet.system.worker_errors import WorkerLost
+from qfleet.training.callbacks import Callback
 from qfleet.training.checkpointing import Saver, is_due
-from qfleet.training.checkpoints.checkpointer import Checkpointer
+from qfleet.training.checkpoints.checkpointer import Checkpointer, evaluation_decides
 from qfleet.training.inline import InlineLoop
 from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import ENV_FAULT, Ending, Row, inexact_reasons, without_returns
@@ -21,6 +24,7 @@ from qfleet.training.process.signals import StopRequest
 
 if TYPE_CHECKING:
     from qfleet.training.async_loop import AsyncLoop
+    from qfleet.training.callbacks.dispatch import RunCallbacks
     from qfleet.training.evaluator import RunEvaluation
     from qfleet.training.plateau_control import PlateauControl
     from qfleet.training.recovery import Recovery
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 SOLVED = "validation interval is above until.score"
 OUT_OF_TIME = "reached until.seconds"
 GAVE_UP = "no better validation score within steer.stop_patience"
+EVALUATED_MORE = "a callback asked for an evaluation, and scores change what is learned"
 
 
 @dataclass(eq=False)
@@ -40,13 +45,14 @@ class Trainer:
     checkpointer: Checkpointer
     run_log: RunLog
     stop_request: StopRequest
+    callback_objects: Sequence[Callback] = ()
 
     def __post_init__(self) -> None:
-        self.plan = self.components.plan
         self.train_state = self.run_log.train_state
         self.loop: InlineLoop | AsyncLoop | None = None  # made when training starts, and again after a recovery
         self.sync_control = None if self.components.peers is None else self.make_sync_control()
-        self.saver = Saver(self.components, self.checkpointer, self.run_log)
+        self.callbacks = self.make_callbacks() if self.callback_objects else None
+        self.saver = Saver(self.components, self.checkpointer, self.run_log, self.callbacks)
 
     # Parts that a run may not need, imported and made when it does
 
@@ -56,6 +62,12 @@ class Trainer:
 
         switches = sync_switches(self.plan) if self.plan.learners.schedule else []
         return SyncControl(self.components, self.run_log, switches, self.components.learner.updates)
+
+    def make_callbacks(self) -> "RunCallbacks":
+        """Calls the callback objects."""
+        from qfleet.training.callbacks.dispatch import RunCallbacks
+
+        return RunCallbacks(self.callback_objects, self.run_log)
 
     @cached_property
     def evaluation(self) -> "RunEvaluation":
@@ -78,6 +90,11 @@ class Trainer:
         from qfleet.training.recovery import Recovery
 
         return Recovery(self.components, self.checkpointer, self.run_log, self.saver, self.sync_control)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, whose end a callback may move."""
+        return self.components.plan
 
     @property
     def steps(self) -> int:
@@ -121,6 +138,8 @@ class Trainer:
         self.loop = self.make_loop()
         if self.components.peers is not None:
             self.components.peers.publish_weights()
+        if self.callbacks is not None:
+            self.callbacks.start()
         self.do_due()  # an evaluation that a signal interrupted comes before the next step
         while (ending := self.ending()) is None:
             for tick in self.loop.turn():
@@ -141,6 +160,8 @@ class Trainer:
     def add_tick(self, tick: Tick) -> None:
         """Count what a step or an update reports; log faults of environments and resets of the network."""
         self.train_state.add_tick(tick)
+        if self.callbacks is not None and self.callbacks.wants_updates and "loss" in tick.stats:
+            self.callbacks.call("on_update")
         for fault in tick.stats.get("faults", ()):
             self.run_log.faults.env_fault(fault)
             self.run_log.mark_inexact([ENV_FAULT])
@@ -152,16 +173,33 @@ class Trainer:
         """Log, evaluate, save and apply requests, each when it is due."""
         if self.sync_control is not None:
             self.sync_control.follow_schedule()  # first, so that a save now includes it
+        if self.callbacks is not None:
+            self.callbacks.after_turn()
         if is_due(self.steps, self.plan.log.every_steps, self.train_state.logged_steps):
             self.run_log.log_progress()
         if self.plan.eval.episodes and is_due(self.steps, self.plan.eval.every_steps, self.train_state.evaluated_steps):
             self.evaluate()
         if self.saver.due():
             self.saver.try_save()
+        if self.callbacks is not None:
+            self.do_requested(self.callbacks)
         self.run_log.drain_learner_events()
         if self.sync_control is not None:
             self.sync_control.poll(self.saver.try_save)
         self.run_log.refresh()
+
+    def do_requested(self, callbacks: "RunCallbacks") -> None:
+        """Evaluate and save if callbacks asked for it and it was not done anyway."""
+        requests = callbacks.requests
+        if requests.evaluate:
+            requests.evaluate = False
+            if self.train_state.evaluated_steps != self.steps:
+                if evaluation_decides(self.plan):
+                    self.run_log.mark_inexact([EVALUATED_MORE])
+                self.evaluate()
+        if requests.save:
+            requests.save = False
+            self.saver.try_save()
 
     def evaluate(self) -> None:
         """Evaluate the policy, adjust what depends on its score, and commit the policy if it is the best so far."""
@@ -174,6 +212,8 @@ class Trainer:
             self.adjust(evaluation["mean"])
             if is_due(self.steps, self.plan.population.every_steps, before):
                 self.evaluation.exploit(evaluation.get("members", []))
+            if self.callbacks is not None:
+                self.callbacks.after_evaluation()
         if is_best and not self.saver.try_save():
             self.evaluation.restore_best(best)
 
@@ -200,6 +240,8 @@ class Trainer:
             return Ending(*ENDINGS[self.stop_request.name], f"stopped by {self.stop_request.name}")
         if self.run_log.stop_requested:
             return Ending("stopped", 75, "stopped by a callback")
+        if self.callbacks is not None and self.callbacks.requests.ending is not None:
+            return self.callbacks.requests.ending
         if until.score is not None and self.solved(until.score):
             return Ending("done", 0, f"{SOLVED}={until.score:g}")
         if self.plan.steer.stop_patience is not None and self.plateau_control.gave_up():
@@ -223,11 +265,16 @@ class Trainer:
         # Actors would count on beyond the commit, and take processor time from the final evaluation.
         self.loop = None
         self.components.actor.stop()
+        for text in self.train_state.info.problems(enough_episodes=1):
+            self.run_log.warn(text)
         score = self.final_score() if ending.state == "done" else None
         if self.stop_request and ending.state == "done":
             ending = Ending(*ENDINGS[str(self.stop_request.name)], "stopped while the final score was measured")
         result = None if score is None else without_returns(score)
-        self.run_log.log_row("end", **ending.row(), score=result, **self.run_log.status.filtered())
+        if self.callbacks is not None:
+            self.callbacks.end(ending, result)
+        more = {**self.run_log.status.filtered(), **self.run_log.more_metrics()}
+        self.run_log.log_row("end", **ending.row(), score=result, **more)
         self.run_log.flush_rows()
         return ending, score
 
@@ -236,6 +283,8 @@ class Trainer:
         if self.plan.eval.episodes and self.train_state.evaluated_steps != self.steps:
             # Not committed: a longer run would not have evaluated here, nor chosen another leader.
             self.evaluation.validate(self.interrupted, all_members=False)
+            if self.callbacks is not None and self.train_state.evaluated_steps == self.steps:
+                self.callbacks.call("on_evaluation")  # what it asks for comes too late
             self.saver.tidy(self.saver.write_best)
         if not self.plan.eval.test_episodes or self.stop_request:
             return None
@@ -244,5 +293,7 @@ class Trainer:
     def close(self) -> None:
         """Close files and the evaluation's worlds; the components are closed where they were made."""
         self.run_log.close()
+        if self.callbacks is not None:
+            self.callbacks.close()
         if "evaluation" in vars(self):
             self.evaluation.evaluator.close()

@@ -15,6 +15,7 @@ from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
 from qfleet.files import make_folder, replace_inside
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan
 
 MODE = "rgb_array"
@@ -155,5 +156,5 @@ def _append(writer: Any, frame: Array) -> None:
 
 def _no_ffmpeg(error: Exception) -> UsageError:
     return UsageError(
-        "recording needs imageio and ffmpeg", f"They cannot be used: {error}.", 'Run: pip install "qfleet[video]"'
+        "recording needs imageio and ffmpeg", f"They cannot be used: {error}.", f"Run: {install_command('video')}"
     )

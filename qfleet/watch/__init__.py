@@ -1,7 +1,7 @@
 """Observing runs: rows and events, watchers for the terminal, run directories, statistics and plots."""
 
 from qfleet.watch.bottleneck import profile_of, rounded, shares_of, times_between, with_other
-from qfleet.watch.console import Watcher, auto_mode, make_watcher
+from qfleet.watch.console import Watcher, auto_mode, default_watcher, make_watcher
 from qfleet.watch.new_run_dir import new_run_dir
 from qfleet.watch.provenance import collect_provenance, cores, program
 from qfleet.watch.read_files import CLOCK_FIELDS, read_json, read_rows, without_clock
@@ -16,6 +16,7 @@ __all__ = [
     "auto_mode",
     "collect_provenance",
     "cores",
+    "default_watcher",
     "find_run",
     "json_line",
     "make_watcher",

@@ -26,6 +26,9 @@ HIGHLIGHTS = (
     "replay.samples_per_insert",
 )
 
+LENGTH = "length_mean"
+MOST_COLUMNS = 9
+
 
 def write_card(run_dir: Path | str) -> Path:
     """Write card.md into the run directory: score, plan, versions, commands."""
@@ -47,17 +50,26 @@ def write_card(run_dir: Path | str) -> Path:
 
 def _scores(run: Mapping[str, Any]) -> str:
     rows = (("test", run["status"].get("score")), ("best", run["best_row"]), ("last evaluation", run["last_eval"]))
-    table = [
-        (name, *(number(row.get(key)) for key in ("mean", "low", "high", "median", "iqm", "episodes")))
-        for name, row in rows
-        if isinstance(row, Mapping) and isinstance(row.get("mean"), int | float)
-    ]
-    if not table:
+    found = [(name, row) for name, row in rows if isinstance(row, Mapping) and isinstance(row.get("mean"), int | float)]
+    if not found:
         return "Not evaluated yet."
-    return _table(("", "mean", "low", "high", "median", "IQM", "episodes"), table) + (
+    more = _more_columns([row for _, row in found])
+    keys = ("mean", "low", "high", "median", "iqm", "episodes", *more)
+    table = [(name, *(_number(row.get(key)) for key in keys)) for name, row in found]
+    return _table(("", "mean", "low", "high", "median", "IQM", "episodes", *more.values()), table) + (
         "\n\nGreedy policy, whole episodes, raw rewards; low and high are the 95 % bootstrap interval of the mean."
         + _chosen(run)
     )
+
+
+def _more_columns(rows: list[Mapping[str, Any]]) -> dict[str, str]:
+    """The length of episodes, if the run recorded it, and numbers of log.info; their titles by name."""
+    names = dict.fromkeys(name for row in rows for name in row if name == LENGTH or name.startswith("info."))
+    return {name: "length" if name == LENGTH else name for name in list(names)[:MOST_COLUMNS]}
+
+
+def _number(value: object) -> str:
+    return number(value) if value is None or isinstance(value, int | float) else number(None)
 
 
 def _chosen(run: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from qfleet.watch.statistics import (
     optimality_gap,
     probability_of_improvement,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Bounds = Mapping[str, tuple[float, float]]  # env id -> the scores that become 0 and 1
 
@@ -104,6 +107,18 @@ class Comparison:
             "notes": list(self.notes),
         }
 
+    def plot(self, file: Path | str | None = None) -> "Figure":
+        """The return of each side over steps as a figure of matplotlib; `file` saves it as well."""
+        from qfleet.watch.plot import draw_sides
+
+        return draw_sides({side.name: [run.path for run in side.runs] for side in self.sides}, file)
+
+    def _repr_html_(self) -> str:
+        """The aggregates as a table in a notebook."""
+        from qfleet.watch.notebook.run_html import comparison_html
+
+        return comparison_html(self)
+
 
 def compare(
     *names: str | Path,
@@ -112,7 +127,18 @@ def compare(
     threshold: float | None = None,
     seed: int = 0,
 ) -> Comparison:
-    """Compare sides, each a group, a run, or a comma-separated list of them; `seed` draws the resamples."""
+    """Compare groups or runs by their test scores, with intervals.
+
+    Args:
+        names: the sides; each is a group, a run, or a comma-separated list of them.
+        out: the folder in which a name is looked for.
+        normalize: for each environment's id the two scores that become 0 and 1.
+        threshold: a score; the optimality gap, how far runs stay below it, is added.
+        seed: draws the resamples of the intervals.
+
+    Returns:
+        Aggregates of each side, and for each pair the probability that the first is better.
+    """
     sides = tuple(read_side(name, out) for name in names)
     _check(sides, normalize)
     scores = {side.name: side.scores(normalize) for side in sides}

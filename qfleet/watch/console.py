@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 from typing import IO, Any, Literal, Protocol
 
 from qfleet.errors import UsageError
@@ -138,9 +137,13 @@ def warn_on_stderr(warning: str) -> None:
 
 
 class PlainWatcher:
-    """One line every 30 seconds, and one for each evaluation, change of settings and new warning."""
+    """One line every 30 seconds, and one for each evaluation, change of settings and new warning.
 
-    def __init__(self, stream: SafeStream, clock: Clock = time.monotonic) -> None:
+    `in_script`: nobody asked for it, so damage is a Python warning as well, which a script can catch.
+    """
+
+    def __init__(self, stream: SafeStream, clock: Clock = time.monotonic, in_script: bool = False) -> None:
+        self.in_script = in_script
         self._stream = stream
         self._clock = clock
         self._next = clock() + PLAIN_EVERY_SECONDS
@@ -250,17 +253,33 @@ def make_watcher(mode: Mode, stream: IO[str] | None = None, *, clock: Clock = ti
     )
 
 
+def default_watcher(progress: bool = True) -> Watcher | None:
+    """What shows a run if nobody chose a watcher: a screen in a terminal or a notebook, else sparse lines on stderr.
+
+    Standard output may be the data of a script, so lines that nobody asked for do not go there.
+    """
+    if not progress:
+        return None
+    if in_notebook():
+        from qfleet.watch.notebook.screen import NotebookWatcher
+
+        return NotebookWatcher()
+    if auto_mode() == "live":
+        return make_watcher("live")
+    return None if sys.stderr is None else PlainWatcher(SafeStream(sys.stderr), in_script=True)
+
+
 def auto_mode(stream: IO[str] | None = None, json: bool = False, quiet: bool = False) -> Mode:
-    """The mode that suits the stream: live for a person at a terminal or notebook, plain lines otherwise."""
+    """The mode that suits the stream: live for a person at a terminal, plain lines otherwise."""
     if json:
         return "json"
     if quiet:
         return "quiet"
     terminal = SafeStream(stream if stream is not None else sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
-    return "live" if terminal or (stream is None and _in_notebook()) else "plain"
+    return "live" if terminal else "plain"
 
 
-def _in_notebook() -> bool:
-    """Are we in a notebook that can redraw its output?"""
+def in_notebook() -> bool:
+    """Is this process the kernel of a notebook? Its standard output is no terminal, but its cells show HTML."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell" and find_spec("ipywidgets") is not None
+    return getattr(shell, "kernel", None) is not None

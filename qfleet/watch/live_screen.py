@@ -76,6 +76,7 @@ class Screen:
         self.losses = Trend()
         self.scores = Trend()
         self.evaluation: Mapping[str, Any] | None = None
+        self.hint = "Ctrl-C saves and leaves"
         self.ended = False
 
     def add_row(self, row: Mapping[str, Any]) -> None:
@@ -96,7 +97,7 @@ class Screen:
             Padding(body, (1 if roomy else 0, 2)),
             title=self._title(options.ascii_only, width),
             title_align="left",
-            subtitle=None if self.ended else Text("Ctrl-C saves and leaves", style=QUIET),
+            subtitle=None if self.ended else Text(self.hint, style=QUIET),
             subtitle_align="right",
             border_style=QUIET,
             box=box.ROUNDED,

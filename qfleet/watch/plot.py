@@ -11,6 +11,7 @@ import numpy as np
 from qfleet.data.types import Array
 from qfleet.errors import UsageError
 from qfleet.escape import escaped
+from qfleet.install import install_command
 from qfleet.plan.local_paths import local_path
 from qfleet.watch.read_files import each_row
 from qfleet.watch.run_files import Row, write_file
@@ -30,6 +31,10 @@ LARGEST_DRAWN = 1e30
 MOST_CHARACTERS = 200  # of a name in a picture
 MOST_ROWS_KEPT = 100_000  # of a run: more than a picture can show
 DRAWN = ("kind", "split", "env_steps", "checkpoint", "loss", "steps_per_second", "return_mean", "mean", "low", "high")
+MORE_DRAWN = ("info.", "callback.")  # names that begin so have a panel each
+MOST_PANELS = 8  # of these
+MOST_NAMES_KEPT = 64  # of a run
+LENGTH = "length_mean"
 Points = tuple[list[float], list[float]]  # steps, returns
 INK = "#333333"
 PALE = "#E6E6E6"
@@ -52,43 +57,90 @@ STYLE: dict[Any, Any] = {
 
 
 def plot_runs(paths: Sequence[Path | str], file: Path | str) -> Path:
-    """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`."""
+    """Draw return (with the 95 % interval of each evaluation), loss and speed of the runs into `file`.
+
+    Below them are the lengths of episodes, numbers of `log.info` and metrics of callbacks, a panel each.
+    """
     target = _target(local_path(file))
-    runs = {name: _rows(Path(path)) for name, path in _labels(paths).items()}
-    return _save(target, (12, 9), lambda figure: _draw(figure, runs, _title(paths)))
+    return _save(target, figure_of_runs(paths))
+
+
+def figure_of_runs(paths: Sequence[Path | str]) -> "Figure":
+    """The same as a figure of matplotlib, which a notebook shows."""
+    runs = {name: curve_rows(Path(path)) for name, path in _labels(paths).items()}
+    height = 9 + 2.25 * len(_more_names(runs))
+    return _figure((12, height), lambda figure: _draw(figure, runs, _title(paths)))
 
 
 def plot_sides(sides: Mapping[str, Sequence[Path]], file: Path | str) -> Path:
     """Draw the return of each side over steps: IQM over its runs with the 95 % interval, a panel per environment."""
     target = _target(local_path(file))
+    return _save(target, figure_of_sides(sides))
+
+
+def figure_of_sides(sides: Mapping[str, Sequence[Path]]) -> "Figure":
+    """The same as a figure of matplotlib, which a notebook shows."""
     panels: dict[str, dict[str, list[Points]]] = {}
     for name, paths in sides.items():
         for path in paths:
-            points = _curve(_rows(path), "eval", "mean")
+            points = curve(curve_rows(path), "eval", "mean")
             if points[0]:
                 panels.setdefault(_env_id(path), {}).setdefault(name, []).append(points)
     if not panels:
         raise UsageError(
             f"{', '.join(sides)} cannot be drawn", "no run was evaluated yet", "let them train for eval.every_steps"
         )
-    return _save(target, (10 * len(panels), 6), lambda figure: _draw_panels(figure, panels))
+    return _figure((10 * len(panels), 6), lambda figure: _draw_panels(figure, panels))
 
 
-def _save(target: Path, size: tuple[float, float], draw: Callable[["Figure"], None]) -> Path:
+def _figure(size: tuple[float, float], draw: Callable[["Figure"], None]) -> "Figure":
+    """A figure that is in no list of pyplot's, so nothing keeps it alive."""
     try:
         import matplotlib as mpl
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError as error:
         raise UsageError(
-            "plots need the package matplotlib", f"it cannot be imported: {error}", 'pip install "qfleet[plot]"'
+            "plots need the package matplotlib", f"it cannot be imported: {error}", install_command("plot")
         ) from error
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(h_pad=0.12, w_pad=0.15))
         draw(figure)
-        picture = io.BytesIO()
-        figure.savefig(picture, format=target.suffix[1:].lower())
-    write_file(target, picture.getvalue())
+    # A notebook asks for this. pyplot would register a way to show figures, but only once it is imported.
+    setattr(figure, "_repr_png_", lambda: picture_bytes(figure, "png"))  # noqa: B010
+    return figure
+
+
+def picture_bytes(figure: "Figure", ending: str) -> bytes:
+    """A figure as the bytes of a file: png, svg or pdf."""
+    import matplotlib as mpl
+
+    picture = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        figure.savefig(picture, format=ending)
+    return picture.getvalue()
+
+
+def draw_runs(paths: Sequence[Path | str], file: Path | str | None = None) -> "Figure":
+    """The figure of runs, saved as well if there is a `file`."""
+    target = None if file is None else _target(local_path(file))
+    figure = figure_of_runs(paths)
+    if target is not None:
+        _save(target, figure)
+    return figure
+
+
+def draw_sides(sides: Mapping[str, Sequence[Path]], file: Path | str | None = None) -> "Figure":
+    """The figure of several sides, saved as well if there is a `file`."""
+    target = None if file is None else _target(local_path(file))
+    figure = figure_of_sides(sides)
+    if target is not None:
+        _save(target, figure)
+    return figure
+
+
+def _save(target: Path, figure: "Figure") -> Path:
+    write_file(target, picture_bytes(figure, target.suffix[1:].lower()))
     return target
 
 
@@ -110,11 +162,15 @@ def _labels(paths: Sequence[Path | str]) -> dict[str, Path | str]:
     return dict(zip(map(_text, known), paths, strict=True))
 
 
-def _rows(path: Path) -> list[Row]:
+def curve_rows(path: Path) -> list[Row]:
+    """The rows that curves are made of; of a long run every second, or fewer."""
     rows: list[Row] = []
+    more = {LENGTH: None}  # a dict: an ordered set
     for row in each_row(path / "metrics.jsonl"):
         if row.get("kind") in ("progress", "eval"):
-            rows.append({name: row[name] for name in DRAWN if name in row})
+            found = [name for name in row if name.startswith(MORE_DRAWN) and name not in more]
+            more |= dict.fromkeys(found[: MOST_NAMES_KEPT - len(more)])
+            rows.append({name: row[name] for name in (*DRAWN, *more) if name in row})
         if len(rows) > MOST_ROWS_KEPT:
             rows = rows[::2]  # every second one: the curve keeps its shape
     if not rows:
@@ -150,7 +206,7 @@ def _kind(row: Row) -> str:
     return "test" if row.get("split") == "test" else str(row.get("kind"))
 
 
-def _curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> Points:
+def curve(rows: list[Row], kind: str, field: str, at: str = "env_steps") -> Points:
     """Steps and values of one field; rows without a number there are left out."""
     points = [(row.get(at, row.get("env_steps")), row.get(field)) for row in rows if _kind(row) == kind]
     kept = [(float(x), float(y)) for x, y in points if _is_drawable(x) and _is_drawable(y)]
@@ -162,21 +218,46 @@ def _is_drawable(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and abs(value) < LARGEST_DRAWN
 
 
+def _more_names(runs: dict[str, list[Row]]) -> list[str]:
+    """The names of numbers that have a panel of their own: lengths first, then in the order in which they appear."""
+    names = dict.fromkeys(
+        name
+        for rows in runs.values()
+        for row in rows
+        for name in row
+        if name.startswith((LENGTH, *MORE_DRAWN)) and _is_drawable(row[name])
+    )
+    return sorted(names, key=lambda name: name != LENGTH)[:MOST_PANELS]
+
+
+def _draw_more(axes: "Axes", runs: dict[str, list[Row]], name: str) -> None:
+    """Draw one number: a thin line of training episodes, a thick one with dots of evaluations."""
+    for index, rows in enumerate(runs.values()):
+        colour = COLOURS[index % len(COLOURS)]
+        line = "-" if index < len(COLOURS) else "--"
+        axes.plot(*curve(rows, "progress", name), color=colour, linestyle=line, linewidth=1.2)
+        axes.plot(*curve(rows, "eval", name), color=colour, linestyle=line, linewidth=2.2, marker="o", markersize=4)
+    _label(axes, "episode length" if name == LENGTH else _text(name))
+
+
 def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:
-    grid: Any = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
-    returns, loss, speed = grid
+    names = _more_names(runs)
+    grid: Any = figure.subplots(3 + len(names), 1, sharex=True, height_ratios=(2, 1, 1, *(1 for _ in names)))
+    returns, loss, speed, *more = grid
+    for axes, name in zip(more, names, strict=True):
+        _draw_more(axes, runs, name)
     for index, (name, rows) in enumerate(runs.items()):
         colour = COLOURS[index % len(COLOURS)]
         line = "-" if index < len(COLOURS) else "--"
         _draw_returns(returns, rows, name, colour, line, alone=len(runs) == 1)
-        loss.plot(*_curve(rows, "progress", "loss"), color=colour, linestyle=line, linewidth=1.2)
-        speed.plot(*_curve(rows, "progress", "steps_per_second"), color=colour, linestyle=line, linewidth=1.2)
+        loss.plot(*curve(rows, "progress", "loss"), color=colour, linestyle=line, linewidth=1.2)
+        speed.plot(*curve(rows, "progress", "steps_per_second"), color=colour, linestyle=line, linewidth=1.2)
     _label(returns, "return")
     _label(loss, "loss")
     _label(speed, "steps per second")
     _scale(loss, runs)
     speed.set_ylim(bottom=0)
-    _steps_axis(speed)
+    _steps_axis(speed, grid[-1])
     figure.align_ylabels()
     returns.set_title(title, loc="left", fontweight="bold", pad=14)
     returns.legend(loc="best", ncols=1 + len(runs) // 8)
@@ -184,12 +265,12 @@ def _draw(figure: "Figure", runs: dict[str, list[Row]], title: str) -> None:
 
 def _draw_returns(axes: "Axes", rows: list[Row], name: str, colour: str, line: str, *, alone: bool) -> None:
     training = "training episodes" if alone else None
-    axes.plot(*_curve(rows, "progress", "return_mean"), color=colour, linewidth=0.9, alpha=0.45, label=training)
-    steps, means = _curve(rows, "eval", "mean")
+    axes.plot(*curve(rows, "progress", "return_mean"), color=colour, linewidth=0.9, alpha=0.45, label=training)
+    steps, means = curve(rows, "eval", "mean")
     label = "evaluation, 95 % interval" if alone else name
     axes.plot(steps, means, color=colour, linestyle=line, linewidth=2.2, marker="o", markersize=4, label=label)
-    below, low = _curve(rows, "eval", "low")
-    above, high = _curve(rows, "eval", "high")
+    below, low = curve(rows, "eval", "low")
+    above, high = curve(rows, "eval", "high")
     if below == above == steps:
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     if alone and steps:
@@ -199,8 +280,8 @@ def _draw_returns(axes: "Axes", rows: list[Row], name: str, colour: str, line: s
 
 def _draw_test(axes: "Axes", rows: list[Row], colour: str, *, alone: bool) -> None:
     """Draw the reported score as a star with its interval, at the step of its checkpoint."""
-    steps, means = _curve(rows, "test", "mean", at="checkpoint")
-    (below, low), (above, high) = (_curve(rows, "test", field, at="checkpoint") for field in ("low", "high"))
+    steps, means = curve(rows, "test", "mean", at="checkpoint")
+    (below, low), (above, high) = (curve(rows, "test", field, at="checkpoint") for field in ("low", "high"))
     if not steps or not below == above == steps:
         return
     spans = [
@@ -246,15 +327,16 @@ def _label(axes: "Axes", text: str) -> None:
 
 def _scale(axes: "Axes", runs: dict[str, list[Row]]) -> None:
     """Use a logarithmic axis if the loss is positive and spans more than a factor of a hundred."""
-    losses = [value for rows in runs.values() for value in _curve(rows, "progress", "loss")[1] if math.isfinite(value)]
+    losses = [value for rows in runs.values() for value in curve(rows, "progress", "loss")[1] if math.isfinite(value)]
     if losses and min(losses) > 0 and max(losses) > 100 * min(losses):
         axes.set_yscale("log")
 
 
-def _steps_axis(axes: "Axes") -> None:
+def _steps_axis(axes: "Axes", lowest: "Axes | None" = None) -> None:
+    """Format the axes; the steps are named below the lowest panel."""
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
-    axes.set_xlabel("environment steps")
+    (lowest or axes).set_xlabel("environment steps")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.set_xlim(left=0)
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

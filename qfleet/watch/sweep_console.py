@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol, cast
 
 from qfleet.escape import escaped
-from qfleet.watch.console import PLAIN_EVERY_SECONDS, Mode, SafeStream, warn_on_stderr
+from qfleet.watch.console import PLAIN_EVERY_SECONDS, Mode, SafeStream, auto_mode, in_notebook, warn_on_stderr
 from qfleet.watch.run_files import json_line
 from qfleet.watch.text import duration, interval, number
 
@@ -181,6 +181,19 @@ def make_group_watcher(mode: Mode, stream: IO[str] | None = None) -> GroupWatche
         "quiet": QuietGroup,
     }
     return kinds[mode](out)
+
+
+def default_group_watcher(progress: bool = True) -> GroupWatcher | None:
+    """What shows a group if nobody chose a watcher: a table in a terminal or a notebook, else lines on stderr."""
+    if not progress:
+        return None
+    if in_notebook():
+        from qfleet.watch.notebook.screen import NotebookGroup
+
+        return NotebookGroup()
+    if auto_mode() == "live":
+        return make_group_watcher("live")
+    return None if sys.stderr is None else PlainGroup(SafeStream(sys.stderr))
 
 
 # --- text ---

@@ -8,6 +8,7 @@ from typing import Any
 RAMP = "▁▂▃▄▅▆▇█"
 ASCII_RAMP = "_.-=+*#@"
 SHOWN_SHARE = 0.03  # stages that take less of the time are in `--profile`'s table only
+MOST_INFO_SHOWN = 4  # numbers of log.info in one line
 LEAVING = "saving... (Ctrl-C once more leaves at once)"
 
 
@@ -86,8 +87,15 @@ def evaluation_line(row: Mapping[str, Any]) -> str:
     kind = "test" if row.get("split") == "test" else "evaluation"
     return (
         f"{kind} at {number(row.get('env_steps'))} steps: {interval(row)}"
-        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}{cut_episodes_text(row)}"
+        f" · {number(row.get('episodes'))} episodes · iqm {number(row.get('iqm'))}"
+        f"{cut_episodes_text(row)}{info_text(row)}"
     )
+
+
+def info_text(row: Mapping[str, Any]) -> str:
+    """The means of the numbers of log.info, if any."""
+    names = [name for name, value in row.items() if name.startswith("info.") and isinstance(value, int | float)]
+    return "".join(f" · {name.removeprefix('info.')} {number(row[name])}" for name in names[:MOST_INFO_SHOWN])
 
 
 def cut_episodes_text(row: Mapping[str, Any]) -> str:

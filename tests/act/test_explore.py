@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from qfleet.act import Actor, make_explorer
+from qfleet.act.custom_explore import OwnExplorer
 from qfleet.act.explore import (
     EpsilonGreedyExplorer,
     Explorer,
-    OwnExplorer,
     SoftmaxExplorer,
     epsilon_greedy,
     ladder_epsilons,

@@ -49,7 +49,7 @@ def test_newer_weights_are_used_in_any_network(dueling: bool) -> None:
     nets = [make_net(kind, spec, normalize="off", seed=seed) for seed in range(3)]
     policy, obs = Policy(nets[0], Scalar(), (3,)), rng().normal(size=(5, 4)).astype(np.float32)
     for version, net in enumerate(nets[1:], start=1):
-        policy.load(version, weights := net.state_dict())
+        policy.load_weights(version, weights := net.state_dict())
         with torch.no_grad():
             assert policy.forward(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
             next(iter(weights.values())).mul_(2.0)  # shared: what is written there is seen at once
@@ -75,7 +75,7 @@ def test_newer_weights_are_used_by_modules_that_keep_references(kind: str) -> No
     nets = [QNet(KeepsReferences(kind), nn.Identity()) for _ in range(3)]
     policy, obs = Policy(nets[0], Scalar(), (3,)), rng().normal(size=(5, 4)).astype(np.float32)
     for version, net in enumerate(nets[1:], start=1):
-        policy.load(version, weights := net.state_dict())
+        policy.load_weights(version, weights := net.state_dict())
         with torch.no_grad():
             assert policy.forward(obs)[0].tolist() == net(torch.from_numpy(obs)).tolist()
             next(iter(weights.values())).mul_(2.0)  # what is written there is seen at once
@@ -174,7 +174,7 @@ def test_loaded_weights_are_shared_not_copied() -> None:
     learned = QNet(nn.Linear(4, 4), nn.Identity())
     policy = Policy(QNet(nn.Linear(4, 4), nn.Identity()), Scalar(), (4,))
     weights: dict[str, Tensor] = learned.state_dict()
-    policy.load(3, weights)
+    policy.load_weights(3, weights)
     assert policy.version == 3
     with torch.no_grad():
         learned.torso.weight.fill_(1.0)  # type: ignore[operator]

@@ -55,7 +55,7 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def test_a_run_has_status_metrics_and_result(reference: Reference) -> None:
     run = reference(JUDGED, TELLING)
-    assert repr(run) == f"Run({str(run.path)!r}, state='done')"
+    assert repr(run).startswith(f"Run({str(run.path)!r}: done, score ")
     assert run.exit_code == 0
     assert run.metrics[-1]["kind"] == "end"
     result = run.result()
@@ -117,7 +117,7 @@ def test_a_plan_with_an_own_torso_needs_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     run = trained(until(own_torso(), 60), tmp_path, torso=Torso())
     for call in (resume, load):
-        with pytest.raises(UsageError, match="no torso was given"):
+        with pytest.raises(UsageError, match=r"torso tests\.api\.test_python:Torso[\s\S]*Pass them again"):
             call(run.path)
     assert status(run.path)["state"] == "done"
 

@@ -15,7 +15,7 @@ from qfleet.plan.presets.pieces import Settings
 
 SECTIONS = (
     "A plan has env, algo, optim, net, replay, actors, learners, sync, runtime, save, eval, steer, population, until, "
-    "log, seed."
+    "log, custom, seed."
 )
 BINARY = b"\xff\xfe\x00"
 BIG = b"#" * 1_000_001
@@ -37,7 +37,7 @@ WRONG = [
     Wrong(
         "trian CartPole-v1",
         "unknown command trian",
-        "qfleet has train, resume, sync, eval, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
+        "qfleet has train, resume, sync, eval, play, record, plot, compare, verify, runs, plan, presets, env, doctor, completion.",
         "Did you mean qfleet train?",
     ),
     Wrong(
@@ -701,7 +701,7 @@ WRONG = [
     Wrong(
         "env chekc CartPole-v1",
         "unknown command chekc",
-        "qfleet env has check.",
+        "qfleet env has list, check.",
         "Did you mean qfleet env check?",
     ),
     Wrong(

@@ -223,3 +223,34 @@ def test_batches_that_do_not_fit_are_refused() -> None:
 def test_priorities_must_be_finite_and_not_negative(priority: float) -> None:
     with pytest.raises(ValueError, match="priority"):
         as_priorities({"ids": np.zeros(2, np.int64), "priority": np.array([1.0, priority], np.float32)})
+
+
+# The numbers of log.info
+
+
+def with_info(rollout: Rollout, *numbers: float) -> Rollout:
+    return replace(rollout, finished=tuple((*episode, *numbers) for episode in rollout.finished))
+
+
+def test_a_rollout_with_info_comes_through_and_nan_too() -> None:
+    rollout = with_info(make_rollout(PLAIN), 0.5, float("nan"), float("inf"))
+    assert rollout.finished
+    found = unpack_rollout(pack_rollout(rollout), PLAIN, 2, limit_bytes=LIMIT, num_info=3)
+    assert repr(found.finished) == repr(rollout.finished)
+    empty = replace(rollout, finished=(), ends=())
+    assert unpack_rollout(pack_rollout(empty), PLAIN, 2, limit_bytes=LIMIT, num_info=3).finished == ()
+
+
+@pytest.mark.parametrize(("sent", "expected"), [((0.5,), 0), ((0.5,), 2), ((), 1)])
+def test_a_rollout_with_other_numbers_of_info_is_refused(sent: tuple[float, ...], expected: int) -> None:
+    rollout = with_info(make_rollout(PLAIN), *sent)
+    with pytest.raises(ValueError, match="info"):
+        unpack_rollout(pack_rollout(rollout), PLAIN, 2, limit_bytes=LIMIT, num_info=expected)
+
+
+def test_a_ring_has_room_for_the_info_of_every_episode() -> None:
+    rollout = make_rollout(PLAIN, rows=3)
+    ends = tuple(row for row in range(3) for _ in range(2))
+    full = replace(rollout, finished=tuple((1.0, 1, 2.0, 3.0) for _ in ends), ends=ends)
+    assert len(pack_rollout(full)) <= rollout_bytes(PLAIN, 2, 3, 2)
+    assert rollout_bytes(PLAIN, 2, 3, 2) >= rollout_bytes(PLAIN, 2, 3) + 8 * 2 * 6

@@ -1,5 +1,6 @@
 """The native Atari world equals gymnasium's wrappers, and is restored exactly."""
 
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from qfleet.envs import TEST, TRAIN, make_world
 from qfleet.envs.atari import OPTIONS, Atari
 from qfleet.envs.episodes import episode_seed
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Env
 from tests.envs.steps import assert_same, drive
 
@@ -265,5 +267,5 @@ def test_invalid_settings_are_refused_with_their_names(env: Env, expected: list[
 
 def test_the_error_for_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "ale_py", None)
-    with pytest.raises(UsageError, match=r'pip install "qfleet\[atari\]"'):
+    with pytest.raises(UsageError, match=re.escape(install_command("atari"))):
         make_world(Env(id="ALE/Pong-v5"), seed=0, stream=TRAIN)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from qfleet.build.resolve import MAX_JOINT_ACTIONS, resolve
+from qfleet.build.resolve import resolve
 from qfleet.data import Spec, join_actions, split_actions
+from qfleet.data.joint_actions import MAX_OUTPUTS
 from qfleet.envs.spaces import adapt_actions
 from qfleet.errors import UsageError
 from qfleet.plan.schema import Env, Net, Plan
@@ -71,8 +72,8 @@ def test_too_many_joint_actions_are_refused_unless_decoupled(space: Any, bins: i
 
 def test_the_limit_itself_is_allowed() -> None:
     plan = Plan(env=Env(id="X-v0"))
-    resolve(plan, Spec((4,), "float32", (100, MAX_JOINT_ACTIONS // 100)))
-    assert "10,001" in refusal(plan, Spec((4,), "float32", (MAX_JOINT_ACTIONS + 1,))).what
+    resolve(plan, Spec((4,), "float32", (100, MAX_OUTPUTS // 100)))
+    assert "10,001" in refusal(plan, Spec((4,), "float32", (MAX_OUTPUTS + 1,))).what
 
 
 def test_decoupled_dimensions_refuse_masks() -> None:

@@ -1,5 +1,6 @@
 """Resolving environment ids, and checking environments."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from qfleet.envs import TRAIN, absolute_id, check_env, make_world, module_file
 from qfleet.envs.sync_vector import SyncVectorEnv
 from qfleet.errors import EnvError, UsageError
+from qfleet.install import install_command
 from qfleet.plan import make_plan
 from qfleet.plan.schema import Env
 from qfleet.testing import toys
@@ -178,7 +180,7 @@ def test_box_actions_reach_the_environment() -> None:
     [
         ("CartPol-v1", ["env.id='CartPol-v1'", "CartPole-v1"]),
         ("CartPole", ["CartPole-v1"]),
-        ("LunarLander-v2", ["LunarLander-v3", 'pip install "qfleet[box2d]"']),
+        ("LunarLander-v2", ["LunarLander-v3", install_command("box2d")]),
         ("MinAtar/Pong-v1", ["MinAtar/Pong-v1", "MinAtar/"]),
         ("Pong", ["ALE/Pong-v5"]),
         ("zzzz-v0", ["zzzz-v0", "file.py:ClassName"]),
@@ -323,7 +325,7 @@ def test_the_error_for_a_missing_package_says_how_to_install_it(
     for loaded in [m for m in modules if m.startswith("gymnasium.envs.box2d")]:
         monkeypatch.delitem(modules, loaded)
     monkeypatch.setitem(modules, package, None)
-    with pytest.raises(UsageError, match=rf'pip install "qfleet\[{extra}\]"'):
+    with pytest.raises(UsageError, match=re.escape(install_command(extra))):
         world(name)
 
 
@@ -347,3 +349,45 @@ def test_an_unsound_environment_fails_the_right_checks() -> None:
     raising = check_env(Env(id="mine"), make=lambda: toys.Raising(0))
     assert [(check.name, check.ok) for check in raising] == [("made", False)]
     assert "the toy broke" in raising[0].detail
+
+
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, import_path: list[str]) -> str:
+    """An importable module with `Walk`, a class that needs an argument, and nothing registered."""
+    needy = "\nclass Needy(Walk):\n    def __init__(self, net_file, route_file):\n        super().__init__()\n"
+    (tmp_path / "other_package_of_tests.py").write_text(OWN + needy)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "other_package_of_tests", raising=False)
+    return "other_package_of_tests"
+
+
+def test_an_id_names_a_class_or_function_in_a_module(other_package: str) -> None:
+    assert world(f"{other_package}:Walk", options={"size": 4}).reset().obs.shape == (2, 4)
+    assert world(f"{other_package}:walk").reset().obs.shape == (2, 5)
+    with pytest.raises(UsageError, match="not a known environment"):
+        world(f"{other_package}:number")  # not callable
+
+
+def test_options_that_a_constructor_needs_are_named(other_package: str) -> None:
+    with pytest.raises(UsageError, match="needs options that were not given: net_file, route_file") as caught:
+        world(f"{other_package}:Needy")
+    assert "env.options.net_file=... env.options.route_file=..." in str(caught.value.fix)
+    assert world(f"{other_package}:Needy", options={"net_file": "a", "route_file": "b"}).reset().obs.shape == (2, 3)
+
+
+@pytest.mark.parametrize("line", ["raise ImportError('Please declare SUMO_HOME')", "import no_such_package_at_all"])
+def test_a_module_that_is_there_is_not_called_missing(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, import_path: list[str]
+) -> None:
+    (tmp_path / "asks_for_more_of_tests.py").write_text(line)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(UsageError, match="could not be imported") as caught:
+        world("asks_for_more_of_tests:X-v0")
+    assert "do what the error asks for" in str(caught.value.fix)
+
+
+def test_a_module_that_is_not_there_is_to_be_installed() -> None:
+    for name in ("no_such_package_at_all", "no_such_package_at_all.part"):
+        with pytest.raises(UsageError, match="could not be imported") as caught:
+            world(f"{name}:X-v0")
+        assert "Install the package" in str(caught.value.fix)

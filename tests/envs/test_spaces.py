@@ -133,3 +133,18 @@ def test_unsupported_action_spaces_are_refused(space: Any, bins: int | None, exp
         adapt_actions(space, bins, "x")
     assert all(text in str(caught.value) for text in expected), str(caught.value)
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "noted"),
+    [
+        ((96, 96, 3), np.uint8, True),
+        ((3, 96, 96), np.uint8, False),
+        ((7, 7, 3), np.uint8, False),  # too small for convolutions in any order
+        ((96, 96, 3), np.float32, False),
+    ],
+)
+def test_a_picture_with_its_channels_last_is_noted(shape: tuple[int, ...], dtype: Any, noted: bool) -> None:
+    adapter = adapt_obs(spaces.Box(0, 255, shape, dtype), "Camera-v0")
+    assert adapter.shape == shape
+    assert ["channels last" in note for note in adapter.notes] == [True] * noted

@@ -55,7 +55,12 @@ COMMANDS: dict[str, Command] = {
     "eval-latest": Command(
         lambda place: ["eval", run_or_member(place), "--episodes", "1", "--which", "latest", "--json"]
     ),
+    "eval-elsewhere": Command(
+        lambda place: ["eval", run_or_member(place), "--episodes", "1", "--env", "CartPole-v0", "env.wrappers=[]"]
+    ),
+    "play": Command(lambda place: ["play", run_or_member(place), "--episodes", "1"]),
     "record": Command(lambda place: ["record", run_or_member(place)]),
+    "policy": Command(lambda place: ["Policy.load", run_or_member(place)]),
     "sync": Command(lambda place: ["sync", run_or_member(place), "sync.type=local"], (2, 5)),
     "train-plan": Command(
         lambda place: ["train", "--plan", run_or_member(place) + "/run.toml", "--steps", "16", "--out", "new"]

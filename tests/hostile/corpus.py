@@ -1,10 +1,10 @@
 """All hostile run folders, and the few that the default tests try."""
 
-from tests.hostile.cases import forged, groups, kinds, links, plans, sizes, texts
+from tests.hostile.cases import forged, groups, kinds, links, plans, sizes, spaces, texts
 from tests.hostile.place import Case
 
 CASES: dict[str, Case] = {
-    case.name: case for module in (links, kinds, sizes, forged, texts, plans, groups) for case in module.CASES
+    case.name: case for module in (links, kinds, sizes, forged, texts, plans, groups, spaces) for case in module.CASES
 }
 # One of each kind, quick.
 SAMPLE = (
@@ -18,6 +18,8 @@ SAMPLE = (
     "name-line",
     "text-resume-command",
     "plan-code-file",
+    "plan-wrapper-file",
     "plan-count-threads",
     "group-member-up",
+    "spaces-wide-box",
 )

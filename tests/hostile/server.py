@@ -21,6 +21,7 @@ MOST_LOAD_FACTOR = 3.0
 PR_CAPBSET_DROP = 24
 CAPABILITIES = (1, 2, 3)  # DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER: with them no mode of a file counts
 CAP_VERSION = 0x20080522
+PREDICT = "Policy.load"  # in the place of a verb: a call from Python
 STARTS = ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.system", "os.spawn", "pty.spawn")
 
 
@@ -97,6 +98,23 @@ def set_up_process(request: dict[str, Any]) -> None:
     install_audit_hook(audit, request["root"])
 
 
+def predict(arguments: list[str]) -> int:
+    """Load a policy in Python and let it choose an action; returns what a command would."""
+    import numpy
+
+    from qfleet import Policy
+    from qfleet.errors import QfleetError
+    from qfleet.escape import indented
+
+    try:
+        action, _ = Policy.load(arguments[1]).predict(numpy.zeros(4))
+    except QfleetError as error:
+        print(indented(error), file=sys.stderr)  # its text may be printed as commands print it
+        return error.exit_code
+    print("chose", action)
+    return 0
+
+
 def run_command(request: dict[str, Any]) -> None:
     """In the forked process: run the command line and leave with its exit code."""
     code = 99
@@ -105,7 +123,8 @@ def run_command(request: dict[str, Any]) -> None:
         sys.argv = ["qfleet", *request["arguments"]]
         from qfleet.cli.entry import main
 
-        code = main(request["arguments"])
+        calls = {PREDICT: predict}
+        code = calls.get(request["arguments"][0], main)(request["arguments"])
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:

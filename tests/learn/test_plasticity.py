@@ -111,7 +111,7 @@ def test_after_a_reset_spectral_norms_are_right_at_once(keep: float) -> None:
             parameter.mul_(20.0)  # nothing like the weights they replace
     learner = make_learner(plan, VECTOR, small_net(1, shape), CPU, fresh=lambda number: fresh)
     policy = Policy(small_net(2, shape).eval(), learner.head, VECTOR.actions)
-    policy.load(1, learner.weights())
+    policy.load_weights(1, learner.weights())
     learner.update(batch())
     assert policy.net.training is False
     for net in (policy.net, learner.net, learner.target):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qfleet.act import Policy
-from qfleet.act.policy import add_reward
+from qfleet.act.policy_inputs import add_reward
 from qfleet.data import Spec
 from qfleet.nets import QNet, make_net
 from qfleet.nets.memory import Memory, squash

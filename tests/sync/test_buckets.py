@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS
 from qfleet.build.resolve import resolve
 from qfleet.build.worlds import make_train_world
 from qfleet.distributed.learners.worker import build_learner
@@ -78,7 +79,7 @@ class EventComm(NoComm):
 def test_the_first_sum_begins_before_the_last_gradient_is_known(dueling: bool) -> None:
     plan = make_plan("CartPole-v1", overrides={"net.torso.sizes": (16, 16), "net.dueling": dueling})
     spec = make_train_world(plan).spec
-    learner, events = build_learner(resolve(plan, spec), spec, spec, None), list[str]()
+    learner, events = build_learner(resolve(plan, spec), spec, spec, NO_CUSTOM_PARTS), list[str]()
     buckets = Buckets(EventComm(events), learner.parameters, 300)
 
     def ready(at: int, gradient: Tensor) -> None:

@@ -13,7 +13,7 @@ from qfleet.system import child_process
 # Starts a process with each start method in use, and prints the module path that the process has.
 STARTS = """
 import json, multiprocessing, os, sys
-from qfleet.system.child_process import fork_server, hidden_main
+from qfleet.system.child_process import fork_server, safe_path
 
 def report(connection):
     connection.send((sys.path, "selectors" in sys.modules, os.environ.get("PYTHONSAFEPATH")))
@@ -23,7 +23,7 @@ if __name__ == "__main__":
     for context in (fork_server("qfleet.system.child_process"), multiprocessing.get_context("spawn")):
         mine, theirs = context.Pipe()
         process = context.Process(target=report, args=(theirs,))
-        with hidden_main(False):
+        with safe_path():
             process.start()
         assert mine.poll(30)
         found.append(mine.recv())

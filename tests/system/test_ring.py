@@ -257,7 +257,7 @@ def test_an_actor_sends_rollouts_by_ring_and_reads_weights_from_the_board() -> N
     assert {rollout.version for rollout in got} == {4}
     obs = np.concatenate([rollout.obs for rollout in got])
     again = make_actor(counting(3))
-    again.policy.load(4, {name: weight * 0 + 7 for name, weight in weights.items()})  # type: ignore[arg-type]
+    again.policy.load_weights(4, {name: weight * 0 + 7 for name, weight in weights.items()})  # type: ignore[arg-type]
     for row in obs:
         again.send()
         assert np.array_equal(again.receive()[0].obs[0], row)

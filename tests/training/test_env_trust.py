@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from qfleet import load
 from qfleet.cli import main
 from qfleet.errors import StorageError, UsageError
 from qfleet.plan import Plan, make_plan, to_toml, trusted_settings, write_plan
 from qfleet.plan.schema import Env
 from qfleet.plan.trusted import TRUSTED
+from qfleet.testing import toys
 from qfleet.training import env_trust
 from qfleet.training.env_trust import require_places, require_trust, sign
 from tests.support.runs import small, status, train_arguments, trained
@@ -77,6 +79,62 @@ def test_options_that_name_a_file_an_address_or_a_module_need_a_proof(run: Path,
 def test_another_id_or_other_options_are_not_trusted(run: Path, other: Env) -> None:
     sign(run, MINE)
     assert not trusted(run, other)
+
+
+WRAPPED = Env(id="CartPole-v1", wrappers=("mine.py:W(a=1)", "gymnasium.wrappers:TimeLimit(max_episode_steps=3)"))
+
+
+def test_wrappers_need_a_proof(run: Path) -> None:
+    assert not trusted(run, WRAPPED)
+    sign(run, WRAPPED)
+    assert trusted(run, WRAPPED)
+    with pytest.raises(UsageError, match=r"names code to run: env\.wrappers=\[other:W\]"):
+        require_trust(run, Env(id="CartPole-v1", wrappers=("other:W",)), False)
+
+
+@pytest.mark.parametrize(
+    "wrappers",
+    [
+        WRAPPED.wrappers[:1],
+        WRAPPED.wrappers[::-1],
+        ("mine.py:W(a=2)", WRAPPED.wrappers[1]),
+        ("theirs.py:W(a=1)", WRAPPED.wrappers[1]),
+        ("mine.py:V(a=1)", WRAPPED.wrappers[1]),
+    ],
+)
+def test_other_wrappers_are_not_trusted(run: Path, wrappers: tuple[str, ...]) -> None:
+    sign(run, WRAPPED)
+    assert not trusted(run, Env(id=WRAPPED.id, wrappers=wrappers))
+
+
+def test_a_wrapper_is_signed_where_it_lies(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = Env(id="CartPole-v1", wrappers=("wrappers_of_mine:W",))
+    for folder in (tmp_path, tmp_path / "elsewhere"):
+        folder.mkdir(exist_ok=True)
+        (folder / "wrappers_of_mine.py").write_text("raise SystemExit('trust must not import what it asks about')\n")
+    sign(run, named)
+    sign_of_file = Env(id="CartPole-v1", wrappers=("../mine.py:W(a=1)", WRAPPED.wrappers[1]))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert not trusted(run, named)
+    monkeypatch.chdir(tmp_path)
+    assert trusted(run, named)
+    sign(run, WRAPPED)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert trusted(run, sign_of_file)
+    assert not trusted(run, WRAPPED)  # another file of the same name
+
+
+def test_an_environment_of_ones_own_does_not_make_a_foreign_runs_wrappers_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wraps.py").write_text("def W(env):\n    return env\n")
+    plan = small({"until.steps": 120, "env.wrappers": f"{tmp_path}/wraps.py:W"}, "Constant")
+    path = trained(plan, tmp_path / "runs", env=toys.Constant).path
+    load(path, env=toys.Constant)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
+    with pytest.raises(UsageError, match="names code to run"):
+        load(path, env=toys.Constant)
+    load(path, env=toys.Constant, trust_env=True)
 
 
 def test_settings_that_name_no_code_are_not_signed(run: Path) -> None:

@@ -190,7 +190,7 @@ def test_an_own_function_explores_and_is_needed_again(tmp_path: Path) -> None:
     assert '[algo.explore]\ntype = "own"' in (whole.path / "run.toml").read_text()
     assert {row["epsilon"] for row in progress(whole)} == {None}
     half = trained(until(small(OTHER), 150), tmp_path / "half", explore=often_left)
-    with pytest.raises(UsageError, match="but no function was given"):
+    with pytest.raises(UsageError, match=r"explore tests\.training\.test_explore:often_left"):
         resume(half.path)
     assert status(half.path)["state"] == "done"
     assert same(resumed(half, steps=300, explore=often_left).path, whole.path)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from qfleet import Plan, load, resume, train
+from qfleet.build.custom_parts import CustomParts
 from qfleet.build.make import make_components
 from qfleet.build.worlds import make_train_world
 from qfleet.nets import match_names, state_arrays
@@ -44,7 +45,7 @@ def plan_of(**more: Any) -> Plan:
 @pytest.mark.parametrize("target", [{"type": "copy", "every_updates": 2}, {"type": "average", "tau": 0.5}])
 def test_the_policy_acts_with_learned_weights(keras: Any, target: dict[str, Any]) -> None:
     plan = plan_of(**{f"algo.target.{name}": value for name, value in target.items()})
-    components = make_components(plan, make_train_world(plan), torso_of(keras))
+    components = make_components(plan, make_train_world(plan), CustomParts(torso=torso_of(keras)))
     components.actor.start()
     before = components.policy.forward(OBS)[0]
     runtime = InlineLoop(components)

@@ -199,7 +199,7 @@ def test_a_log_that_cannot_be_opened_does_not_hide_the_error(
     def refused(file: Path) -> int:
         raise PermissionError("the second error")
 
-    monkeypatch.setattr("qfleet.training.session.open_log", refused)
+    monkeypatch.setattr("qfleet.training.log.error_log.open_log", refused)
 
     def failing(row: dict[str, Any]) -> None:
         raise ZeroDivisionError("the first error")

@@ -16,6 +16,7 @@ from torch import nn
 
 from qfleet import train
 from qfleet.build.components import Components
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS
 from qfleet.build.make import make_components, make_fresh
 from qfleet.build.worlds import make_train_world
 from qfleet.errors import UsageError
@@ -238,7 +239,7 @@ def test_the_seed_decides_the_fresh_weights(tmp_path: Path) -> None:
 
 
 def test_no_reset_goes_back_to_weights_there_were_before(components: Components) -> None:
-    make = make_fresh(components.plan, components.spec, None, 0)
+    make = make_fresh(components.plan, components.spec, NO_CUSTOM_PARTS, 0)
     name = "head.actions.out.weight"
     first, second, again = (make(number).state_dict()[name] for number in (1, 2, 1))
     assert torch.equal(first, again)

@@ -14,7 +14,7 @@ import torch
 
 from qfleet import load, train
 from qfleet.act import Policy, PopulationPolicy
-from qfleet.act.policy import add_reward
+from qfleet.act.policy_inputs import add_reward
 from qfleet.build.components import Components
 from qfleet.build.make import make_components
 from qfleet.build.worlds import make_train_world

@@ -16,6 +16,7 @@ from qfleet.build.make import make_policy
 from qfleet.data import Array
 from qfleet.envs import TEST, make_world
 from qfleet.errors import StorageError, UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan
 from qfleet.testing import toys
 from qfleet.training import video
@@ -119,7 +120,7 @@ def test_a_missing_package_says_what_to_install(package: str, tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError) as caught:
         video.write(iter([np.zeros((64, 64, 3), np.uint8)]), tmp_path / "play.mp4")
-    assert caught.value.fix == 'Run: pip install "qfleet[video]"'
+    assert caught.value.fix == f"Run: {install_command('video')}"
     assert list(tmp_path.iterdir()) == []
 
 

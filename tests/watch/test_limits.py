@@ -12,7 +12,7 @@ from qfleet.cli import main
 from qfleet.errors import UsageError
 from qfleet.plan import make_plan, write_plan
 from qfleet.watch import read_json, read_rows
-from qfleet.watch.plot import MOST_ROWS_KEPT, _rows
+from qfleet.watch.plot import MOST_ROWS_KEPT, curve_rows
 from qfleet.watch.read_files import (
     MOST_LINE_BYTES,
     MOST_ROW_BYTES,
@@ -86,7 +86,7 @@ def test_a_plot_keeps_no_more_rows_than_it_can_show(run: Path, monkeypatch: pyte
     monkeypatch.setattr("qfleet.watch.plot.MOST_ROWS_KEPT", 100)
     rows = [{"kind": "progress", "env_steps": step, "loss": 1.0, "returns": [1.0] * 50} for step in range(1_000)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kept = _rows(run)
+    kept = curve_rows(run)
     assert 50 <= len(kept) <= 101
     assert kept[0] == {"kind": "progress", "env_steps": 0, "loss": 1.0}
     assert kept[-1]["env_steps"] > 900

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from qfleet.errors import UsageError
+from qfleet.install import install_command
 from qfleet.training.log.tensorboard import TensorBoardWriter
 from qfleet.watch import RowLog
 from qfleet.watch.plot import plot_runs
@@ -135,14 +136,14 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     without(monkeypatch, "matplotlib")
     with pytest.raises(UsageError) as caught:
         plot_runs([run], tmp_path / "x.png")
-    assert caught.value.fix == 'pip install "qfleet[plot]"'
+    assert caught.value.fix == install_command("plot")
 
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without(monkeypatch, "tensorboardX")
     with pytest.raises(UsageError) as caught:
         TensorBoardWriter(tmp_path)
-    assert caught.value.fix == 'pip install "qfleet[tb]"'
+    assert caught.value.fix == install_command("tb")
 
 
 def test_tensorboard_events_hold_the_numbers(tmp_path: Path) -> None:
@@ -175,3 +176,48 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
         for value in event.summary.value:
             found.setdefault(value.tag, []).append((event.step, value.simple_value))
     return found
+
+
+# Lengths, numbers of log.info, metrics of callbacks
+
+
+def add_rows(run: Path, **fields: Any) -> Path:
+    log = RowLog(run / "metrics.jsonl")
+    for step in (1000, 2000, 3000):
+        log.row({"kind": "progress", "env_steps": step, **fields})
+    log.row({"kind": "eval", "env_steps": 3000, "mean": 1.0, **fields})
+    return run
+
+
+def test_lengths_infos_and_metrics_have_panels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mpl = pytest.importorskip("matplotlib")
+    monkeypatch.setitem(mpl.rcParams, "svg.fonttype", "none")
+    fields = {"callback.gap": 0.25, "length_mean": 12.5, "info.is_success": 0.5, "info.none": None, "other": 3.0}
+    run = add_rows(make_run(tmp_path / "a"), **fields)
+    text = plot_runs([run, make_run(tmp_path / "b")], tmp_path / "curves.svg").read_text()
+    for name in ("return", "loss", "steps per second", "episode length", "info.is_success", "callback.gap"):
+        assert f">{name}<" in text, name
+    assert "info.none" not in text
+    assert ">other<" not in text
+
+
+def test_a_panel_shows_training_and_evaluations(tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    from qfleet.watch.plot import _draw, curve_rows
+
+    figure = figures.Figure()
+    _draw(figure, {"a": curve_rows(add_rows(make_run(tmp_path / "a"), **{"length_mean": 5.0, "info.x": 0.5}))}, "")
+    *_, length, info = figure.axes
+    assert [list(line.get_xdata()) for line in length.lines] == [[1000, 2000, 3000], [3000]]
+    assert {value for line in info.lines for value in line.get_ydata()} == {0.5}
+
+
+def test_a_row_with_very_many_names_has_few_panels(tmp_path: Path) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    from qfleet.watch.plot import MOST_PANELS, _draw, curve_rows
+
+    rows = curve_rows(add_rows(make_run(tmp_path / "a"), **{f"info.x{number}": 1.0 for number in range(1000)}))
+    assert max(len(row) for row in rows) < 100
+    figure = figures.Figure()
+    _draw(figure, {"a": rows}, "")
+    assert len(figure.axes) == 3 + MOST_PANELS

@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 import torch
-from torch import nn
 
-from qfleet.act import Explore, run_actor
+from qfleet.act import run_actor
 from qfleet.audit.history import History
+from qfleet.build.custom_parts import unpack_parts
 from qfleet.build.make import join_policies, make_actor, make_policy
-from qfleet.build.worlds import EnvMaker, make_own_world
+from qfleet.build.worlds import make_own_world
 from qfleet.data import Channel, Rollout, WeightsBoard, count_steps
 from qfleet.data.array_messages import CompressionStats
 from qfleet.distributed.actors.messages import EnvFaultMessage
@@ -36,9 +36,7 @@ class ActorSetup:
     plan: bytes  # as JSON
     worker: int
     incarnation: int
-    make: EnvMaker | None = None
-    torso: nn.Module | None = None
-    explore: Explore | None = None
+    custom_parts: bytes  # packed by `pack_parts`
     log: str | None = None
     history: str | None = None
 
@@ -94,13 +92,14 @@ def act(setup: ActorSetup, links: LearnerLinks) -> Generator[None, None, None]:
     board = links.board
     if isinstance(plan.runtime, InlineRuntime):
         raise TypeError("an inline run has no actor processes")
+    parts = unpack_parts(setup.custom_parts)
     members = range(plan.population.num)
     log = None if setup.log is None else Path(setup.log)
-    with closing(make_own_world(plan, setup.worker, setup.incarnation, setup.make, log)) as world:
-        policy = join_policies([make_policy(plan, world.spec, board.device, setup.torso, member) for member in members])
+    with closing(make_own_world(plan, setup.worker, setup.incarnation, parts.env, log)) as world:
+        policy = join_policies([make_policy(plan, world.spec, board.device, parts, member) for member in members])
         identity = {"worker": setup.worker, "incarnation": setup.incarnation}
         actor = make_actor(
-            plan, world, policy, setup.explore, **identity, exploration_step=lambda: board.numbers()["env_steps"]
+            plan, world, policy, parts.explore, **identity, exploration_step=lambda: board.numbers()["env_steps"]
         )
         actor.start()
         yield from wait_for_weights(setup.worker, links)

@@ -18,7 +18,7 @@ from qfleet.act import Explore, Explorer, Policy, PopulationPolicy, make_explore
 from qfleet.audit.history import History, HistoryLog, NoHistory
 from qfleet.build.components import LearnerSide
 from qfleet.build.seeds import stream
-from qfleet.data import Array, Rollout, Spec, State, count_steps
+from qfleet.data import Array, Episode, Rollout, Spec, State, count_steps
 from qfleet.data.array_messages import COLUMNS, arrays_of
 from qfleet.data.state_reader import saved_value
 from qfleet.distributed.actors.handle import ActorHandle
@@ -64,7 +64,7 @@ class ActorPool:
         self.version = 0
         self.version_offset = 0  # keeps published versions rising after a rollback to a checkpoint
         self.polled_at = float("-inf")
-        self.rescued_episodes: list[tuple[float, int]] = []  # from rollouts of lost actors
+        self.rescued_episodes: list[Episode] = []  # from rollouts of lost actors
         self.lost_at: dict[int, float] = {}  # of workers that are not back yet
         self.env_faults: list[dict[str, Any]] = []  # for the next tick
         self.last_cause = ""  # of a lost actor

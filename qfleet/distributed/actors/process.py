@@ -2,7 +2,6 @@
 
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ import msgspec
 import torch
 
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import NO_USER_PARTS, UserParts, join_components
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts, pack_parts
+from qfleet.build.make import join_components
 from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import Rollout, Spec
 from qfleet.data.wire_format import MessageTooLarge, lz4_block
@@ -26,7 +26,6 @@ from qfleet.distributed.worker.local import LocalWorker
 from qfleet.envs import is_native
 from qfleet.envs.options import secret_variables
 from qfleet.envs.workers.pool import CLOSE_SECONDS
-from qfleet.errors import UsageError
 from qfleet.plan.schema import Plan, ProcessesRuntime
 from qfleet.plan.validate.placement import has_central_inference, num_senders
 from qfleet.system.child_process import fork_server
@@ -93,14 +92,13 @@ class SharedRollouts:
 class ProcessActorLauncher:
     """Starts actor processes and publishes weights to them."""
 
-    def __init__(self, plan: Plan, spec: Spec, weights: Any, user_parts: UserParts) -> None:
+    def __init__(self, plan: Plan, spec: Spec, weights: Any, custom_parts: CustomParts) -> None:
         if not isinstance(plan.runtime, ProcessesRuntime):
             raise TypeError(f"runtime.type={plan.runtime.__struct_config__.tag} has no processes")
         self.plan = plan
         self.spec = spec
         self.runtime = plan.runtime
-        self.user_parts = user_parts
-        self.needs_main = b"__main__" in require_sendable(user_parts)
+        self.custom_parts = pack_parts(custom_parts)
         if plan.runtime.compress:
             lz4_block()  # fail now, not in the actors, if lz4 is missing
         self.lanes = plan.env.num // num_senders(plan)
@@ -110,7 +108,7 @@ class ProcessActorLauncher:
         self.replaced_counts = dict.fromkeys(COUNTS, 0)
         self.folder: Path | None = None
         self.context = fork_server(ROLES)
-        self.stop_seconds = CLOSING_SECONDS if has_workers(plan, user_parts[0]) else STOP_SECONDS
+        self.stop_seconds = CLOSING_SECONDS if has_workers(plan, custom_parts.env) else STOP_SECONDS
 
     def launch(self, worker: int, incarnation: int) -> ActorHandle:
         """Start an actor with rings of its own: what an old incarnation still writes is never read."""
@@ -118,10 +116,11 @@ class ProcessActorLauncher:
             self.replaced_counts[name] += self.counters.read(worker)[name]
         self.counters.clear(worker)
         compressed = COMPRESSED_COLUMNS if self.runtime.compress else ()
-        rollouts = RolloutRing(self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots, compress=compressed)
+        shape = (self.spec, self.lanes, self.runtime.chunk_rows, self.runtime.slots)
+        rollouts = RolloutRing(*shape, compress=compressed, num_info=len(self.plan.log.info))
         faults = FaultRing()
         files = actor_files(self.plan, self.folder, worker, incarnation)
-        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, *self.user_parts, *files)
+        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, self.custom_parts, *files)
         links = LearnerLinks(rollouts, self.board, self.counters, faults.report)
         process = self.start_process(setup, links)
         channel = SharedRollouts(worker, rollouts, faults, self.counters)
@@ -132,8 +131,7 @@ class ProcessActorLauncher:
         variables = secret_variables(self.plan.env)
         options = WorkerOptions(setup.log, starts_processes=True, stops_on_sigterm=True, variables=variables)
         name = f"actor-{setup.worker}"
-        arguments = (setup, links)
-        process = WorkerProcess(self.context, name, act_until_signalled, arguments, options, needs_main=self.needs_main)
+        process = WorkerProcess(self.context, name, act_until_signalled, (setup, links), options)
         process.start()
         return process
 
@@ -160,22 +158,7 @@ def has_workers(plan: Plan, make: EnvMaker | None) -> bool:
     return plan.env.workers > 0 or (has_central_inference(plan) and not is_native(plan.env, make))
 
 
-def require_sendable(user_parts: tuple[Any, ...]) -> bytes:
-    """Pickle the user's objects; refuse objects that cannot be sent to another process."""
-    pickled = b""
-    for name, value in zip(("env", "torso", "explore"), user_parts, strict=True):
-        try:
-            pickled += bytes(ForkingPickler.dumps(value))
-        except Exception as error:
-            raise UsageError(
-                f"{name}={value!r} cannot be given to another process",
-                f"runtime.type=processes sends it to the actors, and Python said: {error}.",
-                "Define it at the top level of a module, or use runtime.type=inline.",
-            ) from error
-    return pickled
-
-
-def make_process_components(plan: Plan, spec: Spec, user_parts: UserParts = NO_USER_PARTS) -> Components:
+def make_process_components(plan: Plan, spec: Spec, custom_parts: CustomParts = NO_CUSTOM_PARTS) -> Components:
     """The components of a run whose actors have processes of their own."""
     runtime = plan.runtime
     if not isinstance(runtime, ProcessesRuntime):
@@ -183,13 +166,13 @@ def make_process_components(plan: Plan, spec: Spec, user_parts: UserParts = NO_U
 
     def make_actors(learning: LearnerSide) -> ActorPool:
         replay = learning.batch_source.replay
-        launcher = ProcessActorLauncher(plan, replay.spec, learning.learner.weights(), user_parts)
-        return make_actor_pool(plan, spec, learning, launcher, user_parts[2])
+        launcher = ProcessActorLauncher(plan, replay.spec, learning.learner.weights(), custom_parts)
+        return make_actor_pool(plan, spec, learning, launcher, custom_parts.explore)
 
     if not runtime.replay_process:
-        return join_components(plan, spec, make_actors, user_parts[1])
+        return join_components(plan, spec, make_actors, custom_parts)
 
     def make_replay(plan: Plan, stored: Spec) -> RemoteReplay:
-        return make_shared_replay(plan, stored, fork_server(ROLES), runtime)
+        return make_shared_replay(plan, stored, fork_server(ROLES), runtime, custom_parts.sampler)
 
-    return join_remote_replay(plan, spec, make_actors, user_parts[1], make_replay)
+    return join_remote_replay(plan, spec, make_actors, custom_parts, make_replay)

@@ -15,9 +15,10 @@ import numpy as np
 
 from qfleet.act import Actor
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import NO_USER_PARTS, UserParts, join_components, make_actor
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts
+from qfleet.build.make import join_components, make_actor
 from qfleet.build.seeds import ACTOR_LEARNERS, stream
-from qfleet.data import Batch, Sequences, Spec, State
+from qfleet.data import Batch, Episode, Sequences, Spec, State
 from qfleet.data.state_reader import saved_count, saved_value
 from qfleet.distributed.learners.messages import EnvReport, LearnOwn, ReplayTotals
 from qfleet.distributed.learners.shares import BatchTotals, share_of_replay
@@ -66,7 +67,7 @@ class ActorLearner:
         self.last_totals: ReplayTotals | None = None  # at the last draw, by which batches count until the next report
         self.policy_version: int | None = None  # the update whose weights the policy has
         self.paused = True  # it does not act before it has joined a group and has weights to act with
-        self.finished: list[tuple[float, int]] = []
+        self.finished: list[Episode] = []
         self.faults: list[Any] = []
         self.written: dict[str, bytes] = {}
         self.reading = False  # its state is being read, and must not change meanwhile
@@ -94,7 +95,7 @@ class ActorLearner:
     def act(self) -> None:
         """One step in every lane."""
         if self.policy_version != self.learner.updates:
-            self.actor.policy.load(self.learner.updates, self.learner.weights())
+            self.actor.policy.load_weights(self.learner.updates, self.learner.weights())
             self.policy_version = self.learner.updates
         self.actor.send()
         rollout, finished = self.actor.receive()
@@ -155,7 +156,10 @@ class ActorLearner:
     def report(self) -> EnvReport:
         """Totals of the replay at the last draw, episodes and faults; the same again until `discard_reported`."""
         self.faults += [{**asdict(fault), "actor": self.number} for fault in self.actor.take_faults()]
-        return EnvReport(self.instance_id, self.finished[:MAX_EPISODES], self.faults[:MAX_FAULTS], self.last_totals)
+        finished = self.finished[:MAX_EPISODES]
+        info = [episode[2:] for episode in finished] if self.num_info else []
+        episodes = [episode[:2] for episode in finished]
+        return EnvReport(self.instance_id, episodes, self.faults[:MAX_FAULTS], self.last_totals, info)
 
     def take_report(self) -> EnvReport:
         """The report, whose episodes and faults are not reported again."""
@@ -186,7 +190,8 @@ class ActorLearner:
         return {
             "line": self.components.state_dict(),
             "start_steps": self.batch_source.limiter.start_steps,
-            "finished": [list(episode) for episode in self.finished],
+            "finished": [list(episode[:2]) for episode in self.finished],
+            **({"info": np.array([episode[2:] for episode in self.finished])} if self.num_info else {}),
             "all_steps": self.total_steps,
             "held": {} if self.last_totals is None else msgspec.structs.asdict(self.last_totals),
             "late": self.late,
@@ -212,9 +217,22 @@ class ActorLearner:
         self.late = bool(saved_value(state, "late"))
         held = saved_value(state, "held")
         self.last_totals = msgspec.convert(held, ReplayTotals) if held else None
-        self.finished = [(float(value), int(length)) for value, length in saved_value(state, "finished")]
+        self.finished = self.saved_episodes(state)
         self.paused = True
         return int(lost.sum())
+
+    @property
+    def num_info(self) -> int:
+        """Numbers of `log.info` for each episode."""
+        return len(self.components.plan.log.info)
+
+    def saved_episodes(self, state: State) -> list[Episode]:
+        """Episodes that were not reported yet; `log.info` may have changed since."""
+        pairs = [(float(value), int(length)) for value, length in saved_value(state, "finished")]
+        info = np.asarray(state.get("info", ()), np.float64)
+        if info.shape != (len(pairs), self.num_info):
+            info = np.full((len(pairs), self.num_info), np.nan)
+        return [(*pair, *numbers) for pair, numbers in zip(pairs, info.tolist(), strict=True)]
 
     def close(self) -> None:
         """Close the environments."""
@@ -227,24 +245,32 @@ def own_generator(plan: Plan, number: int, incarnation: int, use: int) -> np.ran
 
 
 def make_actor_learner(
-    plan: Plan, env_spec: Spec, number: int, incarnation: int, user_parts: UserParts = NO_USER_PARTS
+    plan: Plan, env_spec: Spec, number: int, incarnation: int, custom_parts: CustomParts = NO_CUSTOM_PARTS
 ) -> ActorLearner:
     """The actor-learner of learner `number`; each incarnation has its own seeds, and all but the first start late."""
-    make, torso, explore = user_parts
     own = actor_learner_plan(plan)
     seed = int(own_generator(plan, number, incarnation, WORLD_STREAM).integers(2**31))
     threads = plan.runtime.threads or 1
-    world = make_world(own.env, seed=seed, stream=TRAIN, num=own.env.num, make=make, threads=threads)
+    world = make_world(
+        own.env,
+        seed=seed,
+        stream=TRAIN,
+        num=own.env.num,
+        make=custom_parts.env,
+        threads=threads,
+        info=plan.log.info,
+    )
 
     def make_own_actor(learning: LearnerSide) -> Actor:
         # A learner added beyond the plan's number explores like one of the first.
-        actor = make_actor(plan, world, learning.policy, explore, worker=number % plan.learners.num)
+        actor = make_actor(plan, world, learning.policy, custom_parts.explore, worker=number % plan.learners.num)
         actor.rng = own_generator(plan, number, incarnation, ACTION_STREAM)
         actor.source = (0, 0)  # the only actor of its replay
         return actor
 
     def make_own_replay(part: Plan, spec: Spec) -> Replay:
-        return make_replay(part, spec, part.env.num, own_generator(plan, number, incarnation, SAMPLING_STREAM))
+        rng = own_generator(plan, number, incarnation, SAMPLING_STREAM)
+        return make_replay(part, spec, part.env.num, rng, custom_parts.sampler)
 
-    components = join_components(plan, env_spec, make_own_actor, torso, make_own_replay)
+    components = join_components(plan, env_spec, make_own_actor, custom_parts, make_own_replay)
     return ActorLearner(components, number, plan.learners.num, plan.learners.timeout_seconds / 2, late=incarnation > 0)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from qfleet.data import Episode
 from qfleet.distributed.learners.messages import EnvReport
 from qfleet.learn import BatchSource
 
@@ -13,7 +14,7 @@ class EnvReports:
         self.batch_source = batch_source
         self.steps = 0  # of the other learners
         self.counted_steps: dict[str, int] = {}  # steps in the last report, by instance of an actor-learner
-        self.finished: list[tuple[float, int]] = []
+        self.finished: list[Episode] = []
         self.faults: list[dict[str, Any]] = []
 
     def total_steps(self) -> int:
@@ -22,7 +23,9 @@ class EnvReports:
 
     def add(self, report: EnvReport) -> None:
         """Count one report; before its first batch an actor-learner reports no steps."""
-        self.finished += report.episodes
+        info = report.info or [()] * len(report.episodes)
+        pairs = zip(report.episodes, info, strict=True)
+        self.finished += [(value, length, *numbers) for (value, length), numbers in pairs]
         self.faults += report.faults
         if report.totals is not None:
             self.steps += report.totals.steps - self.counted_steps.get(report.instance_id, 0)

@@ -2,16 +2,16 @@
 
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import msgspec
 
-from qfleet.build.make import NO_USER_PARTS, UserParts
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts, pack_parts
 from qfleet.build.worlds import ROLES
 from qfleet.data import Spec
 from qfleet.data.array_messages import batch_arrays, batch_form, template_batch
 from qfleet.data.wire_format import packed_bytes
-from qfleet.distributed.actors.process import require_sendable
 from qfleet.distributed.learners.main import learner_main
 from qfleet.distributed.learners.messages import FormGroup, LearnerReply, LearnerRequest, LearnShare
 from qfleet.distributed.learners.worker import LearnerSetup, join_group
@@ -77,11 +77,11 @@ class LearnerLauncher(Protocol):
 
 
 def make_setup(
-    plan: Plan, env_spec: Spec, spec: Spec, number: int, incarnation: int, user_parts: UserParts
+    plan: Plan, env_spec: Spec, spec: Spec, number: int, incarnation: int, custom_parts: CustomParts
 ) -> LearnerSetup:
-    """The setup of a learner worker; of the user's own parts only those that it uses."""
-    used = user_parts if has_actor_learners(plan) else (None, user_parts[1], None)
-    return LearnerSetup(msgspec.json.encode(plan), env_spec, spec, number, incarnation, used)
+    """The setup of a learner worker; environments are the user's own only where it acts."""
+    used = custom_parts if has_actor_learners(plan) else replace(custom_parts, env=None, eval_env=None, explore=None)
+    return LearnerSetup(msgspec.json.encode(plan), env_spec, spec, number, incarnation, pack_parts(used))
 
 
 class LocalLearnerLauncher:
@@ -89,15 +89,14 @@ class LocalLearnerLauncher:
 
     replaces = True
 
-    def __init__(self, plan: Plan, env_spec: Spec, spec: Spec, cut: Cut, user_parts: UserParts = NO_USER_PARTS) -> None:
+    def __init__(
+        self, plan: Plan, env_spec: Spec, spec: Spec, cut: Cut, custom_parts: CustomParts = NO_CUSTOM_PARTS
+    ) -> None:
         self.plan = plan
         self.env_spec = env_spec
         self.spec = spec
-        self.user_parts = user_parts
+        self.custom_parts = custom_parts
         self.sizes = ring_sizes(plan, spec, cut)
-        self.needs_main = b"__main__" in require_sendable(
-            user_parts if has_actor_learners(plan) else (None, user_parts[1], None)
-        )
         self.context = fork_server(ROLES)
         self.store = make_rendezvous_store(ADDRESS) if plan.learners.backend in ("gloo", "nccl") else None
 
@@ -107,11 +106,10 @@ class LocalLearnerLauncher:
             self.context,
             f"learner-{number}",
             learner_main,
-            make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.user_parts),
+            make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.custom_parts),
             self.sizes,
             number=number,
             options=WorkerOptions(starts_processes=has_actor_learners(self.plan)),
-            needs_main=self.needs_main,
             start_seconds=START_SECONDS,
             room_seconds=ROOM_SECONDS if has_actor_learners(self.plan) else 0.0,
         )

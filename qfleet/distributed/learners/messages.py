@@ -99,6 +99,7 @@ class EnvReport(msgspec.Struct, frozen=True):
     episodes: list[tuple[float, int]] = []
     faults: list[dict[str, Any]] = []
     totals: ReplayTotals | None = None  # before its first draw there are none
+    info: list[tuple[float, ...]] = []  # the numbers of `log.info` for each of the episodes
 
 
 class GroupJoined(Message):

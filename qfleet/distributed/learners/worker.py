@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 import torch
-from torch import nn
 
-from qfleet.build.make import UserParts, learner_net, make_fresh, make_policy
+from qfleet.build.custom_parts import CustomParts, unpack_parts
+from qfleet.build.make import learner_net, make_custom_learner, make_policy
 from qfleet.build.seeds import LAYERS, SYNC, stream
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch
@@ -20,7 +20,7 @@ from qfleet.data.wire_format import Arrays, Parts
 from qfleet.distributed.learners import messages
 from qfleet.distributed.learners.actor_learner import ActorLearner, make_actor_learner
 from qfleet.distributed.worker.messages import Done, PeerLost
-from qfleet.learn import Learner, NonFiniteUpdate, make_learner
+from qfleet.learn import Learner, NonFiniteUpdate
 from qfleet.learn.learner import PendingUpdate
 from qfleet.plan.schema import Plan
 from qfleet.plan.sync_schema import Serving
@@ -45,7 +45,7 @@ class LearnerSetup:
     spec: Spec  # of the batches
     number: int
     incarnation: int  # which start of this number it is: 0 is the first
-    user_parts: UserParts
+    custom_parts: bytes  # packed by `pack_parts`
 
 
 class PeerConnections(Protocol):
@@ -72,13 +72,14 @@ class LearnerWorker:
         self.connections = connect(self.plan)
         torch.set_num_threads(self.plan.runtime.threads or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, setup.number).integers(2**63)))
+        parts = unpack_parts(setup.custom_parts)
         self.actor_learner: ActorLearner | None = None
         if has_actor_learners(self.plan):
-            parts = (setup.env_spec, setup.number, setup.incarnation, setup.user_parts)
-            self.actor_learner = make_actor_learner(self.plan, *parts)
+            identity = (setup.env_spec, setup.number, setup.incarnation)
+            self.actor_learner = make_actor_learner(self.plan, *identity, parts)
             self.learner = self.actor_learner.learner
         else:
-            self.learner = build_learner(self.plan, setup.env_spec, setup.spec, setup.user_parts[1])
+            self.learner = build_learner(self.plan, setup.env_spec, setup.spec, parts)
         self.comm: Comm = NoComm()
         self.sync: Sync | None = None
         self.given_up: float | None = None  # the cosine for which this learner gave up its codec, if it did
@@ -201,10 +202,10 @@ def handle_as_actor_learner(worker: LearnerWorker, message: messages.LearnerRequ
 # Shared by the driver and learner workers
 
 
-def build_learner(plan: Plan, env_spec: Spec, spec: Spec, torso: nn.Module | None) -> Learner:
+def build_learner(plan: Plan, env_spec: Spec, spec: Spec, parts: CustomParts) -> Learner:
     """A learner like the driver's, with initial weights of its own."""
-    policy = make_policy(plan, env_spec, torch.device(plan.runtime.device or "cpu"), torso)
-    return make_learner(plan, spec, learner_net(plan, policy), policy.device, make_fresh(plan, env_spec, torso, 0))
+    policy = make_policy(plan, env_spec, torch.device(plan.runtime.device or "cpu"), parts)
+    return make_custom_learner(plan, env_spec, spec, learner_net(plan, policy), policy, parts)
 
 
 def join_group(plan: Plan, request: messages.FormGroup, own: str | None = None) -> Comm:

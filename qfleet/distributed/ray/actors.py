@@ -15,7 +15,7 @@ import msgspec
 import ray
 from ray.exceptions import GetTimeoutError
 
-from qfleet.build.make import UserParts
+from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.data import Spec
 from qfleet.data.wire_format import lz4_block, to_bytes, unpack
 from qfleet.distributed.actors.handle import ActorHandle
@@ -106,7 +106,7 @@ class RayActorLauncher:
     runtime: RayRuntime
     spec: Spec
     weights: InitVar[Any]
-    user_parts: UserParts
+    custom_parts: CustomParts
     given_endpoint: InitVar[rpc.LearnerEndpoint | None]
     publish_at: float = float("-inf")
     pending: tuple[int, Any] | None = None  # weights to be published later
@@ -128,13 +128,13 @@ class RayActorLauncher:
             raise RuntimeError("actors on Ray need a trainer that runs on Ray; see qfleet.distributed.ray.driver")
         self.keep_counts(worker)
         runtime = self.runtime
-        inbox = self.endpoint.open(
-            rpc.RolloutInbox(self.spec, self.lanes, runtime.chunk_rows, runtime.slots, source=(worker, incarnation))
-        )
+        shape = (self.spec, self.lanes, runtime.chunk_rows, runtime.slots)
+        num_info = len(self.plan.log.info)
+        inbox = self.endpoint.open(rpc.RolloutInbox(*shape, source=(worker, incarnation), num_info=num_info))
         options = {"num_cpus": runtime.actor_cpus, "scheduling_strategy": "SPREAD", "max_restarts": 0}
         host = ray.remote(ActorHost).options(**options).remote()
         files = actor_files(self.plan, self.folder, worker, incarnation)
-        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, *self.user_parts, *files)
+        setup = ActorSetup(msgspec.json.encode(self.plan), worker, incarnation, pack_parts(self.custom_parts), *files)
         compress = COMPRESSED_COLUMNS if runtime.compress else ()
         result = host.run.remote(setup, self.layout, compress, ray.get_runtime_context().current_actor)
         return ActorHandle(RayWorker(host, result), inbox, CLOSING_SECONDS)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from qfleet import errors
 from qfleet.build.components import Components, LearnerSide
-from qfleet.build.make import UserParts, join_components
+from qfleet.build.custom_parts import CustomParts, pack_parts
+from qfleet.build.make import join_components
 from qfleet.build.memory_check import sample_replay
 from qfleet.build.resolve import torch_threads
 from qfleet.build.worlds import make_train_world
@@ -22,22 +23,23 @@ from qfleet.distributed.actors.pool import ActorPool, make_actor_pool
 from qfleet.distributed.local_run import prepare_components
 from qfleet.distributed.ray import messages
 from qfleet.distributed.ray.relay import RelayReader
-from qfleet.distributed.replay.client import join_remote_replay
+from qfleet.distributed.replay.client import RemoteReplay, join_remote_replay
 from qfleet.distributed.worker.handle import WorkerHandle, await_ready
 from qfleet.errors import QfleetError, UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.system.silence import SilenceTimer
 from qfleet.system.worker_errors import WorkerHung, WorkerLost
-from qfleet.training.log.run_log import Callback
+from qfleet.training.callbacks import AnyCallback, Callback, split_callbacks
 from qfleet.training.process.signals import StopRequest, listening
-from qfleet.training.session import interactive_watcher, progress_note
+from qfleet.training.session import progress_note
 from qfleet.watch import Watcher, find_run, program
 
 try:
     import ray
 except ImportError as error:
     raise UsageError(
-        "runtime.type=ray, but Ray is not installed", "It is an extra.", 'Install it: pip install "qfleet[ray]"'
+        "runtime.type=ray, but Ray is not installed", "It is an extra.", f"Install it: {install_command('ray')}"
     ) from error
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -57,22 +59,28 @@ FAIL_SECONDS = 60.0
 EXTRA_THREADS = 4  # of the trainer's process, besides one for each actor
 
 
-def make_ray_components(plan: Plan, spec: Spec, user_parts: UserParts, endpoint: LearnerEndpoint | None) -> Components:
+def make_ray_components(
+    plan: Plan, spec: Spec, custom_parts: CustomParts, endpoint: LearnerEndpoint | None
+) -> Components:
     """The components of a run whose actors are on Ray; without an `endpoint` they can be inspected but not run."""
     runtime = ray_of(plan)
-    torso = user_parts[1]
 
     def make_actors(learning: LearnerSide) -> ActorPool:
         replay = learning.batch_source.replay
-        launcher = RayActorLauncher(plan, runtime, replay.spec, learning.learner.weights(), user_parts, endpoint)
+        launcher = RayActorLauncher(plan, runtime, replay.spec, learning.learner.weights(), custom_parts, endpoint)
         # Ray may have to find a node first.
-        return make_actor_pool(plan, spec, learning, launcher, user_parts[2], start_seconds=START_SECONDS)
+        return make_actor_pool(plan, spec, learning, launcher, custom_parts.explore, start_seconds=START_SECONDS)
+
+    def make_replay(plan: Plan, spec: Spec) -> RemoteReplay:
+        return make_ray_replay(plan, spec, runtime, custom_parts.sampler)
 
     if not runtime.replay_process:
-        return join_components(plan, spec, make_actors, torso)
+        return join_components(plan, spec, make_actors, custom_parts)
     if endpoint is None:
-        return join_components(plan, spec, make_actors, torso, sample_replay)  # an empty replay, without a process
-    return join_remote_replay(plan, spec, make_actors, torso, lambda plan, spec: make_ray_replay(plan, spec, runtime))
+        return join_components(
+            plan, spec, make_actors, custom_parts, sample_replay
+        )  # an empty replay, without a process
+    return join_remote_replay(plan, spec, make_actors, custom_parts, make_replay)
 
 
 def ray_of(plan: Plan) -> RayRuntime:
@@ -84,56 +92,63 @@ def ray_of(plan: Plan) -> RayRuntime:
 
 def train(
     plan: Plan,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     *,
     out: str | Path,
     name: str | None,
     weights_from: str | Path | None,
     command: list[str] | None,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
 ) -> Path:
     """Train on Ray; returns the run directory.
 
     Checks that need no Ray come first: starting it takes a while.
     """
     source = None if weights_from is None else find_run(weights_from, out)
-    with torch_threads(plan.runtime.threads), closing(make_train_world(plan, user_parts[0])) as world:
-        components = prepare_components(plan, world, user_parts, source, lambda text: None, progress_note(watcher))
+    with torch_threads(plan.runtime.threads), closing(make_train_world(plan, custom_parts.env)) as world:
+        components = prepare_components(plan, world, custom_parts, source, lambda text: None, progress_note(watcher))
         components.close()
     origin = None if source is None else str(source.absolute())
     task = messages.TrainTask(
         components.plan, str(Path(out).absolute()), fresh=True, name=name, weights_from=origin, command=command
     )
-    return run_trainer(task, user_parts, watcher, callbacks, components.notes)
+    return run_trainer(task, custom_parts, watcher, callbacks, components.notes)
 
 
 def resume(
     plan: Plan,
-    user_parts: UserParts,
-    *,
+    custom_parts: CustomParts,
     folder: Path,
+    *,
     notes: list[str],
+    changed_parts: list[str],
     strict: bool,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
 ) -> Path:
     """Resume on Ray; returns the run directory."""
-    task = messages.TrainTask(plan, str(folder.absolute()), fresh=False, notes=tuple(notes), strict=strict)
-    return run_trainer(task, user_parts, watcher, callbacks)
+    task = messages.TrainTask(
+        plan, str(folder.absolute()), fresh=False, notes=tuple(notes), changed_parts=tuple(changed_parts), strict=strict
+    )
+    return run_trainer(task, custom_parts, watcher, callbacks)
 
 
 def run_trainer(
     task: messages.TrainTask,
-    user_parts: UserParts,
+    custom_parts: CustomParts,
     watcher: Watcher | None,
-    callbacks: Iterable[Callback],
+    callbacks: Iterable[AnyCallback],
     notes: Sequence[str] = (),
 ) -> Path:
-    """Run the trainer on Ray, and deliver what it relays."""
-    reader = RelayReader(watcher if watcher is not None else interactive_watcher(), list(callbacks), notes)
+    """Run the trainer on Ray, and deliver what it relays: plain functions of a row are called here.
+
+    Callback objects see more than rows, so they are sent to the trainer.
+    """
+    objects, functions = split_callbacks(callbacks)
+    reader = RelayReader(watcher, functions, notes)
     with session(task.plan):
-        trainer = launch_trainer(task, user_parts)
+        trainer = launch_trainer(task, custom_parts, objects)
         try:
             wait_until_ready(trainer, ray_of(task.plan))
             with listening(reader.watcher) as stop_request:
@@ -146,7 +161,9 @@ def run_trainer(
     return Path(result.path)
 
 
-def launch_trainer(task: messages.TrainTask, user_parts: UserParts) -> WorkerHandle:
+def launch_trainer(
+    task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback] = ()
+) -> WorkerHandle:
     """Start the trainer's process on this node, which has the run directory."""
     runtime = ray_of(task.plan)
     options = {
@@ -156,15 +173,15 @@ def launch_trainer(task: messages.TrainTask, user_parts: UserParts) -> WorkerHan
         "max_restarts": 0,
         "scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False),
     }
+    packed = pack_parts(custom_parts)
     host = ray.remote(TrainerHost).options(**options).remote()
     try:
-        result = host.run.remote(to_bytes(task), user_parts)
+        result = host.run.remote(to_bytes(task), packed, callbacks)
     except TypeError as error:
-        ray.kill(host, no_restart=True)
         raise UsageError(
-            "the given env, torso or explore cannot be sent to another process",
-            f"Ray said: {str(error).splitlines()[0]}",
-            "Define it at the top level of a module, or use runtime.type=inline.",
+            f"callbacks={callbacks!r} cannot be given to another process",
+            f"On Ray they see the run in the process that trains, and Ray said: {error}",
+            "Let them hold no open files, locks or generators: open these in on_start.",
         ) from error
     transport = CallTransport(host, host.start.remote(), messages.News, REPLY_SECONDS)
     return WorkerHandle(0, transport, RayWorker(host, result), start_seconds=START_SECONDS)

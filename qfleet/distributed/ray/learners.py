@@ -7,7 +7,7 @@ from typing import cast
 import msgspec
 import ray
 
-from qfleet.build.make import NO_USER_PARTS, UserParts
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts
 from qfleet.data import Spec
 from qfleet.distributed.learners.launcher import ShardGroup, form_gloo_group, make_setup
 from qfleet.distributed.learners.messages import FormGroup, LearnerReply, LearnerRequest
@@ -58,17 +58,17 @@ class RayLearnerLauncher:
 
     replaces = True
 
-    def __init__(self, plan: Plan, env_spec: Spec, spec: Spec, user_parts: UserParts = NO_USER_PARTS) -> None:
+    def __init__(self, plan: Plan, env_spec: Spec, spec: Spec, custom_parts: CustomParts = NO_CUSTOM_PARTS) -> None:
         self.plan = plan
         self.env_spec = env_spec
         self.spec = spec
-        self.user_parts = user_parts
+        self.custom_parts = custom_parts
         self.address = ray.util.get_node_ip_address()
         self.store = make_rendezvous_store(self.address)
 
     def launch(self, number: int, incarnation: int) -> WorkerHandle:
         """Start a learner worker; Ray finds a node for it."""
-        setup = make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.user_parts)
+        setup = make_setup(self.plan, self.env_spec, self.spec, number, incarnation, self.custom_parts)
         cpus = cast(RayRuntime, self.plan.runtime).learner_cpus
         return launch_on_ray(
             "Learner", make_learner_worker, setup, LearnerRequest, LearnerReply, number=number, cpus=cpus

@@ -18,6 +18,7 @@ class TrainTask(Message):
     weights_from: str | None = None
     command: list[str] | None = None
     notes: tuple[str, ...] = ()  # changes to the plan of a resumed run
+    changed_parts: tuple[str, ...] = ()  # the user's own parts that are not those of the beginning
     strict: bool = False
 
 

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from qfleet.distributed.ray.messages import ItemKind, News, RelayedItem
-from qfleet.training.log.run_log import Callback
+from qfleet.training.callbacks import RowCallback
 from qfleet.training.log.run_status import Row
 from qfleet.watch import Watcher, json_line
 
@@ -70,7 +70,7 @@ class WatcherRelay:
 class RelayReader:
     """The driver's end: delivers each item once."""
 
-    def __init__(self, watcher: Watcher | None, callbacks: list[Callback], notes: Sequence[str] = ()) -> None:
+    def __init__(self, watcher: Watcher | None, callbacks: list[RowCallback], notes: Sequence[str] = ()) -> None:
         self.watcher = watcher
         self.callbacks = callbacks
         self.notes = list(notes)  # from before the trainer's start

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.build.memory_check import require_replay, sample_replay
 from qfleet.data import Spec
 from qfleet.distributed.actors.launcher import COMPRESSED_COLUMNS
@@ -12,7 +13,7 @@ from qfleet.distributed.replay.messages import ReplayReply, ReplayRequest
 from qfleet.distributed.replay.server import ReplayServer, ReplaySetup, make_server
 from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.plan.schema import Plan, RayRuntime
-from qfleet.replay import ring_rows
+from qfleet.replay import CustomSampler, ring_rows
 
 COMPRESSED_ARRAYS = (*COMPRESSED_COLUMNS, "next_obs")
 
@@ -23,17 +24,18 @@ def make_replay_worker(setup: ReplaySetup) -> ReplayServer:
     return make_server(setup)
 
 
-def make_ray_replay(plan: Plan, spec: Spec, runtime: RayRuntime) -> RemoteReplay:
+def make_ray_replay(plan: Plan, spec: Spec, runtime: RayRuntime, sampler: CustomSampler | None = None) -> RemoteReplay:
     """A replay on Ray, not started yet. Nothing of its size is allocated here: it may exceed this node's memory."""
     template = sample_replay(plan, spec)
     lanes = plan.env.num
     seconds = runtime.hung_seconds
+    custom_parts = pack_parts(CustomParts(sampler=sampler))
 
     def launch(history: str | None) -> WorkerHandle:
         return launch_on_ray(
             "Replay",
             make_replay_worker,
-            ReplaySetup(msgspec.json.encode(plan), spec, history),
+            ReplaySetup(msgspec.json.encode(plan), spec, history, custom_parts),
             ReplayRequest,
             ReplayReply,
             cpus=runtime.replay_cpus,

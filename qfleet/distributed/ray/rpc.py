@@ -43,12 +43,15 @@ Fetch: TypeAlias = Callable[[int], tuple[int, bytes] | None]  # weights newer th
 class RolloutInbox:
     """Rollouts of one incarnation of an actor: each once, in order, and `slots` of them at most."""
 
-    def __init__(self, spec: Spec, lanes: int, rows: int, slots: int, source: tuple[int, int]) -> None:
+    def __init__(
+        self, spec: Spec, lanes: int, rows: int, slots: int, source: tuple[int, int], num_info: int = 0
+    ) -> None:
         self.spec = spec
+        self.num_info = num_info  # numbers of `log.info` for each episode
         self.lanes = lanes
         self.slots = slots
         self.source = source
-        self.limit_bytes = rollout_bytes(spec, lanes, rows)
+        self.limit_bytes = rollout_bytes(spec, lanes, rows, num_info)
         self.waiting: deque[Rollout] = deque()
         self.expected = 0
         self.closed = False
@@ -62,7 +65,9 @@ class RolloutInbox:
         if len(message) > self.limit_bytes:
             raise ValueError(f"a rollout of {len(message)} bytes; {self.limit_bytes} at most were expected")
         try:
-            rollout = unpack_rollout(message, self.spec, self.lanes, limit_bytes=self.limit_bytes)
+            rollout = unpack_rollout(
+                message, self.spec, self.lanes, limit_bytes=self.limit_bytes, num_info=self.num_info
+            )
         except MessageNotWhole:
             return False  # damaged in transit
         sequence = rollout.source[2]

@@ -26,6 +26,7 @@ from ray.job_config import JobConfig
 from qfleet.distributed.ray import reaper as reaper_script
 from qfleet.distributed.ray.reaper import children
 from qfleet.errors import StorageError, UsageError
+from qfleet.install import install_command
 from qfleet.plan.schema import Plan, RayRuntime
 from qfleet.plan.validate.placement import has_actor_learners, has_replay_process
 
@@ -86,7 +87,7 @@ def require_version(version: str) -> None:
         raise UsageError(
             f"Ray {version} is too old",
             "Versions before 2.55 allow remote code execution.",
-            'pip install "qfleet[ray]"',
+            install_command("ray"),
         )
 
 

@@ -3,12 +3,13 @@
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qfleet.build.make import UserParts
+from qfleet.build.custom_parts import CustomParts, unpack_parts
 from qfleet.data.wire_format import to_bytes, unpack
 from qfleet.distributed.local_run import resume_here, train_here
 from qfleet.distributed.ray import messages
@@ -18,6 +19,7 @@ from qfleet.distributed.worker.messages import Failed, Ready
 from qfleet.distributed.worker.transport import MAX_MESSAGE_BYTES
 from qfleet.errors import QfleetError
 from qfleet.system.worker_process import final_error_of
+from qfleet.training.callbacks import Callback
 from qfleet.training.process.signals import StopRequest
 
 NEWS_SECONDS = 0.25  # between two replies with news
@@ -34,27 +36,37 @@ class TrainerWorker:
         self.result: messages.RunResult | None = None
         self.over = threading.Event()
 
-    def train(self, task: messages.TrainTask, user_parts: UserParts) -> None:
+    def train(self, task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback] = ()) -> None:
         """Train or resume to the end, and keep the result."""
         try:
-            self.result = messages.RunDone(str(self.train_or_resume(task, user_parts)))
+            self.result = messages.RunDone(str(self.train_or_resume(task, custom_parts, callbacks)))
         except QfleetError as error:
             self.result = messages.RunFailed(type(error).__name__, error.what, error.why, error.fix)
         except BaseException as error:
             self.result = messages.RunFailed("", f"{type(error).__name__}: {error}", trace=traceback.format_exc())
         self.over.set()
 
-    def train_or_resume(self, task: messages.TrainTask, user_parts: UserParts) -> Path:
+    def train_or_resume(
+        self, task: messages.TrainTask, custom_parts: CustomParts, callbacks: Sequence[Callback]
+    ) -> Path:
         """Train or resume as in a local run; returns the run directory."""
-        here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call]}
+        here: dict[str, Any] = {"watcher": self.relay, "callbacks": [self.relay.call, *callbacks]}
         here |= {"endpoint": self.endpoint, "stop_request": self.stop_request}
         folder = Path(task.path)
         if not task.fresh:
-            resume_here(task.plan, user_parts, folder, notes=task.notes, strict=task.strict, **here)
+            resume_here(
+                task.plan,
+                custom_parts,
+                folder,
+                notes=task.notes,
+                changed_parts=task.changed_parts,
+                strict=task.strict,
+                **here,
+            )
             return folder
         source = None if task.weights_from is None else Path(task.weights_from)
         return train_here(
-            task.plan, user_parts, out=folder, name=task.name, source=source, command=task.command, **here
+            task.plan, custom_parts, out=folder, name=task.name, source=source, command=task.command, **here
         )[0]
 
     def handle(self, message: messages.TrainerRequest) -> messages.News | None:
@@ -87,9 +99,10 @@ class TrainerHost:
         """The process has started."""
         return to_bytes(Ready())
 
-    def run(self, task: bytes, user_parts: UserParts) -> None:
+    def run(self, task: bytes, custom_parts: bytes, callbacks: Sequence[Callback] = ()) -> None:
         """Train; never returns, so that the driver notices the end of the process, and kills it at the end."""
-        self.trainer.train(unpack(task, messages.TrainTask, limit_bytes=MAX_MESSAGE_BYTES)[0], user_parts)
+        found = unpack(task, messages.TrainTask, limit_bytes=MAX_MESSAGE_BYTES)[0]
+        self.trainer.train(found, unpack_parts(custom_parts), callbacks)
         while True:
             time.sleep(IDLE_SECONDS)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from torch import nn
 
 from qfleet.build.components import ActorSide, Components, LearnerSide
+from qfleet.build.custom_parts import CustomParts
 from qfleet.build.make import join_components
 from qfleet.data import Array, Batch, Rollout, Sequences, Spec, State, count_steps
 from qfleet.data.array_messages import batch_arrays, batch_form, rollout_parts, template_batch
@@ -75,6 +75,7 @@ class RemoteReplay:
         """Send rows to be stored, without waiting."""
         first, stop, _ = lanes.indices(self.lanes)
         header, arrays = rollout_parts(rollout)
+        arrays.pop("info", None)  # a replay has no use for the numbers of episodes
         extra = {"gain": gain} if gain is not None and self.template.store.gain is not None else {}
         self.connection.send(messages.Add(header, first, stop), {**arrays, **extra})
         return count_steps(rollout)
@@ -207,7 +208,7 @@ def join_remote_replay(
     plan: Plan,
     spec: Spec,
     make_actors: Callable[[LearnerSide], ActorSide],
-    torso: nn.Module | None,
+    custom_parts: CustomParts,
     make_replay: Callable[[Plan, Spec], RemoteReplay],
 ) -> Components:
     """The components of a run with a remote replay, which is stopped if they cannot be made."""
@@ -219,7 +220,7 @@ def join_remote_replay(
         return cast("Replay", made[0])  # it has every method that ReplaySource calls
 
     try:
-        components = join_components(plan, spec, make_actors, torso, make_started)
+        components = join_components(plan, spec, make_actors, custom_parts, make_started)
     except BaseException:
         for replay in made:
             replay.close()

@@ -8,6 +8,7 @@ from multiprocessing.context import ForkServerContext
 import msgspec
 import numpy as np
 
+from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.data import Spec
 from qfleet.data.array_messages import rollout_bytes
 from qfleet.data.wire_format import Arrays, packed_bytes
@@ -18,7 +19,7 @@ from qfleet.distributed.replay.server import ReplaySetup, replay_main, shared_st
 from qfleet.distributed.worker.handle import WorkerHandle
 from qfleet.distributed.worker.local import RingSizes, launch_local
 from qfleet.plan.schema import Plan, ProcessesRuntime
-from qfleet.replay import make_replay
+from qfleet.replay import CustomSampler, make_replay
 
 START_SECONDS = 30.0  # it imports and compiles before its first reply
 MESSAGE_SLOTS = 8
@@ -26,7 +27,13 @@ BATCH_SLOTS = 4
 PIECE_BYTES = 1 << 18  # of a state, at least: it would take long in smaller pieces
 
 
-def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runtime: ProcessesRuntime) -> RemoteReplay:
+def make_shared_replay(
+    plan: Plan,
+    spec: Spec,
+    context: ForkServerContext,
+    runtime: ProcessesRuntime,
+    sampler: CustomSampler | None = None,
+) -> RemoteReplay:
     """A replay with its rows in shared memory; its process is not started yet."""
     region = store_region(plan, spec)
     # For its rows and rules; its queue stays empty.
@@ -37,9 +44,10 @@ def make_shared_replay(plan: Plan, spec: Spec, context: ForkServerContext, runti
     slots = (MESSAGE_SLOTS, BATCH_SLOTS)
     rings = RingSizes(ReplayRequest, ReplayReply, request_bytes, reply_bytes, *slots, announced=False)
     seconds = runtime.hung_seconds
+    custom_parts = pack_parts(CustomParts(sampler=sampler))
 
     def launch(history: str | None) -> WorkerHandle:
-        setup = ReplaySetup(msgspec.json.encode(plan), spec, history, region)
+        setup = ReplaySetup(msgspec.json.encode(plan), spec, history, custom_parts, region)
         start_seconds = max(seconds, START_SECONDS)
         return launch_local(
             context, "replay", replay_main, setup, rings, start_seconds=start_seconds, room_seconds=seconds

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from qfleet.audit.history import NOTED_IDS, History, HistoryLog, NoHistory
+from qfleet.build.custom_parts import unpack_parts
 from qfleet.build.make import own_replay
 from qfleet.data import Array, Batch, Sequences, Spec
 from qfleet.data.array_messages import as_priorities, as_rollout, batch_arrays, batch_form
@@ -30,6 +31,7 @@ class ReplaySetup:
     plan: bytes  # as JSON
     spec: Spec
     history: str | None  # the file that records operations
+    custom_parts: bytes  # packed by `pack_parts`: the user's own sampler, if any
     region: SharedMemory | None = None  # of the rows, if they are in shared memory
 
 
@@ -155,7 +157,8 @@ def history_in(file: str | None) -> HistoryLog:
 def make_server(setup: ReplaySetup) -> ReplayServer:
     """An empty replay, and what it handles."""
     warm(replace(setup.spec, state=()))  # before the first message: compiled loops take long to load
-    replay = own_replay(msgspec.json.decode(setup.plan, type=Plan), setup.spec)
+    sampler = unpack_parts(setup.custom_parts).sampler
+    replay = own_replay(msgspec.json.decode(setup.plan, type=Plan), setup.spec, sampler)
     return ReplayServer(replay if setup.region is None else shared_store(replay, setup.region), setup.history)
 
 

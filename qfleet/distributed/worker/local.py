@@ -70,16 +70,15 @@ def launch_local(
     *,
     number: int = 0,
     options: WorkerOptions | None = None,
-    needs_main: bool = False,
     start_seconds: float,
     room_seconds: float = 0.0,
 ) -> WorkerHandle:
-    """Start a process that runs `main(setup, transport)`; `needs_main`: its setup uses the user's script."""
+    """Start a process that runs `main(setup, transport)`."""
     ours, theirs = context.Pipe() if sizes.announced else (None, None)
     requests = Ring(sizes.requests | Piece, sizes.request_slots, max(sizes.request_bytes, MIN_SLOT_BYTES))
     replies = Ring(sizes.replies | Ready | PeerLost | Piece, sizes.reply_slots, max(sizes.reply_bytes, MIN_SLOT_BYTES))
     arguments = (main, setup, RingTransport(replies, requests, theirs))
-    process = WorkerProcess(context, name, call_main, arguments, options or WorkerOptions(), needs_main=needs_main)
+    process = WorkerProcess(context, name, call_main, arguments, options or WorkerOptions())
     process.start()
     if theirs is not None:
         theirs.close()

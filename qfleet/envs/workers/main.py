@@ -8,13 +8,12 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import gymnasium as gym
 import msgspec
 
 from qfleet.data import Spec
+from qfleet.data.space_format import MAX_BYTES, EnvSpaces, SpacesNotKept, write_spaces
 from qfleet.envs.bounds import OutsideSpace
 from qfleet.envs.env_id import env_maker, user_env_maker
 from qfleet.envs.single_env import AnyEnv, EnvAdapter, EnvRaised, describe_error, make_checked_env
@@ -24,6 +23,7 @@ from qfleet.envs.workers.memory import DONE, IDLE, OUTSIDE_SPACE, RAISED, RESET,
 from qfleet.errors import EnvError, QfleetError
 from qfleet.plan.schema import Env
 from qfleet.system.child_process import limit_log
+from qfleet.system.sent_objects import unpack_object
 from qfleet.system.shared_memory import SharedMemory
 
 # Messages through the socket, one byte each.
@@ -31,7 +31,7 @@ READY = b"+"
 RUN = b"!"
 FINISHED = b"."
 STOP = b"q"
-REPORT_BYTES = 65_536
+REPORT_BYTES = 2 * MAX_BYTES + 65_536  # spaces are a text in a text, whose quotes take two bytes each
 MADE_FLAG_AT = REPORT_BYTES - 1  # the byte that is set once an environment was made and reset
 _CLOSE_SECONDS = 2
 _POLL_SECONDS = 60.0
@@ -44,16 +44,18 @@ class EnvWorkerTask:
 
     env: Env
     make: bytes | None  # the user's own function, pickled
-    registered: Any  # Gymnasium's entry for the id in the parent process
+    registered: bytes | None  # Gymnasium's entry for the id in the parent process, pickled
     folder: str  # the folder that relative paths in ids start from
     variables: dict[str, str] = field(default_factory=dict, repr=False)  # those that `env.secrets` names
+    info: tuple[str, ...] = ()  # numbers to read from the info of every step
 
     def maker(self) -> Callable[[], AnyEnv]:
         """A function that makes one environment in this process."""
         if self.make is not None:
-            return user_env_maker(self.env, ForkingPickler.loads(self.make))
+            return user_env_maker(self.env, unpack_object(self.make))
         if self.registered is not None:
-            gym.registry.setdefault(self.registered.id, self.registered)
+            entry = unpack_object(self.registered)
+            gym.registry.setdefault(entry.id, entry)
         return env_maker(self.env)
 
 
@@ -89,6 +91,7 @@ class EnvProbe(msgspec.Struct):
     traceback: str = ""
     notes: tuple[str, ...] = ()
     step_seconds: float = 0.0
+    spaces: str = ""  # as JSON; empty if they cannot be written
 
 
 class EnvWorker:
@@ -151,7 +154,14 @@ class EnvWorker:
 
     def _make_adapter(self, env: AnyEnv) -> EnvAdapter:
         plan = self._task.env
-        adapter = EnvAdapter(env, plan.bins, plan.id, masked=self._spec.masked, check_bounds=plan.check_bounds)
+        adapter = EnvAdapter(
+            env,
+            plan.bins,
+            plan.id,
+            masked=self._spec.masked,
+            check_bounds=plan.check_bounds,
+            info=self._task.info,
+        )
         if adapter.spec != self._spec:
             raise OutsideSpace("spaces of a new copy", str(self._spec), str(adapter.spec))
         return adapter
@@ -166,7 +176,8 @@ class EnvWorker:
 
 def env_worker_main(setup: EnvWorkerSetup) -> None:
     """The main function of a worker: execute commands until the parent sends STOP or ends."""
-    worker = EnvWorker(setup.task, setup.spec, EnvWorkerMemory(setup.spec, setup.lanes, setup.region))
+    memory = EnvWorkerMemory(setup.spec, setup.lanes, setup.region, num_info=len(setup.task.info))
+    worker = EnvWorker(setup.task, setup.spec, memory)
     connection = setup.connection
     connection.settimeout(_POLL_SECONDS)
     with contextlib.suppress(ConnectionError):
@@ -223,7 +234,10 @@ def _probe_spec(setup: EnvProbeSetup) -> EnvProbe:
     with contextlib.suppress(Exception):
         env.close()
     spec = adapter.spec
-    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes)
+    text = ""
+    with contextlib.suppress(SpacesNotKept):
+        text = write_spaces(EnvSpaces(env.observation_space, env.action_space, spec.masked)).decode()
+    return EnvProbe(spec.obs, spec.dtype, spec.actions, spec.masked, notes=adapter.notes, spaces=text)
 
 
 def _receive(connection: socket.socket) -> bytes:

@@ -26,8 +26,8 @@ MESSAGE_BYTES = 4_096
 class EnvWorkerMemory:
     """Arrays in shared memory: each lane's command, the command's outcome, and the resulting `step`."""
 
-    def __init__(self, spec: Spec, lanes: int, region: SharedMemory | None = None) -> None:
-        layout, size = _layout(spec, lanes)
+    def __init__(self, spec: Spec, lanes: int, region: SharedMemory | None = None, *, num_info: int = 0) -> None:
+        layout, size = _layout(spec, lanes, num_info)
         self.region = region or SharedMemory(size)
         arrays = {
             name: np.ndarray(shape, dtype, self.region.view, offset) for name, (dtype, shape, offset) in layout.items()
@@ -40,6 +40,7 @@ class EnvWorkerMemory:
         self._message = arrays["message"]
         mask = arrays["mask"] if spec.masked else None
         self.step = Step(arrays["obs"], arrays["reward"], arrays["terminated"], arrays["truncated"], mask)
+        self.step.info = arrays["info"] if num_info else None
 
     def start_lane(self, lane: int, now: float, *, making: bool = False) -> None:
         """Mark the lane that the worker executes now; `making` while it makes the lane's environment."""
@@ -83,7 +84,7 @@ class EnvWorkerMemory:
         return self.step.terminated.view(np.uint8) != 0, self.step.truncated.view(np.uint8) != 0
 
 
-def _layout(spec: Spec, lanes: int) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
+def _layout(spec: Spec, lanes: int, num_info: int) -> tuple[dict[str, tuple[str, tuple[int, ...], int]], int]:
     """Name -> (dtype, shape, offset) of each array, and the size of all."""
     arrays: dict[str, tuple[str, tuple[int, ...]]] = {
         "current": ("int64", (2,)),
@@ -96,6 +97,7 @@ def _layout(spec: Spec, lanes: int) -> tuple[dict[str, tuple[str, tuple[int, ...
         "truncated": ("bool", (lanes,)),
         "obs": (spec.dtype, (lanes, *spec.obs)),
         "mask": ("bool", (lanes, spec.num_actions if spec.masked else 0)),
+        "info": ("float64", (lanes, num_info)),
         "message": ("uint8", (lanes, MESSAGE_BYTES)),
     }
     layout = {}

@@ -191,6 +191,8 @@ class EnvWorkerPool:
         step.truncated[rows][good] = truncated[good]
         if step.mask is not None and result.mask is not None:
             step.mask[rows][good] = result.mask.view(np.uint8)[good] != 0
+        if step.info is not None and result.info is not None:
+            step.info[rows][good] = result.info[good]
         for row in np.flatnonzero(~good & (worker.memory.command != 0)):
             self._record_env_fault(index, worker, int(row))
 

@@ -11,6 +11,7 @@ import msgspec
 
 from qfleet import errors
 from qfleet.data import Spec
+from qfleet.data.space_format import EnvSpaces, read_spaces
 from qfleet.envs.workers.main import (
     MADE_FLAG_AT,
     REPORT_BYTES,
@@ -44,7 +45,7 @@ class EnvWorkerProcess:
     """One worker with its own memory, so that its replacement after a fault shares nothing with it."""
 
     def __init__(self, task: EnvWorkerTask, spec: Spec, lanes: int, log: str, now: float) -> None:
-        self.memory = EnvWorkerMemory(spec, lanes)
+        self.memory = EnvWorkerMemory(spec, lanes, num_info=len(task.info))
         self._log = log
         self.state: Literal["starting", "idle", "busy", "dead"] = "starting"
         self.since = now  # when it was started, or when its last commands were sent
@@ -126,17 +127,17 @@ class EnvWorkerProcess:
 
 
 def make_process(name: str, target: Callable[[Any], None], task: EnvWorkerTask, setup: Any, log: str) -> WorkerProcess:
-    """A process that makes environments; it runs the user's script again if that defines them."""
+    """A process that makes environments."""
     context = fork_server("qfleet.envs.workers.main")  # a replacement need not import anything
     options = WorkerOptions(log, folder=task.folder, own_group=True, variables=task.variables)
-    needs_main = task.make is not None and b"__main__" in task.make
-    return WorkerProcess(context, name, target, setup, options, needs_main=needs_main)
+    return WorkerProcess(context, name, target, setup, options)
 
 
-def probe_spec(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...]]:
-    """Make and reset an environment in a process of its own; its spec, and notes about it."""
+def probe_env(task: EnvWorkerTask, seed: int, log: str) -> tuple[Spec, tuple[str, ...], EnvSpaces | None]:
+    """Make and reset an environment in a process of its own; its spec, notes about it, and its spaces."""
     probe = _run_probe(task, seed, log, "when the first copy was made and reset")
-    return Spec(probe.obs, probe.dtype, probe.actions, masked=probe.masked), probe.notes
+    spec = Spec(probe.obs, probe.dtype, probe.actions, masked=probe.masked)
+    return spec, probe.notes, read_spaces(probe.spaces.encode()) if probe.spaces else None
 
 
 def measure_step_seconds(task: EnvWorkerTask, step_seconds: float) -> float:

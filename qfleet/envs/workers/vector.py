@@ -22,7 +22,7 @@ from qfleet.envs.step_values import require_idle
 from qfleet.envs.workers.main import EnvWorkerTask
 from qfleet.envs.workers.memory import IDLE, RESET, STEP
 from qfleet.envs.workers.pool import EnvFault, EnvWorkerPool
-from qfleet.envs.workers.process import EnvWorkerFailed, probe_spec
+from qfleet.envs.workers.process import EnvWorkerFailed, probe_env
 from qfleet.errors import EnvError
 from qfleet.system.restart_budget import RestartBudget
 
@@ -56,8 +56,9 @@ class ProcessVectorEnv:
     ) -> None:
         self.num = num
         self._name = task.env.id
+        self._num_info = len(task.info)
         self._clock = clock
-        self.spec, self.notes = probe_spec(task, episode_seed(seed, stream, 0, 0), os.devnull)
+        self.spec, self.notes, self.spaces = probe_env(task, episode_seed(seed, stream, 0, 0), os.devnull)
         self._pool = EnvWorkerPool(
             task,
             self.spec,
@@ -74,7 +75,7 @@ class ProcessVectorEnv:
         self._lost = np.ones(num, bool)  # lanes without an environment that can be stepped
         self._faults: deque[EnvFault] = deque(maxlen=_MAX_FAULTS_KEPT)
         self._last_fault: EnvFault | None = None  # for the error message when no lane is left
-        self._last = blank_step(self.spec, num)
+        self._last = blank_step(self.spec, num, self._num_info)
         self._sent: Array | None = None  # actions
         self._command = np.zeros(num, np.int8)
         self._start_workers()
@@ -83,7 +84,7 @@ class ProcessVectorEnv:
         """Begin the first episode in every lane."""
         self._drain()
         self._episodes.rewind()
-        self._last = blank_step(self.spec, self.num)
+        self._last = blank_step(self.spec, self.num, self._num_info)
         self._lost = np.ones(self.num, bool)
         self._await_workers()
         self._send_next()
@@ -135,7 +136,7 @@ class ProcessVectorEnv:
         self._episodes.load_state_dict(state, self.spec.num_actions)
         ended = saved_array(state, "ended", FLAGS, (self.num,))
         lost = np.zeros(self.num, bool)
-        self._last = blank_step(self.spec, self.num)
+        self._last = blank_step(self.spec, self.num, self._num_info)
         if "gone" in state:
             lost = saved_array(state, "gone", FLAGS, (self.num,))
             shape = (int(lost.sum()), *self.spec.obs)
@@ -182,6 +183,7 @@ class ProcessVectorEnv:
         previous = self._last
         step = Step(np.empty_like(previous.obs), np.zeros(self.num, np.float32), *np.zeros((2, self.num), bool))
         step.mask = None if previous.mask is None else previous.mask.copy()
+        step.info = np.full((self.num, self._num_info), np.nan) if self._num_info else None
         done = self._pool.receive(step)
         if not done.all():
             step.obs[~done] = previous.obs[~done]

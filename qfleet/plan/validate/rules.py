@@ -15,6 +15,8 @@ from qfleet.plan.setting_text import nearest
 from qfleet.plan.sync_schema import ServerSync, WindowSync
 from qfleet.plan.validate.case import SCHEDULE, Case, Problems, Rule
 from qfleet.plan.validate.placement import PLACEMENT_RULES
+from qfleet.plan.validate.wrapper_text import REASON as WRAPPER_REASON
+from qfleet.plan.validate.wrapper_text import wrappers_are_named
 
 DEVICES = ["cpu", "cuda", "mps", "xpu"]
 PRIORITIZED = "replay.sampler.type=prioritized"
@@ -354,6 +356,7 @@ RULES: tuple[tuple[Rule, str], ...] = (
     (_env_is_named, "An environment id has no spaces; only the path of a file.py:ClassName may have them."),
     (_options_are_names, "Options are passed to the environment as keyword arguments, so they must be names."),
     (_secrets_are_names, "A secret's value is taken from a variable when the environment is made, and never written."),
+    (wrappers_are_named, WRAPPER_REASON),
     (_device_is_known, f"The devices are {', '.join(DEVICES)}, with a number if there are several (cuda:1)."),
     (_batch_fits, "A batch is drawn from the replay, which would never hold that many."),
     (_returns_fit, "Every environment needs room for the steps that one n-step return spans."),

@@ -1,7 +1,7 @@
 """The saved weights of a run: of its best checkpoint, of its latest, or of any that can be read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ class SavedWeights:
         """The environment step they were saved at."""
         return self.checkpoint.step
 
+    def without(self, prefix: str) -> "SavedWeights":
+        """These weights but for the arrays whose names begin like this."""
+        kept = {name: value for name, value in self.arrays.items() if not name.startswith(prefix)}
+        return replace(self, arrays=kept)
+
     def row(self) -> dict[str, Any]:
         """The fields of an evaluation row that say whose score it is; `checkpoint` is its step, as in metrics.jsonl."""
         name = self.checkpoint.path.name
@@ -38,6 +43,8 @@ class SavedWeights:
 
     def text(self, plan: Plan) -> str:
         """What they are, for a message."""
+        if "spec" not in self.checkpoint.meta:  # `Policy.save` wrote it
+            return "weights of a saved policy"
         untrained = ", untrained" if self.step <= max(0, plan.algo.learn_start_steps) else ""
         return f"{self.which} weights, step {self.step}{untrained}"
 

@@ -12,6 +12,8 @@ import numpy as np
 from qfleet.build.components import Components
 from qfleet.errors import StorageError
 from qfleet.system.timers import Stopwatch
+from qfleet.training.callbacks import RowCallback
+from qfleet.training.log.info_numbers import InfoNumbers
 from qfleet.training.log.run_status import RUNNING, Ending, Row, RunStatus
 from qfleet.training.log.timing import RunTimes
 from qfleet.training.train_state import TrainState
@@ -27,8 +29,6 @@ MAX_FAILED_WRITES = 3  # in a row
 MAX_PENDING_ROWS = 1_000  # kept in memory while the disk refuses them
 ALARMING_VALUE = 1e6
 
-Callback = Callable[[Row], object]
-
 
 class RunLog:
     """Reports what happens in a run: to the files of its folder, the watcher and the callbacks."""
@@ -38,15 +38,14 @@ class RunLog:
         components: Components,
         folder: Path,
         watcher: Watcher | None = None,
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[RowCallback] = (),
         clock: Callable[[], float] = time.monotonic,
         require_folder: Callable[[], None] = lambda: None,
     ) -> None:
         self.require_folder = require_folder  # raises once the folder was renamed or removed
         self.components = components
-        self.plan = components.plan
         self.folder = folder
-        self.train_state = TrainState()
+        self.train_state = TrainState(info=InfoNumbers(components.plan.log.info))
         self.watcher = watcher
         self.callbacks = list(callbacks)
         self.clock = clock
@@ -55,6 +54,7 @@ class RunLog:
         self.warnings: list[str] = []
         self.status = RunStatus(components, self.train_state, folder)
         self.stop_requested = False  # by a callback
+        self.more_metrics: Callable[[], Row] = dict  # of callback objects, for progress rows
         self.failed_writes = 0  # in a row
         self.pending_rows: list[Row] = []  # that could not be written yet
         self.num_dropped_rows = 0
@@ -168,6 +168,7 @@ class RunLog:
             epsilon=self.components.actor.explorer.epsilon(self.steps),
             loss=train_state.take_loss(),
             return_mean=train_state.return_mean(),
+            length_mean=train_state.length_mean(),
             episodes=train_state.episodes,
             value_mean=train_state.value_mean,
             gradient_norm=train_state.gradient_norm,
@@ -179,7 +180,11 @@ class RunLog:
             **({} if self.components.peers is None else {"sent_bytes": self.components.peers.take_sent_bytes()}),
             **self.times.state(),
             **self.times.take_shares(),
+            **train_state.info.means(),
+            **self.more_metrics(),
         )
+        for text in train_state.info.problems():
+            self.warn(text)
 
     def speed(self) -> tuple[float, float]:
         """Steps and updates per second since the last row."""
@@ -210,7 +215,7 @@ class RunLog:
         steps_per_second, updates_per_second = self.speed()
         return {
             "env_steps": self.steps,
-            "until_steps": self.plan.until.steps,
+            "until_steps": self.components.plan.until.steps,
             "updates": self.updates,
             "seconds": self.seconds(),
             "steps_per_second": steps_per_second,
@@ -252,7 +257,7 @@ class RunLog:
 
     def drain_learner_events(self) -> None:
         """Record what happened to other learners, and to the compiled update, since the last call."""
-        if self.components.peers is not None or self.plan.runtime.compile:
+        if self.components.peers is not None or self.components.plan.runtime.compile:
             self.faults.drain_learner_events()
 
     # Status

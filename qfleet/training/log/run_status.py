@@ -17,6 +17,7 @@ from qfleet.watch.provenance import resume_command
 
 ENV_FAULT = "an environment failed and was made anew, with episodes that no seed decides"
 ASYNCHRONOUS = "actors work beside the learner, so their timing decides what is learned from when"
+CUSTOM_PARTS = "custom parts draw random numbers only from the generators that they are given, and keep no other state"
 CLOCK_ENDS = "until.seconds is set, so the clock decides where it ends"
 
 Row = dict[str, Any]
@@ -54,7 +55,7 @@ class RunStatus:
             "env_steps": self.components.steps,
             "updates": self.components.learner.updates,
             "seconds": round(seconds, 3),
-            "resume": resume_command(self.folder),
+            "resume": self.resume_text(),
             "best": self.train_state.best,
             **self.train_state.best_context(),
             "score": None if score is None else without_returns(score),
@@ -68,11 +69,20 @@ class RunStatus:
         write_json(self.folder / "status.json", status)
         return status
 
+    def resume_text(self) -> str:
+        """How to go on: the command, or with parts of the user's own the call."""
+        custom = msgspec.structs.asdict(self.components.plan.custom)
+        parts = "".join(f", {name}=..." for name, value in custom.items() if value is not None)
+        return f"qfleet.resume({str(self.folder)!r}{parts})" if parts else resume_command(self.folder)
+
     def exactness(self) -> Row:
         """`exact`: the plan and its seed decide this run, stopped and resumed or not; otherwise the reasons."""
         clock = self.components.plan.until.seconds is not None
         reasons = [*self.train_state.not_exact, *([CLOCK_ENDS] if clock else [])]
-        return {"exact": self.train_state.exact and not reasons, "not_exact": reasons}
+        exact = self.train_state.exact and not reasons
+        own = [name for name, value in msgspec.structs.asdict(self.components.plan.custom).items() if value is not None]
+        assumes = {"exact_assumes": f"{CUSTOM_PARTS}: {', '.join(own)}"} if exact and own else {}
+        return {"exact": exact, "not_exact": reasons, **assumes}
 
     def filtered(self) -> Row:
         """The share of items that the replay's filter kept out, if it has one."""

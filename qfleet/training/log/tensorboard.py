@@ -7,6 +7,7 @@ from typing import Any
 
 from qfleet.errors import UsageError
 from qfleet.files import make_folder
+from qfleet.install import install_command
 
 FOLDERS = {"progress": "train", "eval": "eval"}
 NOT_CURVES = frozenset({"kind", "env_steps", "returns", "seconds", "checkpoint"})
@@ -22,7 +23,7 @@ class TensorBoardWriter:
             raise UsageError(
                 "TensorBoard events need the package tensorboardX",
                 f"it cannot be imported: {error}",
-                'pip install "qfleet[tb]"',
+                install_command("tb"),
             ) from error
         folder = make_folder(Path(folder).parent, Path(folder).name)  # refuses a link of that name
         # A random name, so that no link can be waiting in its place.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,26 @@ SAVING = b"\nsaving... (once more to leave at once)\n"
 SAVING_IN_PLACE = f"\r{LEAVING}".encode()
 
 
+OUTSIDE_MAIN_THREAD = (
+    "this is not the main thread, so signals do not reach the run: Ctrl-C does not stop it, a callback that returns "
+    "True does"
+)
+
+
+class LeftAtOnce(KeyboardInterrupt):
+    """The second request in an interactive session: the run is left as its last checkpoint has it, Python goes on."""
+
+
+def is_interactive() -> bool:
+    """Is this a notebook, IPython or Python's own prompt? Its process holds more than the run."""
+    return hasattr(sys, "ps1")
+
+
+def hears_signals() -> bool:
+    """Can this thread handle signals?"""
+    return threading.current_thread() is threading.main_thread()
+
+
 class StopRequest:
     """The signal that asked the run to stop, if any; `in_place` if a live screen is drawn on standard error."""
 
@@ -28,10 +49,15 @@ class StopRequest:
         return self.name is not None
 
     def receive(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal: keep the first request; a second one ends the process, the last commit stays whole."""
+        """Handle a signal: keep the first request; a second one ends the process, or in an interactive one the call.
+
+        The last commit stays whole.
+        """
         name = signal.Signals(number).name
         if self.name is not None and not self._is_second_request(name):
             return
+        if self.name is not None and name == "SIGINT" and is_interactive():
+            raise LeftAtOnce
         if self.name is not None:
             heartbeat.exit_at_once(ENDINGS[name][1])
         self.name = name
@@ -60,7 +86,7 @@ def listening(watcher: object = None, stop_request: StopRequest | None = None) -
     """
     if stop_request is None:
         stop_request = StopRequest(in_place=getattr(watcher, "draws_in_place", False))
-    if threading.current_thread() is not threading.main_thread():
+    if not hears_signals():
         yield stop_request
         return
     # A process that was started with a signal ignored (nohup) keeps ignoring it.

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -380,9 +381,15 @@ def test_an_environment_that_always_breaks_ends_the_run_with_its_error(tmp_path:
 
 
 def test_an_object_that_cannot_be_pickled_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    held = threading.Lock()
+
+    def make() -> toys.Random:
+        with held:
+            return toys.Random()
+
     for more in ({}, {"runtime.replay_process": True}):
         with pytest.raises(UsageError, match=r"env=.* cannot be given to another process"):
-            train(plan_of("toys/Random-v0", **more), out=tmp_path, env=lambda: toys.Random())
+            train(plan_of("toys/Random-v0", **more), out=tmp_path, env=make)
         assert not list(tmp_path.iterdir())
         assert not multiprocessing.active_children()
 

@@ -78,14 +78,14 @@ def test_a_policy_loads_new_weights_in_place() -> None:
     learner, policy = make_policy(1).net, make_policy(2)
     board, obs = SharedWeightsBoard(layout_of(learner.state_dict())), np.ones((4, 3), np.float32)
     board.publish(1, learner.state_dict())
-    policy.load(*board.read(0) or pytest.fail("nothing there"))
+    policy.load_weights(*board.read(0) or pytest.fail("nothing there"))
     parameters = [parameter.data_ptr() for parameter in policy.net.parameters()]
     with torch.no_grad():
         for parameter in learner.parameters():
             parameter += 1.0
     assert not np.array_equal(policy.forward(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
     board.publish(2, learner.state_dict())
-    policy.load(*board.read(1) or pytest.fail("nothing there"))
+    policy.load_weights(*board.read(1) or pytest.fail("nothing there"))
     assert policy.version == 2
     assert [parameter.data_ptr() for parameter in policy.net.parameters()] == parameters
     assert np.array_equal(policy.forward(obs)[0], learner(torch.from_numpy(obs)).detach().numpy())
@@ -103,7 +103,7 @@ def test_a_population_loads_new_weights_in_place() -> None:
             for learner in learners:
                 learner.torso.bias += version  # type: ignore[operator]
         board.publish(version, weights)
-        population.load(*board.read(version - 1) or pytest.fail("nothing there"))
+        population.load_weights(*board.read(version - 1) or pytest.fail("nothing there"))
         for policy, learner in zip(population.policies, learners, strict=True):
             pairs = zip(policy.net.parameters(), learner.parameters(), strict=True)
             assert all(torch.equal(own, other) for own, other in pairs)

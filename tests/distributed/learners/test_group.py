@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from qfleet.audit.checks import check_history
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS, CustomParts, record_parts
 from qfleet.build.resolve import resolve
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Array, Batch, Spec
@@ -131,7 +132,7 @@ def spec_of(plan: Plan) -> Spec:
 
 
 def single_learner(plan: Plan) -> Learner:
-    return build_learner(plan, spec_of(plan), spec_of(plan), None)
+    return build_learner(plan, spec_of(plan), spec_of(plan), NO_CUSTOM_PARTS)
 
 
 @contextmanager
@@ -828,12 +829,11 @@ def test_a_slow_learner_is_logged_and_gets_fewer_items_if_balanced(balance: bool
     asked = {name: value for name, value in SMALL.items() if not name.startswith("net.torso")}
     asked |= {"learners.num": 2, "algo.batch_size": 32, "learners.balance": balance}
     plan = make_plan("CartPole-v1", overrides=asked)
-    plan = resolve(plan, spec_of(plan), own_torso=True)
-    torso, spec = Sleepy(), spec_of(plan)
-    learner = build_learner(plan, spec, spec, torso)
-    group = LearnerGroup(
-        plan, learner, LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo), (None, torso, None))
-    )
+    spec = spec_of(plan)
+    parts = CustomParts(torso=Sleepy())
+    plan = resolve(record_parts(plan, parts), spec)
+    learner = build_learner(plan, spec, spec, parts)
+    group = LearnerGroup(plan, learner, LocalLearnerLauncher(plan, spec, spec, make_cut(plan.algo), parts))
     with closing(group):
         for at in range(51):
             report = group.update(random_batch(32, at))

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,22 @@ from typing import Any
 
 import pytest
 
-from qfleet import Run
+from qfleet import Callback, Run, RunView
 from qfleet.api import rehearse
 from qfleet.audit.checks import check_history
+from qfleet.errors import UsageError
 from qfleet.watch import read_json, read_rows
-from tests.support.runs import Settings, checkpoints, events, resumed, slow_to_close, small, status, train_arguments
+from tests.support.runs import (
+    Settings,
+    checkpoints,
+    events,
+    resumed,
+    slow_to_close,
+    small,
+    status,
+    train_arguments,
+    trained,
+)
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
@@ -358,3 +370,41 @@ def test_ray_listens_on_loopback_only_and_a_killed_driver_leaves_nothing(
     wait_for(lambda: not list(Path(home["TMPDIR"]).iterdir()), 10)
     assert set(os.listdir("/dev/shm")) <= before  # noqa: S108
     assert read_json(tmp_path / "run0" / "status.json")["state"] == "running"
+
+
+class Sent(Callback):
+    """Runs in the trainer's process, and leaves a file there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps = 0
+
+    def on_step(self, run: RunView) -> None:
+        self.steps += run.new_steps
+        run.log("steps", self.steps)
+        if run.env_steps > 150:
+            run.change("optim.learning_rate", 1e-5)
+
+    def on_end(self, run: RunView) -> None:
+        (self.folder / "ended").write_text(f"{os.getpid()} {self.steps} {run.ending and run.ending.state}")
+
+
+def test_callback_objects_run_where_the_run_trains_and_functions_here(tmp_path: Path) -> None:
+    seen: list[int] = []
+    callback = Sent(tmp_path)
+    functions = [lambda row: seen.append(os.getpid())]
+    run = trained(small(RAY), tmp_path / "runs", callbacks=[callback, *functions])
+    pid, steps, state = (tmp_path / "ended").read_text().split()
+    assert (int(pid) != os.getpid(), int(steps), state) == (True, run.status["env_steps"], "done")
+    assert set(seen) == {os.getpid()}
+    assert callback.steps == 0
+    progress = [row for row in run.metrics if row["kind"] == "progress"]
+    assert progress[-1]["learning_rate"] == 1e-5
+    assert progress[-1]["callback.steps"] <= run.status["env_steps"]
+
+
+def test_a_callback_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
+    callback = Sent(tmp_path)
+    callback.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="cannot be given to another process"):
+        trained(small(RAY), tmp_path / "runs", callbacks=[callback])

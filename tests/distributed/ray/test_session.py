@@ -1,5 +1,6 @@
 """Clusters that may be joined, tokens, and errors when Ray is missing or too old."""
 
+import re
 import socket
 import sys
 import time
@@ -9,6 +10,7 @@ import pytest
 
 from qfleet.distributed.local_run import is_on_ray
 from qfleet.errors import EnvError, QfleetError, StorageError, UsageError
+from qfleet.install import install_command
 from qfleet.plan import make_plan
 
 RAY = {"runtime.type": "ray", "actors.num": 2}
@@ -31,7 +33,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r'pip install "qfleet\[ray\]"'):
+    with pytest.raises(UsageError, match=re.escape(install_command("ray"))):
         is_on_ray(make_plan("CartPole-v1", overrides=RAY))
 
 
@@ -189,5 +191,5 @@ class TestWithRay:
         monkeypatch.setattr(ActorHost, "act", lambda self, setup, *links: seen.append(setup))
         run = tmp_path / "elsewhere"
         files = (str(run / "logs" / "actor-1.log"), str(run / "history" / "actor-1-000000.jsonl"))
-        assert ActorHost().run(ActorSetup(b"", 1, 0, None, None, None, *files), None, (), None) == b""  # type: ignore[arg-type]
+        assert ActorHost().run(ActorSetup(b"", 1, 0, b"", *files), None, (), None) == b""  # type: ignore[arg-type]
         assert [(setup.log, setup.history) for setup in seen] == [(None, None)]

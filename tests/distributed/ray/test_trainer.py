@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qfleet.build.custom_parts import NO_CUSTOM_PARTS
 from qfleet.data.wire_format import Arrays, Message, Parts, to_bytes, unpack
 from qfleet.distributed.ray.messages import GetNews, RequestStop, RunDone, RunFailed, TrainTask
 from qfleet.distributed.ray.relay import RelayReader
@@ -35,8 +36,8 @@ def no_naps(monkeypatch: pytest.MonkeyPatch) -> None:
 def trained(end: Callable[[], Path]) -> TrainerWorker:
     """A trainer whose run ends like this."""
     worker = TrainerWorker()
-    worker.train_or_resume = lambda task, user_parts: end()  # type: ignore[method-assign]
-    worker.train(TASK, (None, None, None))
+    worker.train_or_resume = lambda task, custom_parts, callbacks: end()  # type: ignore[method-assign]
+    worker.train(TASK, NO_CUSTOM_PARTS)
     return worker
 
 
@@ -71,8 +72,8 @@ def test_news_have_the_result_once_the_run_is_over() -> None:
     news = worker.handle(GetNews(0))
     assert news is not None
     assert ([item.row for item in news.items], news.result) == ([{"n": 1}], None)
-    worker.train_or_resume = lambda task, user_parts: Path("runs/a")  # type: ignore[method-assign]
-    worker.train(TASK, (None, None, None))
+    worker.train_or_resume = lambda task, custom_parts, callbacks: Path("runs/a")  # type: ignore[method-assign]
+    worker.train(TASK, NO_CUSTOM_PARTS)
     again = worker.handle(GetNews(1))
     assert again is not None
     assert (again.first, again.items, again.result) == (1, [], RunDone("runs/a"))

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -184,12 +186,23 @@ def test_a_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     assert done.stdout == "run\n(2, 3)\n(2, 3)\n", done.stderr
 
 
+def test_a_function_inside_a_function_is_sent() -> None:
+    with closing(make_world(Env(id="x", num=2, workers=2), seed=1, stream=TRAIN, make=lambda: Traced())) as world:
+        assert len(world.reset().obs) == 2
+
+
 def test_a_function_that_cannot_be_sent_is_refused() -> None:
+    held = threading.Lock()
+
+    def make() -> Traced:
+        with held:
+            return Traced()
+
     with pytest.raises(UsageError, match="cannot be sent to another process") as caught:
-        make_world(Env(id="x", workers=2), seed=1, stream=TRAIN, make=lambda: Traced())
+        make_world(Env(id="x", workers=2), seed=1, stream=TRAIN, make=make)
     assert "env.workers=2" in caught.value.what
-    assert "<lambda>" in caught.value.why
-    assert "top level of a module" in caught.value.fix
+    assert "lock" in caught.value.why
+    assert "no open files, locks or generators" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "ALE/Pong-v5"])

@@ -5,7 +5,14 @@ from functools import partial
 
 from tests.hostile.place import Case, Place, plant_modules
 
-REFUSED = {"resume": (2,), "eval": (2,), "eval-latest": (2,), "record": (2,)}
+REFUSED = dict.fromkeys(("resume", "eval", "eval-latest", "eval-elsewhere", "play", "record"), (2,))
+WRAPPERS = {
+    "module": "evil:W",
+    "file": "evil.py:W",
+    "inside": "runs/hostile/evil.py:W(a=1)",
+    "text": "evil",
+    "call": "a:b(c())",
+}
 CODE = {"module": "evil:Evil", "file": "evil.py:Evil", "inside": "runs/hostile/evil.py:Evil", "gym": "evil:Evil-v0"}
 # Settings, each with a value that is far too large, or that none can be.
 COUNTS = {
@@ -60,6 +67,13 @@ def evil_code(env_id: str, place: Place) -> None:
     for folder in (place.root, place.run, place.root / "runs"):
         (folder / "evil.py").write_text(place.code)
     place.replace("run.toml", 'id = "CartPole-v1"', f"id = {json.dumps(env_id)}")
+
+
+def evil_wrapper(text: str, place: Place) -> None:
+    """A wrapper that names code, which lies wherever it might be looked for."""
+    for folder in (place.root, place.run, place.root / "runs"):
+        (folder / "evil.py").write_text(place.code)
+    place.replace("run.toml", "wrappers = []", f"wrappers = [{json.dumps(text)}]")
 
 
 def forged_trust(place: Place) -> None:
@@ -130,6 +144,7 @@ def git_settings(place: Place) -> None:
 ADDRESS = 'type = "ray"\naddress = "127.0.0.1:9"\nallow_no_token = true\ndevice = "cpu"\n'
 CASES = [
     *(Case(f"plan-code-{w}", partial(evil_code, text), codes=REFUSED) for w, text in CODE.items()),
+    *(Case(f"plan-wrapper-{w}", partial(evil_wrapper, text), codes=REFUSED) for w, text in WRAPPERS.items()),
     *(Case(f"plan-count-{w}", partial(setting, *where), codes=MUST.get(w, {})) for w, where in COUNTS.items()),
     *(Case(f"plan-text-{w}", partial(whole_text, text), codes=REFUSED) for w, text in TEXTS.items()),
     Case("plan-code-with-forged-trust", forged_trust, codes=REFUSED),

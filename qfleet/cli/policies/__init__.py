@@ -1,0 +1,1 @@
+"""Verbs that let a run's policy act: `eval` and `play`."""

@@ -1,0 +1,1 @@
+"""Finding environments and wrappers by their names."""

@@ -1,0 +1,1 @@
+"""A policy in other worlds than its own, and on the screen."""
