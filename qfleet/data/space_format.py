@@ -41,7 +41,7 @@ class SpacesNotKept(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EnvSpaces:
-    """The original spaces of an environment; `stack`: its observation is a stack of so many frames."""
+    """The original spaces of an environment; `stack` is the number of frames in one observation."""
 
     observation: spaces.Space[Any]
     action: spaces.Space[Any]

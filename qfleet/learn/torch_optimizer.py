@@ -1,5 +1,6 @@
 """An optimiser of the user's own: any `torch.optim.Optimizer`."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -15,8 +16,9 @@ OptimizerMaker: TypeAlias = Callable[[list[Tensor]], torch.optim.Optimizer]
 class TorchOptimizer:
     """Gives the learner's gradients to a torch optimiser, and its state to checkpoints and other learners.
 
-    The state is made at once by a step with gradients of zero, whose effect on the parameters is undone; counts of
-    steps then begin at zero again. The learning rate of each parameter group keeps its ratio to that of the first.
+    The state is made at once: by the method with which torch's own optimisers make it, or by a step with gradients of
+    zero, whose effect on the parameters is undone and after which whole numbers begin at zero again. The learning rate
+    of each parameter group keeps its ratio to that of the first.
     """
 
     def __init__(self, parameters: list[Tensor], make: OptimizerMaker) -> None:
@@ -32,18 +34,30 @@ class TorchOptimizer:
         """The state before the first step, a tensor per parameter under each key."""
         before = [parameter.clone() for parameter in self.parameters]
         with torch.random.fork_rng(devices=[]):
-            self.step([torch.zeros_like(parameter) for parameter in self.parameters])
+            self.make_state([torch.zeros_like(parameter) for parameter in self.parameters])
         for parameter, value in zip(self.parameters, before, strict=True):
             parameter.copy_(value)
         states = [self.optimizer.state[parameter] for parameter in self.parameters]
         keys = sorted({key for state in states for key in state if state[key] is not None})
         return {key: [self.state_tensor(state, key) for state in states] for key in keys}
 
+    def make_state(self, zeros: list[Tensor]) -> None:
+        """Let the optimiser make its state, given gradients of zero."""
+        init_group = getattr(self.optimizer, "_init_group", None)
+        if init_group is not None:
+            for parameter, gradient in zip(self.parameters, zeros, strict=True):
+                parameter.grad = gradient
+            num_lists = len(inspect.signature(init_group).parameters) - 1
+            for group in self.optimizer.param_groups:
+                init_group(group, *([] for _ in range(num_lists)))
+        if not any(self.optimizer.state.values()):  # momentum buffers come with the first step
+            self.step(zeros)
+
     def state_tensor(self, state: dict[str, Any], key: str) -> Tensor:
         """A parameter's state under this key; numbers get a tensor, which is kept equal to them."""
         value = state.get(key)
         if isinstance(value, bool | int | float):
-            number = torch.tensor(0.0 if key == "step" else float(value), dtype=torch.float64)
+            number = torch.tensor(0.0 if isinstance(value, int) else value, dtype=torch.float64)
             self.numbers.append((state, key, number))
             return number
         if not isinstance(value, Tensor) or not value.is_floating_point():

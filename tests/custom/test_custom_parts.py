@@ -101,6 +101,25 @@ def test_a_custom_loss_goes_with_memory_and_sequences(tmp_path: Path) -> None:
     assert same(resumed(half, steps=300, loss=OnHidden()).path, whole.path)
 
 
+@pytest.mark.parametrize("settings", [DOUBLE, LSTM], ids=["steps", "sequences"])
+def test_features_are_those_that_the_outputs_come_from(settings: dict[str, Any], tmp_path: Path) -> None:
+    checked = list[bool]()
+
+    class OnFeatures:
+        def __call__(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+            same_outputs = torch.allclose(inputs.net.head(inputs.features), inputs.out, atol=1e-6)
+            (gradient,) = torch.autograd.grad(
+                inputs.features.sum(), [next(inputs.net.torso.parameters())], retain_graph=True
+            )
+            checked.append(same_outputs and bool(gradient.abs().sum() > 0))
+            return inputs.td_loss()
+
+    layers = {"net.torso.sizes": (16, 16)}
+    trained(small({**settings, **layers}), tmp_path, loss=OnFeatures())
+    assert checked
+    assert all(checked)
+
+
 def test_two_learners_learn_alike_and_resume_exactly(tmp_path: Path) -> None:
     whole = trained(small(LEARNERS), tmp_path / "whole", **parts.all_parts())
     half = trained(until(small(LEARNERS), 150), tmp_path / "half", **parts.all_parts())

@@ -563,3 +563,13 @@ def test_a_batch_has_room_in_messages(tmp_path: Path, changes: Settings, text: s
     with pytest.raises(UsageError) as raised:
         train(small(changes), out=tmp_path, callbacks=[callback])
     assert text in raised.value.why
+
+
+def test_numbers_that_no_progress_row_has_shown_are_in_the_row_of_the_end(tmp_path: Path) -> None:
+    class Last(Callback):
+        def on_step(self, run: RunView) -> None:
+            run.log("last", run.env_steps)
+
+    run = trained(small({"log.every_steps": 10_000}), tmp_path, callbacks=[Last()])
+    assert rows(run.path)[-1]["kind"] == "end"
+    assert rows(run.path)[-1]["callback.last"] == run.status["env_steps"]
