@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from qfleet.build.isolated_call import call_isolated
-from qfleet.build.resolve import is_long, torch_threads, with_runtime
+from qfleet.build.resolve import is_long, with_runtime
+from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.data import Array, Batch, Spec
 from qfleet.errors import StorageError
 from qfleet.learn import Learner, make_learner
@@ -125,7 +126,7 @@ def measured_choices(
     trial = Trial(cache or MeasurementCache(), total_updates(plan), clock, show)
     threads = choose_threads(plan, spec, usual_threads, trial)
     plan = with_runtime(plan, threads=threads)
-    with torch_threads(threads):
+    with torch_threads(operation_threads(plan)):
         # Compiling goes first: it costs no digits, and what is computed in bfloat16 cannot be compiled any more.
         compiled, notes = choose_compile(plan, spec, trial)
         precision, precision_notes = choose_precision(with_runtime(plan, compile=compiled), spec, trial)
@@ -179,7 +180,8 @@ def choose_threads(plan: Plan, spec: Spec, usual: int, trial: Trial) -> int:
         return max(1, cores // plan.learners.num)  # the others compute at the same time
     if cores == 1 or isinstance(plan.net.torso, MlpTorso) or not (is_long(plan) and is_measurable(plan)):
         return usual
-    trial.timed.append("threads")
+    if plan.runtime.parallel != "tasks":  # numbers depend on how an operation is divided
+        trial.timed.append("threads")
     seconds = {num: update_seconds(plan, spec, num, trial) for num in (1, cores)}
     return min(seconds, key=lambda num: seconds[num])
 
@@ -196,7 +198,7 @@ def choose_precision(plan: Plan, spec: Spec, trial: Trial) -> tuple[Precision, t
     if plan.runtime.compile or not worthwhile or not has_bfloat16(torch.device(plan.runtime.device or "cpu")):
         return "float32", ()
     trial.timed.append("precision")
-    threads = torch.get_num_threads()
+    threads = plan.runtime.threads or 1
     full = update_seconds(plan, spec, threads, trial)
     half = update_seconds(with_runtime(plan, precision="bfloat16"), spec, threads, trial)
     return "bfloat16" if half * BFLOAT16_SPEEDUP < full else "float32", ()
@@ -227,7 +229,7 @@ def choose_compile(plan: Plan, spec: Spec, trial: Trial) -> tuple[bool, tuple[st
 
 def saves_time(plan: Plan, spec: Spec, trial: Trial) -> bool:
     """Does compiling save more time over the run than it takes?"""
-    threads = torch.get_num_threads()
+    threads = plan.runtime.threads or 1
     updates = total_updates(plan)
     name = shape_name(plan, spec)
     cache = trial.cache
@@ -281,7 +283,7 @@ def update_seconds(plan: Plan, spec: Spec, threads: int, trial: Trial) -> float:
 
     def measure() -> float:
         trial.announce()
-        with torch_threads(threads):
+        with torch_threads(operation_threads(plan)):
             learner = trial_learner(plan, spec)
             batch = random_batch(plan, spec)
             begin = trial.clock()
@@ -335,7 +337,8 @@ def random_batch(plan: Plan, spec: Spec) -> Batch:
 def shape_name(plan: Plan, spec: Spec) -> str:
     """A name for this update on this machine."""
     cores = len(os.sched_getaffinity(0))
-    machine = (processor(), cores, str(torch.__version__), plan.runtime.device, plan.runtime.threads)
+    machine = (processor(), cores, str(torch.__version__), plan.runtime.device)
+    threads = (plan.runtime.threads, plan.runtime.parallel)
     algo = (plan.algo.batch_size, plan.algo.rule, plan.algo.loss, plan.algo.rescale, type(plan.algo.target).__name__)
-    parts = msgspec.json.encode((machine, algo, plan.net, plan.optim, plan.env.normalize, repr(spec)))
+    parts = msgspec.json.encode((machine, threads, algo, plan.net, plan.optim, plan.env.normalize, repr(spec)))
     return hashlib.sha256(parts).hexdigest()[:16]

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from qfleet.act import Policy
-from qfleet.build.resolve import require_device, torch_threads
+from qfleet.build.resolve import require_device
+from qfleet.build.threads import torch_threads
 from qfleet.build.worlds import ROLES, EnvMaker
 from qfleet.data import World
 from qfleet.envs import time_env

@@ -1,19 +1,27 @@
 """Fills in what the plan left open, from the spaces of the environment and the machine; run.toml holds the result."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 
+from qfleet.build.threads import choose_parallel, choose_threads
 from qfleet.data import Spec
 from qfleet.data.joint_actions import MAX_OUTPUTS
 from qfleet.errors import UsageError
 from qfleet.nets import NATURE, Convolution
 from qfleet.plan import total_updates
-from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, MlpTorso, NatureTorso, OwnExplore, OwnTorso, Plan
+from qfleet.plan.schema import (
+    ConvTorso,
+    ImpalaTorso,
+    MinatarTorso,
+    MlpTorso,
+    NatureTorso,
+    OwnExplore,
+    OwnTorso,
+    Plan,
+)
 
 MIN_UPDATES = 50_000  # a run with fewer is not worth a measurement
 
@@ -97,13 +105,6 @@ def usable_device(plan: Plan) -> str:
         return "cpu"
 
 
-def choose_threads(plan: Plan) -> int:
-    """Small networks are fastest on one thread; convolutions use every core."""
-    if plan.runtime.threads is not None:
-        return plan.runtime.threads
-    return len(os.sched_getaffinity(0)) if isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso) else 1
-
-
 def check_normalize(plan: Plan, spec: Spec) -> None:
     """Refuse to normalise pixels, which the network scales itself."""
     if plan.env.normalize in ("obs", "both") and spec.dtype == "uint8":
@@ -139,8 +140,8 @@ def resolve(plan: Plan, spec: Spec) -> Plan:
     plan = choose_torso(plan, spec)
     if plan.custom.explore is not None:  # a function of the user's own replaces the exploration of the plan
         plan = msgspec.structs.replace(plan, algo=msgspec.structs.replace(plan.algo, explore=OwnExplore()))
-    runtime = msgspec.structs.replace(plan.runtime, device=choose_device(plan), threads=choose_threads(plan))
-    return msgspec.structs.replace(plan, runtime=runtime)
+    plan = with_runtime(plan, device=choose_device(plan), threads=choose_threads(plan))
+    return with_runtime(plan, parallel=choose_parallel(plan))
 
 
 def choose_machine_settings(
@@ -167,14 +168,3 @@ def is_long(plan: Plan) -> bool:
 def with_runtime(plan: Plan, **changes: Any) -> Plan:
     """The plan with other runtime settings."""
     return msgspec.structs.replace(plan, runtime=msgspec.structs.replace(plan.runtime, **changes))
-
-
-@contextmanager
-def torch_threads(num: int | None) -> Iterator[None]:
-    """Inside the block torch computes on `num` threads; None: as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -11,7 +11,8 @@ from qfleet.build.components import Components
 from qfleet.build.custom_parts import CustomParts, record_parts, replaced_settings
 from qfleet.build.make import make_components
 from qfleet.build.memory_check import require_memory
-from qfleet.build.resolve import choose_machine_settings, require_device, resolve, torch_threads
+from qfleet.build.resolve import choose_machine_settings, require_device, resolve
+from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.build.worlds import EnvMaker, make_train_world
 from qfleet.data import Spec, World
 from qfleet.distributed.starting_weights import load_weights_from
@@ -84,7 +85,7 @@ def train_here(
         trainer.start()
         return [*trainer.components.notes, *use_spaces(trainer.components, world, folder)]
 
-    with torch_threads(plan.runtime.threads):
+    with torch_threads(operation_threads(plan)):
         world = make_train_world(plan, env)
     with ExitStack() as closing_all:
         closing_all.callback(world.close)
@@ -148,7 +149,7 @@ def resume_here(
             trainer.run_log.warn(f"replay was not saved: refilling {plan.algo.learn_start_steps} steps before learning")
         return [f"resumed at step {trainer.steps}", *notes, *use_spaces(trainer.components, world, folder)]
 
-    with torch_threads(plan.runtime.threads):
+    with torch_threads(operation_threads(plan)):
         world = make_train_world(plan, env)
     with closing(world):
         if plan.runtime.device is not None:

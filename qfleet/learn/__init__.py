@@ -18,7 +18,7 @@ from qfleet.learn.population import PopulationLearner, rate_factors
 from qfleet.learn.rate_limiter import RateLimiter
 from qfleet.learn.target_network import detached, make_target_update
 from qfleet.learn.torch_optimizer import OptimizerMaker, TorchOptimizer
-from qfleet.nets import ImplicitQuantileHead, QNet, parametrized_layers
+from qfleet.nets import ImplicitQuantileHead, QNet, draws_random_numbers, parametrized_layers
 from qfleet.plan import updates_per_step
 from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
 from qfleet.plan.validate.placement import num_senders
@@ -35,6 +35,7 @@ from qfleet.qlearn import (
     td_loss,
 )
 from qfleet.replay import Replay
+from qfleet.system.parallel_tasks import TaskThread
 
 
 def make_target(plan: Plan, net: QNet) -> QNet:
@@ -71,6 +72,7 @@ def make_learner(
     net.to(device)
     target = make_target(plan, net)
     trained = detached(p for p in net.parameters() if p.requires_grad)
+    tasks = make_task_thread(plan, device)
     optimizer: FusedOptimizer = make_optimizer(plan.optim, trained)
     if custom_optimizer is not None:
         optimizer = TorchOptimizer(trained, custom_optimizer)
@@ -97,8 +99,19 @@ def make_learner(
         rate_factor=rate_factor,
         device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
+        pixels=spec.dtype == "uint8",
+        tasks=tasks,
+        draws_random_numbers=draws_random_numbers(plan.net),
         compiled_update=compiled_update,
     )
+
+
+def make_task_thread(plan: Plan, device: torch.device) -> TaskThread | None:
+    """A second thread for updates, if the plan divides them into tasks; the operations of both use one thread each."""
+    runtime = plan.runtime
+    if runtime.parallel != "tasks" or (runtime.threads or 1) == 1 or runtime.compile or device.type != "cpu":
+        return None
+    return TaskThread(partial(torch.set_num_threads, 1))
 
 
 def make_schedule(plan: Plan) -> RateSchedule:

@@ -19,11 +19,12 @@ from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, clip_gradients,
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target_network import TargetUpdate, detached, floating
 from qfleet.learn.transfer import Transfer, as_tensors, make_transfer, to_floats
-from qfleet.nets import Chain, Network, QNet, Reduced, make_chain
+from qfleet.nets import AheadNetwork, Chain, Network, QNet, Reduced, make_chain
 from qfleet.nets.gradients import OnGradient, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
 from qfleet.nets.weights import can_share_weights, copy_array, load_state_arrays, match_names, state_arrays
 from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
+from qfleet.system.parallel_tasks import TaskThread
 
 # As `td_loss`: from head, rule, view, both networks and a batch to loss [], priorities [N] and values [M, A].
 TdLoss: TypeAlias = Callable[[Head, Rule | None, View, Network, Network, Tensors], tuple[Tensor, Tensor, Tensor]]
@@ -61,6 +62,9 @@ class Learner:
     rate_factor: float  # each member of a population has its own
     device: torch.device
     reduced: bool  # bfloat16
+    pixels: bool  # observations are bytes
+    tasks: TaskThread | None  # another thread that takes a part of an update
+    draws_random_numbers: bool
     compiled_update: CompiledUpdate | None
     not_compiled: str = ""  # why compiling the update failed, if it did
     updates: int = 0
@@ -81,11 +85,12 @@ class Learner:
 
     def fastest_forward(self, net: QNet) -> Network:
         """The network itself, or a faster view of it."""
-        if self.reduced:
-            return Reduced(net, self.device)
-        # Their gradient needs no autograd.
-        has_chain = isinstance(self.head, Scalar) and isinstance(self.view, StepView) and self.compute_loss is td_loss
-        return (make_chain(net) if has_chain else None) or net
+        reduced = self.reduced and self.device.type == "cpu"
+        single_steps = isinstance(self.view, StepView) and self.compute_loss is td_loss
+        chain = make_chain(net, reduced=reduced, pixels=self.pixels, tasks=self.tasks) if single_steps else None
+        if chain is not None and (chain.tail is not None or isinstance(self.head, Scalar)):
+            return chain
+        return Reduced(net, self.device) if self.reduced else net
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not used afterwards."""
@@ -175,12 +180,34 @@ class Learner:
         head = self.head
         view = self.view
         online = self.online_forward
-        target = self.target_forward
-        if isinstance(online, Chain) and isinstance(head, Scalar) and isinstance(view, StepView):
-            loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, online, target, batch)
+        if isinstance(online, Chain):
+            online.refresh_copies(always=True)
+        target, online_next = self.outputs_ahead(batch)
+        if not isinstance(online, Chain):
+            loss, priority, values = self.compute_loss(head, self.rule, view, online, target, batch)
+            return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
+        if online.tail is None and isinstance(head, Scalar) and isinstance(view, StepView):
+            loss, priority, values, gradient = td_loss_and_gradient(
+                head, self.rule, view, online_next or online, target, batch
+            )
             return loss, priority, values, online.gradients(gradient, on_gradient)
-        loss, priority, values = self.compute_loss(head, self.rule, view, online, target, batch)
-        return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
+        loss, priority, values = td_loss(head, self.rule, view, online_next or online, target, batch)
+        return loss, priority, values, online.loss_gradients(loss, on_gradient)
+
+    def outputs_ahead(self, batch: Tensors) -> tuple[Network, Network | None]:
+        """The target network, and the online one if it values the next observations too.
+
+        The task thread computes their outputs for the next observations from now on.
+        """
+        online = self.online_forward
+        target = self.target_forward
+        next_obs = batch.next_obs
+        if self.tasks is None or self.rule is None or next_obs is None or self.draws_random_numbers:
+            return target, None
+        if not isinstance(online, Chain) or not isinstance(target, Chain):
+            return target, None
+        ahead = AheadNetwork(target, self.tasks, next_obs)
+        return ahead, AheadNetwork(online, self.tasks, next_obs) if self.rule.needs_online else None
 
     def apply_update(self, pending: PendingUpdate) -> Report:
         """Step the optimiser with prepared gradients."""
@@ -191,7 +218,7 @@ class Learner:
     def after_step(self, report: Report) -> Report:
         """After an optimiser step: count the update, update the target network, reset weights if due."""
         self.updates += 1
-        if not self.shares_weights:
+        if not self.shares_weights or self.reduced:
             increment_version(self.online_tensors)  # torch's fused optimisers do not count their writes
         compiled = self.compiled_update is not None and self.compiled_update.tau is not None
         if self.update_target is not None and not compiled:
@@ -213,7 +240,8 @@ class Learner:
             fields["reward"] = self.normalize_reward(fields["reward"])
         next_obs = fields.get("next_obs")
         if next_obs is not None and next_obs.dtype == torch.uint8 and self.rule is not None and self.rule.needs_online:
-            fields["next_obs"] = self.net.preprocess(next_obs)  # once for both networks
+            prepare = self.online_forward.prepare if isinstance(self.online_forward, Chain) else self.net.preprocess
+            fields["next_obs"] = prepare(next_obs)  # once for both networks
         return Tensors(**fields)  # type: ignore[arg-type]
 
     def normalize_reward(self, reward: Tensor) -> Tensor:

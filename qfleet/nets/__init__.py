@@ -1,5 +1,6 @@
 """Networks: torsos compute features, memories carry state, heads compute outputs per action."""
 
+from qfleet.nets.ahead import AheadNetwork
 from qfleet.nets.chain import Chain, Network, make_chain
 from qfleet.nets.gradients import gradients_of, keep_freed_memory
 from qfleet.nets.heads import ImplicitQuantileHead
@@ -34,6 +35,7 @@ from qfleet.nets.weights import (
 
 __all__ = [
     "NATURE",
+    "AheadNetwork",
     "Chain",
     "Convolution",
     "HeadLayers",

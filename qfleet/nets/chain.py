@@ -3,131 +3,135 @@
 Results equal autograd's bit for bit (a test compares them); in wide layers, where the library adds in another order, to
 the last bit or two. In small networks autograd's overhead costs as much as the arithmetic; in large ones ReLU in place
 saves passes over the feature maps, and wide layers are multiplied in the faster order.
+
+With a task thread the gradients of weights are computed beside those of inputs. Every operation runs on one thread, so
+the bits do not depend on the number of threads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 
-from qfleet.nets.gradients import OnGradient
-from qfleet.nets.heads import PlainHead
+from qfleet.nets.chain_layers import (
+    Conv,
+    Layer,
+    Linear,
+    NormCache,
+    make_conv,
+    make_dense,
+    make_linear,
+    make_norm,
+    reduced_layer,
+)
+from qfleet.nets.gradients import OnGradient, gradients_of
+from qfleet.nets.heads import HeadStream, PlainHead
 from qfleet.nets.layers import Dense, Relu
 from qfleet.nets.qnet import QNet
-from qfleet.nets.torso import Convolutions, Mlp
+from qfleet.nets.torso import Convolutions, Mlp, bytes_channels_last
+from qfleet.system.parallel_tasks import Task, TaskThread
 
 aten = torch.ops.aten
-# Layers of at least this many weights are multiplied as weight x input^T for at least this many rows (docs/decisions).
-WIDE_WEIGHTS = 1 << 20
-WIDE_ROWS = 8
-NormCache: TypeAlias = tuple[Tensor, Tensor, Tensor]  # a normalisation's input, means and 1 / standard deviations
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Layer normalisation: statistics over all features of an item, a scale and a shift per unit or channel."""
-
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def forward(self, values: Tensor) -> tuple[Tensor, NormCache]:
-        """The normalised values, and the tensors that `backward` needs."""
-        if values.ndim == 2:
-            out, mean, inverse = aten.native_layer_norm(values, self.weight.shape, self.weight, self.bias, self.eps)
-        else:
-            out, mean, inverse = aten.native_group_norm(values, self.weight, self.bias, *sizes(values), 1, self.eps)
-        return out, (values, mean, inverse)
-
-    def backward(self, grad: Tensor, cache: NormCache) -> list[Tensor]:
-        """Gradients of its input, scale and shift."""
-        values, mean, inverse = cache
-        output_mask = [True, True, True]
-        if values.ndim == 2:
-            rows = (self.weight.shape, mean, inverse, self.weight, self.bias)
-            return list(aten.native_layer_norm_backward(grad, values, *rows, output_mask))
-        grad = grad.contiguous(memory_format=torch.channels_last)  # the kernel assumes its input's memory format
-        maps = (mean, inverse, self.weight, *sizes(values), 1)
-        return list(aten.native_group_norm_backward(grad, values, *maps, output_mask))
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """A fully connected layer; `weight_t` is a transposed view of its weight."""
-
-    weight: Tensor
-    weight_t: Tensor
-    bias: Tensor
-
-    def forward(self, values: Tensor) -> Tensor:  # [N, in] -> [N, out]
-        """The layer's output."""
-        if self.is_wide(values):
-            return torch.addmm(self.bias.unsqueeze(1), self.weight, values.t()).t().contiguous()
-        return torch.addmm(self.bias, values, self.weight_t)
-
-    def backward(self, grad: Tensor, values: Tensor, *, needs_input_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of its input (if needed), weight and bias."""
-        bias_grad = grad.sum(0)
-        weight_grad = grad.t().mm(values)
-        if needs_input_grad:
-            wide = self.is_wide(values)
-            grad = self.weight_t.mm(grad.t()).t().contiguous() if wide else grad.mm(self.weight)
-        return grad, weight_grad, bias_grad
-
-    def is_wide(self, values: Tensor) -> bool:
-        """Whether weight x input^T is faster."""
-        return self.weight.numel() >= WIDE_WEIGHTS and len(values) >= WIDE_ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class Conv:
-    """A convolution without padding, dilation or groups."""
-
-    weight: Tensor
-    bias: Tensor | None
-    stride: tuple[int, ...]
-
-    def forward(self, values: Tensor) -> Tensor:  # [N, C, H, W]
-        """The layer's output."""
-        return torch.conv2d(values, self.weight, self.bias, self.stride)
-
-    def backward(self, grad: Tensor, values: Tensor, *, needs_input_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of its input (if needed), weight and bias."""
-        shape = ([len(self.weight)], self.stride, (0, 0), (1, 1), False, (0, 0), 1)
-        grads = aten.convolution_backward(grad, values, self.weight, *shape, (needs_input_grad, True, True))
-        return cast("tuple[Tensor, Tensor, Tensor]", grads)
-
-
-Layer: TypeAlias = tuple[Conv | Linear, Norm | None]
 Network: TypeAlias = Callable[[Tensor], Tensor]  # a QNet without memory, or a faster view of one: outputs per action
+Gradients: TypeAlias = tuple[Tensor, ...]
+PIXEL_SCALE = 1.0 / 255.0
 
 
 class Chain:
     """A view of a network of convolutions, then linear layers, each optionally normalised, with ReLU between them.
 
-    It shares the network's weights while those are written in place; make a new chain when they are replaced.
+    If its head is not such a stream of layers, the head is `tail` and is differentiated by autograd. It shares the
+    network's weights while those are written in place; make a new chain when they are replaced.
+
+    With `reduced` the layers multiply bfloat16 copies of the weights, which are renewed when the weights have changed.
+    The last linear layer, outputs and gradients are float32. `pixels`: observations are bytes.
     """
 
-    def __init__(self, net: QNet, layers: list[Layer]) -> None:
+    def __init__(
+        self,
+        net: QNet,
+        layers: list[Layer],
+        tail: nn.Module | None = None,
+        *,
+        reduced: bool = False,
+        pixels: bool = False,
+        tasks: TaskThread | None = None,
+    ) -> None:
         self.net = net
-        self.layers = layers
+        self.tail = tail
+        self.reduced = reduced
+        self.tasks = tasks
         self.takes_images = isinstance(layers[0][0], Conv)
+        self.full_layers = layers
+        num_reduced = len(layers) - (tail is None) if reduced else 0
+        self.num_copies = 2 * num_reduced  # weights and biases
+        self.layers = [*map(reduced_layer, layers[:num_reduced]), *layers[num_reduced:]]
+        self.weight_versions: list[int] = []  # of the weights that the bfloat16 copies were made from
         self.maps: tuple[int, ...] = ()  # [C, H, W] of the last convolution's output
         # Of the last forward pass with gradients enabled: every layer's input and normalisation cache.
         self.inputs: list[Tensor] = []
         self.caches: list[NormCache | None] = []
+        self.features: Tensor | None = None  # the tail's input
+        self.independent_rows: dict[torch.Size, bool] = {}  # by the shape of observations
+        # Bytes are multiplied as they are, which is exact in bfloat16, by weights that are divided by 255.
+        self.scales_pixels = reduced and pixels and self.takes_images
 
-    def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, A]
-        """Outputs per action, outside autograd; with gradients enabled, keep what `gradients` needs."""
-        values = self.net.preprocess(obs)
-        values = values.contiguous(memory_format=torch.channels_last) if self.takes_images else values.flatten(1)
-        inputs, caches, out = self.forward(values)
-        if torch.is_grad_enabled():
+    def __call__(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
+        """Outputs per action, outside autograd but for a tail; with gradients enabled, keep what they need."""
+        values = self.prepare(obs)
+        self.refresh_copies()
+        inputs, caches, out = self.forward(values if self.takes_images else values.flatten(1))
+        learns = torch.is_grad_enabled()
+        if learns:
             self.inputs = inputs
             self.caches = caches
-        return out
+        return out if self.tail is None else self.call_tail(self.tail, out, learns=learns)
+
+    def outputs(self, obs: Tensor) -> Tensor:  # [N, *input_shape] -> [N, *out]
+        """Outputs per action without gradient, by the present copies of the weights; several threads may call it."""
+        with torch.no_grad():
+            values = self.prepare(obs)
+            out = self.forward(values if self.takes_images else values.flatten(1))[2]
+            return out if self.tail is None else self.call_tail(self.tail, out, learns=False)
+
+    def has_independent_rows(self, obs: Tensor) -> bool:
+        """Whether two halves of these observations give the bits of the whole; tried once for every shape.
+
+        The library chooses its kernels by shape, and in another kernel sums may have another order.
+        """
+        known = self.independent_rows.get(obs.shape)
+        if known is None:
+            halves = [self.outputs(part) for part in obs.chunk(2)]
+            known = self.independent_rows[obs.shape] = torch.equal(torch.cat(halves), self.outputs(obs))
+        return known
+
+    def prepare(self, obs: Tensor) -> Tensor:  # [N, *input_shape]
+        """The first layer's input. What is prepared already stays as it is, so two networks can share it."""
+        if not self.reduced:
+            values = self.net.preprocess(obs)
+            return values.contiguous(memory_format=torch.channels_last) if self.takes_images else values
+        if obs.dtype == torch.bfloat16:
+            return obs
+        if self.scales_pixels:
+            return bytes_channels_last(obs).to(torch.bfloat16)
+        values = self.net.preprocess(obs).to(torch.bfloat16)
+        return values.contiguous(memory_format=torch.channels_last) if self.takes_images else values
+
+    def refresh_copies(self, *, always: bool = False) -> None:
+        """Renew the bfloat16 copies if the weights were written since; a tensor's version counts its writes."""
+        if not self.reduced:
+            return
+        versions = [full.weight._version for full, _ in self.full_layers]
+        if versions == self.weight_versions and not always:
+            return
+        self.weight_versions = versions
+        copies = [tensor for layer, _ in self.layers for tensor in (layer.weight, layer.bias)]
+        weights = [tensor for full, _ in self.full_layers for tensor in (full.weight, full.bias)]
+        if self.scales_pixels:
+            weights[0] = weights[0] * PIXEL_SCALE
+        torch._foreach_copy_(copies[: self.num_copies], weights[: self.num_copies])
 
     def forward(self, values: Tensor) -> tuple[list[Tensor], list[NormCache | None], Tensor]:
         """The input and normalisation cache of every layer, and the output of the last."""
@@ -137,109 +141,155 @@ class Chain:
             if values.ndim == 4 and type(layer) is Linear:
                 self.maps = tuple(values.shape[1:])
                 values = values.flatten(1)
+            values = values.to(layer.weight.dtype)
             inputs.append(values)
             values = layer.forward(values)
             cache = None
             if norm is not None:
                 values, cache = norm.forward(values)
             caches.append(cache)
-            if len(inputs) < len(self.layers):
+            if len(inputs) < len(self.layers) or self.tail is not None:
                 values = values.relu_()
         return inputs, caches, values
+
+    def call_tail(self, tail: nn.Module, maps: Tensor, *, learns: bool) -> Tensor:  # [N, C, H, W] -> [N, *out]
+        """The head's outputs; with gradients enabled its autograd graph begins at its input."""
+        self.maps = tuple(maps.shape[1:])
+        features = maps.flatten(1)
+        if learns:
+            self.features = features.requires_grad_()
+        if not self.reduced:
+            out: Tensor = tail(features)
+            return out
+        with torch.autocast(features.device.type, torch.bfloat16):
+            out = tail(features)
+        return out.float()
+
+    def loss_gradients(self, loss: Tensor, on_gradient: OnGradient | None = None) -> list[Tensor]:
+        """As `gradients`, given a loss of the last pass's outputs: the gradient of the tail is autograd's."""
+        if self.features is None or self.tail is None:
+            raise ValueError("no forward pass was made with gradients enabled")
+        features = self.features
+        self.features = None
+        report = None if on_gradient is None else partial(report_of_tail, on_gradient, self.num_gradients - 1)
+        grad, *own = gradients_of(loss, [features, *self.tail.parameters()], report)
+        values = features.detach()
+        grad = aten.threshold_backward(grad, values, 0)
+        return [*self.gradients(self.to_maps(grad), on_gradient), *own]
 
     def gradients(self, grad: Tensor, on_gradient: OnGradient | None = None) -> list[Tensor]:  # [N, A]
         """Gradients of every weight and bias in order, given those of the last pass's outputs; once per pass.
 
-        `on_gradient` is called with each as soon as it is computed.
+        `on_gradient` is called with each as soon as it is known.
         """
         if not self.inputs:
             raise ValueError("no forward pass was made with gradients enabled")
-        at = sum(2 if norm is None else 4 for _, norm in self.layers)
         found: list[Tensor] = []
+        tasks: list[Task[Gradients]] = []
         for index in range(len(self.layers) - 1, -1, -1):
-            grad, *own = self.backward(index, grad)
-            for gradient in own:
-                at -= 1
-                found.append(gradient)
-                if on_gradient is not None:
-                    on_gradient(at, gradient)
+            grad, own = self.backward(index, grad)
+            if self.tasks is None:
+                self.collect(own(), found, on_gradient)
+            else:
+                tasks.append(self.tasks.submit(own))
+        for task in reversed(tasks):
+            task.run()  # from the end, where the task thread is not yet
+        for task in tasks:
+            self.collect(task.result(), found, on_gradient)
         self.inputs = []
         self.caches = []
         return found[::-1]
 
-    def backward(self, index: int, grad: Tensor) -> list[Tensor]:
-        """From the gradient of a layer's output, before ReLU, to that of the layer before, and its own, last first."""
+    def collect(self, gradients: Gradients, found: list[Tensor], on_gradient: OnGradient | None) -> None:
+        """Add a layer's gradients, last first, to those of the layers above."""
+        for gradient in gradients:
+            found.append(gradient)
+            if on_gradient is not None:
+                on_gradient(self.num_gradients - len(found), gradient)
+
+    def backward(self, index: int, grad: Tensor) -> tuple[Tensor, Callable[[], Gradients]]:
+        """From the gradient of a layer's output, before ReLU, to that of the layer before.
+
+        Also returned: the call that computes the gradients of the layer's own weights, last first.
+        """
         layer, norm = self.layers[index]
         values = self.inputs[index]
         cache = self.caches[index]
-        own: list[Tensor] = []
+        of_norm: Gradients = ()
         if norm is not None and cache is not None:
             grad, scale_grad, shift_grad = norm.backward(grad, cache)
-            own = [shift_grad, scale_grad]
-        grad, weight_grad, bias_grad = layer.backward(grad, values, needs_input_grad=index > 0)
-        own += [bias_grad, weight_grad]
-        if index:
-            grad = aten.threshold_backward.grad_input(grad, values, 0, grad_input=grad)
-            if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
-                grad = grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
-        return [grad, *own]
+            of_norm = (shift_grad, scale_grad)
+        own = partial(self.weight_gradients, index, grad, values, of_norm)
+        if index == 0:
+            return grad, own
+        below = layer.input_gradient(grad, values)
+        below = aten.threshold_backward.grad_input(below, values, 0, grad_input=below)
+        if values.ndim == 2 and type(self.layers[index - 1][0]) is Conv:
+            below = self.to_maps(below)
+        return below.to(self.inputs[index - 1].dtype), own
+
+    def weight_gradients(self, index: int, grad: Tensor, values: Tensor, of_norm: Gradients) -> Gradients:
+        """A layer's gradients in float32, last first."""
+        weight_grad, bias_grad = self.layers[index][0].weight_gradients(grad, values)
+        weight_grad = weight_grad.float()
+        if index == 0 and self.scales_pixels:
+            weight_grad *= PIXEL_SCALE
+        return *of_norm, bias_grad.float(), weight_grad
+
+    def to_maps(self, grad: Tensor) -> Tensor:  # [N, F] -> [N, C, H, W]
+        """The gradient of the last convolution's output."""
+        return grad.view(-1, *self.maps).contiguous(memory_format=torch.channels_last)
+
+    @property
+    def num_gradients(self) -> int:
+        """The number of weights, biases, scales and shifts, without those of a tail."""
+        return sum(2 if norm is None else 4 for _, norm in self.layers)
 
 
-def make_chain(net: QNet) -> Chain | None:
-    """The network as a chain, if it is one: no memory, noise, dropout, spectral norm, duelling or residual blocks."""
+def report_of_tail(on_gradient: OnGradient, before: int, at: int, gradient: Tensor) -> None:
+    """Report a gradient of the tail; the first one is that of its input, `before` is one less than its own place."""
+    if at:
+        on_gradient(before + at, gradient)
+
+
+def make_chain(
+    net: QNet, *, reduced: bool = False, pixels: bool = False, tasks: TaskThread | None = None
+) -> Chain | None:
+    """The network as a chain, if it is one: no memory, spectral norm or residual blocks.
+
+    A head with two streams, noise, dropout or several outputs per action is a tail behind convolutions.
+    """
     partly_frozen = len({parameter.requires_grad for parameter in net.parameters()}) > 1
-    if net.memory is not None or partly_frozen:
+    if net.memory is not None or net.loss_layers is not None or partly_frozen:
         return None
-    if type(net.head) is not PlainHead or len(net.head.shape) > 1:
+    convs = conv_layers(net.torso) if type(net.torso) is Convolutions else []
+    dense = [make_dense(cast("Dense", layer)) for layer in net.torso.layers] if type(net.torso) is Mlp else []
+    if type(net.torso) not in (Convolutions, Mlp):
         return None
-    stream = net.head.actions
-    dense = [*(net.torso.layers if type(net.torso) is Mlp else []), *([] if stream.hidden is None else [stream.hidden])]
-    layers = [conv_layers(net.torso), *(dense_layer(cast("Dense", layer)) for layer in dense), linear_layer(stream.out)]
-    if type(net.torso) not in (Convolutions, Mlp) or None in layers:
+    stream = net.head.actions if type(net.head) is PlainHead and len(net.head.shape) == 1 else None
+    head = None if stream is None else stream_layers(stream)
+    layers = [*convs, *dense, *(head or [])]
+    if not layers or None in layers or (head is None and not convs):
         return None
-    convs, *rest = layers
-    return Chain(net, [*cast("list[Layer]", convs), *cast("list[Layer]", rest)])
+    known = [layer for layer in layers if layer is not None]
+    return Chain(net, known, None if head is not None else net.head, reduced=reduced, pixels=pixels, tasks=tasks)
 
 
-def conv_layers(torso: nn.Module) -> list[Layer] | None:
-    """The convolutions of a torso (none in an MLP); None if anything but normalisation and ReLU is between them."""
-    layers = list(torso.layers) if type(torso) is Convolutions else []
+def conv_layers(torso: Convolutions) -> list[Layer | None]:
+    """The convolutions of a torso; [None] if anything but normalisation and ReLU is between them."""
+    layers = list(torso.layers)
     if not all(type(layer) in (nn.Conv2d, nn.GroupNorm, nn.Identity, Relu) for layer in layers):
-        return None
-    convs = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-    norms = [layer for layer in layers if isinstance(layer, nn.GroupNorm)]
+        return [None]
+    norms = [make_norm(layer) for layer in layers if isinstance(layer, nn.GroupNorm)]
     if any(norm.weight.device.type != "cpu" for norm in norms):
-        return None  # elsewhere torch's kernel does not support channels-last maps
-    return [(make_conv(conv), make_norm(norms[at]) if norms else None) for at, conv in enumerate(convs)]
+        return [None]  # elsewhere torch's kernel does not support channels-last maps
+    convs = [make_conv(layer) for layer in layers if isinstance(layer, nn.Conv2d)]
+    return [None if conv is None else (conv, norms[at] if norms else None) for at, conv in enumerate(convs)]
 
 
-def make_conv(conv: nn.Conv2d) -> Conv:
-    """A view of torch's convolution."""
-    return Conv(conv.weight.detach(), None if conv.bias is None else conv.bias.detach(), conv.stride)
-
-
-def dense_layer(dense: Dense) -> Layer | None:
-    """A hidden layer, if it is linear, optionally normalised, without dropout."""
-    linear = linear_layer(dense.linear)
-    if linear is None or dense.dropout:
-        return None
-    return linear[0], None if dense.norm is None else make_norm(dense.norm)
-
-
-def linear_layer(layer: nn.Module) -> Layer | None:
-    """A linear layer; None for any other class, such as a linear layer with parametrised weights (spectral norm)."""
-    if type(layer) is not nn.Linear:
-        return None
-    weight = layer.weight.detach()
-    return Linear(weight, weight.t(), layer.bias.detach()), None
-
-
-def make_norm(norm: nn.LayerNorm | nn.GroupNorm) -> Norm:
-    """A view of torch's normalisation."""
-    return Norm(norm.weight.detach(), norm.bias.detach(), norm.eps)
-
-
-def sizes(maps: Tensor) -> tuple[int, int, int]:
-    """N, C, H x W."""
-    num, channels, height, width = maps.shape
-    return num, channels, height * width
+def stream_layers(stream: HeadStream) -> list[Layer] | None:
+    """The layers of a head's stream; None if one of them is noisy or has dropout."""
+    out = make_linear(stream.out)
+    hidden = [] if stream.hidden is None else [make_dense(stream.hidden)]
+    known = [layer for layer in hidden if layer is not None]
+    return None if out is None or len(known) < len(hidden) else [*known, (out, None)]

@@ -434,12 +434,14 @@ class Actors(Section):
 class InlineRuntime(Section, tag="inline"):
     """Everything in one thread: deterministic and easy to debug.
 
-    `compile` compiles the whole update, `precision` is the dtype of matrix products in updates; left out, both are
-    chosen by measurement.
+    An update uses `threads`: whole operations side by side (`parallel=tasks`; its numbers do not depend on the number
+    of threads), or every operation divided among all of them (`operations`). `compile` compiles the whole update,
+    `precision` is the dtype of matrix products in updates; left out, they are chosen by measurement.
     """
 
     device: str | None = None
     threads: Threads | None = None
+    parallel: Literal["tasks", "operations"] | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
 
@@ -456,6 +458,7 @@ class ProcessesRuntime(Section, tag="processes"):
 
     device: str | None = None
     threads: Threads | None = None
+    parallel: Literal["tasks", "operations"] | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
     chunk_rows: Positive = 2
@@ -480,6 +483,7 @@ class RayRuntime(Section, tag="ray"):
     allow_no_token: bool = False
     device: str | None = None
     threads: Threads | None = None
+    parallel: Literal["tasks", "operations"] | None = None
     compile: bool | None = None
     precision: Literal["float32", "bfloat16"] | None = None
     chunk_rows: Positive = 8

@@ -11,8 +11,8 @@ import torch
 
 from qfleet import heartbeat
 from qfleet.build.components import Components
-from qfleet.build.resolve import torch_threads
 from qfleet.build.seeds import LAYERS, device_rng, set_device_rng, stream
+from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.build.worlds import EnvMaker
 from qfleet.errors import QfleetError, StorageError, UsageError
 from qfleet.plan.naming import algorithm_name
@@ -54,7 +54,7 @@ def run_session(
     heartbeat.update_run_info(folder=str(folder.absolute()))
     unheard = [OUTSIDE_MAIN_THREAD] if stop_request is None and not hears_signals() else []
     with (
-        torch_threads(plan.runtime.threads),
+        torch_threads(operation_threads(plan)),
         run_torch_rng(plan),
         hold_run(folder) as require_folder,
         listening(watcher, stop_request) as stop_request,

@@ -1,13 +1,14 @@
 """Chains: outputs and gradients equal autograd's bit for bit; other networks are left to autograd."""
 
-import msgspec
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from qfleet.data import Spec
 from qfleet.nets import Chain, QNet, gradients_of, keep_freed_memory, make_chain, make_net
-from qfleet.nets.chain import WIDE_ROWS, Linear
+from qfleet.nets.chain_layers import WIDE_ROWS, Linear
 from qfleet.nets.torso import bytes_channels_last
 from qfleet.plan.schema import (
     ConvTorso,
@@ -33,6 +34,12 @@ IMAGES: dict[str, tuple[MinatarTorso | NatureTorso | ConvTorso, Spec, str]] = {
         Spec((3, 20, 20), "float32", (3,)),
         "obs",
     ),
+}
+TAILS: dict[str, dict[str, Any]] = {
+    "duelling": {"dueling": True},
+    "noisy": {"noisy": True},
+    "quantiles": {"head": QuantileHead(quantiles=7)},
+    "implicit": {"head": ImplicitHead()},
 }
 NOT_CHAINS = {
     "duelling": Net(torso=MlpTorso(), dueling=True),
@@ -127,10 +134,34 @@ def test_pixels_come_together_however_images_lie(channels: int, memory_format: t
         assert found.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("more", ["spectral_norm", "dueling"])
-def test_convolutions_with_other_layers_between_them_are_no_chain(more: str) -> None:
-    net = msgspec.structs.replace(Net(torso=MinatarTorso()), **{more: True})
+def test_convolutions_with_spectral_norm_are_no_chain() -> None:
+    net = Net(torso=MinatarTorso(), spectral_norm=True)
     assert make_chain(make_net(net, IMAGES["minatar"][1], normalize="off", seed=1)) is None
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("name", TAILS)
+@pytest.mark.parametrize("torso", ["minatar", "nature"])
+def test_a_tail_behind_convolutions_equals_autograd(torso: str, name: str, layer_norm: bool) -> None:
+    size, spec, normalize = IMAGES[torso]
+    settings = Net(torso=size, layer_norm=layer_norm, **TAILS[name])
+    net = make_net(settings, spec, normalize=normalize, seed=1)
+    perturb(net)
+    fast = chain(net)
+    assert fast.tail is net.head
+    obs = torch.randint(0, 255, (8, *spec.input_shape)).to(torch.uint8)
+    losses = []
+    for forward in (net, fast):
+        torch.manual_seed(3)  # noise
+        losses.append((forward(obs) ** 2).mean())
+    assert torch.equal(*losses)
+    expected = torch.autograd.grad(losses[0], list(net.parameters()))
+    reported: dict[int, torch.Tensor] = {}
+    found = fast.loss_gradients(losses[1], reported.__setitem__)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert [reported[at] is one for at, one in enumerate(found)] == [True] * len(found)
+    with pytest.raises(ValueError, match="no forward pass"):
+        fast.loss_gradients(losses[1])
 
 
 def test_residual_blocks_are_no_chain() -> None:

@@ -14,6 +14,7 @@ import torch
 from qfleet.build.custom_parts import CustomParts, unpack_parts
 from qfleet.build.make import learner_net, make_custom_learner, make_policy
 from qfleet.build.seeds import LAYERS, SYNC, stream
+from qfleet.build.threads import operation_threads
 from qfleet.data import Batch, Sequences, Spec
 from qfleet.data.array_messages import as_batch
 from qfleet.data.wire_format import Arrays, Parts
@@ -70,7 +71,7 @@ class LearnerWorker:
         self.spec = setup.spec
         self.plan = with_device(msgspec.json.decode(setup.plan, type=Plan), setup.number)
         self.connections = connect(self.plan)
-        torch.set_num_threads(self.plan.runtime.threads or 1)
+        torch.set_num_threads(operation_threads(self.plan) or 1)
         torch.manual_seed(int(stream(self.plan.seed, LAYERS, setup.number).integers(2**63)))
         parts = unpack_parts(setup.custom_parts)
         self.actor_learner: ActorLearner | None = None

@@ -15,7 +15,7 @@ from qfleet.build.components import Components, LearnerSide
 from qfleet.build.custom_parts import CustomParts, pack_parts
 from qfleet.build.make import join_components
 from qfleet.build.memory_check import sample_replay
-from qfleet.build.resolve import torch_threads
+from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.build.worlds import make_train_world
 from qfleet.data import Spec
 from qfleet.data.wire_format import to_bytes
@@ -106,7 +106,7 @@ def train(
     Checks that need no Ray come first: starting it takes a while.
     """
     source = None if weights_from is None else find_run(weights_from, out)
-    with torch_threads(plan.runtime.threads), closing(make_train_world(plan, custom_parts.env)) as world:
+    with torch_threads(operation_threads(plan)), closing(make_train_world(plan, custom_parts.env)) as world:
         components = prepare_components(plan, world, custom_parts, source, lambda text: None, progress_note(watcher))
         components.close()
     origin = None if source is None else str(source.absolute())

@@ -95,8 +95,9 @@ class Checkpointer:
     def conditions(self) -> dict[str, Any]:
         """What bit-equal numbers depend on besides the plan."""
         runtime = self.components.plan.runtime
+        threads = "any" if runtime.parallel == "tasks" else runtime.threads
         numbers = {"precision": runtime.precision, "compile": runtime.compile}
-        return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": runtime.threads, **numbers}
+        return {"torch": self.versions.get("torch"), "device": runtime.device, "threads": threads, **numbers}
 
     def changed_conditions(self) -> list[str]:
         """Conditions that have changed since the last checkpoint was written."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from qfleet.act import Policy, evaluate_policy
 from qfleet.build.custom_parts import as_env_maker
-from qfleet.build.resolve import torch_threads
+from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.build.worlds import EnvMaker
 from qfleet.data import Array, Spec, World
 from qfleet.envs import TEST
@@ -223,7 +223,7 @@ class TrainedPolicy:
         """The greedy policy on test episodes of a variant, as a row of kind `eval`."""
         world = self.world(variant, seed)
         episodes = max(1, episodes)
-        with torch_threads(world.plan.runtime.threads), closing(world.open(episodes)) as opened:
+        with torch_threads(operation_threads(world.plan)), closing(world.open(episodes)) as opened:
             played = evaluate_policy(self.policy, opened, episodes, max_steps=world.plan.eval.max_steps)
         where = world.row() if variant.is_other or variant.name else {}
         named = {} if self.weights is None else self.weights.row()
