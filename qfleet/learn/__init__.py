@@ -20,7 +20,15 @@ from qfleet.learn.target_network import detached, make_target_update
 from qfleet.learn.torch_optimizer import OptimizerMaker, TorchOptimizer
 from qfleet.nets import ImplicitQuantileHead, QNet, draws_random_numbers, parametrized_layers
 from qfleet.plan import updates_per_step
-from qfleet.plan.schema import ExponentialAnneal, FreshReplay, ImplicitHead, PeriodicReset, Plan
+from qfleet.plan.schema import (
+    ConvTorso,
+    ExponentialAnneal,
+    FreshReplay,
+    ImplicitHead,
+    NatureTorso,
+    PeriodicReset,
+    Plan,
+)
 from qfleet.plan.validate.placement import num_senders
 from qfleet.qlearn import (
     CheckedRule,
@@ -101,6 +109,7 @@ def make_learner(
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
         pixels=spec.dtype == "uint8",
         tasks=tasks,
+        halves=divides_batches(plan, device),
         draws_random_numbers=draws_random_numbers(plan.net),
         compiled_update=compiled_update,
     )
@@ -112,6 +121,12 @@ def make_task_thread(plan: Plan, device: torch.device) -> TaskThread | None:
     if runtime.parallel != "tasks" or (runtime.threads or 1) == 1 or runtime.compile or device.type != "cpu":
         return None
     return TaskThread(partial(torch.set_num_threads, 1))
+
+
+def divides_batches(plan: Plan, device: torch.device) -> bool:
+    """Are large batches of pictures computed in two halves, on one thread too?"""
+    pictures = isinstance(plan.net.torso, NatureTorso | ConvTorso)
+    return pictures and plan.runtime.parallel == "tasks" and device.type == "cpu" and not draws_random_numbers(plan.net)
 
 
 def make_schedule(plan: Plan) -> RateSchedule:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
+from qfleet.learn.batch_halves import BatchHalves
 from qfleet.learn.batch_split import strided_part
 from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
 from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
@@ -23,7 +24,7 @@ from qfleet.nets import AheadNetwork, Chain, Network, QNet, Reduced, make_chain
 from qfleet.nets.gradients import OnGradient, gradients_of, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
 from qfleet.nets.weights import can_share_weights, copy_array, load_state_arrays, match_names, state_arrays
-from qfleet.qlearn import Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
+from qfleet.qlearn import CheckedRule, Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
 from qfleet.system.parallel_tasks import TaskThread
 
 # As `td_loss`: from head, rule, view, both networks and a batch to loss [], priorities [N] and values [M, A].
@@ -64,6 +65,7 @@ class Learner:
     reduced: bool  # bfloat16
     pixels: bool  # observations are bytes
     tasks: TaskThread | None  # another thread that takes a part of an update
+    halves: bool  # whether large batches are computed in two halves
     draws_random_numbers: bool
     compiled_update: CompiledUpdate | None
     not_compiled: str = ""  # why compiling the update failed, if it did
@@ -80,6 +82,7 @@ class Learner:
         self.shares_weights = can_share_weights(self.net)  # else policies copy the weights when their versions change
         self.online_forward = self.fastest_forward(self.net)
         self.target_forward = self.fastest_forward(self.target)
+        self.batch_halves = self.make_halves() if self.halves else None
         self.transfer: Transfer = as_tensors if self.device.type == "cpu" else make_transfer(self.device)
         keep_freed_memory()
 
@@ -91,6 +94,16 @@ class Learner:
         if chain is not None and (chain.tail is not None or isinstance(self.head, Scalar)):
             return chain
         return Reduced(net, self.device) if self.reduced else net
+
+    def make_halves(self) -> BatchHalves | None:
+        """What computes large batches in two halves, if the whole network has a chain and the rule is built in."""
+        online = self.online_forward
+        other = self.fastest_forward(self.net)
+        if not isinstance(online, Chain) or not isinstance(other, Chain) or online.tail is not None:
+            return None
+        if not isinstance(self.head, Scalar) or not isinstance(self.view, StepView) or isinstance(self.rule, CheckedRule):
+            return None
+        return BatchHalves((online, other), self.target_forward, self.head, self.rule, self.view, self.tasks)
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not used afterwards."""
@@ -177,6 +190,8 @@ class Learner:
         self, batch: Tensors, on_gradient: OnGradient | None = None
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
         """Loss [], priorities [N], values, and the gradient of every parameter."""
+        if self.batch_halves is not None and self.batch_halves.fits(batch):
+            return self.batch_halves.loss_and_gradients(batch, on_gradient)
         head = self.head
         view = self.view
         online = self.online_forward

@@ -124,14 +124,3 @@ class TaskThread:
         """End the thread when its tasks are done."""
         self.queue.put(None)
         self.thread = None
-
-
-class CallerOnly:
-    """In place of a task thread: every task is made by the thread that asks for its result."""
-
-    def submit(self, call: Callable[[], T]) -> Task[T]:
-        """A task that nobody else begins."""
-        return Task(call)
-
-    def close(self) -> None:
-        """Nothing to end."""

@@ -12,6 +12,7 @@ from qfleet.build.resolve import resolve
 from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.data import Batch, Spec
 from qfleet.learn import Learner, make_learner
+from qfleet.learn.batch_halves import MIN_ITEMS
 from qfleet.nets import Chain, make_net
 from qfleet.plan.schema import (
     Algo,
@@ -80,7 +81,7 @@ def test_two_threads_give_the_bits_of_one(kind: str, precision: str) -> None:
         learner = learner_of(kind, threads, precision)
         assert (learner.tasks is not None) == (threads == 2)
         assert isinstance(learner.online_forward, Chain)
-        reports = [learner.update(pictures(spec, num, seed)) for seed, num in enumerate((32, 32, 33, 8, 64))]
+        reports = [learner.update(pictures(spec, num, seed)) for seed, num in enumerate((32, 32, 33, 8, 64, 129))]
         if learner.tasks is not None:
             assert learner.tasks.thread is not None  # the other thread took part
             learner.tasks.close()
@@ -102,6 +103,54 @@ def test_a_thread_that_pauses_in_between_changes_nothing() -> None:
         assert plain.update(pictures(spec, 32, seed)).loss == other.update(pictures(spec, 32, seed)).loss
     assert same(plain.model_arrays(), other.model_arrays())
     other.tasks.close()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["plain", "double", "munchausen", "normalised, whole returns"])
+def test_the_halves_of_a_large_batch_add_up_to_it(kind: str, precision: str) -> None:
+    spec, _ = KINDS[kind]
+    learner = learner_of(kind, 2, precision)
+    assert learner.batch_halves is not None
+    assert learner.tasks is not None
+    batch = learner.to_tensors(pictures(spec, MIN_ITEMS + 1, 0))
+    loss, priority, values, gradients = learner.loss_and_gradients(batch)
+    learner.batch_halves = None
+    whole_loss, whole_priority, whole_values, whole = learner.loss_and_gradients(batch)
+    digits = {"rtol": 1e-4, "atol": 1e-6} if precision == "float32" else {"rtol": 0.05, "atol": 1e-3}
+    torch.testing.assert_close(loss, whole_loss, **digits)
+    torch.testing.assert_close(priority, whole_priority, **digits)
+    torch.testing.assert_close(values, whole_values, **digits)
+    assert len(gradients) == len(whole)
+    for gradient, other in zip(gradients, whole, strict=True):
+        assert (gradient - other).norm() <= (1e-5 if precision == "float32" else 0.02) * other.norm()
+    learner.tasks.close()
+
+
+def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
+    spec, _ = KINDS["double"]
+    learner = learner_of("double", 1, "float32")
+    reported = dict[int, torch.Tensor]()
+    batch = learner.to_tensors(pictures(spec, MIN_ITEMS, 0))
+    gradients = learner.loss_and_gradients(batch, lambda index, gradient: reported.update({index: gradient}))[3]
+    assert list(reported) == list(range(len(gradients)))[::-1]
+    assert all(reported[index] is gradient for index, gradient in enumerate(gradients))
+
+
+@pytest.mark.parametrize(
+    ("kind", "halved"),
+    [("plain", True), ("double", True), ("duelling", False), ("categorical", False), ("minatar", False), ("small", False)],
+)
+def test_which_learners_halve_their_batches(kind: str, halved: bool) -> None:
+    learner = learner_of(kind, 1, "float32")
+    assert (learner.batch_halves is not None) == halved
+
+
+def test_small_batches_are_not_halved() -> None:
+    spec, _ = KINDS["plain"]
+    learner = learner_of("plain", 1, "float32")
+    assert learner.batch_halves is not None
+    assert not learner.batch_halves.fits(learner.to_tensors(pictures(spec, MIN_ITEMS - 1, 0)))
+    assert learner.batch_halves.fits(learner.to_tensors(pictures(spec, MIN_ITEMS, 0)))
 
 
 def test_parts_are_computed_apart_only_where_that_keeps_the_bits() -> None:
