@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from qfleet.nets import draws_random_numbers
 from qfleet.plan.schema import ConvTorso, ImpalaTorso, MinatarTorso, NatureTorso, NoMemory, Plan, StepsView
 
 
@@ -18,15 +19,16 @@ def choose_threads(plan: Plan) -> int:
 
 
 def choose_parallel(plan: Plan) -> Literal["tasks", "operations"]:
-    """Whole operations side by side where the update has no autograd graph, or a small one; else what the plan says."""
+    """What the plan says; else halves of batches and whole operations side by side, where nothing depends on their order."""
     if plan.runtime.parallel is not None:
         return plan.runtime.parallel
     net = plan.net
     custom = plan.custom.head is not None or plan.custom.loss is not None
-    convolutions = isinstance(net.torso, NatureTorso | ConvTorso | MinatarTorso)
+    chain = isinstance(net.torso, NatureTorso | ConvTorso | MinatarTorso)
+    halves = isinstance(net.torso, ImpalaTorso) and not draws_random_numbers(net) and plan.custom.rule is None
     plain = isinstance(net.memory, NoMemory) and isinstance(plan.algo.view, StepsView) and not net.spectral_norm
     on_cpu = torch.device(plan.runtime.device or "cpu").type == "cpu"
-    return "tasks" if convolutions and plain and on_cpu and not custom else "operations"
+    return "tasks" if (chain or halves) and plain and on_cpu and not custom else "operations"
 
 
 def operation_threads(plan: Plan) -> int | None:

@@ -24,6 +24,7 @@ from qfleet.plan.schema import (
     ConvTorso,
     ExponentialAnneal,
     FreshReplay,
+    ImpalaTorso,
     ImplicitHead,
     NatureTorso,
     PeriodicReset,
@@ -124,9 +125,9 @@ def make_task_thread(plan: Plan, device: torch.device) -> TaskThread | None:
 
 
 def divides_batches(plan: Plan, device: torch.device) -> bool:
-    """Are large batches of pictures computed in two halves, on one thread too?"""
-    pictures = isinstance(plan.net.torso, NatureTorso | ConvTorso)
-    return pictures and plan.runtime.parallel == "tasks" and device.type == "cpu" and not draws_random_numbers(plan.net)
+    """Are batches of pictures computed in two halves, on one thread too?"""
+    pictures = isinstance(plan.net.torso, NatureTorso | ConvTorso | ImpalaTorso)
+    return pictures and plan.runtime.parallel == "tasks" and device.type == "cpu"
 
 
 def make_schedule(plan: Plan) -> RateSchedule:

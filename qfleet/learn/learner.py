@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.learn.batch_halves import BatchHalves
+from qfleet.learn.batch_halves import BatchHalves, LossAndGradients
 from qfleet.learn.batch_split import strided_part
 from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
 from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
@@ -65,7 +65,7 @@ class Learner:
     reduced: bool  # bfloat16
     pixels: bool  # observations are bytes
     tasks: TaskThread | None  # another thread that takes a part of an update
-    halves: bool  # whether large batches are computed in two halves
+    halves: bool  # whether batches that are large enough are computed in two halves
     draws_random_numbers: bool
     compiled_update: CompiledUpdate | None
     not_compiled: str = ""  # why compiling the update failed, if it did
@@ -96,14 +96,12 @@ class Learner:
         return Reduced(net, self.device) if self.reduced else net
 
     def make_halves(self) -> BatchHalves | None:
-        """What computes large batches in two halves, if the whole network has a chain and the rule is built in."""
-        online = self.online_forward
-        other = self.fastest_forward(self.net)
-        if not isinstance(online, Chain) or not isinstance(other, Chain) or online.tail is not None:
+        """What computes batches in two halves, if everything is built in and nothing is drawn at random."""
+        built_in = self.compute_loss is td_loss and not isinstance(self.rule, CheckedRule)
+        if not built_in or not isinstance(self.view, StepView) or self.draws_random_numbers:
             return None
-        if not isinstance(self.head, Scalar) or not isinstance(self.view, StepView) or isinstance(self.rule, CheckedRule):
-            return None
-        return BatchHalves((online, other), self.target_forward, self.head, self.rule, self.view, self.tasks)
+        networks = (self.online_forward, self.fastest_forward(self.net))
+        return BatchHalves(networks, self.target_forward, self.half_loss_and_gradients, self.tasks)
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not used afterwards."""
@@ -186,28 +184,33 @@ class Learner:
             sums = weighted if not sums else list(torch._foreach_add(sums, weighted))
         return sums[0], priority, sums[1], sums[2:]
 
-    def loss_and_gradients(
-        self, batch: Tensors, on_gradient: OnGradient | None = None
-    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    def loss_and_gradients(self, batch: Tensors, on_gradient: OnGradient | None = None) -> LossAndGradients:
         """Loss [], priorities [N], values, and the gradient of every parameter."""
         if self.batch_halves is not None and self.batch_halves.fits(batch):
             return self.batch_halves.loss_and_gradients(batch, on_gradient)
-        head = self.head
-        view = self.view
         online = self.online_forward
         if isinstance(online, Chain):
             online.refresh_copies(always=True)
         target, online_next = self.outputs_ahead(batch)
-        if not isinstance(online, Chain):
-            loss, priority, values = self.compute_loss(head, self.rule, view, online, target, batch)
-            return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
-        if online.tail is None and isinstance(head, Scalar) and isinstance(view, StepView):
-            loss, priority, values, gradient = td_loss_and_gradient(
-                head, self.rule, view, online_next or online, target, batch
-            )
+        return self.network_gradients(online, online_next or online, target, batch, on_gradient)
+
+    def half_loss_and_gradients(self, online: Network, batch: Tensors) -> LossAndGradients:
+        """Those of half a batch, with one of two views of the online network."""
+        return self.network_gradients(online, online, self.target_forward, batch, None)
+
+    def network_gradients(
+        self, online: Network, outputs: Network, target: Network, batch: Tensors, on_gradient: OnGradient | None
+    ) -> LossAndGradients:
+        """Loss and gradients of a network; `outputs` is it, or knows some of its outputs already."""
+        head = self.head
+        view = self.view
+        if isinstance(online, Chain) and online.tail is None and isinstance(head, Scalar) and isinstance(view, StepView):
+            loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, outputs, target, batch)
             return loss, priority, values, online.gradients(gradient, on_gradient)
-        loss, priority, values = td_loss(head, self.rule, view, online_next or online, target, batch)
-        return loss, priority, values, online.loss_gradients(loss, on_gradient)
+        loss, priority, values = self.compute_loss(head, self.rule, view, outputs, target, batch)
+        if isinstance(online, Chain):
+            return loss, priority, values, online.loss_gradients(loss, on_gradient)
+        return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
 
     def outputs_ahead(self, batch: Tensors) -> tuple[Network, Network | None]:
         """The target network, and the online one if it values the next observations too.

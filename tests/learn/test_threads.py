@@ -12,7 +12,7 @@ from qfleet.build.resolve import resolve
 from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.data import Batch, Spec
 from qfleet.learn import Learner, make_learner
-from qfleet.learn.batch_halves import MIN_ITEMS
+from qfleet.learn.batch_halves import MIN_CHAIN_ITEMS, MIN_ITEMS
 from qfleet.nets import Chain, make_net
 from qfleet.plan.schema import (
     Algo,
@@ -35,6 +35,7 @@ from tests.learn.parts import same
 
 NATURE = Spec((84, 84), "uint8", (6,), stack=4)
 MINATAR = Spec((4, 10, 10), "uint8", (3,))
+SQUARE = Spec((16, 16), "uint8", (6,), stack=2)
 KINDS: dict[str, tuple[Spec, dict[str, Any]]] = {
     "plain": (NATURE, {"net": Net(torso=NatureTorso())}),
     "double": (NATURE, {"net": Net(torso=NatureTorso()), "algo": Algo(rule=DoubleRule())}),
@@ -45,6 +46,7 @@ KINDS: dict[str, tuple[Spec, dict[str, Any]]] = {
     "noisy": (MINATAR, {"net": Net(torso=MinatarTorso(), noisy=True)}),
     "implicit": (MINATAR, {"net": Net(torso=MinatarTorso(), head=ImplicitHead())}),
     "minatar": (MINATAR, {"net": Net(torso=MinatarTorso()), "algo": Algo(rule=DoubleRule())}),
+    "residual": (SQUARE, {"net": Net(torso=ImpalaTorso(pool=2, width=32)), "algo": Algo(rule=DoubleRule())}),
     "small": (Spec((4,), "float32", (2,)), {"net": Net(torso=MlpTorso(sizes=(32, 32)))}),
 }
 
@@ -80,7 +82,7 @@ def test_two_threads_give_the_bits_of_one(kind: str, precision: str) -> None:
         torch.manual_seed(0)
         learner = learner_of(kind, threads, precision)
         assert (learner.tasks is not None) == (threads == 2)
-        assert isinstance(learner.online_forward, Chain)
+        assert isinstance(learner.online_forward, Chain) or learner.batch_halves is not None
         reports = [learner.update(pictures(spec, num, seed)) for seed, num in enumerate((32, 32, 33, 8, 64, 129))]
         if learner.tasks is not None:
             assert learner.tasks.thread is not None  # the other thread took part
@@ -106,13 +108,13 @@ def test_a_thread_that_pauses_in_between_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["plain", "double", "munchausen", "normalised, whole returns"])
+@pytest.mark.parametrize("kind", ["plain", "double", "munchausen", "normalised, whole returns", "duelling", "residual"])
 def test_the_halves_of_a_large_batch_add_up_to_it(kind: str, precision: str) -> None:
     spec, _ = KINDS[kind]
     learner = learner_of(kind, 2, precision)
     assert learner.batch_halves is not None
     assert learner.tasks is not None
-    batch = learner.to_tensors(pictures(spec, MIN_ITEMS + 1, 0))
+    batch = learner.to_tensors(pictures(spec, MIN_CHAIN_ITEMS + 1, 0))
     loss, priority, values, gradients = learner.loss_and_gradients(batch)
     learner.batch_halves = None
     whole_loss, whole_priority, whole_values, whole = learner.loss_and_gradients(batch)
@@ -130,7 +132,7 @@ def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
     spec, _ = KINDS["double"]
     learner = learner_of("double", 1, "float32")
     reported = dict[int, torch.Tensor]()
-    batch = learner.to_tensors(pictures(spec, MIN_ITEMS, 0))
+    batch = learner.to_tensors(pictures(spec, MIN_CHAIN_ITEMS, 0))
     gradients = learner.loss_and_gradients(batch, lambda index, gradient: reported.update({index: gradient}))[3]
     assert list(reported) == list(range(len(gradients)))[::-1]
     assert all(reported[index] is gradient for index, gradient in enumerate(gradients))
@@ -138,19 +140,27 @@ def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "halved"),
-    [("plain", True), ("double", True), ("duelling", False), ("categorical", False), ("minatar", False), ("small", False)],
+    [
+        ("plain", True),
+        ("duelling", True),
+        ("categorical", True),
+        ("residual", True),
+        ("minatar", False),
+        ("small", False),
+    ],
 )
 def test_which_learners_halve_their_batches(kind: str, halved: bool) -> None:
     learner = learner_of(kind, 1, "float32")
     assert (learner.batch_halves is not None) == halved
 
 
-def test_small_batches_are_not_halved() -> None:
-    spec, _ = KINDS["plain"]
-    learner = learner_of("plain", 1, "float32")
+@pytest.mark.parametrize(("kind", "smallest"), [("plain", MIN_CHAIN_ITEMS), ("residual", MIN_ITEMS)])
+def test_small_batches_are_not_halved(kind: str, smallest: int) -> None:
+    spec, _ = KINDS[kind]
+    learner = learner_of(kind, 1, "float32")
     assert learner.batch_halves is not None
-    assert not learner.batch_halves.fits(learner.to_tensors(pictures(spec, MIN_ITEMS - 1, 0)))
-    assert learner.batch_halves.fits(learner.to_tensors(pictures(spec, MIN_ITEMS, 0)))
+    assert not learner.batch_halves.fits(learner.to_tensors(pictures(spec, smallest - 1, 0)))
+    assert learner.batch_halves.fits(learner.to_tensors(pictures(spec, smallest, 0)))
 
 
 def test_parts_are_computed_apart_only_where_that_keeps_the_bits() -> None:
@@ -169,7 +179,8 @@ def test_parts_are_computed_apart_only_where_that_keeps_the_bits() -> None:
     [
         (Net(torso=NatureTorso()), "tasks"),
         (Net(torso=NatureTorso(), dueling=True), "tasks"),
-        (Net(torso=ImpalaTorso()), "operations"),
+        (Net(torso=ImpalaTorso()), "tasks"),
+        (Net(torso=ImpalaTorso(), head=ImplicitHead()), "operations"),
         (Net(torso=NatureTorso(), spectral_norm=True), "operations"),
         (Net(torso=MlpTorso()), "operations"),
     ],
