@@ -19,7 +19,7 @@ def choose_threads(plan: Plan) -> int:
 
 
 def choose_parallel(plan: Plan) -> Literal["tasks", "operations"]:
-    """What the plan says; else halves of batches and whole operations side by side, where nothing depends on their order."""
+    """What the plan says; else halves of batches and whole operations side by side, if their order changes nothing."""
     if plan.runtime.parallel is not None:
         return plan.runtime.parallel
     net = plan.net

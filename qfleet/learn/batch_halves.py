@@ -5,9 +5,9 @@ thread computes the same two halves one after the other, so the bits do not depe
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -47,14 +47,13 @@ class BatchHalves:
         first = weighted_items(batch, 0, num // 2)
         second = weighted_items(batch, num // 2, num)
         task = None if self.tasks is None else self.tasks.submit(partial(self.half, 1, second))
-        losses, priorities, values, gradients = zip(
-            self.half(0, first), self.half(1, second) if task is None else task.result(), strict=True
-        )
-        torch._foreach_add_(gradients[0], gradients[1])
+        loss, priority, values, gradients = self.half(0, first)
+        others = self.half(1, second) if task is None else task.result()
+        torch._foreach_add_(gradients, others[3])
         if on_gradient is not None:
-            for index in range(len(gradients[0]) - 1, -1, -1):
-                on_gradient(index, gradients[0][index])
-        return losses[0].detach() + losses[1].detach(), torch.cat(priorities), torch.cat(values), gradients[0]
+            for index in range(len(gradients) - 1, -1, -1):
+                on_gradient(index, gradients[index])
+        return loss.detach() + others[0].detach(), join(priority, others[1]), join(values, others[2]), gradients
 
     def half(self, index: int, batch: Tensors) -> LossAndGradients:
         """One half's part of the loss and gradients."""
@@ -64,9 +63,17 @@ class BatchHalves:
         return self.compute(network, batch)
 
 
+def join(first: Tensor, second: Tensor) -> Tensor:
+    """The items of both halves."""
+    return torch.cat((first, second))
+
+
 def weighted_items(batch: Tensors, begin: int, end: int) -> Tensors:
     """Consecutive items of a batch of single steps; their weights are multiplied by their share of the batch."""
     share = (end - begin) / len(batch.action)
-    named = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    part = Tensors(**{name: None if value is None else value[begin:end] for name, value in named.items()})
-    return replace(part, weight=part.weight * share)
+    named: dict[str, Any] = {}
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        named[field.name] = None if value is None else value[begin:end]
+    named["weight"] = named["weight"] * share
+    return Tensors(**named)

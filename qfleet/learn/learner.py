@@ -204,7 +204,8 @@ class Learner:
         """Loss and gradients of a network; `outputs` is it, or knows some of its outputs already."""
         head = self.head
         view = self.view
-        if isinstance(online, Chain) and online.tail is None and isinstance(head, Scalar) and isinstance(view, StepView):
+        whole = isinstance(online, Chain) and online.tail is None
+        if isinstance(online, Chain) and whole and isinstance(head, Scalar) and isinstance(view, StepView):
             loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, outputs, target, batch)
             return loss, priority, values, online.gradients(gradient, on_gradient)
         loss, priority, values = self.compute_loss(head, self.rule, view, outputs, target, batch)

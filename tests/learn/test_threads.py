@@ -118,10 +118,9 @@ def test_the_halves_of_a_large_batch_add_up_to_it(kind: str, precision: str) -> 
     loss, priority, values, gradients = learner.loss_and_gradients(batch)
     learner.batch_halves = None
     whole_loss, whole_priority, whole_values, whole = learner.loss_and_gradients(batch)
-    digits = {"rtol": 1e-4, "atol": 1e-6} if precision == "float32" else {"rtol": 0.05, "atol": 1e-3}
-    torch.testing.assert_close(loss, whole_loss, **digits)
-    torch.testing.assert_close(priority, whole_priority, **digits)
-    torch.testing.assert_close(values, whole_values, **digits)
+    rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 1e-3)
+    for half, other in ((loss, whole_loss), (priority, whole_priority), (values, whole_values)):
+        torch.testing.assert_close(half, other, rtol=rtol, atol=atol)
     assert len(gradients) == len(whole)
     for gradient, other in zip(gradients, whole, strict=True):
         assert (gradient - other).norm() <= (1e-5 if precision == "float32" else 0.02) * other.norm()
