@@ -11,7 +11,8 @@ from qfleet.learn.batch_source import BatchSource, Diverging, NormalizationStati
 from qfleet.learn.compiled_update import make_compiled_update
 from qfleet.learn.count_bonus import VisitCounts, make_count_bonus
 from qfleet.learn.fresh_source import FreshSource
-from qfleet.learn.learner import Learner, NonFiniteUpdate, TdLoss
+from qfleet.learn.gradients import LossGradients, TdLoss
+from qfleet.learn.learner import Learner, NonFiniteUpdate
 from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, make_optimizer
 from qfleet.learn.plasticity import Anneal, dormant_units, make_anneal, make_reset
 from qfleet.learn.population import PopulationLearner, rate_factors
@@ -81,25 +82,23 @@ def make_learner(
     net.to(device)
     target = make_target(plan, net)
     trained = detached(p for p in net.parameters() if p.requires_grad)
-    tasks = make_task_thread(plan, device)
     optimizer: FusedOptimizer = make_optimizer(plan.optim, trained)
     if custom_optimizer is not None:
         optimizer = TorchOptimizer(trained, custom_optimizer)
     head = head or make_head(plan, spec)
-    view = make_view(plan.algo)
     rule = make_rule(plan.algo) if rule is None else CheckedRule(rule)
     compute_loss: TdLoss = td_loss if loss is None else CustomTdLoss(loss, (net, target))
     compiled_update = None
     if plan.runtime.compile:
-        compiled_update = make_compiled_update(plan, net, target, optimizer, partial(td_loss, head, rule, view))
+        compiled_update = make_compiled_update(
+            plan, net, target, optimizer, partial(td_loss, head, rule, make_view(plan.algo))
+        )
+    gradients = make_loss_gradients(plan, spec, net, target, head=head, rule=rule, compute_loss=compute_loss)
     return Learner(
         net,
         target,
         optimizer,
-        head=head,
-        rule=None if isinstance(plan.replay, FreshReplay) else rule,
-        view=view,
-        compute_loss=compute_loss,
+        gradients=gradients,
         update_target=make_target_update(plan),
         clip_norm=plan.optim.clip_norm,
         schedule=make_schedule(plan),
@@ -107,12 +106,29 @@ def make_learner(
         reset=make_reset(plan.algo.reset, fresh) if isinstance(plan.algo.reset, PeriodicReset) else None,
         rate_factor=rate_factor,
         device=device,
+        compiled_update=compiled_update,
+    )
+
+
+def make_loss_gradients(
+    plan: Plan, spec: Spec, net: QNet, target: QNet, *, head: Head, rule: Rule, compute_loss: TdLoss
+) -> LossGradients:
+    """What computes the plan's losses and gradients."""
+    view = make_view(plan.algo)
+    device = next(net.parameters()).device
+    return LossGradients(
+        net,
+        target,
+        head=head,
+        rule=None if isinstance(plan.replay, FreshReplay) else rule,
+        view=view,
+        compute_loss=compute_loss,
+        device=device,
         reduced=plan.runtime.precision == "bfloat16" and isinstance(view, StepView),
         pixels=spec.dtype == "uint8",
-        tasks=tasks,
+        tasks=make_task_thread(plan, device),
         halves=divides_batches(plan, device),
         draws_random_numbers=draws_random_numbers(plan.net),
-        compiled_update=compiled_update,
     )
 
 

@@ -2,33 +2,28 @@
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from qfleet.data import Array, Batch, Report, Sequences
-from qfleet.learn.batch_halves import BatchHalves, LossAndGradients
 from qfleet.learn.batch_split import strided_part
 from qfleet.learn.compiled_update import CannotCompile, CompiledUpdate
+from qfleet.learn.gradients import LossGradients
 from qfleet.learn.optimizer import FusedOptimizer, RateSchedule, clip_gradients, gradient_norm
 from qfleet.learn.plasticity import Reset
 from qfleet.learn.target_network import TargetUpdate, detached, floating
 from qfleet.learn.transfer import Transfer, as_tensors, make_transfer, to_floats
-from qfleet.nets import AheadNetwork, Chain, Network, QNet, Reduced, make_chain
-from qfleet.nets.gradients import OnGradient, gradients_of, keep_freed_memory
+from qfleet.nets import QNet
+from qfleet.nets.gradients import OnGradient, keep_freed_memory
 from qfleet.nets.normalize import LIMIT
 from qfleet.nets.weights import can_share_weights, copy_array, load_state_arrays, match_names, state_arrays
-from qfleet.qlearn import CheckedRule, Head, Rule, Scalar, StepView, Tensors, View, td_loss, td_loss_and_gradient
-from qfleet.system.parallel_tasks import TaskThread
-
-# As `td_loss`: from head, rule, view, both networks and a batch to loss [], priorities [N] and values [M, A].
-TdLoss: TypeAlias = Callable[[Head, Rule | None, View, Network, Network, Tensors], tuple[Tensor, Tensor, Tensor]]
+from qfleet.qlearn import Tensors
 
 
 class NonFiniteUpdate(Exception):
@@ -51,10 +46,7 @@ class Learner:
     target: QNet
     optimizer: FusedOptimizer
     _: KW_ONLY
-    head: Head
-    rule: Rule | None
-    view: View
-    compute_loss: TdLoss
+    gradients: LossGradients
     update_target: TargetUpdate | None
     clip_norm: float | None
     schedule: RateSchedule
@@ -62,11 +54,6 @@ class Learner:
     reset: Reset | None
     rate_factor: float  # each member of a population has its own
     device: torch.device
-    reduced: bool  # bfloat16
-    pixels: bool  # observations are bytes
-    tasks: TaskThread | None  # another thread that takes a part of an update
-    halves: bool  # whether batches that are large enough are computed in two halves
-    draws_random_numbers: bool
     compiled_update: CompiledUpdate | None
     not_compiled: str = ""  # why compiling the update failed, if it did
     updates: int = 0
@@ -80,28 +67,8 @@ class Learner:
         self.online_tensors = detached(floating(self.net))
         self.target_tensors = detached(floating(self.target))
         self.shares_weights = can_share_weights(self.net)  # else policies copy the weights when their versions change
-        self.online_forward = self.fastest_forward(self.net)
-        self.target_forward = self.fastest_forward(self.target)
-        self.batch_halves = self.make_halves() if self.halves else None
         self.transfer: Transfer = as_tensors if self.device.type == "cpu" else make_transfer(self.device)
         keep_freed_memory()
-
-    def fastest_forward(self, net: QNet) -> Network:
-        """The network itself, or a faster view of it."""
-        reduced = self.reduced and self.device.type == "cpu"
-        single_steps = isinstance(self.view, StepView) and self.compute_loss is td_loss
-        chain = make_chain(net, reduced=reduced, pixels=self.pixels, tasks=self.tasks) if single_steps else None
-        if chain is not None and (chain.tail is not None or isinstance(self.head, Scalar)):
-            return chain
-        return Reduced(net, self.device) if self.reduced else net
-
-    def make_halves(self) -> BatchHalves | None:
-        """What computes batches in two halves, if everything is built in and nothing is drawn at random."""
-        built_in = self.compute_loss is td_loss and not isinstance(self.rule, CheckedRule)
-        if not built_in or not isinstance(self.view, StepView) or self.draws_random_numbers:
-            return None
-        networks = (self.online_forward, self.fastest_forward(self.net))
-        return BatchHalves(networks, self.target_forward, self.half_loss_and_gradients, self.tasks)
 
     def update(self, batch: Batch | Sequences) -> Report:
         """One optimiser step on one batch, whose arrays are not used afterwards."""
@@ -168,7 +135,7 @@ class Learner:
         """Loss [], priorities [N], mean value [] and gradients of a batch, whole or accumulated over parts."""
         num = min(self.accumulate, len(batch.ids))
         if num == 1:
-            loss, priority, values, gradients = self.loss_and_gradients(self.to_tensors(batch), on_gradient)
+            loss, priority, values, gradients = self.gradients.compute(self.to_tensors(batch), on_gradient)
             return loss, priority, values.mean(), gradients
         return self.accumulate_gradients([strided_part(batch, at, num) for at in range(num)])
 
@@ -178,55 +145,11 @@ class Learner:
         priority = torch.empty(total)
         sums = list[Tensor]()
         for at, part in enumerate(parts):
-            loss, part_priority, values, gradients = self.loss_and_gradients(self.to_tensors(part))
+            loss, part_priority, values, gradients = self.gradients.compute(self.to_tensors(part))
             priority[at :: len(parts)] = part_priority.cpu()
             weighted = [value * (len(part.ids) / total) for value in (loss.detach(), values.mean(), *gradients)]
             sums = weighted if not sums else list(torch._foreach_add(sums, weighted))
         return sums[0], priority, sums[1], sums[2:]
-
-    def loss_and_gradients(self, batch: Tensors, on_gradient: OnGradient | None = None) -> LossAndGradients:
-        """Loss [], priorities [N], values, and the gradient of every parameter."""
-        if self.batch_halves is not None and self.batch_halves.fits(batch):
-            return self.batch_halves.loss_and_gradients(batch, on_gradient)
-        online = self.online_forward
-        if isinstance(online, Chain):
-            online.refresh_copies(always=True)
-        target, online_next = self.outputs_ahead(batch)
-        return self.network_gradients(online, online_next or online, target, batch, on_gradient)
-
-    def half_loss_and_gradients(self, online: Network, batch: Tensors) -> LossAndGradients:
-        """Those of half a batch, with one of two views of the online network."""
-        return self.network_gradients(online, online, self.target_forward, batch, None)
-
-    def network_gradients(
-        self, online: Network, outputs: Network, target: Network, batch: Tensors, on_gradient: OnGradient | None
-    ) -> LossAndGradients:
-        """Loss and gradients of a network; `outputs` is it, or knows some of its outputs already."""
-        head = self.head
-        view = self.view
-        whole = isinstance(online, Chain) and online.tail is None
-        if isinstance(online, Chain) and whole and isinstance(head, Scalar) and isinstance(view, StepView):
-            loss, priority, values, gradient = td_loss_and_gradient(head, self.rule, view, outputs, target, batch)
-            return loss, priority, values, online.gradients(gradient, on_gradient)
-        loss, priority, values = self.compute_loss(head, self.rule, view, outputs, target, batch)
-        if isinstance(online, Chain):
-            return loss, priority, values, online.loss_gradients(loss, on_gradient)
-        return loss, priority, values, gradients_of(loss, self.parameters, on_gradient)
-
-    def outputs_ahead(self, batch: Tensors) -> tuple[Network, Network | None]:
-        """The target network, and the online one if it values the next observations too.
-
-        The task thread computes their outputs for the next observations from now on.
-        """
-        online = self.online_forward
-        target = self.target_forward
-        next_obs = batch.next_obs
-        if self.tasks is None or self.rule is None or next_obs is None or self.draws_random_numbers:
-            return target, None
-        if not isinstance(online, Chain) or not isinstance(target, Chain):
-            return target, None
-        ahead = AheadNetwork(target, self.tasks, next_obs)
-        return ahead, AheadNetwork(online, self.tasks, next_obs) if self.rule.needs_online else None
 
     def apply_update(self, pending: PendingUpdate) -> Report:
         """Step the optimiser with prepared gradients."""
@@ -237,7 +160,7 @@ class Learner:
     def after_step(self, report: Report) -> Report:
         """After an optimiser step: count the update, update the target network, reset weights if due."""
         self.updates += 1
-        if not self.shares_weights or self.reduced:
+        if not self.shares_weights or self.gradients.reduced:
             increment_version(self.online_tensors)  # torch's fused optimisers do not count their writes
         compiled = self.compiled_update is not None and self.compiled_update.tau is not None
         if self.update_target is not None and not compiled:
@@ -254,13 +177,13 @@ class Learner:
     def to_tensors(self, batch: Batch | Sequences) -> Tensors:
         """The batch on this learner's device, rewards scaled if the plan normalises them."""
         fields = self.transfer([(name, getattr(batch, name)) for name in batch.__slots__ if name != "ids"])
-        are_returns = self.rule is None and isinstance(batch, Batch)  # made of rewards that were scaled already
+        rule = self.gradients.rule
+        are_returns = rule is None and isinstance(batch, Batch)  # made of rewards that were scaled already
         if fields["reward"] is not None and not are_returns:
             fields["reward"] = self.normalize_reward(fields["reward"])
         next_obs = fields.get("next_obs")
-        if next_obs is not None and next_obs.dtype == torch.uint8 and self.rule is not None and self.rule.needs_online:
-            prepare = self.online_forward.prepare if isinstance(self.online_forward, Chain) else self.net.preprocess
-            fields["next_obs"] = prepare(next_obs)  # once for both networks
+        if next_obs is not None and next_obs.dtype == torch.uint8 and rule is not None and rule.needs_online:
+            fields["next_obs"] = self.gradients.prepare(next_obs)  # once for both networks
         return Tensors(**fields)  # type: ignore[arg-type]
 
     def normalize_reward(self, reward: Tensor) -> Tensor:

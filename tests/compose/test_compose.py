@@ -194,20 +194,22 @@ def check_weights(learner: Learner, batch: Batch | Sequences) -> None:
 
 
 def loss_of(learner: Learner, tensors: Tensors) -> torch.Tensor:
-    return td_loss(learner.head, learner.rule, learner.view, learner.net, learner.target, tensors)[0]
+    return td_loss(
+        learner.gradients.head, learner.gradients.rule, learner.gradients.view, learner.net, learner.target, tensors
+    )[0]
 
 
 def check_masks(learner: Learner, batch: Batch | Sequences) -> None:
     """Targets read the one action that is allowed: which one matters wherever something is read."""
     first, second = (goals(learner, only(batch, action)) for action in (0, 1))
     tensors = learner.to_tensors(batch)
-    matters = learner.view.rewards_and_discounts(tensors)[1] != 0
-    if isinstance(learner.rule, Munchausen):  # which also reads the action taken, and what it could have been
-        matters |= learner.view.actions(tensors) < 2
+    matters = learner.gradients.view.rewards_and_discounts(tensors)[1] != 0
+    if isinstance(learner.gradients.rule, Munchausen):  # which also reads the action taken, and what it could have been
+        matters |= learner.gradients.view.actions(tensors) < 2
     differs = (first - second).abs().flatten(1).amax(1) > 1e-6 if first.ndim > 1 else (first - second).abs() > 1e-6
     assert matters.any()
     assert torch.equal(differs, matters)
-    if not isinstance(learner.rule, Munchausen):
+    if not isinstance(learner.gradients.rule, Munchausen):
         mixed, other = by_place(batch)
         reads = torch.from_numpy(other).view(-1, *[1] * (first.ndim - 1))
         assert torch.equal(goals(learner, mixed), torch.where(reads, second, first))
@@ -233,11 +235,13 @@ def by_place(batch: Batch | Sequences) -> tuple[Batch | Sequences, Array]:
 
 def goals(learner: Learner, batch: Batch | Sequences) -> torch.Tensor:  # [M, ...]
     """The targets, under the same noise each time."""
-    assert learner.rule is not None
+    parts = learner.gradients
+    rule = parts.rule
+    assert rule is not None
     tensors = learner.to_tensors(batch)
     torch.manual_seed(0)
-    _, online_next = learner.view.forward(learner.net, tensors, current=False, bootstrap=learner.rule.needs_online)
-    return td_target(learner.head, learner.rule, learner.view, learner.target, tensors, online_next)
+    _, online_next = parts.view.forward(learner.net, tensors, current=False, bootstrap=rule.needs_online)
+    return td_target(parts.head, rule, parts.view, learner.target, tensors, online_next)
 
 
 def only(batch: Batch | Sequences, action: int) -> Batch | Sequences:

@@ -42,7 +42,7 @@ def pair(spec: Spec = VECTOR, **parts: Any) -> tuple[Learner, Learner]:
     plan = Plan(env=Env(id="none"), **{"net": Net(torso=MlpTorso(sizes=(16, 16))), **parts})
     nets = (make_net(plan.net, spec, normalize="off", seed=1) for _ in range(2))
     one, other = (make_learner(plan, spec, net, torch.device("cpu")) for net in nets)
-    other.online_forward, other.target_forward = other.net, other.target
+    other.gradients.online_forward, other.gradients.target_forward = other.net, other.target
     return one, other
 
 
@@ -50,7 +50,7 @@ def pair(spec: Spec = VECTOR, **parts: Any) -> tuple[Learner, Learner]:
 @pytest.mark.parametrize("parts", KINDS.values(), ids=KINDS.keys())
 def test_updates_equal_autograds_bit_for_bit(parts: dict[str, Any], num: int) -> None:
     one, other = pair(**parts)
-    assert isinstance(one.online_forward, Chain)
+    assert isinstance(one.gradients.online_forward, Chain)
     for seed in range(6):
         items = batch(num=num, seed=seed)
         items.reward *= 3.0  # errors on both sides of one, where a Huber loss becomes linear
@@ -67,7 +67,7 @@ def test_updates_with_masks_and_images_equal_autograds(layer_norm: bool) -> None
     one, other = pair(IMAGE, net=Net(torso=NatureTorso(width=16), layer_norm=layer_norm))
     items = batch(IMAGE)
     items.next_mask = items.mask = np.random.default_rng(0).random((8, 3)) < 0.5
-    assert isinstance(one.online_forward, Chain)
+    assert isinstance(one.gradients.online_forward, Chain)
     assert one.update(items).loss == other.update(items).loss
     assert same(one.model_arrays(), other.model_arrays())
 
@@ -75,4 +75,4 @@ def test_updates_with_masks_and_images_equal_autograds(layer_norm: bool) -> None
 def test_networks_that_are_no_chain_use_autograd() -> None:
     recurrent = {"net": Net(torso=MlpTorso(), memory=GruMemory()), "algo": Algo(view=SequencesView())}
     quantiles = {"net": Net(torso=MlpTorso(), head=QuantileHead())}
-    assert not any(isinstance(pair(**parts)[0].online_forward, Chain) for parts in (recurrent, quantiles))
+    assert not any(isinstance(pair(**parts)[0].gradients.online_forward, Chain) for parts in (recurrent, quantiles))

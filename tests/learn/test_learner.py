@@ -268,7 +268,7 @@ def test_next_observations_used_by_both_networks_are_scaled_once() -> None:
     assert torch.equal(shown, torch.from_numpy(items.next_obs) / 255.0)
     other = make(IMAGE, algo=Algo(rule=DoubleRule()))
     raw = replace(learner.to_tensors(items), next_obs=torch.from_numpy(items.next_obs))
-    assert torch.equal(other.loss_and_gradients(raw)[0], learner.loss_and_gradients(learner.to_tensors(items))[0])
+    assert torch.equal(other.gradients.compute(raw)[0], learner.gradients.compute(learner.to_tensors(items))[0])
 
 
 def test_both_networks_use_one_normalisation_and_rewards_are_scaled() -> None:

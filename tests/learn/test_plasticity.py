@@ -110,7 +110,7 @@ def test_after_a_reset_spectral_norms_are_right_at_once(keep: float) -> None:
         for parameter in fresh.torso.parameters():
             parameter.mul_(20.0)  # nothing like the weights they replace
     learner = make_learner(plan, VECTOR, small_net(1, shape), CPU, fresh=lambda number: fresh)
-    policy = Policy(small_net(2, shape).eval(), learner.head, VECTOR.actions)
+    policy = Policy(small_net(2, shape).eval(), learner.gradients.head, VECTOR.actions)
     policy.load_weights(1, learner.weights())
     learner.update(batch())
     assert policy.net.training is False

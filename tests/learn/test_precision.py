@@ -24,8 +24,8 @@ def learner_of(spec: Spec, *, reduced: bool, dueling: bool = False) -> Learner:
 def test_a_step_is_nearly_the_same_and_all_state_is_float32(spec: Spec, dueling: bool) -> None:
     reduced, full = (learner_of(spec, reduced=how, dueling=dueling) for how in (True, False))
     # Convolutions are a chain, of which a duelling head is the tail; a small network with such a head is none.
-    assert isinstance(reduced.online_forward, Reduced if dueling and spec is VECTOR else Chain)
-    assert reduced.online_forward(torch.from_numpy(batch(spec).obs)).dtype == torch.float32
+    assert isinstance(reduced.gradients.online_forward, Reduced if dueling and spec is VECTOR else Chain)
+    assert reduced.gradients.online_forward(torch.from_numpy(batch(spec).obs)).dtype == torch.float32
     one, other = reduced.update(batch(spec)), full.update(batch(spec))
     assert one.loss == pytest.approx(other.loss, rel=0.05)
     assert one.loss != other.loss

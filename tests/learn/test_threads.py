@@ -12,7 +12,7 @@ from qfleet.build.resolve import resolve
 from qfleet.build.threads import operation_threads, torch_threads
 from qfleet.data import Batch, Spec
 from qfleet.learn import Learner, make_learner
-from qfleet.learn.batch_halves import MIN_CHAIN_ITEMS, MIN_ITEMS
+from qfleet.learn.gradients.batch_halves import MIN_CHAIN_ITEMS, MIN_ITEMS
 from qfleet.nets import Chain, make_net
 from qfleet.plan.schema import (
     Algo,
@@ -81,12 +81,12 @@ def test_two_threads_give_the_bits_of_one(kind: str, precision: str) -> None:
     for threads in (1, 2):
         torch.manual_seed(0)
         learner = learner_of(kind, threads, precision)
-        assert (learner.tasks is not None) == (threads == 2)
-        assert isinstance(learner.online_forward, Chain) or learner.batch_halves is not None
+        assert (learner.gradients.tasks is not None) == (threads == 2)
+        assert isinstance(learner.gradients.online_forward, Chain) or learner.gradients.batch_halves is not None
         reports = [learner.update(pictures(spec, num, seed)) for seed, num in enumerate((32, 32, 33, 8, 64, 129))]
-        if learner.tasks is not None:
-            assert learner.tasks.thread is not None  # the other thread took part
-            learner.tasks.close()
+        if learner.gradients.tasks is not None:
+            assert learner.gradients.tasks.thread is not None  # the other thread took part
+            learner.gradients.tasks.close()
         states.append((reports, learner.model_arrays(), learner.optim_arrays()))
     (reports, model, optim), (others, other_model, other_optim) = states
     assert [report.loss for report in reports] == [report.loss for report in others]
@@ -99,12 +99,12 @@ def test_a_thread_that_pauses_in_between_changes_nothing() -> None:
     spec, _ = KINDS["double"]
     plain = learner_of("double", 1, "float32")
     other = learner_of("double", 2, "float32")
-    assert other.tasks is not None
+    assert other.gradients.tasks is not None
     for seed in range(6):
-        other.tasks.contention = Contention(paused_until=float("inf") if seed % 2 else 0.0)
+        other.gradients.tasks.contention = Contention(paused_until=float("inf") if seed % 2 else 0.0)
         assert plain.update(pictures(spec, 32, seed)).loss == other.update(pictures(spec, 32, seed)).loss
     assert same(plain.model_arrays(), other.model_arrays())
-    other.tasks.close()
+    other.gradients.tasks.close()
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -112,19 +112,19 @@ def test_a_thread_that_pauses_in_between_changes_nothing() -> None:
 def test_the_halves_of_a_large_batch_add_up_to_it(kind: str, precision: str) -> None:
     spec, _ = KINDS[kind]
     learner = learner_of(kind, 2, precision)
-    assert learner.batch_halves is not None
-    assert learner.tasks is not None
+    assert learner.gradients.batch_halves is not None
+    assert learner.gradients.tasks is not None
     batch = learner.to_tensors(pictures(spec, MIN_CHAIN_ITEMS + 1, 0))
-    loss, priority, values, gradients = learner.loss_and_gradients(batch)
-    learner.batch_halves = None
-    whole_loss, whole_priority, whole_values, whole = learner.loss_and_gradients(batch)
+    loss, priority, values, gradients = learner.gradients.compute(batch)
+    learner.gradients.batch_halves = None
+    whole_loss, whole_priority, whole_values, whole = learner.gradients.compute(batch)
     rtol, atol = (1e-4, 1e-6) if precision == "float32" else (0.05, 1e-3)
     for half, other in ((loss, whole_loss), (priority, whole_priority), (values, whole_values)):
         torch.testing.assert_close(half, other, rtol=rtol, atol=atol)
     assert len(gradients) == len(whole)
     for gradient, other in zip(gradients, whole, strict=True):
         assert (gradient - other).norm() <= (1e-5 if precision == "float32" else 0.02) * other.norm()
-    learner.tasks.close()
+    learner.gradients.tasks.close()
 
 
 def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
@@ -132,7 +132,7 @@ def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
     learner = learner_of("double", 1, "float32")
     reported = dict[int, torch.Tensor]()
     batch = learner.to_tensors(pictures(spec, MIN_CHAIN_ITEMS, 0))
-    gradients = learner.loss_and_gradients(batch, lambda index, gradient: reported.update({index: gradient}))[3]
+    gradients = learner.gradients.compute(batch, lambda index, gradient: reported.update({index: gradient}))[3]
     assert list(reported) == list(range(len(gradients)))[::-1]
     assert all(reported[index] is gradient for index, gradient in enumerate(gradients))
 
@@ -150,21 +150,21 @@ def test_gradients_of_halves_are_reported_from_the_last_to_the_first() -> None:
 )
 def test_which_learners_halve_their_batches(kind: str, halved: bool) -> None:
     learner = learner_of(kind, 1, "float32")
-    assert (learner.batch_halves is not None) == halved
+    assert (learner.gradients.batch_halves is not None) == halved
 
 
 @pytest.mark.parametrize(("kind", "smallest"), [("plain", MIN_CHAIN_ITEMS), ("residual", MIN_ITEMS)])
 def test_small_batches_are_not_halved(kind: str, smallest: int) -> None:
     spec, _ = KINDS[kind]
     learner = learner_of(kind, 1, "float32")
-    assert learner.batch_halves is not None
-    assert not learner.batch_halves.fits(learner.to_tensors(pictures(spec, smallest - 1, 0)))
-    assert learner.batch_halves.fits(learner.to_tensors(pictures(spec, smallest, 0)))
+    assert learner.gradients.batch_halves is not None
+    assert not learner.gradients.batch_halves.fits(learner.to_tensors(pictures(spec, smallest - 1, 0)))
+    assert learner.gradients.batch_halves.fits(learner.to_tensors(pictures(spec, smallest, 0)))
 
 
 def test_parts_are_computed_apart_only_where_that_keeps_the_bits() -> None:
     learner = learner_of("plain", 1, "float32")
-    chain = learner.online_forward
+    chain = learner.gradients.online_forward
     assert isinstance(chain, Chain)
     obs = torch.from_numpy(pictures(NATURE, 32, 0).obs)
     halves = torch.cat([chain.outputs(part) for part in obs.chunk(2)])
