@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, report
-from benchmarks.contests import Contest, Contestant, contests, ours
-from benchmarks.speed import ROUNDS, SECONDS, middle, play, ratio
+from benchmarks.contestants import Contest, Contestant, ours
+from benchmarks.contests import contests
+from benchmarks.speed import ROUNDS, SECONDS
+from benchmarks.turns import play
+from benchmarks.verdicts import middle, ratio
 
 BAR = 0.97
 THIS = "this commit"
@@ -87,10 +90,10 @@ def turn(contestant: Contestant, root: Path, seconds: float) -> float | None:
     def run(words: list[str], limit: float) -> command.Finished:
         return command.run(words, limit, root=root)
 
-    figure, error = play(contestant, seconds, run)
-    if figure is None:
-        print(f"  {error}", file=sys.stderr)
-    return figure
+    found = play(contestant, seconds, run)
+    if found.figure is None:
+        print(f"  {found.error}", file=sys.stderr)
+    return found.figure
 
 
 def line(found: dict[str, Any]) -> tuple[Any, ...]:
