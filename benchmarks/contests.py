@@ -21,16 +21,23 @@ MANY_STEPS = 1_000_000  # of Pong that have to fit into memory
 MEMORY_BAR_GIGABYTES = 7.4
 # Everybody's rule: the plain maximum, rewards of one step, the Huber loss. So do the peers, who are told so.
 SAME_RULE = ("algo.rule.type=max", "algo.n_step=1", "algo.loss=huber")
-PICTURES = (
-    *SAME_RULE,
+PACING = (
     f"replay.capacity={CAPACITY}",
     f"algo.learn_start_steps={LEARN_START}",
     "algo.batch_size=32",
     "algo.target.type=copy",
     "replay.samples_per_insert=8",
-    "log.every_steps=200",
 )
-PRIORITIZED = ("replay.sampler.type=prioritized", "algo.n_step=3", "algo.rule.type=double", "net.dueling=true")
+PICTURES = (*SAME_RULE, *PACING, "log.every_steps=200")
+PRIORITIZED = (
+    *PACING,
+    "log.every_steps=200",
+    "replay.sampler.type=prioritized",
+    "algo.n_step=3",
+    "algo.rule.type=double",
+    "algo.loss=huber",
+    "net.dueling=true",
+)
 FRESH = ("env.num=8", "replay.rows=128", "replay.epochs=4", "replay.minibatches=4", "log.every_steps=1024")
 SMALL = (
     *SAME_RULE,
@@ -112,7 +119,7 @@ def more_pong() -> tuple[Contest, ...]:
             "prioritized",
             "same with prioritised replay, n=3, Double, duelling",
             "env steps/s",
-            ours(PONG, *PICTURES, *PRIORITIZED),
+            ours(PONG, *PRIORITIZED),
             ceiling=bare("pong_prioritized", times=4),
             ceiling_is="the update alone, float32, x 4 steps",
             ceiling_bar=0.8,
