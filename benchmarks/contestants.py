@@ -11,6 +11,7 @@ OURS, CEILING = "qfleet", "ceiling"
 QUIET, BUSY = "quiet", "busy"
 LOADS = (QUIET, BUSY)
 FEW_ROUNDS = 3  # where no peer takes part
+BUSY_ROUNDS = 2  # where nothing is asked for
 ALONE = "qfleet with 1 thread, quiet"
 
 
@@ -29,7 +30,7 @@ class Contestant:
     threads: int | None = None
     runs: str = ""  # folder of its runs, if its rows do not tell its settings
     always_quiet: bool = False
-    start_seconds: float = 7.0  # from the command to the first moment that counts, more or less
+    start_seconds: float = 5.0  # from the command to the first moment that counts, more or less
 
     @property
     def family(self) -> str:
@@ -86,7 +87,7 @@ def busy(contest: Contest) -> Contest:
     In place of the ceiling stands qfleet with one thread on a quiet machine, if there is a bar for that. A ceiling
     stays where nobody else is there to be compared with, without a bar.
     """
-    rounds = contest.rounds or (None if contest.busy_peer_bar else FEW_ROUNDS)
+    rounds = contest.rounds if contest.busy_peer_bar else BUSY_ROUNDS
     loaded = replace(contest, load=BUSY, peer_bar=contest.busy_peer_bar, ceiling_bar=None, limit=None, rounds=rounds)
     if contest.alone_bar is None:
         return replace(loaded, ceiling=None) if contest.peers else loaded
@@ -95,11 +96,13 @@ def busy(contest: Contest) -> Contest:
     return replace(loaded, ceiling=alone, ceiling_is=ALONE, ceiling_bar=contest.alone_bar)
 
 
-def ours(env: str, *words: str, preset: str = "dqn", read: Read = steps_per_second) -> Contestant:
+def ours(
+    env: str, *words: str, preset: str = "dqn", read: Read = steps_per_second, start_seconds: float = 5.0
+) -> Contestant:
     """Real training by a plan, with as much exploration as everybody has."""
     explore = ("algo.explore.type=constant", f"algo.explore.epsilon={EPSILON}")
     flags = ("--preset", preset, "--seconds", "{seconds}")
-    return Contestant(OURS, command.here("timed", env, *flags, *explore, *words), read)
+    return Contestant(OURS, command.here("timed", env, *flags, *explore, *words), read, start_seconds=start_seconds)
 
 
 def peer(
@@ -108,7 +111,7 @@ def peer(
     contest: str,
     threads: int | None = None,
     read: Read = steps_per_second,
-    start_seconds: float = 9.0,
+    start_seconds: float = 4.0,
 ) -> Contestant:
     """A peer's training, by the peers' Python; None leaves the number of threads to it."""
     told = () if threads is None else ("--threads", str(threads))
@@ -116,11 +119,13 @@ def peer(
     return Contestant(name, tuple(words), read, precision="float32", threads=threads, start_seconds=start_seconds)
 
 
-def threaded(name: str, module: str, contest: str, read: Read = steps_per_second) -> tuple[Contestant, ...]:
+def threaded(
+    name: str, module: str, contest: str, read: Read = steps_per_second, start_seconds: float = 4.0
+) -> tuple[Contestant, ...]:
     """A peer on one, on two and on as many torch threads as there are cores: which is faster depends on the machine."""
     cores = processor.cores()
     return tuple(
-        peer(f"{name}, {num} thread{'s' * (num > 1)}", module, contest, num, read)
+        peer(f"{name}, {num} thread{'s' * (num > 1)}", module, contest, num, read, start_seconds)
         for num in sorted({1, min(2, cores), cores})
     )
 

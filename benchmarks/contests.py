@@ -88,9 +88,9 @@ def pong(half: bool) -> Contest:
             *threaded("Stable-Baselines3, 1 environment", "peer_sb3", "pong1"),
             *threaded("Stable-Baselines3, 8 environments", "peer_sb3", "pong8"),
             *threaded("CleanRL's loop", "peer_cleanrl", "pong"),
-            *threaded("Tianshou", "peer_tianshou", "pong"),
+            *threaded("Tianshou", "peer_tianshou", "pong", start_seconds=10.0),
             *threaded("TorchRL", "peer_torchrl", "pong"),
-            peer("RLlib", "peer_rllib", "pong", start_seconds=30.0),
+            peer("RLlib", "peer_rllib", "pong", start_seconds=14.0),
         ),
         bare("pong", times=4),
         "the update alone, float32, x 4 steps",
@@ -131,13 +131,13 @@ def more_pong() -> tuple[Contest, ...]:
 def pqn(half: bool) -> Contest:
     """PQN on Pong."""
     bar = 1.6 if half else 1.5
-    mine = ours(PONG, *FRESH, preset="pqn")
+    mine = ours(PONG, *FRESH, preset="pqn", start_seconds=9.0)
     return Contest(
         "pqn",
         "PQN on Pong, 8 environments, 128 rows, 4 epochs of 4 minibatches",
         "env steps/s",
         mine,
-        threaded("CleanRL's PQN loop", "peer_cleanrl", "pqn"),
+        threaded("CleanRL's PQN loop", "peer_cleanrl", "pqn", start_seconds=9.0),
         bare("pqn", times=64),
         "the update alone, float32, x 64 steps",
         peer_bar=bar,
@@ -245,7 +245,7 @@ def memory(steps: int) -> Contest:
         "memory",
         "memory of 1,000,000 Pong steps",
         "GB",
-        Contestant(OURS, fill, gigabytes_per_million, start_seconds=steps * 6e-5),
+        Contestant(OURS, fill, gigabytes_per_million, start_seconds=steps * 2e-5),
         limit=MEMORY_BAR_GIGABYTES,
         less=True,
         rounds=1,

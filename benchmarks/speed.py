@@ -20,7 +20,7 @@ from benchmarks.turns import NUM_FINALISTS, Run, hold
 from benchmarks.verdicts import judge
 
 SECONDS, ROUNDS = 5.0, 5
-BUSY_START = 1.6  # how much longer a start takes beside a burner, more or less
+BUSY_START = 1.3  # how much longer a start takes beside a burner, more or less
 CACHES = report.ROOT / "runs" / "bench"
 
 
@@ -60,9 +60,9 @@ def expected_seconds(contest: Contest, with_peers: bool, seconds: float, rounds:
     """How long a contest takes, more or less."""
     field = contest.field(with_peers)
     first = sum(turn_seconds(contest, each, seconds) for each in field)
-    dearest = sorted((turn_seconds(contest, each, seconds) for each in contest.peers if with_peers), reverse=True)
+    quickest = sorted(turn_seconds(contest, each, seconds) for each in contest.peers if with_peers)[:NUM_FINALISTS]
     others = [each for each in field if each not in contest.peers]
-    later = sum(turn_seconds(contest, each, seconds) for each in others) + sum(dearest[-NUM_FINALISTS:])
+    later = sum(turn_seconds(contest, each, seconds) for each in others) + sum(quickest)
     warm = turn_seconds(contest, contest.warm, seconds) if contest.warm else 0.0
     return warm + first + ((contest.rounds or rounds) - 1) * later
 
@@ -83,7 +83,7 @@ def announce(todo: Sequence[Contest], kept: int, given: argparse.Namespace) -> N
     """Say what is going to happen and how long it will take."""
     seconds = sum(expected_seconds(contest, given.peers, given.seconds, given.rounds) for contest in todo)
     there = f"; {kept} are there already" if kept else ""
-    print(f"{processor.kind()}: {len(todo)} contests, about {seconds / 60:.0f} minutes{there}", flush=True)
+    print(f"{processor.kind()}: {len(todo)} contests, about {max(1.0, seconds / 60):.0f} min{there}", flush=True)
 
 
 def measure(given: argparse.Namespace, known: Sequence[Contest]) -> dict[speed_results.Key, dict[str, Any]]:

@@ -60,9 +60,7 @@ def peers(lines: Sequence[Line]) -> str:
         if name not in (OURS, CEILING)
     ]
     heads = ("row", "machine", "peer", "its figure", "qfleet / it", "rounds")
-    return f"Every peer (the best two after the first round took part to the end):\n\n{report.table(heads, seen)}" * (
-        bool(seen)
-    )
+    return f"Every peer, and in how many rounds it took part:\n\n{report.table(heads, seen)}" if seen else ""
 
 
 def circumstances(lines: Sequence[Line]) -> str:
