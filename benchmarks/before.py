@@ -73,7 +73,7 @@ def hold(contest: Contest, roots: dict[str, Path], seconds: float, rounds: int) 
     """All rounds of a contest, there and back."""
     figures: dict[str, list[float | None]] = {name: [] for name in roots}
     names = list(roots)
-    for number in range(contest.rounds or rounds):
+    for number in range(contest.num_rounds(rounds)):
         for name in names if number % 2 == 0 else reversed(names):
             figure = turn(contest.ours, roots[name], seconds)
             figures[name].append(figure)

@@ -85,7 +85,7 @@ def start(
     """Begin a command in a process group of its own, so that all of it can be stopped.
 
     It stays in our session: Linux may share processor time among sessions first, and then a burner in another session
-    would take a core whole from contestants with two threads (2 to 4 % of their speed is left to most peers).
+    would take a whole core from contestants with two threads, which nearly stops those whose threads wait for another.
     """
     surroundings = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1", **(env or {})}
     return subprocess.Popen(  # noqa: S603 - commands are made by the benchmarks themselves

@@ -75,6 +75,10 @@ class Contest:
         """What makes it the same contest."""
         return self.name, self.load
 
+    def num_rounds(self, asked: int) -> int:
+        """How many rounds it has: as many as were asked for, or fewer of its own."""
+        return min(asked, self.rounds or asked)
+
     def field(self, with_peers: bool) -> list[Contestant]:
         """Who takes part."""
         rest = [*(self.peers if with_peers else ()), *([self.ceiling] if self.ceiling else [])]

@@ -18,7 +18,6 @@ from benchmarks import burner, command, processor, report, speed_results
 from benchmarks.contestants import ours
 from benchmarks.contests import PACING, SAME_RULE
 from benchmarks.pace import PONG, WARM_UPDATES
-from benchmarks.speed import CACHES
 
 BACK, BAR_SECONDS = 0.95, 10.0
 WINDOW_SECONDS = 2.0
@@ -81,7 +80,7 @@ def measure() -> Round:
     ended: list[command.Finished] = []
     seconds = BEFORE_SECONDS + BUSY_SECONDS + AFTER_SECONDS
     words = [*ours(PONG, *SAME_RULE, *PACING, LOG).command(seconds), "--every-row"]
-    cache = {"XDG_CACHE_HOME": str(CACHES / f"cache-{speed_results.code()}")}
+    cache = speed_results.own_cache()
     begin = time.monotonic()
     run = threading.Thread(
         target=lambda: ended.append(command.run(words, seconds + START_SECONDS, cache, rows=rows)), daemon=True

@@ -21,7 +21,6 @@ from benchmarks.verdicts import judge
 
 SECONDS, ROUNDS = 5.0, 5
 BUSY_START = 1.3  # how much longer a start takes beside a burner, more or less
-CACHES = report.ROOT / "runs" / "bench"
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -64,7 +63,7 @@ def expected_seconds(contest: Contest, with_peers: bool, seconds: float, rounds:
     others = [each for each in field if each not in contest.peers]
     later = sum(turn_seconds(contest, each, seconds) for each in others) + sum(quickest)
     warm = turn_seconds(contest, contest.warm, seconds) if contest.warm else 0.0
-    return warm + first + ((contest.rounds or rounds) - 1) * later
+    return warm + first + (contest.num_rounds(rounds) - 1) * later
 
 
 def turn_seconds(contest: Contest, contestant: Contestant, seconds: float) -> float:
@@ -74,9 +73,8 @@ def turn_seconds(contest: Contest, contestant: Contestant, seconds: float) -> fl
 
 
 def runner() -> Run:
-    """Runs commands with a cache of this code's own, in which a machine that was busy has left no measurements."""
-    cache = CACHES / f"cache-{speed_results.code()}"
-    return functools.partial(command.run, env={"XDG_CACHE_HOME": str(cache)})
+    """Runs commands with a cache of this code's own, so that no earlier run has left its measurements there."""
+    return functools.partial(command.run, env=speed_results.own_cache())
 
 
 def announce(todo: Sequence[Contest], kept: int, given: argparse.Namespace) -> None:

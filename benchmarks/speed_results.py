@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from benchmarks.contestants import LOADS, OURS
 
 PAGE = report.ROOT / "docs" / "speed.md"
 COMMAND = "scripts/bench speed --peers"
+CACHES = report.ROOT / "runs" / "bench"
 Line = dict[str, Any]
 Key = tuple[str, str]
 
@@ -31,6 +33,15 @@ def code(root: Path = report.ROOT) -> str:
     for path in sorted([*(root / "qfleet").rglob("*.py"), *(root / "benchmarks").glob("*.py")]):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def own_cache() -> dict[str, str]:
+    """The environment variable that names a cache of this code alone; caches of older code are removed."""
+    cache = CACHES / f"cache-{code()}"
+    for other in CACHES.glob("cache-*"):
+        if other != cache:
+            shutil.rmtree(other, ignore_errors=True)
+    return {"XDG_CACHE_HOME": str(cache)}
 
 
 def read(folder: Path, kind: str) -> dict[Key, Line]:

@@ -70,7 +70,7 @@ def hold(
     if contest.warm is not None:
         play(contest.warm, seconds, run)
     there = contest.field(with_peers)
-    for number in range(contest.rounds or rounds):
+    for number in range(contest.num_rounds(rounds)):
         for contestant in there if number % 2 == 0 else reversed(there):
             if contestant.name in found.errors:
                 continue
