@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import command, report
-from benchmarks.contests import Contest, Contestant, contests, ours
-from benchmarks.speed import ROUNDS, SECONDS, middle, play, ratio
+from benchmarks.contestants import Contest, Contestant, ours
+from benchmarks.contests import contests
+from benchmarks.speed import ROUNDS, SECONDS
+from benchmarks.turns import play
+from benchmarks.verdicts import middle, ratio
 
 BAR = 0.97
 THIS = "this commit"
@@ -70,7 +73,7 @@ def hold(contest: Contest, roots: dict[str, Path], seconds: float, rounds: int) 
     """All rounds of a contest, there and back."""
     figures: dict[str, list[float | None]] = {name: [] for name in roots}
     names = list(roots)
-    for number in range(contest.rounds or rounds):
+    for number in range(contest.num_rounds(rounds)):
         for name in names if number % 2 == 0 else reversed(names):
             figure = turn(contest.ours, roots[name], seconds)
             figures[name].append(figure)
@@ -87,10 +90,10 @@ def turn(contestant: Contestant, root: Path, seconds: float) -> float | None:
     def run(words: list[str], limit: float) -> command.Finished:
         return command.run(words, limit, root=root)
 
-    figure, error = play(contestant, seconds, run)
-    if figure is None:
-        print(f"  {error}", file=sys.stderr)
-    return figure
+    found = play(contestant, seconds, run)
+    if found.figure is None:
+        print(f"  {found.error}", file=sys.stderr)
+    return found.figure
 
 
 def line(found: dict[str, Any]) -> tuple[Any, ...]:

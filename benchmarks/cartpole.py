@@ -16,8 +16,10 @@ from benchmarks import command, peers, report
 
 TARGET = 475.0
 EVERY_STEPS = 2_500
-BARS = {"Stable-Baselines3": 1 / 3, "SBX": 1 / 2}
 OURS, FIRST = "qfleet", "qfleet, empty compile cache"
+BAR_SECONDS = 5.0  # of our median
+# Our median as a fraction of theirs.
+BARS = {"Stable-Baselines3": {OURS: 0.15, FIRST: 1 / 3}, "SBX": {OURS: 1 / 2, FIRST: 1 / 2}}
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def line(run: Run) -> str:
 
 
 def summary(runs: list[Run], limit_seconds: float) -> list[dict[str, Any]]:
-    """Median per contestant, and ours as a fraction of it."""
+    """Median per contestant, ours as a fraction of it, and whether what is asked of it was reached."""
     names = list(dict.fromkeys(run.contestant for run in runs))
     times = {name: [run.seconds for run in runs if run.contestant == name] for name in names}
     medians = {name: report.capped_median(times[name], limit_seconds) for name in names}
@@ -104,10 +106,20 @@ def summary(runs: list[Run], limit_seconds: float) -> list[dict[str, Any]]:
     for name in names:
         middle, bound = medians[name]
         ratios = {ours: report.ratio(medians[ours][0], middle) for ours in (OURS, FIRST) if name in BARS}
-        met = all(value <= BARS[name] for value in ratios.values()) if ratios else None
+        met = all(ratios[ours] <= bar for ours, bar in BARS[name].items()) if ratios else None
+        if name == OURS:
+            met = middle <= BAR_SECONDS and not bound
         row = {"contestant": name, "median_seconds": middle, "bound": bound, "times": times[name]}
-        rows.append(row | {"ratios": ratios, "bar": BARS.get(name), "met": met})
+        rows.append(row | {"ratios": ratios, "bar": asked(name), "met": met})
     return rows
+
+
+def asked(name: str) -> str | None:
+    """The bar in words."""
+    if name == OURS:
+        return f"<= {BAR_SECONDS:g} s"
+    found = BARS.get(name)
+    return None if found is None else f"<= {found[OURS]:.2f}, without cache <= {found[FIRST]:.2f}"
 
 
 def markdown(rows: list[dict[str, Any]], limit_seconds: float) -> str:

@@ -16,13 +16,15 @@ from typing import IO, Any
 
 from benchmarks.report import ROOT
 
+Rows = list[tuple[float, dict[str, Any]]]  # each with the second of its arrival
+
 
 @dataclass
 class Finished:
     """A command that has ended: its rows with their moment of arrival, how long it took, and how it left."""
 
     command: list[str]
-    rows: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    rows: Rows = field(default_factory=list)
     seconds: float = 0.0
     exit_code: int | None = None  # None: stopped at the limit
     errors: str = ""
@@ -39,15 +41,27 @@ def qfleet(*arguments: str) -> list[str]:
     return [str(script), *arguments] if script.exists() else [sys.executable, "-m", "qfleet", *arguments]
 
 
+def here(module: str, *words: str) -> tuple[str, ...]:
+    """One of our modules by our Python."""
+    return (sys.executable, "-m", f"benchmarks.{module}", *words)
+
+
 def run(
-    command: Sequence[str], limit_seconds: float, env: Mapping[str, str] | None = None, root: Path = ROOT
+    command: Sequence[str],
+    limit_seconds: float,
+    env: Mapping[str, str] | None = None,
+    root: Path = ROOT,
+    rows: Rows | None = None,
 ) -> Finished:
-    """Run to the end or to the limit, whichever is first; `root` holds the code that is run."""
-    done = Finished(list(command))
+    """Run to the end or to the limit, whichever is first.
+
+    `root` holds the code that is run; `rows` is a list that another thread may read while rows arrive.
+    """
+    done = Finished(list(command), [] if rows is None else rows)
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         begin = time.monotonic()
         process = start(command, errors, env, root=root)
-        reader = threading.Thread(target=_collect, args=(process.stdout, begin, done.rows), daemon=True)
+        reader = threading.Thread(target=collect, args=(process.stdout, begin, done.rows), daemon=True)
         reader.start()
         try:
             done.exit_code = process.wait(limit_seconds)
@@ -68,7 +82,11 @@ def start(
     quiet: bool = False,
     root: Path = ROOT,
 ) -> "subprocess.Popen[str]":
-    """Begin a command in a process group of its own, so that all of it can be stopped."""
+    """Begin a command in a process group of its own, so that all of it can be stopped.
+
+    It stays in our session: Linux may share processor time among sessions first, and then a burner in another session
+    would take a whole core from contestants with two threads, which nearly stops those whose threads wait for another.
+    """
     surroundings = {**os.environ, "PYTHONPATH": str(root), "PYTHONUNBUFFERED": "1", **(env or {})}
     return subprocess.Popen(  # noqa: S603 - commands are made by the benchmarks themselves
         list(command),
@@ -78,7 +96,7 @@ def start(
         stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
         stderr=errors,
         text=True,
-        start_new_session=True,
+        process_group=0,
     )
 
 
@@ -95,7 +113,8 @@ def stop(process: "subprocess.Popen[str]") -> None:
     process.wait(30)
 
 
-def _collect(stream: IO[str] | None, begin: float, rows: list[tuple[float, dict[str, Any]]]) -> None:
+def collect(stream: IO[str] | None, begin: float, rows: Rows) -> None:
+    """Put every row of JSON into the list as it arrives."""
     for line in stream or ():
         moment = time.monotonic() - begin
         with contextlib.suppress(json.JSONDecodeError):

@@ -2,7 +2,9 @@
 
 import json
 import time
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from benchmarks.command import Finished
@@ -76,6 +78,12 @@ def bare_updates_per_second(done: Finished) -> float | None:
     return float(done.rows[-1][1]["updates_per_second"]) if done.rows and not done.exit_code else None
 
 
+def side_by_side_steps_per_second(done: Finished) -> float | None:
+    """Environment steps per second of several runs while all of them learned."""
+    row = done.last("side_by_side")
+    return None if row is None or done.exit_code else float(row[1]["env_steps_per_second"])
+
+
 def first_update_seconds(done: Finished) -> float | None:
     """From the command to the arrival of the first row that knows of an update."""
     return next((moment for moment, row in done.rows if row.get("updates", 0) > 0), None)
@@ -90,3 +98,15 @@ def gigabytes_per_million(done: Finished) -> float | None:
     """What a million stored steps really take, by one that `benchmarks.memory` has measured."""
     row = done.rows[-1][1] if done.rows and not done.exit_code else {}
     return float(row["measured"]) / 1e3 if row.get("full") else None
+
+
+def run_settings(run: Path) -> Row:
+    """What a run resolved to: threads, precision and whether its update is compiled, from its run.toml."""
+    runtime = tomllib.loads((run / "run.toml").read_text(encoding="utf-8"))["runtime"]
+    return {name: runtime.get(name) for name in ("threads", "precision", "parallel", "compile")}
+
+
+def newest_settings(runs: Path) -> Row:
+    """Those of the newest run in a folder, if there is one."""
+    found = sorted(runs.glob("*/run.toml"), key=lambda path: path.stat().st_mtime)
+    return run_settings(found[-1].parent) if found else {}

@@ -101,11 +101,11 @@ def walk(envs: Any, memory: Any, net: nn.Module, rng: np.random.Generator, obs: 
 
 
 def dqn_loss(online: nn.Module, target: nn.Module, data: Any) -> Tensor:
-    """The squared error of one-step targets."""
+    """The error of one-step targets: Huber's, as everybody has it here; CleanRL's own is squared."""
     with torch.no_grad():
         best = target(data.next_observations).amax(1)
         goal = data.rewards.flatten() + DISCOUNT * best * (1 - data.dones.flatten())
-    return functional.mse_loss(values_of(online, data.observations, data.actions), goal)
+    return functional.smooth_l1_loss(values_of(online, data.observations, data.actions), goal)
 
 
 # PQN: 8 native environments, 128 rows, 4 epochs of 4 minibatches, RAdam

@@ -24,7 +24,8 @@ def configured(blank: Any) -> Any:
     """One update of 32 per 4 steps; plain DQN and the network of Mnih et al. 2015."""
     filters = [(32, 8, 4, "valid"), (64, 4, 2, "valid"), (64, 3, 1, "valid")]
     net = {"conv_filters": filters, "conv_activation": "relu", "head_fcnet_hiddens": [512]}
-    plain: Settings = {"double_q": False, "dueling": False, "noisy": False, "num_atoms": 1, "n_step": 1}
+    rule: Settings = {"double_q": False, "n_step": 1, "td_error_loss_fn": "huber"}
+    plain: Settings = {"dueling": False, "noisy": False, "num_atoms": 1}
     pacing = {"train_batch_size_per_learner": 32, "training_intensity": 8, "target_network_update_freq": 1_000}
     store = {"replay_buffer_config": {"type": "EpisodeReplayBuffer", "capacity": CAPACITY}}
     start = {"num_steps_sampled_before_learning_starts": LEARN_START, "epsilon": EPSILON, "lr": 1e-4}
@@ -32,7 +33,7 @@ def configured(blank: Any) -> Any:
         blank.environment("pong", clip_rewards=True)
         .env_runners(num_env_runners=0, num_envs_per_env_runner=1, rollout_fragment_length=4)
         .learners(num_learners=0)
-        .training(**plain, **pacing, **store, **start)
+        .training(**rule, **plain, **pacing, **store, **start)
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=16)
         .rl_module(model_config=net)
     )

@@ -40,7 +40,7 @@ def pong(meter: Meter, num: int) -> None:
     peer_worlds.register_atari()
     lanes = VecFrameStack(make_atari_env(PONG, n_envs=num, seed=0), n_stack=4)
     pacing = {"train_freq": 4, "gradient_steps": 1} if num == 1 else {"train_freq": 1, "gradient_steps": num // 4}
-    store = {"buffer_size": CAPACITY, "learning_starts": LEARN_START}
+    store = {"buffer_size": CAPACITY, "learning_starts": LEARN_START, "target_update_interval": 1_000}
     learn(DQN("CnnPolicy", lanes, learning_rate=1e-4, batch_size=32, **store, **pacing, **FIXED), meter)
 
 

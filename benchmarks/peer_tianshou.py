@@ -20,7 +20,8 @@ def pong(meter: Meter) -> None:
     space = peer_worlds.pong().action_space
     net = ScaledObsInputActionReprNet(DQNet(4, 84, 84, action_shape=space.n))  # type: ignore[attr-defined]
     policy = DiscreteQLearningPolicy(model=net, action_space=space, eps_training=EPSILON)
-    algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-4), target_update_freq=250, is_double=False)
+    rule = {"target_update_freq": 250, "is_double": False, "n_step_return_horizon": 1, "huber_loss_delta": 1.0}
+    algorithm = DQN(policy=policy, optim=AdamOptimizerFactory(lr=1e-4), **rule)
     store = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
     memory = VectorReplayBuffer(CAPACITY, buffer_num=LANES, **store)
     collector = Collector[CollectStats](algorithm, envs, memory, exploration_noise=True)

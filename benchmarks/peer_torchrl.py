@@ -40,7 +40,7 @@ def pong(meter: Meter) -> None:
     sizes = {"frames_per_batch": STEPS, "total_frames": -1, "init_random_frames": LEARN_START}
     collector = Collector(env, TensorDictSequential(actor, greedy), **sizes)
     memory = TensorDictReplayBuffer(storage=LazyMemmapStorage(CAPACITY), batch_size=32)
-    loss = DQNLoss(actor, loss_function="l2", delay_value=True, action_space="categorical")
+    loss = DQNLoss(actor, loss_function="smooth_l1", delay_value=True, action_space="categorical")
     loss.make_value_estimator(gamma=0.99)
     learn(meter, collector, memory, loss)
     collector.shutdown()

@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from benchmarks.pace import PONG, Meter
+from benchmarks.pace import PONG, Meter, say
 
 Contest = Callable[[Meter], None]
 
@@ -21,8 +21,10 @@ def run(description: str | None, contests: dict[str, Contest]) -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--threads", type=int, help="of torch; its own choice if not given")
     given = parser.parse_args()
+    torch = importlib.import_module("torch")
     if given.threads:
-        importlib.import_module("torch").set_num_threads(given.threads)
+        torch.set_num_threads(given.threads)
+    say({"kind": "settings", "threads": torch.get_num_threads(), "precision": "float32"})
     contests[given.contest](Meter(given.seconds))
 
 

@@ -1,7 +1,6 @@
 """What every benchmark needs to tell its story: the machine, tables, intervals, files."""
 
 import json
-import os
 import platform
 import statistics
 from collections.abc import Sequence
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks import processor
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -22,7 +23,9 @@ def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """Processor, cores, memory, system and versions: what a reader needs to judge a number."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "kind": processor.kind(),
+        "flags": processor.flags(),
+        "cores": processor.cores(),
         "memory_gib": round(int((_field("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) / 2**20, 1),
         "system": platform.system(),
         "python": platform.python_version(),

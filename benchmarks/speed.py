@@ -1,154 +1,26 @@
-"""Speed on one machine beside peers and beside what bare torch allows: one run, taking turns, ratios.
+"""Speed on one machine beside peers and beside what bare torch allows: taking turns, ratios, quiet and busy.
 
 Contestants take turns (there and back, so that a machine that slows down favours nobody); a ratio is taken within a
-round, and the median over rounds counts. Training is real: checkpoints as the plan says, only evaluation is off.
+round, and the median over rounds counts. After the first round only the two best peers go on, each with its best
+number of threads. On a busy machine another process keeps one core busy. Training is real: checkpoints as the plan
+says, only evaluation is off. Lines are saved as they come; a run that was cut short goes on with those that miss.
 """
 
 import argparse
-import statistics
+import functools
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import command, peers, report
-from benchmarks.contests import CEILING, MANY_STEPS, OURS, Contest, Contestant, contests
+from benchmarks import command, peers, processor, report, speed_results, speed_table
+from benchmarks.contestants import BUSY, LOADS, QUIET, Contest, Contestant, busy
+from benchmarks.contests import MANY_STEPS, contests
+from benchmarks.turns import NUM_FINALISTS, Run, hold
+from benchmarks.verdicts import judge
 
-SECONDS, ROUNDS = 10.0, 3
-SPARE_SECONDS = 240.0  # for imports, filling and leaving
-NOTHING = "nothing was measured within the limit"
-PAGE = report.ROOT / "docs" / "speed.md"
-COMMAND = "scripts/bench speed --peers"
-
-Run = Callable[[list[str], float], command.Finished]
-Figures = dict[str, list[float | None]]
-
-
-@dataclass
-class Measured:
-    """What a contest gave: a figure per contestant and round, and why some have none."""
-
-    contest: Contest
-    figures: Figures = field(default_factory=dict)
-    errors: dict[str, str] = field(default_factory=dict)
-
-
-def hold(contest: Contest, with_peers: bool, seconds: float, rounds: int, run: Run = command.run) -> Measured:
-    """All rounds of a contest; whoever fails once does not start again."""
-    field, found = contest.field(with_peers), Measured(contest)
-    if contest.warm:
-        play(contest.ours, seconds, run)
-    for number in range(contest.rounds or rounds):
-        for contestant in field if number % 2 == 0 else reversed(field):
-            if contestant.name in found.errors:
-                continue
-            figure, error = play(contestant, seconds, run)
-            found.figures.setdefault(contestant.name, []).append(figure)
-            if figure is None:
-                found.errors[contestant.name] = error
-            print(f"{contest.name} {number + 1}  {contestant.name}: {report.shown(figure)} {contest.unit}", flush=True)
-    return found
-
-
-def play(contestant: Contestant, seconds: float, run: Run) -> tuple[float | None, str]:
-    """One contestant's turn: its figure, or the last line that it said."""
-    done = run(contestant.command(seconds), seconds + SPARE_SECONDS)
-    figure = contestant.read(done)
-    if figure is not None:
-        return figure * contestant.times, ""
-    said = [line.strip() for line in done.errors.splitlines() if line.strip()]
-    return None, said[-1] if said and done.exit_code else NOTHING
-
-
-def middle(figures: Sequence[float | None]) -> float | None:
-    """The median of what there is."""
-    there = [figure for figure in figures if figure is not None]
-    return statistics.median(there) if there else None
-
-
-def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """The median over rounds of ours over theirs."""
-    pairs = zip(ours, theirs, strict=False)
-    return middle([report.ratio(mine, other) for mine, other in pairs if mine is not None and other])
-
-
-def judge(found: Measured) -> dict[str, Any]:
-    """The contest's line: figures, the best peer, ratios, and whether every bar was met."""
-    contest, figures = found.contest, found.figures
-    mine = figures.get(OURS, [])
-    ratios = {name: ratio(mine, theirs) for name, theirs in figures.items() if name != OURS}
-    beside = {name: value for name, value in ratios.items() if name != CEILING and value is not None}
-    best = min(beside, key=lambda name: beside[name]) if beside else None
-    medians = {name: middle(values) for name, values in figures.items()}
-    held = [
-        (contest.peer_bar, beside[best] if best else None),
-        (contest.ceiling_bar, ratios.get(CEILING)),
-        (contest.limit, medians.get(OURS)),
-    ]
-    return {
-        "name": contest.name,
-        "what": contest.what,
-        "unit": contest.unit,
-        "medians": medians,
-        "ratios": ratios,
-        "best_peer": best,
-        "bars": {"peer": contest.peer_bar, "ceiling": contest.ceiling_bar, "limit": contest.limit},
-        "met": met([pair for pair in held if pair[0] is not None], less=contest.less),
-        "rounds": figures,
-        "errors": found.errors,
-    }
-
-
-def met(held: Sequence[tuple[float | None, float | None]], *, less: bool) -> bool | None:
-    """Were all bars reached? None when one of them has nothing to be compared with, and none was missed."""
-    verdicts = [
-        None if bar is None or value is None else (value <= bar if less else value >= bar) for bar, value in held
-    ]
-    if False in verdicts:
-        return False
-    return None if None in verdicts else True
-
-
-def markdown(lines: Sequence[dict[str, Any]], named: dict[str, Contest]) -> str:
-    """The verdicts as a table, and below it every peer that took part."""
-    heads = ("what", "qfleet", "best peer", "qfleet / it", "ceiling", "qfleet / it", "bar", "met")
-    text = report.table(heads, [cells(line, named[line["name"]]) for line in lines])
-    peers_seen = [
-        (line["what"], name, line["medians"][name], line["ratios"][name])
-        for line in lines
-        for name in line["medians"]
-        if name not in (OURS, CEILING)
-    ]
-    if peers_seen:
-        text += "\nEvery peer:\n\n" + report.table(("what", "peer", "its figure", "qfleet / it"), peers_seen)
-    failed = [f"- {line['name']}, {name}: {why}" for line in lines for name, why in line["errors"].items()]
-    return text + ("\nNot measured:\n\n" + "\n".join(failed) + "\n" if failed else "")
-
-
-def versions(installed: dict[str, str]) -> str:
-    """Which peers these were."""
-    named = ", ".join(f"{name} {version}" for name, version in installed.items())
-    return f"\nPeers: {named}.\n" if named else ""
-
-
-def cells(line: dict[str, Any], contest: Contest) -> tuple[Any, ...]:
-    """One line of the table."""
-    medians, ratios, best = line["medians"], line["ratios"], line["best_peer"]
-    sign = "<=" if contest.less else ">="
-    names = (("peer", "x peer"), ("ceiling", "x ceiling"), ("limit", contest.unit))
-    bars = [f"{sign} {line['bars'][key]:g} {unit}" for key, unit in names if line["bars"][key] is not None]
-    top = medians.get(CEILING)
-    return (
-        contest.what,
-        None if medians.get(OURS) is None else f"{report.shown(medians[OURS])} {contest.unit}",
-        None if best is None else f"{report.shown(medians[best])} ({best})",
-        None if best is None else ratios[best],
-        None if top is None else f"{report.shown(top)} ({contest.ceiling_is})",
-        ratios.get(CEILING),
-        ", ".join(bars),
-        {True: "yes", False: "**no**", None: None}[line["met"]],
-    )
+SECONDS, ROUNDS = 5.0, 5
+BUSY_START = 1.3  # how much longer a start takes beside a burner, more or less
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -157,43 +29,90 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", action="store_true", help="measure other libraries too, from .venv-peers")
     names = [contest.name for contest in contests("")]
     parser.add_argument("--rows", nargs="+", choices=names, metavar="NAME", help=f"only these of {', '.join(names)}")
+    parser.add_argument("--load", nargs="+", choices=LOADS, default=list(LOADS), help="only quiet, or only busy")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long everybody is measured in each round")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of contests that have no number of their own")
     parser.add_argument("--memory-steps", type=int, default=MANY_STEPS, help="Pong steps that memory is filled with")
-    parser.add_argument("--out", type=Path, help="folder for the results of a run that is not the whole one")
+    parser.add_argument("--again", action="store_true", help="measure anew what is saved already")
+    parser.add_argument("--out", type=Path, help="folder for results that are not to be shown")
     return parser.parse_args(words)
 
 
-def whole(given: argparse.Namespace) -> bool:
-    """Is this the run whose results are shown?"""
-    usual = given.seconds >= SECONDS and given.rounds >= ROUNDS and given.memory_steps >= MANY_STEPS
-    return bool(given.peers and not given.rows and not given.out and usual)
+def usual(given: argparse.Namespace) -> bool:
+    """Are these the settings of the results that are shown?"""
+    long = given.seconds >= SECONDS and given.rounds >= ROUNDS and given.memory_steps >= MANY_STEPS
+    return bool(given.peers and not given.out and long)
+
+
+def chosen(given: argparse.Namespace, known: Sequence[Contest]) -> list[Contest]:
+    """The contests that were asked for: of each row the quiet one, then the busy one."""
+    wanted = [contest for contest in known if not given.rows or contest.name in given.rows]
+    return [
+        busy(contest) if load == BUSY else contest
+        for contest in wanted
+        for load in LOADS
+        if load in given.load and (load == QUIET or contest.can_be_busy)
+    ]
+
+
+def expected_seconds(contest: Contest, with_peers: bool, seconds: float, rounds: int) -> float:
+    """How long a contest takes, more or less."""
+    field = contest.field(with_peers)
+    first = sum(turn_seconds(contest, each, seconds) for each in field)
+    quickest = sorted(turn_seconds(contest, each, seconds) for each in contest.peers if with_peers)[:NUM_FINALISTS]
+    others = [each for each in field if each not in contest.peers]
+    later = sum(turn_seconds(contest, each, seconds) for each in others) + sum(quickest)
+    warm = turn_seconds(contest, contest.warm, seconds) if contest.warm else 0.0
+    return warm + first + (contest.num_rounds(rounds) - 1) * later
+
+
+def turn_seconds(contest: Contest, contestant: Contestant, seconds: float) -> float:
+    """How long a turn takes, more or less."""
+    slower = BUSY_START if contest.load == BUSY and not contestant.always_quiet else 1.0
+    return contestant.start_seconds * slower + (seconds if contest.timed else 0.0)
+
+
+def runner() -> Run:
+    """Runs commands with a cache of this code's own, so that no earlier run has left its measurements there."""
+    return functools.partial(command.run, env=speed_results.own_cache())
+
+
+def announce(todo: Sequence[Contest], kept: int, given: argparse.Namespace) -> None:
+    """Say what is going to happen and how long it will take."""
+    seconds = sum(expected_seconds(contest, given.peers, given.seconds, given.rounds) for contest in todo)
+    there = f"; {kept} are there already" if kept else ""
+    print(f"{processor.kind()}: {len(todo)} contests, about {max(1.0, seconds / 60):.0f} min{there}", flush=True)
+
+
+def measure(given: argparse.Namespace, known: Sequence[Contest]) -> dict[speed_results.Key, dict[str, Any]]:
+    """Hold the contests that are missing, saving after each; every line that was asked for."""
+    asked = {name: getattr(given, name) for name in ("peers", "seconds", "rounds", "memory_steps")}
+    saves = usual(given) or given.out is not None
+    folder = given.out or report.RESULTS
+    saved = speed_results.read(folder, processor.kind()) if saves else {}
+    wanted = chosen(given, known)
+    todo = [each for each in wanted if given.again or not speed_results.is_kept(saved.get(each.key), asked)]
+    announce(todo, len(wanted) - len(todo), given)
+    installed = peers.versions() if given.peers else None
+    run = runner()
+    for contest in todo:
+        found = judge(hold(contest, given.peers, given.seconds, given.rounds, run))
+        saved[contest.key] = speed_results.stamped(found, asked)
+        if saves:
+            speed_results.save(saved, [each.name for each in known], folder, installed)
+        if usual(given):
+            speed_results.publish(processor.kind())
+    return {each.key: saved[each.key] for each in wanted}
 
 
 def main() -> None:
-    """Hold the contests, print the table; save and show a whole run."""
+    """Hold the contests and print the tables."""
     given = parse()
     if given.peers:
         peers.ensure()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        named = {each.name: each for each in contests(folder, given.memory_steps)}
-        chosen = [named[name] for name in given.rows or named]
-        lines = [judge(hold(contest, given.peers, given.seconds, given.rounds)) for contest in chosen]
-    installed = peers.versions() if given.peers else None
-    text = markdown(lines, named) + versions(installed or {})
-    print(f"\n{text}")
-    if whole(given) or given.out:
-        settings = {name: value for name, value in vars(given).items() if name != "out"}
-        record = {"command": COMMAND, "settings": settings, "peers": installed}
-        path = report.save("speed", {**record, "rows": lines}, text, given.out or report.RESULTS)
-        print(f"saved {path.name}")
-    if whole(given):
-        publish(report.RESULTS, PAGE)
-
-
-def publish(results: Path, page: Path) -> None:
-    """The table on its own page."""
-    report.publish("speed", "One machine", COMMAND, results=results, page=page)
+        lines = measure(given, contests(folder, given.memory_steps))
+    print(f"\n{speed_table.markdown(list(lines.values()))}")
 
 
 if __name__ == "__main__":

@@ -43,6 +43,9 @@ def test_a_ratio_is_taken_within_a_round_and_held_to_its_bar():
     row = replay.line("vector", 7, "insert 1", turns)
     assert (row["ratio"], row["bar"], row["met"]) == (2.0, 2.0, True)
     assert replay.line("frames", 7, "insert 1", turns)["bar"] is None
+    draws = {side: [{"sample + update 256": value}] for side, value in (("qfleet", 14.0), ("cpprb", 10.0))}
+    frames = replay.line("frames", 7, "sample + update 256", draws)
+    assert (frames["ratio"], frames["bar"], frames["met"]) == (1.4, 1.5, False)
     alone = replay.line("vector", 7, "insert 1", {"qfleet": turns["qfleet"]})
     assert (alone["ratio"], alone["met"]) == (None, None)
     assert "| vector | 7 | insert 1 | 10 | 9 | 2.00 | >= 2 x | yes |" in replay.markdown([row])

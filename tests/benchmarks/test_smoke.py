@@ -169,12 +169,22 @@ def races(**times):
     ]
 
 
-def test_summary_compares_medians_with_the_bar():
-    rows = cartpole.summary(races(ours=[9, 10, 11], first=[12, 12, 12], sb3=[60, 90, 36]), 240.0)
-    assert rows[2]["ratios"] == {cartpole.OURS: 10 / 60, cartpole.FIRST: 0.2}
+def test_summary_compares_medians_with_the_bars():
+    rows = cartpole.summary(races(ours=[4, 5, 6], first=[12, 12, 12], sb3=[30, 90, 36]), 240.0)
+    assert rows[0]["met"] is True
+    assert rows[2]["ratios"] == {cartpole.OURS: 5 / 36, cartpole.FIRST: 12 / 36}
     assert rows[2]["met"] is True
-    slow = cartpole.summary(races(ours=[30] * 3, first=[30] * 3, sb3=[60, 90, 36]), 240.0)
-    assert slow[2]["met"] is False
+    assert "<= 5 s" in cartpole.markdown(rows, 240.0)
+    assert "<= 0.15, without cache <= 0.33" in cartpole.markdown(rows, 240.0)
+
+
+@pytest.mark.parametrize(
+    ("ours", "first", "own", "beside"),
+    [(5.1, 9, False, True), (7, 9, False, False), (4, 13, True, False)],
+)
+def test_every_bar_of_the_race_counts(ours, first, own, beside):
+    rows = cartpole.summary(races(ours=[ours] * 3, first=[first] * 3, sb3=[36] * 3), 240.0)
+    assert (rows[0]["met"], rows[2]["met"]) == (own, beside)
 
 
 def test_not_arriving_never_meets_the_bar():
@@ -290,7 +300,7 @@ def test_a_grid_is_made_in_pieces(tmp_path, monkeypatch):
     assert (tmp_path / "try.png").stat().st_size > 1000
 
 
-@pytest.mark.parametrize("name", ["minatar", "presets", "recurrent", "control", "exploration", "pong"])
+@pytest.mark.parametrize("name", ["minatar", "presets", "recurrent", "control", "exploration", "pong", "precision"])
 def test_every_grid_is_a_sound_plan(name):
     from importlib import import_module
 
