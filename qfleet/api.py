@@ -15,6 +15,7 @@ from qfleet.build.custom_parts import CustomParts, as_env_maker, given_parts, re
 from qfleet.build.memory_check import estimate
 from qfleet.build.resolve import usable_device
 from qfleet.build.worlds import EnvMaker, make_train_world
+from qfleet.data import World
 from qfleet.distributed.local_run import is_on_ray, prepare_components, resume_here, run_as_mpi_worker, train_here
 from qfleet.envs import AnyEnv
 from qfleet.given_plan import as_plan, checked, open_plan, require_ahead, require_whole_run, with_steps
@@ -183,6 +184,15 @@ def resume(
     return Run(folder, plan, components.policy, custom_parts.eval_maker)
 
 
+def shown_world(plan: Plan, make: EnvMaker | None) -> World:
+    """A world that shows the spaces of a run: its own, or if that is not installed the recorded one."""
+    if plan.eval.on == "data":
+        return make_train_world(plan, make)
+    from qfleet.training.evaluator import Evaluator
+
+    return Evaluator(plan, make).world(0, 1)
+
+
 def load_ended(folder: Path, parts: CustomParts) -> Run:
     """A run that has ended in another process: with its best weights if it is done, else with its latest."""
     ended = read_json(folder / "status.json").get("state")
@@ -237,14 +247,12 @@ def load(
     Returns:
         The run, ready to act and to be evaluated.
     """
-    from qfleet.training.evaluator import Evaluator
-
     folder = find_run(path, out)
     make = as_env_maker("env", env)
     plan = open_plan(folder, make, trust_env)
     parts = CustomParts(make, torso=torso, head=head)
     require_parts(with_parts(plan, ("torso", "head")), parts, folder.name)
-    with closing(Evaluator(plan, make).world(0, 1)) as world:
+    with closing(shown_world(plan, make)) as world:
         device = torch.device(usable_device(plan))
         policy, weights = restore_policy(folder, plan, world.spec, parts, which, device)
     if world.spaces is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from qfleet.act import EvaluationResult, Policy, evaluate_policy, num_eval_lanes
 from qfleet.build.components import Components
@@ -21,6 +22,9 @@ from qfleet.training.log.run_log import RunLog
 from qfleet.training.log.run_status import ENV_FAULT, Row, without_returns
 from qfleet.training.train_state import TrainState
 from qfleet.watch.statistics import summarize
+
+if TYPE_CHECKING:
+    from qfleet.training.evaluation.held_out import HeldOutEvaluator
 
 Stop = Callable[[], bool]  # asked between the steps of an evaluation: shall it be interrupted?
 
@@ -72,12 +76,21 @@ def evaluation(split: str, played: EvaluationResult, info: Sequence[str] = ()) -
     return {"split": split, "epsilon": 0.0, **played.row(), **means, **summarize(played.returns)}
 
 
+def make_evaluator(components: Components, make: EnvMaker | None) -> "Evaluator | HeldOutEvaluator":
+    """What evaluates a run's policy: episodes in its world, or recorded ones."""
+    if components.plan.eval.on != "data":
+        return Evaluator(components.plan, make)
+    from qfleet.training.evaluation.held_out import HeldOutEvaluator
+
+    return HeldOutEvaluator(components)
+
+
 @dataclass
 class RunEvaluation:
     """Evaluates a run's policy and keeps the best evaluation so far in its state."""
 
     components: Components
-    evaluator: Evaluator
+    evaluator: "Evaluator | HeldOutEvaluator"
     checkpoints: Checkpoints
     run_log: RunLog
 
