@@ -39,6 +39,22 @@ def compose(
 ) -> Composed:
     """Merge defaults, preset, file and overrides (path, value, origin), in this order; text is parsed by type."""
     tree = read_toml(file) if file is not None else {}
+    return _compose(env_id, preset, tree, file, overrides, origin)
+
+
+def compose_tables(tables: Mapping[str, Any], name: str) -> Composed:
+    """A plan from tables that stand in another file of this name, which is trusted no more than a plan file."""
+    return _compose(None, None, tables, name, (), COMMAND_LINE)
+
+
+def _compose(
+    env_id: str | None,
+    preset: str | None,
+    tree: Mapping[str, Any],
+    file: str | Path | None,
+    overrides: Iterable[tuple[str, Any, str]],
+    origin: str,
+) -> Composed:
     explicit = [Assignment(path, value, where, text=True, explicit=True) for path, value, where in overrides]
     chosen = _env_id(env_id, tree, explicit)
     draft = Draft()
